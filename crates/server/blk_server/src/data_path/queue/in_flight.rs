@@ -16,10 +16,10 @@ pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// What a request is about, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestInfo {
-    pub(crate) verb: RequestKind,
+    pub(crate) kind: RequestKind,
     pub(crate) sector: u64,
     pub(crate) bytes: u64,
-    pub(crate) promise: RequestDurability,
+    pub(crate) durability: RequestDurability,
 }
 
 impl RequestInfo {
@@ -65,7 +65,7 @@ pub(crate) enum RequestDurability {
 #[derive(Clone, Debug)]
 struct Slot {
     reply: ReplySlot,
-    about: RequestInfo,
+    info: RequestInfo,
     ops_left: u16,
     stored_bytes: u64,
     failed: Option<OpError>,
@@ -80,7 +80,7 @@ struct Slot {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
     pub(crate) reply: ReplySlot,
-    pub(crate) about: RequestInfo,
+    pub(crate) info: RequestInfo,
     pub(crate) stored_bytes: u64,
     pub(crate) failed: Option<OpError>,
     /// How often it was tried before.
@@ -91,7 +91,7 @@ pub(crate) struct Finished {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Again {
     pub(crate) reply: ReplySlot,
-    pub(crate) about: RequestInfo,
+    pub(crate) info: RequestInfo,
     pub(crate) tries: u32,
 }
 
@@ -130,14 +130,14 @@ impl InFlight {
 
     /// Called before the request's ops are given to the engine.
     #[inline]
-    pub(crate) fn begin(&mut self, tag: u16, reply: ReplySlot, about: RequestInfo, ops: u16, now: Instant) {
+    pub(crate) fn begin(&mut self, tag: u16, reply: ReplySlot, info: RequestInfo, ops: u16, now: Instant) {
         let slot = &mut self.slots[usize::from(tag)];
         debug_assert!(slot.is_none(), "the caller checks that the tag is free");
         let (ops_left, stored_bytes, failed, reported) = (ops, 0, None, false);
         let (is_parked, tries) = (false, 0);
         *slot = Some(Slot {
             reply,
-            about,
+            info,
             ops_left,
             stored_bytes,
             failed,
@@ -151,8 +151,8 @@ impl InFlight {
 
     /// A request that was about to be finished stays in flight, without ops.
     pub(crate) fn park(&mut self, tag: u16, finished: &Finished, now: Instant) {
-        let &Finished { reply, about, tries, .. } = finished;
-        self.begin(tag, reply, about, 0, now);
+        let &Finished { reply, info, tries, .. } = finished;
+        self.begin(tag, reply, info, 0, now);
         if let Some(slot) = &mut self.slots[usize::from(tag)] {
             (slot.is_parked, slot.tries) = (true, tries + 1);
             self.parked += 1;
@@ -162,10 +162,10 @@ impl InFlight {
     /// A parked request is about to be tried again: its tag is free until it begins.
     pub(crate) fn take_held(&mut self, tag: u16) -> Option<Again> {
         let entry = self.slots.get_mut(usize::from(tag))?;
-        let &mut Slot { reply, about, tries, .. } = entry.as_mut().filter(|slot| slot.is_parked)?;
+        let &mut Slot { reply, info, tries, .. } = entry.as_mut().filter(|slot| slot.is_parked)?;
         *entry = None;
         (self.count, self.parked) = (self.count - 1, self.parked - 1);
-        Some(Again { reply, about, tries })
+        Some(Again { reply, info, tries })
     }
 
     /// The request that has just begun is one that was parked.
@@ -176,8 +176,8 @@ impl InFlight {
     }
 
     /// What the request's success means; `None` if the tag is free.
-    pub(crate) fn promise(&self, tag: u16) -> Option<RequestDurability> {
-        Some(self.slots.get(usize::from(tag))?.as_ref()?.about.promise)
+    pub(crate) fn durability(&self, tag: u16) -> Option<RequestDurability> {
+        Some(self.slots.get(usize::from(tag))?.as_ref()?.info.durability)
     }
 
     /// One op of the request is complete; the request itself when it was the last one. The first
@@ -199,10 +199,10 @@ impl InFlight {
         if slot.ops_left > 0 {
             return None;
         }
-        let Slot { reply, about, stored_bytes, failed, tries, .. } = *slot;
+        let Slot { reply, info, stored_bytes, failed, tries, .. } = *slot;
         *entry = None;
         self.count -= 1;
-        Some(Finished { reply, about, stored_bytes, failed, tries })
+        Some(Finished { reply, info, stored_bytes, failed, tries })
     }
 
     /// Whether [`InFlight::report_stuck`] has something to report.
@@ -215,7 +215,7 @@ impl InFlight {
         let stuck = self.slots.iter_mut().flatten().filter(|slot| slot.is_stuck(now));
         let oldest = stuck.min_by_key(|slot| slot.started)?;
         oldest.reported = true;
-        Some((oldest.about, oldest.age(now)))
+        Some((oldest.info, oldest.age(now)))
     }
 }
 
@@ -238,8 +238,8 @@ mod tests {
 
     use super::*;
 
-    const ABOUT: RequestInfo =
-        RequestInfo { verb: RequestKind::Read, sector: 8, bytes: 512, promise: RequestDurability::Done };
+    const INFO: RequestInfo =
+        RequestInfo { kind: RequestKind::Read, sector: 8, bytes: 512, durability: RequestDurability::Done };
 
     fn reply() -> ReplySlot {
         let region = Region::from_memfd(GuestAddress(0), 4096).expect("memory");
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn request_is_finished_by_its_last_op_and_keeps_its_first_failure() {
         let mut in_flight = InFlight::new(4);
-        in_flight.begin(2, reply(), ABOUT, 3, Instant::now());
+        in_flight.begin(2, reply(), INFO, 3, Instant::now());
         assert!(in_flight.complete_op(2, Ok(()), 512).is_none());
         assert!(in_flight.complete_op(2, Err(OpError::Cancelled), 0).is_none());
         let late = OpError::WriteStalled { offset_bytes: 0 };
@@ -264,11 +264,11 @@ mod tests {
     #[test]
     fn stuck_request_is_reported_once_with_its_age_and_a_young_one_is_not() {
         let (start, mut in_flight) = (Instant::now(), InFlight::new(4));
-        in_flight.begin(0, reply(), ABOUT, 1, start);
-        in_flight.begin(1, reply(), ABOUT, 1, start + STUCK_AFTER);
+        in_flight.begin(0, reply(), INFO, 1, start);
+        in_flight.begin(1, reply(), INFO, 1, start + STUCK_AFTER);
         let now = start + STUCK_AFTER + Duration::from_secs(5);
         assert!(!in_flight.has_stuck(start + Duration::from_secs(29)));
-        assert_eq!(in_flight.report_stuck(now), Some((ABOUT, Duration::from_secs(35))));
+        assert_eq!(in_flight.report_stuck(now), Some((INFO, Duration::from_secs(35))));
         assert!(!in_flight.has_stuck(now));
         assert_eq!(in_flight.report_stuck(now), None);
     }
@@ -276,17 +276,17 @@ mod tests {
     #[test]
     fn held_request_keeps_its_tag_is_not_stuck_and_goes_on_where_it_was() {
         let (start, mut in_flight) = (Instant::now(), InFlight::new(4));
-        in_flight.begin(2, reply(), ABOUT, 1, start);
+        in_flight.begin(2, reply(), INFO, 1, start);
         let finished = in_flight.complete_op(2, Err(OpError::WriteStalled { offset_bytes: 0 }), 100).unwrap();
         in_flight.park(2, &finished, start);
         assert!(in_flight.is_taken(2) && !in_flight.has_stuck(start + 2 * STUCK_AFTER));
         assert_eq!((in_flight.count(), in_flight.parked(), in_flight.in_engine()), (1, 1, 0));
-        let Again { reply, about, tries } = in_flight.take_held(2).unwrap();
-        in_flight.begin(2, reply, about, 1, start);
+        let Again { reply, info, tries } = in_flight.take_held(2).unwrap();
+        in_flight.begin(2, reply, info, 1, start);
         in_flight.begun_again(2, tries, 100);
         assert_eq!((in_flight.parked(), in_flight.in_engine()), (0, 1));
         let finished = in_flight.complete_op(2, Ok(()), 412).unwrap();
-        assert_eq!((finished.stored_bytes, finished.tries, finished.about), (512, 1, ABOUT));
+        assert_eq!((finished.stored_bytes, finished.tries, finished.info), (512, 1, INFO));
     }
 
     #[test]

@@ -328,7 +328,7 @@ impl Queue {
             self.note_failed(tag, completion);
         }
         let Some(finished) = self.in_flight.complete_op(tag, result, stored_bytes) else { return };
-        if finished.about.verb == RequestKind::Read {
+        if finished.info.kind == RequestKind::Read {
             // After the data is there, before the driver can know; failed reads may have stored something, too.
             completion.buffers.note_filled(self.view.memory());
         }
@@ -340,7 +340,7 @@ impl Queue {
                 self.log_failed(now, &finished, error);
                 Status::IoErr
             }
-            None => self.succeeded(&finished.about),
+            None => self.succeeded(&finished.info),
         };
         self.count(&finished);
         self.counted.errors += u64::from(status != Status::Ok);
@@ -354,9 +354,9 @@ impl Queue {
     #[inline]
     fn count(&mut self, finished: &Finished) {
         self.completed += 1;
-        let RequestInfo { verb, bytes, .. } = finished.about;
+        let RequestInfo { kind, bytes, .. } = finished.info;
         let counted = &mut self.counted;
-        match verb {
+        match kind {
             RequestKind::Read => {
                 (counted.reads, counted.read_bytes) = (counted.reads + 1, counted.read_bytes + bytes)
             }
@@ -376,11 +376,11 @@ impl Queue {
 
     /// The engine says that it is done; whether that is what was promised is another matter.
     #[inline]
-    fn succeeded(&self, about: &RequestInfo) -> Status {
+    fn succeeded(&self, info: &RequestInfo) -> Status {
         // Data was taken from memory that was gone by then: zeroes of ours may have been written.
-        let lost_memory = self.view.is_poisoned() && about.verb != RequestKind::Read;
+        let lost_memory = self.view.is_poisoned() && info.kind != RequestKind::Read;
         // An overlapping sync may have taken the kernel's only report of what was lost.
-        let lost_pages = about.promise != RequestDurability::Done && self.disk.has_failed();
+        let lost_pages = info.durability != RequestDurability::Done && self.disk.has_failed();
         if lost_memory || lost_pages { Status::IoErr } else { Status::Ok }
     }
 
@@ -388,7 +388,7 @@ impl Queue {
     /// own, but where others' lost pages may be meant, `EIO` is taken for that.
     #[cold]
     fn note_failed(&self, tag: u16, completion: &Completion) {
-        let promised = self.in_flight.promise(tag) == Some(RequestDurability::Durable);
+        let promised = self.in_flight.durability(tag) == Some(RequestDurability::Durable);
         let lost_pages = promised && completion.result == Err(OpError::Errno(Errno::IO));
         if completion.sync_failed || lost_pages && self.disk.shares_errors() {
             self.disk.mark_failed();
@@ -560,21 +560,21 @@ impl Queue {
     #[cold]
     fn log_failed(&mut self, now: Instant, finished: &Finished, error: OpError) {
         if let Some(Allowed { suppressed }) = self.disk.host_log_allowed(now) {
-            let RequestInfo { verb, sector, bytes, .. } = finished.about;
-            let (disk, queue, offset) = (self.disk.name(), self.index, finished.about.offset_bytes());
-            error!(disk, queue, suppressed, sector, offset, bytes, "{verb} failed: {error}");
+            let RequestInfo { kind, sector, bytes, .. } = finished.info;
+            let (disk, queue, offset) = (self.disk.name(), self.index, finished.info.offset_bytes());
+            error!(disk, queue, suppressed, sector, offset, bytes, "{kind} failed: {error}");
         }
     }
 
     /// Logs requests that have been in flight for too long, each once.
     pub(crate) fn report_stuck(&mut self, now: Instant) {
         while self.in_flight.has_stuck(now) && self.disk.host_log_allowed(now).is_some() {
-            let Some((RequestInfo { verb, sector, bytes, .. }, age)) = self.in_flight.report_stuck(now)
+            let Some((RequestInfo { kind, sector, bytes, .. }, age)) = self.in_flight.report_stuck(now)
             else {
                 return;
             };
             let (disk, queue, seconds) = (self.disk.name(), self.index, age.as_secs());
-            warn!(disk, queue, sector, bytes, seconds, "{verb} is stuck in the host");
+            warn!(disk, queue, sector, bytes, seconds, "{kind} is stuck in the host");
         }
     }
 }

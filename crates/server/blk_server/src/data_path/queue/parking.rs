@@ -27,10 +27,10 @@ impl Queue {
     /// Whether the request stays in flight although it failed.
     #[cold]
     pub(super) fn should_park(&self, finished: &Finished, error: OpError) -> bool {
-        let RequestInfo { verb, .. } = finished.about;
+        let RequestInfo { kind, .. } = finished.info;
         let wanted = self.parked.policy().is_some_and(|policy| policy.wants(error));
         // What a failed sync lost, no second try brings back; and without the memory there is nothing to write.
-        let hopeless = verb == RequestKind::Flush || verb != RequestKind::Read && self.disk.has_failed();
+        let hopeless = kind == RequestKind::Flush || kind != RequestKind::Read && self.disk.has_failed();
         let may_wait = !self.ends || self.leaves_parked;
         wanted && !hopeless && may_wait && !self.view.is_poisoned()
     }
@@ -55,8 +55,8 @@ impl Queue {
     #[cold]
     fn log_held(&self, now: Instant, finished: &Finished, failure: OpError) {
         let Some(Allowed { suppressed }) = self.disk.host_log_allowed(now) else { return };
-        let RequestInfo { verb, sector, bytes, .. } = finished.about;
-        let (disk, queue, offset) = (self.disk.name(), self.index, finished.about.offset_bytes());
+        let RequestInfo { kind, sector, bytes, .. } = finished.info;
+        let (disk, queue, offset) = (self.disk.name(), self.index, finished.info.offset_bytes());
         let cure = match failure {
             OpError::Errno(errno) if is_no_space(errno) => "make room for the image",
             _ => "repair what holds the image",
@@ -77,7 +77,7 @@ impl Queue {
             sector,
             offset,
             bytes,
-            "{verb} is parked, the guest waits: {failure}; {cure}; {again}"
+            "{kind} is parked, the guest waits: {failure}; {cure}; {again}"
         );
     }
 
@@ -139,15 +139,15 @@ impl Queue {
     }
 
     fn try_again(&mut self, tag: u16, buffers: IoVecs, context: &mut SubmitContext<'_>) {
-        let Some(Again { reply, about, tries }) = self.in_flight.take_held(tag) else { return };
+        let Some(Again { reply, info, tries }) = self.in_flight.take_held(tag) else { return };
         self.counted.retries += 1;
         // Of a read that has lost its memory nobody can tell any more.
-        let stored_bytes = match (about.verb, buffers.remaining_bytes()) {
-            (RequestKind::Read, rest_bytes @ 1..) => about.bytes.saturating_sub(rest_bytes),
+        let stored_bytes = match (info.kind, buffers.remaining_bytes()) {
+            (RequestKind::Read, rest_bytes @ 1..) => info.bytes.saturating_sub(rest_bytes),
             _ => 0,
         };
         let outcome =
-            self.starter(tag, reply, context).start_again(about, buffers).unwrap_or_else(|refusal| {
+            self.starter(tag, reply, context).start_again(info, buffers).unwrap_or_else(|refusal| {
                 log_refused(&self.disk, self.index, context.now, &refusal);
                 Outcome::Finished { status: Status::IoErr, stored_bytes }
             });

@@ -11,16 +11,16 @@ use crate::data_path::queue::in_flight::RequestKind;
 pub(crate) enum Refusal {
     #[error(transparent)]
     Range(#[from] disk_image::RangeError),
-    #[error("{verb} on a read-only disk")]
-    ReadOnly { verb: RequestKind },
-    #[error("{verb} of {sectors} sectors in one segment, at most {max} are possible")]
-    SegmentTooLong { verb: RequestKind, sectors: u32, max: u32 },
+    #[error("{kind} on a read-only disk")]
+    ReadOnly { kind: RequestKind },
+    #[error("{kind} of {sectors} sectors in one segment, at most {max} are possible")]
+    SegmentTooLong { kind: RequestKind, sectors: u32, max: u32 },
     #[error(transparent)]
     Buffers(#[from] FillError),
     #[error(transparent)]
     Store(#[from] AccessError),
-    #[error("{verb} after a failed sync: the disk only reads until the server is restarted")]
-    DiskFailed { verb: RequestKind },
-    #[error("{verb} was parked, and its data is no longer in the memory that the front-end shares")]
-    LostBuffers { verb: RequestKind },
+    #[error("{kind} after a failed sync: the disk only reads until the server is restarted")]
+    DiskFailed { kind: RequestKind },
+    #[error("{kind} was parked, and its data is no longer in the memory that the front-end shares")]
+    LostBuffers { kind: RequestKind },
 }

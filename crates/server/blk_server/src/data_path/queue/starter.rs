@@ -49,12 +49,12 @@ impl Starter<'_, '_, '_> {
 
     /// What success has to mean; refuses what cannot be carried out like that.
     #[inline]
-    fn check_writable(&self, verb: RequestKind) -> Result<RequestDurability, Refusal> {
+    fn check_writable(&self, kind: RequestKind) -> Result<RequestDurability, Refusal> {
         if self.disk.image().read_only() {
-            return Err(Refusal::ReadOnly { verb });
+            return Err(Refusal::ReadOnly { kind });
         }
         if self.disk.has_failed() {
-            return Err(Refusal::DiskFailed { verb });
+            return Err(Refusal::DiskFailed { kind });
         }
         Ok(match self.durability {
             Durability::Cached => RequestDurability::Done,
@@ -64,32 +64,32 @@ impl Starter<'_, '_, '_> {
 
     #[inline]
     fn read(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
-        let about = RequestInfo {
-            verb: RequestKind::Read,
+        let info = RequestInfo {
+            kind: RequestKind::Read,
             sector,
             bytes: data.len_bytes(),
-            promise: RequestDurability::Done,
+            durability: RequestDurability::Done,
         };
-        self.transfer(about, data, |range, _| OpKind::Read { range })
+        self.transfer(info, data, |range, _| OpKind::Read { range })
     }
 
     #[inline]
     fn write(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
-        let promise = self.check_writable(RequestKind::Write)?;
-        let about = RequestInfo { verb: RequestKind::Write, sector, bytes: data.len_bytes(), promise };
-        self.transfer(about, data, |range, durability| OpKind::Write { range, durability })
+        let durability = self.check_writable(RequestKind::Write)?;
+        let info = RequestInfo { kind: RequestKind::Write, sector, bytes: data.len_bytes(), durability };
+        self.transfer(info, data, |range, durability| OpKind::Write { range, durability })
     }
 
     #[inline]
     fn transfer(
         &mut self,
-        about: RequestInfo,
+        info: RequestInfo,
         data: Data<'_>,
-        kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
+        op_kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
     ) -> Result<Outcome, Refusal> {
         // Step 4: sectors to a range of the image.
-        let range = self.disk.image().check(about.sector, about.bytes)?;
-        if about.bytes == 0 {
+        let range = self.disk.image().check(info.sector, info.bytes)?;
+        if info.bytes == 0 {
             return Ok(NOTHING_TO_DO);
         }
         let buffers = match self.context.pool.fill(self.file, self.view, data.ranges()) {
@@ -97,25 +97,25 @@ impl Starter<'_, '_, '_> {
             Err(NoBuffers::Exhausted) => return Ok(Outcome::Later),
             Err(NoBuffers::Refused(why)) => return Err(why.into()),
         };
-        self.context.budget.take_bytes(about.bytes);
+        self.context.budget.take_bytes(info.bytes);
         // Step 5: slot, then op; the worker submits the batch.
-        self.in_flight.begin(self.tag, self.reply, about, 1, self.context.now);
-        self.push(kind(range, self.durability), buffers);
+        self.in_flight.begin(self.tag, self.reply, info, 1, self.context.now);
+        self.push(op_kind(range, self.durability), buffers);
         Ok(Outcome::Submitted)
     }
 
     /// A request that was parked. `buffers`: what is left of a read or write.
     #[cold]
-    pub(super) fn start_again(&mut self, about: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
-        match about.verb {
+    pub(super) fn start_again(&mut self, info: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
+        match info.kind {
             RequestKind::Read => {
-                let about = RequestInfo { promise: RequestDurability::Done, ..about };
-                self.transfer_rest(about, buffers, |range, _| OpKind::Read { range })
+                let info = RequestInfo { durability: RequestDurability::Done, ..info };
+                self.transfer_rest(info, buffers, |range, _| OpKind::Read { range })
             }
             RequestKind::Write => {
                 // The guest may have chosen another cache mode by now.
-                let about = RequestInfo { promise: self.check_writable(RequestKind::Write)?, ..about };
-                self.transfer_rest(about, buffers, |range, durability| OpKind::Write { range, durability })
+                let info = RequestInfo { durability: self.check_writable(RequestKind::Write)?, ..info };
+                self.transfer_rest(info, buffers, |range, durability| OpKind::Write { range, durability })
             }
             RequestKind::Flush => self.flush(),
             RequestKind::Discard => self.segments_again(Self::discard),
@@ -136,17 +136,17 @@ impl Starter<'_, '_, '_> {
     /// The image may be shorter by now.
     fn transfer_rest(
         &mut self,
-        about: RequestInfo,
+        info: RequestInfo,
         buffers: IoVecs,
-        kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
+        op_kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
     ) -> Result<Outcome, Refusal> {
-        let whole = self.disk.image().check(about.sector, about.bytes)?;
-        let done_bytes = about.bytes.saturating_sub(buffers.remaining_bytes());
+        let whole = self.disk.image().check(info.sector, info.bytes)?;
+        let done_bytes = info.bytes.saturating_sub(buffers.remaining_bytes());
         let rest = whole.after(done_bytes).filter(|_| buffers.remaining_bytes() > 0);
-        let Some(range) = rest else { return Err(Refusal::LostBuffers { verb: about.verb }) };
+        let Some(range) = rest else { return Err(Refusal::LostBuffers { kind: info.kind }) };
         self.context.budget.take_bytes(range.len_bytes());
-        self.in_flight.begin(self.tag, self.reply, about, 1, self.context.now);
-        self.push(kind(range, self.durability), buffers);
+        self.in_flight.begin(self.tag, self.reply, info, 1, self.context.now);
+        self.push(op_kind(range, self.durability), buffers);
         Ok(Outcome::Submitted)
     }
 
@@ -155,15 +155,15 @@ impl Starter<'_, '_, '_> {
             return Ok(NOTHING_TO_DO);
         }
         if self.disk.has_failed() {
-            return Err(Refusal::DiskFailed { verb: RequestKind::Flush });
+            return Err(Refusal::DiskFailed { kind: RequestKind::Flush });
         }
-        let about = RequestInfo {
-            verb: RequestKind::Flush,
+        let info = RequestInfo {
+            kind: RequestKind::Flush,
             sector: 0,
             bytes: 0,
-            promise: RequestDurability::Flushed,
+            durability: RequestDurability::Flushed,
         };
-        self.in_flight.begin(self.tag, self.reply, about, 1, self.context.now);
+        self.in_flight.begin(self.tag, self.reply, info, 1, self.context.now);
         self.push(OpKind::Flush, IoVecs::with_capacity(0));
         Ok(Outcome::Submitted)
     }
@@ -175,31 +175,29 @@ impl Starter<'_, '_, '_> {
     }
 
     fn discard(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
-        let promise = self.check_writable(RequestKind::Discard)?;
+        let durability = self.check_writable(RequestKind::Discard)?;
         let Some(limits) = self.disk.image().discard_limits() else { return Ok(UNSUPPORTED) };
-        let durability = self.durability;
-        self.segments((RequestKind::Discard, promise), segments, limits.max_sectors, |range, _| {
-            OpKind::Discard { range, durability }
-        })
+        let op_kind = |range, _: &Segment, durability| OpKind::Discard { range, durability };
+        self.segments((RequestKind::Discard, durability), segments, limits.max_sectors, op_kind)
     }
 
     fn write_zeroes(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
-        let promise = self.check_writable(RequestKind::WriteZeroes)?;
+        let durability = self.check_writable(RequestKind::WriteZeroes)?;
         let Some(limits) = self.disk.image().write_zeroes_limits() else { return Ok(UNSUPPORTED) };
-        let durability = self.durability;
-        self.segments((RequestKind::WriteZeroes, promise), segments, limits.max_sectors, |range, segment| {
+        let op_kind = |range, segment: &Segment, durability| {
             let unmap = if segment.unmap && limits.may_unmap { Unmap::Allowed } else { Unmap::Forbidden };
             OpKind::WriteZeroes { range, unmap, durability }
-        })
+        };
+        self.segments((RequestKind::WriteZeroes, durability), segments, limits.max_sectors, op_kind)
     }
 
     /// All segments are checked before the first one is started.
     fn segments(
         &mut self,
-        (verb, promise): (RequestKind, RequestDurability),
+        (kind, durability): (RequestKind, RequestDurability),
         segments: &Segments,
         max_sectors: u32,
-        kind: impl Fn(CheckedRange, &Segment) -> OpKind,
+        op_kind: impl Fn(CheckedRange, &Segment, Durability) -> OpKind,
     ) -> Result<Outcome, Refusal> {
         let image = self.disk.image();
         let mut ranges = [None; MAX_OPS];
@@ -207,7 +205,7 @@ impl Starter<'_, '_, '_> {
         for (slot, segment) in ranges.iter_mut().zip(segments.iter()) {
             let (sectors, max) = (segment.sectors, max_sectors);
             if sectors > max {
-                return Err(Refusal::SegmentTooLong { verb, sectors, max });
+                return Err(Refusal::SegmentTooLong { kind, sectors, max });
             }
             let range = image.check(segment.sector, u64::from(sectors) * disk_image::SECTOR_BYTES)?;
             bytes += range.len_bytes();
@@ -217,11 +215,11 @@ impl Starter<'_, '_, '_> {
             }
         }
         let Some((_, first)) = ranges.iter().flatten().next() else { return Ok(NOTHING_TO_DO) };
-        let about = RequestInfo { verb, sector: first.sector, bytes, promise };
+        let info = RequestInfo { kind, sector: first.sector, bytes, durability };
         self.parked.keep_segments(self.tag, segments);
-        self.in_flight.begin(self.tag, self.reply, about, ops, self.context.now);
+        self.in_flight.begin(self.tag, self.reply, info, ops, self.context.now);
         for (range, segment) in ranges.into_iter().flatten() {
-            self.push(kind(range, segment), IoVecs::with_capacity(0));
+            self.push(op_kind(range, segment, self.durability), IoVecs::with_capacity(0));
         }
         Ok(Outcome::Submitted)
     }
