@@ -40,7 +40,11 @@ use super::wire::{HalfMessage, WireError};
 use super::{Progress, Session, protocol_features};
 use crate::data_path::assignment::{FrozenQueue, NotFrozen, WorkerSet};
 use crate::data_path::disk::Disk;
-use crate::data_path::queue::leaving::NotLeft;
+<<<<<<< HEAD
+use crate::data_path::queue::leaving::CannotLeave;
+=======
+use crate::data_path::queue::CannotLeave;
+>>>>>>> fe540a9 (data_path: one word for parked requests, sampled time and interrupts)
 use crate::host::clock::monotonic_ns;
 use crate::host::error_line::error_line;
 use crate::host::signal::adopt_passed;
@@ -97,8 +101,8 @@ impl Session {
             let queue = frozen.index();
             let Some(vring) = self.vrings.get_mut(usize::from(queue)) else { continue };
             let left = frozen.queue().leave_as_it_is().map_err(|why| match why {
-                NotLeft::LostMemory => NotHanded::LostMemory,
-                NotLeft::Parked { requests } => NotHanded::Parked { queue, requests },
+                CannotLeave::LostMemory => NotHanded::LostMemory,
+                CannotLeave::Parked { requests } => NotHanded::Parked { queue, requests },
             })?;
             // The position after a stop. Only a queue that stops uses it.
             (vring.base, vring.broken) = (left.position, left.is_broken);

@@ -75,7 +75,7 @@ fn write_chunk(guest: &mut Guest, number: u64) -> Pending {
 // ---- full
 
 /// Writes chunk after chunk until one is held. Returns that one, and its number.
-fn fill_until_held(rig: &Rig, guest: &mut Guest) -> (Pending, u64) {
+fn fill_until_parked(rig: &Rig, guest: &mut Guest) -> (Pending, u64) {
     for number in 0..400 {
         let pending = write_chunk(guest, number);
         let mut is_answered = false;
@@ -98,7 +98,7 @@ fn waits_for_room_and_goes_on(engine: EngineKind, cache: CacheMode, small: &Smal
     let folder = Some(small.path().to_owned());
     let rig = Rig::start(Options { folder, image_bytes: 64 * MIB, park, ..options });
     let (_front_end, mut guest) = ready(&rig, feature::USUAL);
-    let (held, number) = fill_until_held(&rig, &mut guest);
+    let (held, number) = fill_until_parked(&rig, &mut guest);
     assert!(number > 0, "{engine}, {cache}: nothing fits");
     // Others go on, and the held one is the same after a try in vain.
     assert_eq!(guest.read(0, CHUNK).data, chunk(0), "{engine}, {cache}");
@@ -175,7 +175,7 @@ fn read_behind_the_end_of_a_truncated_image_is_ioerr_and_all_others_go_on() {
 }
 
 #[test]
-fn held_read_of_a_truncated_image_is_done_when_the_image_is_whole_again() {
+fn parked_read_of_a_truncated_image_is_done_when_the_image_is_whole_again() {
     for (engine, cache) in ENGINES {
         let Some(options) = options(engine, cache) else { continue };
         let park = Some(ParkPolicy { what: ParkWhat::Any, retry_after: None });
@@ -268,7 +268,7 @@ fn bad_spot_of_the_host_is_ioerr_there_and_nowhere_else_and_the_log_names_it() {
 }
 
 #[test]
-fn held_requests_are_done_when_the_host_is_well_again_and_the_log_says_what_to_do() {
+fn parked_requests_are_done_when_the_host_is_well_again_and_the_log_says_what_to_do() {
     keep_log();
     let park = Some(ParkPolicy { what: ParkWhat::Any, retry_after: None });
     for (engine, cache) in engines_on_fuse().filter(|(_, cache)| !cache.starts_writethrough()) {
@@ -289,7 +289,7 @@ fn held_requests_are_done_when_the_host_is_well_again_and_the_log_says_what_to_d
 }
 
 #[test]
-fn failed_sync_of_the_host_is_never_held() {
+fn failed_sync_of_the_host_is_never_parked() {
     let park = Some(ParkPolicy { what: ParkWhat::Any, retry_after: None });
     let Some((disk, rig, _front_end, mut guest)) = fuse(EngineKind::Threads, CacheMode::Writeback, park)
     else {

@@ -151,7 +151,7 @@ fn holding(format: Format, log: Option<&Log>) -> (Rig, FakeHandle, FrontEnd, Gue
 }
 
 #[test]
-fn held_requests_without_a_log_keep_their_session_here() {
+fn parked_requests_without_a_log_keep_their_session_here() {
     for format in BOTH {
         let (rig, fake, _front_end, mut guest, pending) = holding(format, None);
         assert!(why_not(&rig).contains("queue 0 holds 1 requests"), "{}", why_not(&rig));
@@ -356,7 +356,7 @@ fn two_sessions_that_both_claim_the_rings_are_refused() {
 }
 
 #[test]
-fn held_requests_go_along_in_the_log_and_are_done_there() {
+fn parked_requests_go_along_in_the_log_and_are_done_there() {
     for format in BOTH {
         for log in [Log::new(), Log::larger_than_asked()] {
             let (mut rig, _fake, front_end, mut guest, pending) = holding(format, Some(&log));

@@ -105,7 +105,7 @@ impl Bed {
 // ---- held, and done in the end
 
 #[test]
-fn held_writes_keep_the_guest_waiting_others_go_on_and_all_are_done_when_resumed() {
+fn parked_writes_keep_the_guest_waiting_others_go_on_and_all_are_done_when_resumed() {
     for format in BOTH {
         let mut bed = bed_with(HOLD, CacheMode::Writeback, format);
         let pending = bed.hold_writes(0, 20);
@@ -123,7 +123,7 @@ fn held_writes_keep_the_guest_waiting_others_go_on_and_all_are_done_when_resumed
 }
 
 #[test]
-fn held_write_is_tried_again_by_itself_after_the_pause() {
+fn parked_write_is_tried_again_by_itself_after_the_pause() {
     let hold = ParkPolicy { retry_after: Some(Duration::from_millis(20)), ..HOLD };
     let mut bed = bed_with(hold, CacheMode::Writeback, Format::Split);
     let pending = bed.hold_writes(3, 1);
@@ -135,7 +135,7 @@ fn held_write_is_tried_again_by_itself_after_the_pause() {
 }
 
 #[test]
-fn held_write_without_a_pause_is_not_tried_again() {
+fn parked_write_without_a_pause_is_not_tried_again() {
     let mut bed = bed();
     let pending = bed.hold_writes(0, 1);
     bed.fake.clear();
@@ -184,7 +184,7 @@ fn add_zeroing(guest: &mut Guest, verb: u32, segments: &[[u8; 16]]) -> u64 {
 }
 
 #[test]
-fn held_discard_or_zeroes_are_done_again_as_they_were_sent() {
+fn parked_discard_or_zeroes_are_done_again_as_they_were_sent() {
     for verb in [kind::DISCARD, kind::WRITE_ZEROES] {
         let mut bed = bed();
         for number in 0..6 {
@@ -210,7 +210,7 @@ fn held_discard_or_zeroes_are_done_again_as_they_were_sent() {
 // ---- what is held, and what is not
 
 #[test]
-fn only_lack_of_space_is_held_if_only_that_is_to_be() {
+fn only_lack_of_space_is_parked_if_only_that_is_to_be() {
     let hold = ParkPolicy { what: ParkWhat::NoSpace, ..HOLD };
     let mut bed = bed_with(hold, CacheMode::Writeback, Format::Split);
     bed.fake.inject(When::Verb(Verb::Write), Fault::Errno(Errno::IO), 1);
@@ -232,7 +232,7 @@ fn what_the_host_cannot_do_at_all_is_reported() {
 }
 
 #[test]
-fn flush_passes_held_writes_and_one_that_fails_is_reported_and_ends_their_wait() {
+fn flush_passes_parked_writes_and_one_that_fails_is_reported_and_ends_their_wait() {
     let mut bed = bed();
     let pending = bed.hold_writes(0, 3);
     assert_eq!(bed.guest.request(kind::FLUSH, 0, &[], 0).status, Some(OK));
@@ -254,7 +254,7 @@ fn durable_write_whose_failure_may_mean_others_is_reported() {
 }
 
 #[test]
-fn durable_write_without_space_is_held_and_durable_when_it_is_done() {
+fn durable_write_without_space_is_parked_and_durable_when_it_is_done() {
     let recorder = io_engine::Recorder::new();
     let options = Options {
         park: Some(HOLD),
@@ -280,7 +280,7 @@ fn durable_write_without_space_is_held_and_durable_when_it_is_done() {
 
 /// An engine with room for few, two disks on one worker: what one of them holds takes nothing from the other.
 #[test]
-fn held_requests_take_no_room_from_others_and_are_done_however_many_there_are() {
+fn parked_requests_take_no_room_from_others_and_are_done_however_many_there_are() {
     let config = EngineConfig { depth: 24, ..EngineConfig::default() };
     let (engine, fake) = FakeEngine::new(config).unwrap();
     let engine = Mutex::new(Some(engine));
@@ -311,7 +311,7 @@ fn held_requests_take_no_room_from_others_and_are_done_however_many_there_are() 
 // ---- stops, moves, changes of memory
 
 #[test]
-fn stop_tries_held_requests_once_more_and_answers_them_as_that_ends() {
+fn stop_tries_parked_requests_once_more_and_answers_them_as_that_ends() {
     for format in BOTH {
         let mut bed = bed_with(HOLD, CacheMode::Writeback, format);
         let pending = bed.hold_writes(0, 4);
@@ -328,7 +328,7 @@ fn stop_tries_held_requests_once_more_and_answers_them_as_that_ends() {
 }
 
 #[test]
-fn server_that_stops_does_not_wait_for_held_requests() {
+fn server_that_stops_does_not_wait_for_parked_requests() {
     let mut bed = bed();
     let pending = bed.hold_writes(0, 4);
     let report = bed.rig.stop();
@@ -348,7 +348,7 @@ fn front_end_that_goes_leaves_nothing_behind() {
 }
 
 #[test]
-fn disk_that_is_removed_does_not_wait_for_held_requests() {
+fn disk_that_is_removed_does_not_wait_for_parked_requests() {
     let mut bed = bed();
     let pending = bed.hold_writes(0, 2);
     bed.rig.server.as_ref().unwrap().remove_disk("test0", true, PATIENCE).unwrap();
@@ -369,7 +369,7 @@ fn fake_in_the_first_worker() -> (Options, FakeHandle) {
 }
 
 #[test]
-fn queue_that_moves_takes_held_requests_along() {
+fn queue_that_moves_takes_parked_requests_along() {
     for format in BOTH {
         let (options, fake) = fake_in_the_first_worker();
         let rig = Rig::start(options);
@@ -389,7 +389,7 @@ fn queue_that_moves_takes_held_requests_along() {
 }
 
 #[test]
-fn held_requests_of_a_queue_that_moved_are_tried_again_in_time() {
+fn parked_requests_of_a_queue_that_moved_are_tried_again_in_time() {
     let (options, fake) = fake_in_the_first_worker();
     let soon = Some(Duration::from_millis(100));
     let rig = Rig::start(Options { park: Some(ParkPolicy { retry_after: soon, ..HOLD }), ..options });
@@ -403,7 +403,7 @@ fn held_requests_of_a_queue_that_moved_are_tried_again_in_time() {
 }
 
 #[test]
-fn held_requests_are_done_in_the_memory_that_the_guest_has_by_then() {
+fn parked_requests_are_done_in_the_memory_that_the_guest_has_by_then() {
     let mut bed = bed();
     bed.front_end.add_region(64 * MIB, MIB);
     bed.guest.view = guest_mem::MemoryView::new(Arc::clone(&bed.front_end.memory));
@@ -423,7 +423,7 @@ fn held_requests_are_done_in_the_memory_that_the_guest_has_by_then() {
 
 /// Where it has been read to is the front-end's again, for something else.
 #[test]
-fn held_read_whose_memory_is_withdrawn_fails_and_stores_nothing_there() {
+fn parked_read_whose_memory_is_withdrawn_fails_and_stores_nothing_there() {
     let mut bed = bed();
     assert_eq!(bed.guest.write(8, &block(1)).status, Some(OK));
     let file = memfd(MIB);
@@ -447,7 +447,7 @@ fn held_read_whose_memory_is_withdrawn_fails_and_stores_nothing_there() {
 }
 
 #[test]
-fn ring_that_is_cut_short_by_a_new_table_keeps_neither_the_old_one_nor_what_is_held_in_it() {
+fn ring_that_is_cut_short_by_a_new_table_keeps_neither_the_old_one_nor_what_is_parked_in_it() {
     for format in BOTH {
         let mut bed = bed_with(HOLD, CacheMode::Writeback, format);
         let file = bed.front_end.memory.regions()[0].fd().try_clone().unwrap();
@@ -480,7 +480,7 @@ fn bed_with_log(log: &Log, format: Format, protocol: u64) -> Bed {
 }
 
 #[test]
-fn stop_that_may_leave_requests_in_the_log_leaves_those_that_are_held() {
+fn stop_that_may_leave_requests_in_the_log_leaves_those_that_are_parked() {
     for format in BOTH {
         let log = Log::new();
         let mut bed = bed_with_log(&log, format, u64::MAX);
@@ -505,7 +505,7 @@ fn stop_that_may_not_leave_them_answers_them() {
 
 /// As for an upgrade of the server while the disk is full.
 #[test]
-fn server_that_stops_leaves_held_requests_in_the_log_and_the_next_one_does_them() {
+fn server_that_stops_leaves_parked_requests_in_the_log_and_the_next_one_does_them() {
     for format in BOTH {
         let log = Log::new();
         let mut bed = bed_with_log(&log, format, !BASE_INFLIGHT);

@@ -110,7 +110,7 @@ fn by_hand(engine: FakeEngine, image: Image, hold: ParkPolicy) -> (InlineWorker,
 /// No completion comes to end the wait of the one before: what is held has none, for hours perhaps, and a queue that
 /// moves or stops with it takes no clock along.
 #[test]
-fn interrupt_does_not_wait_for_a_request_that_fails_and_is_held() {
+fn interrupt_does_not_wait_for_a_request_that_fails_and_is_parked() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("disk.raw");
     let file = std::fs::File::create(&path).unwrap();

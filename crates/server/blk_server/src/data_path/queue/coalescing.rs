@@ -99,38 +99,38 @@ mod tests {
 
     const TIME: Duration = Duration::from_micros(50);
 
-    fn owed() -> (PendingInterrupt, Instant) {
+    fn pending() -> (PendingInterrupt, Instant) {
         (PendingInterrupt::new(Some(Coalescing::new(8, TIME).unwrap())), Instant::now())
     }
 
     #[test]
     fn driver_is_called_for_so_many_completions() {
-        let (mut owed, now) = owed();
-        assert!(!owed.add(3, 10, now) && !owed.add(4, 10, now));
-        assert!(owed.add(1, 10, now));
+        let (mut pending, now) = pending();
+        assert!(!pending.add(3, 10, now) && !pending.add(4, 10, now));
+        assert!(pending.add(1, 10, now));
     }
 
     #[test]
     fn driver_is_called_when_the_first_completion_has_waited_long_enough() {
-        let (mut owed, now) = owed();
-        assert!(!owed.add(1, 10, now));
-        assert_eq!(owed.due(), Some(now + TIME));
-        assert!(owed.add(1, 10, now + TIME));
-        owed.clear();
-        assert_eq!(owed.due(), None);
+        let (mut pending, now) = pending();
+        assert!(!pending.add(1, 10, now));
+        assert_eq!(pending.due(), Some(now + TIME));
+        assert!(pending.add(1, 10, now + TIME));
+        pending.clear();
+        assert_eq!(pending.due(), None);
     }
 
     #[test]
     fn last_request_in_flight_is_not_kept_waiting() {
-        let (mut owed, now) = owed();
-        assert!(owed.add(1, 0, now));
+        let (mut pending, now) = pending();
+        assert!(pending.add(1, 0, now));
     }
 
     #[test]
-    fn queue_without_coalescing_calls_always_and_owes_nothing() {
-        let mut owed = PendingInterrupt::new(None);
-        assert!(owed.add(1, 10, Instant::now()));
-        assert_eq!(owed.due(), None);
+    fn queue_without_coalescing_calls_always_and_has_no_pending_interrupt() {
+        let mut pending = PendingInterrupt::new(None);
+        assert!(pending.add(1, 10, Instant::now()));
+        assert_eq!(pending.due(), None);
     }
 
     #[test]

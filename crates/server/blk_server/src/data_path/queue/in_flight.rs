@@ -89,7 +89,7 @@ pub(crate) struct Finished {
 
 /// A request that was parked, on its way to be tried again.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Again {
+pub(crate) struct Retry {
     pub(crate) reply: ReplySlot,
     pub(crate) info: RequestInfo,
     pub(crate) tries: u32,
@@ -160,16 +160,16 @@ impl InFlight {
     }
 
     /// A parked request is about to be tried again: its tag is free until it begins.
-    pub(crate) fn take_held(&mut self, tag: u16) -> Option<Again> {
+    pub(crate) fn take_parked(&mut self, tag: u16) -> Option<Retry> {
         let entry = self.slots.get_mut(usize::from(tag))?;
         let &mut Slot { reply, info, tries, .. } = entry.as_mut().filter(|slot| slot.is_parked)?;
         *entry = None;
         (self.count, self.parked) = (self.count - 1, self.parked - 1);
-        Some(Again { reply, info, tries })
+        Some(Retry { reply, info, tries })
     }
 
     /// The request that has just begun is one that was parked.
-    pub(crate) fn begun_again(&mut self, tag: u16, tries: u32, stored_bytes: u64) {
+    pub(crate) fn note_retry(&mut self, tag: u16, tries: u32, stored_bytes: u64) {
         if let Some(Some(slot)) = self.slots.get_mut(usize::from(tag)) {
             (slot.tries, slot.stored_bytes) = (tries, stored_bytes);
         }
@@ -274,16 +274,16 @@ mod tests {
     }
 
     #[test]
-    fn held_request_keeps_its_tag_is_not_stuck_and_goes_on_where_it_was() {
+    fn parked_request_keeps_its_tag_is_not_stuck_and_goes_on_where_it_was() {
         let (start, mut in_flight) = (Instant::now(), InFlight::new(4));
         in_flight.begin(2, reply(), INFO, 1, start);
         let finished = in_flight.complete_op(2, Err(OpError::WriteStalled { offset_bytes: 0 }), 100).unwrap();
         in_flight.park(2, &finished, start);
         assert!(in_flight.is_taken(2) && !in_flight.has_stuck(start + 2 * STUCK_AFTER));
         assert_eq!((in_flight.count(), in_flight.parked(), in_flight.in_engine()), (1, 1, 0));
-        let Again { reply, info, tries } = in_flight.take_held(2).unwrap();
+        let Retry { reply, info, tries } = in_flight.take_parked(2).unwrap();
         in_flight.begin(2, reply, info, 1, start);
-        in_flight.begun_again(2, tries, 100);
+        in_flight.note_retry(2, tries, 100);
         assert_eq!((in_flight.parked(), in_flight.in_engine()), (0, 1));
         let finished = in_flight.complete_op(2, Ok(()), 412).unwrap();
         assert_eq!((finished.stored_bytes, finished.tries, finished.info), (512, 1, INFO));

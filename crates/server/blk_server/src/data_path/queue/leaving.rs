@@ -6,7 +6,7 @@ use super::{Queue, State};
 
 /// Where the ring stands.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Left {
+pub(crate) struct RingState {
     pub(crate) position: u32,
     /// It had a fault: left alone until the front-end stops or resets it.
     pub(crate) is_broken: bool,
@@ -14,7 +14,7 @@ pub(crate) struct Left {
 
 /// Why the queue cannot be left to somebody else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotLeft {
+pub(crate) enum CannotLeave {
     /// Guest memory, or that of the in-flight log, was truncated.
     LostMemory,
     /// Requests that are parked, and no log that has them.
@@ -24,14 +24,14 @@ pub(crate) enum NotLeft {
 impl Queue {
     /// Returns the ring's state; only parked requests are still in flight. The queue can go on afterwards, or the next
     /// server continues with the ring. The next server can rely on kicks.
-    pub(crate) fn leave_as_it_is(&mut self) -> Result<Left, NotLeft> {
+    pub(crate) fn leave_as_it_is(&mut self) -> Result<RingState, CannotLeave> {
         if self.view.is_poisoned() || self.lost_log() {
-            return Err(NotLeft::LostMemory);
+            return Err(CannotLeave::LostMemory);
         }
         if !self.parked.is_empty() && self.log.is_none() {
-            return Err(NotLeft::Parked { requests: self.in_flight.parked() });
+            return Err(CannotLeave::Parked { requests: self.in_flight.parked() });
         }
         let _ = self.ring.enable_kicks();
-        Ok(Left { position: self.ring.position(), is_broken: self.state == State::Broken })
+        Ok(RingState { position: self.ring.position(), is_broken: self.state == State::Broken })
     }
 }

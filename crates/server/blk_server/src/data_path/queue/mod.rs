@@ -44,6 +44,10 @@ use crate::data_path::queue::ring_start::open_ring;
 use crate::data_path::worker::buffers::BufferPool;
 use crate::data_path::worker::turn::{Budget, REFUSED_DESCRIPTORS};
 use crate::host::error_line::error_line;
+<<<<<<< HEAD
+=======
+pub(crate) use leaving::CannotLeave;
+>>>>>>> fe540a9 (data_path: one word for parked requests, sampled time and interrupts)
 use starter::Starter;
 
 /// Requests taken from one queue before the next one has its turn, and before what is done becomes visible to the guest:
@@ -127,7 +131,7 @@ pub(crate) struct Queue {
     /// The last look at the ring ended because engine or pool had no room for this disk, not because it was empty.
     waits_for_room: bool,
     /// Completions that the driver was not told of yet.
-    owed: PendingInterrupt,
+    pending_interrupt: PendingInterrupt,
     counted: QueueCounters,
     /// Requests of this pass, for their share of its time.
     taken: u32,
@@ -170,7 +174,7 @@ impl Queue {
             ends: false,
             leaves_parked: false,
             waits_for_room: false,
-            owed: PendingInterrupt::new(start.disk.coalescing()),
+            pending_interrupt: PendingInterrupt::new(start.disk.coalescing()),
             counted: QueueCounters::default(),
             taken: 0,
             completed: 0,
@@ -185,7 +189,7 @@ impl Queue {
 
     /// Another worker serves it from now on, under these names; nothing is in flight.
     pub(crate) fn arrive(&mut self, id: u32, file: FileId, watch: WatchId) {
-        debug_assert!(self.owed.due().is_none(), "a quiet queue owes no call: see `publish`");
+        debug_assert!(self.pending_interrupt.due().is_none(), "a quiet queue owes no call: see `publish`");
         (self.id, self.file, self.watch) = (id, file, watch);
         self.counted.moves += 1;
         self.resume();
@@ -211,7 +215,7 @@ impl Queue {
     #[inline]
     pub(crate) fn take_requests(&mut self, context: &mut SubmitContext<'_>) -> usize {
         self.waits_for_room = false;
-        let mut taken = if self.has_to_try() { self.retry_held(context) } else { 0 };
+        let mut taken = if self.has_retries() { self.retry_parked(context) } else { 0 };
         while taken < BATCH
             && !context.budget.is_spent()
             && (self.state == State::Running || self.must_redo())
@@ -345,7 +349,7 @@ impl Queue {
         self.count(&finished);
         self.counted.errors += u64::from(status != Status::Ok);
         if finished.tries > 0 {
-            self.held_answered(status != Status::Ok);
+            self.parked_answered(status != Status::Ok);
         }
         let written_bytes = finished.reply.write(&self.view, status, finished.stored_bytes);
         self.ring.push_used(tag, written_bytes);
@@ -397,20 +401,20 @@ impl Queue {
 
     /// Step 8, once per pass: completions become visible, and the driver is told if it wants to be.
     #[inline]
-    pub(crate) fn publish(&mut self, shares: TimeSample, now: Instant) {
+    pub(crate) fn publish(&mut self, sample: TimeSample, now: Instant) {
         if self.ring.publish() {
             if let Some(changed) = self.view.memory().log().and_then(|log| log.changed()) {
                 signal_shared(changed.as_ref());
             }
-            if self.owed.add(self.completed, self.in_flight.in_engine(), now) {
+            if self.pending_interrupt.add(self.completed, self.in_flight.in_engine(), now) {
                 self.call_driver();
             }
-        } else if self.owed.due().is_some() && self.in_flight.in_engine() == 0 {
+        } else if self.pending_interrupt.due().is_some() && self.in_flight.in_engine() == 0 {
             // The last one in the engine failed and is parked: no completion comes to end the wait, and a queue that now
             // moves or stops takes no clock along.
             self.call_driver();
         }
-        self.counted.worker_time += shares.taken * self.taken + shares.completed * self.completed;
+        self.counted.worker_time += sample.taken * self.taken + sample.completed * self.completed;
         (self.taken, self.completed) = (0, 0);
         self.counted.in_flight = self.in_flight.count() as u64;
         self.counted.parked = self.in_flight.parked() as u64;
@@ -420,7 +424,7 @@ impl Queue {
     /// Tells the driver of everything published since the last time, if it wants to hear of it.
     #[inline]
     fn call_driver(&mut self) {
-        self.owed.clear();
+        self.pending_interrupt.clear();
         if self.ring.needs_notification()
             && let Some(call) = &self.call
         {
@@ -432,11 +436,11 @@ impl Queue {
     /// When the driver is to be told of completions that it was not told of, at the latest.
     #[inline]
     pub(crate) fn call_due(&self) -> Option<Instant> {
-        self.owed.due()
+        self.pending_interrupt.due()
     }
 
     pub(crate) fn call_if_due(&mut self, now: Instant) {
-        if self.owed.due().is_some_and(|due| now >= due) {
+        if self.pending_interrupt.due().is_some_and(|due| now >= due) {
             self.call_driver();
         }
     }
@@ -464,7 +468,7 @@ impl Queue {
 
     /// Leaves the ring to whoever serves it next, who may count on kicks, and tells where to go on.
     pub(crate) fn leave(&mut self) -> u32 {
-        self.tell_of_left();
+        self.log_left_parked();
         let _ = self.ring.enable_kicks();
         self.ring.position()
     }
@@ -489,7 +493,7 @@ impl Queue {
         if self.state != State::Broken {
             self.state = State::Stopping;
         }
-        self.end_held(ending);
+        self.stop_parking(ending);
     }
 
     pub(crate) fn resume(&mut self) {
@@ -521,7 +525,7 @@ impl Queue {
         match self.ring.rebind(&view) {
             Ok(()) => {
                 self.view = view;
-                self.rebind_held();
+                self.rebind_parked();
             }
             Err(fault) => {
                 debug_assert!(false, "the session has looked: {fault}");

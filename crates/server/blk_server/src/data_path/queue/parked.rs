@@ -90,7 +90,7 @@ pub(crate) struct ParkedRequests {
     /// Oldest first.
     requests: VecDeque<ParkedRequest>,
     /// How many, from the front, are to be tried again as soon as there is room.
-    to_try: usize,
+    to_retry: usize,
     due: Option<Instant>,
     /// Of discards and zeroes in flight, by tag: the guest may have written over its own by the time they are tried
     /// again.
@@ -104,7 +104,7 @@ pub(crate) struct ParkedRequests {
 
 /// All parked requests are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Over {
+pub(crate) struct AllAnswered {
     pub(crate) requests: u64,
     pub(crate) failed: u64,
 }
@@ -169,24 +169,24 @@ impl ParkedRequests {
             Some(ParkPolicy { retry_after: None, .. }) if !hopeless && !self.is_empty() => {
                 self.due = Some(now + LOOK_AGAIN);
             }
-            _ => _ = self.try_all(),
+            _ => _ = self.retry_all(),
         }
     }
 
     /// Those that are parked now, which are so many.
-    pub(crate) fn try_all(&mut self) -> usize {
-        self.to_try = self.requests.len();
+    pub(crate) fn retry_all(&mut self) -> usize {
+        self.to_retry = self.requests.len();
         self.due = None;
-        self.to_try
+        self.to_retry
     }
 
     #[inline]
-    pub(crate) fn has_to_try(&self) -> bool {
-        self.to_try > 0
+    pub(crate) fn has_retries(&self) -> bool {
+        self.to_retry > 0
     }
 
-    pub(crate) fn next_to_try(&mut self) -> Option<ParkedRequest> {
-        self.to_try = self.to_try.checked_sub(1)?;
+    pub(crate) fn pop_retry(&mut self) -> Option<ParkedRequest> {
+        self.to_retry = self.to_retry.checked_sub(1)?;
         self.requests.pop_front()
     }
 
@@ -195,13 +195,16 @@ impl ParkedRequests {
     }
 
     /// A request that was parked is answered. Returns something if it was the last one.
-    pub(crate) fn answered(&mut self, failed: bool) -> Option<Over> {
+    pub(crate) fn answered(&mut self, failed: bool) -> Option<AllAnswered> {
         self.failed += u64::from(failed);
         self.open = self.open.saturating_sub(1);
         if self.open > 0 {
             return None;
         }
-        Some(Over { requests: std::mem::take(&mut self.all), failed: std::mem::take(&mut self.failed) })
+        Some(AllAnswered {
+            requests: std::mem::take(&mut self.all),
+            failed: std::mem::take(&mut self.failed),
+        })
     }
 }
 
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn lack_of_space_is_held_by_both_and_an_io_error_by_one() {
+    fn lack_of_space_is_parked_by_both_and_an_io_error_by_one() {
         for parked in [Errno::NOSPC, Errno::DQUOT] {
             assert!(ANY.wants(errno(parked)) && NO_SPACE.wants(errno(parked)), "{parked}");
         }
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waiting_does_not_cure_is_never_held() {
+    fn failure_that_waiting_does_not_cure_is_never_parked() {
         for hopeless in [Errno::FAULT, Errno::INVAL, Errno::OPNOTSUPP, Errno::NOSYS] {
             assert!(!ANY.wants(errno(hopeless)), "{hopeless}");
         }
@@ -246,25 +249,25 @@ mod tests {
     }
 
     #[test]
-    fn all_are_due_a_pause_after_the_first_in_the_order_in_which_they_were_held() {
+    fn all_are_due_a_pause_after_the_first_in_the_order_in_which_they_were_parked() {
         let now = Instant::now();
         let mut parked = two(ANY, now);
         parked.look(now + Duration::from_secs(2), false);
-        assert!(!parked.has_to_try() && parked.next_to_try().is_none());
+        assert!(!parked.has_retries() && parked.pop_retry().is_none());
         parked.look(now + Duration::from_secs(3), false);
-        assert_eq!((parked.next_to_try().unwrap().tag, parked.next_to_try().unwrap().tag), (1, 3));
-        assert!(!parked.has_to_try() && parked.is_empty() && parked.due().is_none());
+        assert_eq!((parked.pop_retry().unwrap().tag, parked.pop_retry().unwrap().tag), (1, 3));
+        assert!(!parked.has_retries() && parked.is_empty() && parked.due().is_none());
     }
 
     #[test]
-    fn one_that_is_held_again_waits_for_the_next_time() {
+    fn request_that_is_parked_again_waits_for_the_next_time() {
         let now = Instant::now();
         let mut parked = two(ANY, now);
-        assert_eq!(parked.try_all(), 2);
-        let first = parked.next_to_try().unwrap();
+        assert_eq!(parked.retry_all(), 2);
+        let first = parked.pop_retry().unwrap();
         parked.push(first, false, now);
-        assert_eq!(parked.next_to_try().unwrap().tag, 3);
-        assert!(parked.next_to_try().is_none() && !parked.is_empty());
+        assert_eq!(parked.pop_retry().unwrap().tag, 3);
+        assert!(parked.pop_retry().is_none() && !parked.is_empty());
         assert_eq!(parked.due(), Some(now + Duration::from_secs(3)));
     }
 
@@ -273,17 +276,17 @@ mod tests {
         let now = Instant::now();
         let mut parked = two(NO_SPACE, now);
         parked.look(now + LOOK_AGAIN, false);
-        assert!(!parked.has_to_try() && parked.due() == Some(now + 2 * LOOK_AGAIN));
+        assert!(!parked.has_retries() && parked.due() == Some(now + 2 * LOOK_AGAIN));
         parked.look(now + 2 * LOOK_AGAIN, true);
-        assert!(parked.has_to_try());
+        assert!(parked.has_retries());
     }
 
     #[test]
     fn end_is_told_with_the_last_answer_and_counted_anew_after() {
         let mut parked = two(ANY, Instant::now());
         assert_eq!(parked.answered(true), None);
-        assert_eq!(parked.answered(false), Some(Over { requests: 2, failed: 1 }));
+        assert_eq!(parked.answered(false), Some(AllAnswered { requests: 2, failed: 1 }));
         parked.push(request(0), true, Instant::now());
-        assert_eq!(parked.answered(false), Some(Over { requests: 1, failed: 0 }));
+        assert_eq!(parked.answered(false), Some(AllAnswered { requests: 1, failed: 0 }));
     }
 }

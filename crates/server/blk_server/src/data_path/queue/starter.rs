@@ -106,7 +106,7 @@ impl Starter<'_, '_, '_> {
 
     /// A request that was parked. `buffers`: what is left of a read or write.
     #[cold]
-    pub(super) fn start_again(&mut self, info: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
+    pub(super) fn restart(&mut self, info: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
         match info.kind {
             RequestKind::Read => {
                 let info = RequestInfo { durability: RequestDurability::Done, ..info };
@@ -118,12 +118,12 @@ impl Starter<'_, '_, '_> {
                 self.transfer_rest(info, buffers, |range, durability| OpKind::Write { range, durability })
             }
             RequestKind::Flush => self.flush(),
-            RequestKind::Discard => self.segments_again(Self::discard),
-            RequestKind::WriteZeroes => self.segments_again(Self::write_zeroes),
+            RequestKind::Discard => self.restart_segments(Self::discard),
+            RequestKind::WriteZeroes => self.restart_segments(Self::write_zeroes),
         }
     }
 
-    fn segments_again(
+    fn restart_segments(
         &mut self,
         start: fn(&mut Self, &Segments) -> Result<Outcome, Refusal>,
     ) -> Result<Outcome, Refusal> {

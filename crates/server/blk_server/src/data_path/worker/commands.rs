@@ -94,12 +94,12 @@ impl Worker {
 
     fn begin_stop(&mut self, id: u32, ending: Ending) {
         self.with(id, |entry| entry.queue.begin_stop(ending));
-        self.activate_if_to_try(id);
+        self.activate_if_retrying(id);
     }
 
-    fn activate_if_to_try(&mut self, id: u32) {
+    fn activate_if_retrying(&mut self, id: u32) {
         let entry = self.queues.get(id as usize).and_then(Option::as_ref);
-        if entry.is_some_and(|entry| entry.queue.has_to_try()) {
+        if entry.is_some_and(|entry| entry.queue.has_retries()) {
             self.activate(id);
         }
     }
@@ -112,7 +112,7 @@ impl Worker {
                     all += entry.queue.resume_parked();
                 }
             });
-            self.activate_if_to_try(id);
+            self.activate_if_retrying(id);
         }
         all
     }
@@ -260,7 +260,7 @@ impl Worker {
         let broke = Arc::ptr_eq(entry.queue.memory(), &old);
         engine.engine.forget_memory(if broke { &memory } else { &old });
         engine.pool.forget(&old);
-        self.activate_if_to_try(id);
+        self.activate_if_retrying(id);
     }
 
     /// Nothing of the queue is in flight any more, and what was is visible to the driver.

@@ -209,8 +209,8 @@ impl Worker {
             meter.note(submitted - now, taken);
         }
         let completed = self.reap(now); // 6–7: completions to the used rings
-        let shares = self.note_pass(now, submitted.filter(|_| timed), taken, completed);
-        self.publish(shares, now); // 8: used index and call fd, once per queue
+        let sample = self.note_pass(now, submitted.filter(|_| timed), taken, completed);
+        self.publish(sample, now); // 8: used index and call fd, once per queue
         if sigbus::faults() != self.seen_faults {
             self.end_faulted_sessions();
         }
@@ -310,10 +310,10 @@ impl Worker {
     }
 
     #[inline]
-    fn publish(&mut self, shares: TimeSample, now: Instant) {
+    fn publish(&mut self, sample: TimeSample, now: Instant) {
         while let Some(id) = self.touched.pop() {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
-            entry.queue.publish(shares, now);
+            entry.queue.publish(sample, now);
             note_due(&mut self.next_call, entry.queue.call_due());
             note_due(&mut self.next_retry, entry.queue.retry_due());
             if entry.queue.is_quiet() && entry.is_awaited() && !entry.queue.must_redo() {
@@ -336,7 +336,7 @@ impl Worker {
             return TimeSample::default();
         }
         self.counted.busy_passes += 1;
-        let shares = submitted.map_or_else(TimeSample::default, |submitted| {
+        let sample = submitted.map_or_else(TimeSample::default, |submitted| {
             #[allow(clippy::cast_possible_truncation)] // 16
             let weight = TIMED_PASSES as u32;
             let submission = (submitted - now) * weight;
@@ -346,7 +346,7 @@ impl Worker {
             TimeSample::new(submission, taken, completion, completed)
         });
         self.counters.store(&self.counted);
-        shares
+        sample
     }
 
     fn kicked(&mut self, id: u64) {
@@ -382,7 +382,7 @@ impl Worker {
                 if engine.is_some_and(|engine| entry.queue.has_no_room(&*engine.engine)) {
                     continue;
                 }
-                if entry.queue.has_to_try() {
+                if entry.queue.has_retries() {
                     return true;
                 }
                 if entry.queue.enable_kicks() {
@@ -426,7 +426,7 @@ impl Worker {
         self.next_retry = None;
         for id in (0..).take(self.queues.len()) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
-            if entry.queue.look_at_held(now) {
+            if entry.queue.look_at_parked(now) {
                 self.activate(id);
             } else if let Some(due) = entry.queue.retry_due() {
                 self.next_retry = Some(self.next_retry.map_or(due, |next| next.min(due)));
