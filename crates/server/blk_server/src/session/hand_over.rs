@@ -40,11 +40,7 @@ use super::wire::{HalfMessage, WireError};
 use super::{Progress, Session, protocol_features};
 use crate::data_path::assignment::{FrozenQueue, NotFrozen, WorkerSet};
 use crate::data_path::disk::Disk;
-<<<<<<< HEAD
 use crate::data_path::queue::leaving::CannotLeave;
-=======
-use crate::data_path::queue::CannotLeave;
->>>>>>> fe540a9 (data_path: one word for parked requests, sampled time and interrupts)
 use crate::host::clock::monotonic_ns;
 use crate::host::error_line::error_line;
 use crate::host::signal::adopt_passed;

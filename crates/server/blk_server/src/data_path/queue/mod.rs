@@ -11,12 +11,13 @@
 
 pub(crate) mod coalescing;
 pub(crate) mod in_flight;
+pub(crate) mod leaving;
 pub(crate) mod parked;
 pub(crate) mod queue_start;
 pub(crate) mod refusal;
 pub(crate) mod ring_start;
 
-pub(crate) mod leaving;
+mod faults;
 mod parking;
 mod starter;
 
@@ -27,14 +28,12 @@ use std::time::{Duration, Instant};
 use guest_mem::{GuestMemory, MemoryView};
 use io_engine::{Completion, Engine, FileId, LEAST_SHARE, OpError, WatchId, signal_shared};
 use rustix::io::Errno;
-use tracing::{error, warn};
 use virtio_blk::{SegmentBuffer, Status, parse, reply_slot};
 use virtqueue::{Chain, DeviceQueue, PopError, RingFault};
 
 use crate::data_path::counters::QueueCounters;
 use crate::data_path::counters::QueueMeter;
 use crate::data_path::disk::Disk;
-use crate::data_path::disk::log_limit::Allowed;
 use crate::data_path::disk::session_link::SessionLink;
 use crate::data_path::queue::coalescing::PendingInterrupt;
 use crate::data_path::queue::in_flight::{Finished, InFlight, RequestDurability, RequestInfo, RequestKind};
@@ -43,11 +42,8 @@ use crate::data_path::queue::queue_start::{Ending, QueueStart};
 use crate::data_path::queue::ring_start::open_ring;
 use crate::data_path::worker::buffers::BufferPool;
 use crate::data_path::worker::turn::{Budget, REFUSED_DESCRIPTORS};
-use crate::host::error_line::error_line;
-<<<<<<< HEAD
-=======
-pub(crate) use leaving::CannotLeave;
->>>>>>> fe540a9 (data_path: one word for parked requests, sampled time and interrupts)
+use faults::log_refused;
+pub(crate) use faults::report_ring_fault;
 use starter::Starter;
 
 /// Requests taken from one queue before the next one has its turn, and before what is done becomes visible to the guest:
@@ -532,71 +528,5 @@ impl Queue {
                 self.break_ring(&fault);
             }
         }
-    }
-
-    /// The guest's memory is gone: nothing more may be expected of this queue.
-    pub(crate) fn break_memory(&mut self) {
-        self.state = State::Broken;
-    }
-
-    pub(crate) fn break_kick(&mut self, errno: Errno) {
-        self.break_with(&format!("its kick descriptor can no longer be polled: {errno}"));
-    }
-
-    /// No worker serves it any more.
-    pub(crate) fn break_moved(&mut self) {
-        self.break_with("no worker can serve it");
-    }
-
-    fn break_ring(&mut self, fault: &RingFault) {
-        self.break_with(&fault.to_string());
-    }
-
-    #[cold]
-    fn break_with(&mut self, what: &str) {
-        if self.state == State::Broken {
-            return;
-        }
-        self.state = State::Broken;
-        report_ring_fault(&self.disk, self.index, self.err.as_ref(), what);
-    }
-
-    #[cold]
-    fn log_failed(&mut self, now: Instant, finished: &Finished, error: OpError) {
-        if let Some(Allowed { suppressed }) = self.disk.host_log_allowed(now) {
-            let RequestInfo { kind, sector, bytes, .. } = finished.info;
-            let (disk, queue, offset) = (self.disk.name(), self.index, finished.info.offset_bytes());
-            error!(disk, queue, suppressed, sector, offset, bytes, "{kind} failed: {error}");
-        }
-    }
-
-    /// Logs requests that have been in flight for too long, each once.
-    pub(crate) fn report_stuck(&mut self, now: Instant) {
-        while self.in_flight.has_stuck(now) && self.disk.host_log_allowed(now).is_some() {
-            let Some((RequestInfo { kind, sector, bytes, .. }, age)) = self.in_flight.report_stuck(now)
-            else {
-                return;
-            };
-            let (disk, queue, seconds) = (self.disk.name(), self.index, age.as_secs());
-            warn!(disk, queue, sector, bytes, seconds, "{kind} is stuck in the host");
-        }
-    }
-}
-
-#[cold]
-fn log_refused(disk: &Disk, queue: u16, now: Instant, fault: &dyn std::error::Error) {
-    if let Some(Allowed { suppressed }) = disk.log_allowed(now) {
-        let disk = disk.name();
-        warn!(disk, queue, suppressed, "request refused: {}", error_line(fault));
-    }
-}
-
-/// One log line, and the front-end told.
-pub(crate) fn report_ring_fault(disk: &Disk, queue: u16, err: Option<&Arc<OwnedFd>>, what: &str) {
-    if let Some(Allowed { suppressed }) = disk.log_allowed(Instant::now()) {
-        error!(disk = disk.name(), queue, suppressed, "queue stopped until the guest resets it: {what}");
-    }
-    if let Some(err) = err {
-        signal_shared(err.as_ref());
     }
 }

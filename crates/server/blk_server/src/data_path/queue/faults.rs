@@ -1,0 +1,87 @@
+//! A queue that breaks, and log lines about its requests that failed, were refused or are stuck.
+//!
+//! A fault of the ring stops its queue until the front-end stops or resets it: err fd, one log line.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use io_engine::{OpError, signal_shared};
+use rustix::io::Errno;
+use tracing::{error, warn};
+use virtqueue::RingFault;
+
+use super::{Queue, State};
+use crate::data_path::disk::Disk;
+use crate::data_path::disk::log_limit::Allowed;
+use crate::data_path::queue::in_flight::{Finished, RequestInfo};
+use crate::host::error_line::error_line;
+
+impl Queue {
+    /// The guest's memory is gone: nothing more may be expected of this queue.
+    pub(crate) fn break_memory(&mut self) {
+        self.state = State::Broken;
+    }
+
+    pub(crate) fn break_kick(&mut self, errno: Errno) {
+        self.break_with(&format!("its kick descriptor can no longer be polled: {errno}"));
+    }
+
+    /// No worker serves it any more.
+    pub(crate) fn break_moved(&mut self) {
+        self.break_with("no worker can serve it");
+    }
+
+    #[cold]
+    pub(super) fn break_ring(&mut self, fault: &RingFault) {
+        self.break_with(&fault.to_string());
+    }
+
+    #[cold]
+    fn break_with(&mut self, what: &str) {
+        if self.state == State::Broken {
+            return;
+        }
+        self.state = State::Broken;
+        report_ring_fault(&self.disk, self.index, self.err.as_ref(), what);
+    }
+
+    #[cold]
+    pub(super) fn log_failed(&mut self, now: Instant, finished: &Finished, error: OpError) {
+        if let Some(Allowed { suppressed }) = self.disk.host_log_allowed(now) {
+            let RequestInfo { kind, sector, bytes, .. } = finished.info;
+            let (disk, queue, offset) = (self.disk.name(), self.index, finished.info.offset_bytes());
+            error!(disk, queue, suppressed, sector, offset, bytes, "{kind} failed: {error}");
+        }
+    }
+
+    /// Logs requests that have been in flight for too long, each once.
+    pub(crate) fn report_stuck(&mut self, now: Instant) {
+        while self.in_flight.has_stuck(now) && self.disk.host_log_allowed(now).is_some() {
+            let Some((RequestInfo { kind, sector, bytes, .. }, age)) = self.in_flight.report_stuck(now)
+            else {
+                return;
+            };
+            let (disk, queue, seconds) = (self.disk.name(), self.index, age.as_secs());
+            warn!(disk, queue, sector, bytes, seconds, "{kind} is stuck in the host");
+        }
+    }
+}
+
+#[cold]
+pub(super) fn log_refused(disk: &Disk, queue: u16, now: Instant, fault: &dyn std::error::Error) {
+    if let Some(Allowed { suppressed }) = disk.log_allowed(now) {
+        let disk = disk.name();
+        warn!(disk, queue, suppressed, "request refused: {}", error_line(fault));
+    }
+}
+
+/// One log line, and the front-end told.
+pub(crate) fn report_ring_fault(disk: &Disk, queue: u16, err: Option<&Arc<OwnedFd>>, what: &str) {
+    if let Some(Allowed { suppressed }) = disk.log_allowed(Instant::now()) {
+        error!(disk = disk.name(), queue, suppressed, "queue stopped until the guest resets it: {what}");
+    }
+    if let Some(err) = err {
+        signal_shared(err.as_ref());
+    }
+}
