@@ -5,7 +5,7 @@
 //! - All of them or none: one that does not drain in time has those before it given back.
 //! - Whoever freezes holds [`Changes`]: nobody moves queues meanwhile, and no worker goes.
 //!
-//! Not here: what of a queue the next process needs (`queue/leaving.rs`).
+//! Not here: what of a queue the next process needs (`queue/changes.rs`).
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};

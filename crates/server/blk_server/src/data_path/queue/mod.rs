@@ -17,6 +17,7 @@ pub(crate) mod queue_start;
 pub(crate) mod refusal;
 pub(crate) mod ring_start;
 
+mod changes;
 mod faults;
 mod parking;
 mod starter;
@@ -38,10 +39,11 @@ use crate::data_path::disk::session_link::SessionLink;
 use crate::data_path::queue::coalescing::PendingInterrupt;
 use crate::data_path::queue::in_flight::{Finished, InFlight, RequestDurability, RequestInfo, RequestKind};
 use crate::data_path::queue::parked::ParkedRequests;
-use crate::data_path::queue::queue_start::{Ending, QueueStart};
+use crate::data_path::queue::queue_start::QueueStart;
 use crate::data_path::queue::ring_start::open_ring;
 use crate::data_path::worker::buffers::BufferPool;
 use crate::data_path::worker::turn::{Budget, REFUSED_DESCRIPTORS};
+pub(crate) use changes::CannotLeave;
 use faults::log_refused;
 pub(crate) use faults::report_ring_fault;
 use starter::Starter;
@@ -181,14 +183,6 @@ impl Queue {
     /// In descriptors.
     pub(crate) fn size(&self) -> u16 {
         self.ring.layout().queue_size
-    }
-
-    /// Another worker serves it from now on, under these names; nothing is in flight.
-    pub(crate) fn arrive(&mut self, id: u32, file: FileId, watch: WatchId) {
-        debug_assert!(self.pending_interrupt.due().is_none(), "a quiet queue owes no call: see `publish`");
-        (self.id, self.file, self.watch) = (id, file, watch);
-        self.counted.moves += 1;
-        self.resume();
     }
 
     pub(crate) fn note_kick(&mut self) {
@@ -462,71 +456,9 @@ impl Queue {
         self.waits_for_room
     }
 
-    /// Leaves the ring to whoever serves it next, who may count on kicks, and tells where to go on.
-    pub(crate) fn leave(&mut self) -> u32 {
-        self.log_left_parked();
-        let _ = self.ring.enable_kicks();
-        self.ring.position()
-    }
-
-    pub(crate) fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
-        self.call = call;
-    }
-
-    pub(crate) fn set_err(&mut self, err: Option<Arc<OwnedFd>>) {
-        self.err = err;
-    }
-
-    /// Takes nothing more until [`Queue::resume`].
-    pub(crate) fn drain(&mut self) {
-        if self.state == State::Running {
-            self.state = State::Draining;
-        }
-    }
-
-    /// Takes nothing more for good: it is about to stop.
-    pub(crate) fn begin_stop(&mut self, ending: Ending) {
-        if self.state != State::Broken {
-            self.state = State::Stopping;
-        }
-        self.stop_parking(ending);
-    }
-
-    pub(crate) fn resume(&mut self) {
-        if self.state == State::Draining {
-            self.state = State::Running;
-        }
-    }
-
-    /// Whether it is about to stop, and has to finish first what the server before it had begun.
-    pub(crate) fn must_redo(&self) -> bool {
-        self.state == State::Stopping && !self.leaves_unbegun && self.ring.to_redo() > 0
-    }
-
-    /// Whether the front-end has cut off the memory of the in-flight log.
-    pub(crate) fn lost_log(&self) -> bool {
-        self.log.as_ref().is_some_and(|log| log.is_poisoned())
-    }
-
     /// Requests that the engine has.
     #[inline]
     pub(crate) fn in_engine(&self) -> usize {
         self.in_flight.in_engine()
-    }
-
-    /// Goes over to a new memory table. That the ring is there as a whole, and where it was, its session has made sure
-    /// of: a queue that broke here would go on holding the old table, and store what is parked into it.
-    pub(crate) fn set_memory(&mut self, memory: Arc<GuestMemory>) {
-        let view = MemoryView::new(memory);
-        match self.ring.rebind(&view) {
-            Ok(()) => {
-                self.view = view;
-                self.rebind_parked();
-            }
-            Err(fault) => {
-                debug_assert!(false, "the session has looked: {fault}");
-                self.break_ring(&fault);
-            }
-        }
     }
 }
