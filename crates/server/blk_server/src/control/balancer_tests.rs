@@ -157,7 +157,7 @@ fn worker_that_works_less_does_not_ring_and_looks_again_a_period_later() {
     watch.look(bell.origin + PERIOD, PERIOD / 60);
     watch.look(bell.origin + 2 * PERIOD, PERIOD / 60 * 2);
     assert_eq!(readings(&bell), 0);
-    assert_eq!(watch.next, bell.origin + 3 * PERIOD);
+    assert_eq!(watch.next_look(), bell.origin + 3 * PERIOD);
 }
 
 #[test]

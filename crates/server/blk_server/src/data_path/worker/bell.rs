@@ -88,24 +88,26 @@ fn whole_millis(duration: Duration) -> u64 {
 pub(crate) struct BusyWatch {
     bell: Arc<Bell>,
     since: Instant,
-    /// When to look again; public so that the worker's loop has one comparison.
-    pub(crate) next: Instant,
     work: Duration,
 }
 
 impl BusyWatch {
     pub(crate) fn new(bell: Arc<Bell>, now: Instant) -> Self {
-        Self { bell, since: now, next: now + PERIOD, work: Duration::ZERO }
+        Self { bell, since: now, work: Duration::ZERO }
     }
 
-    /// `work`: what the worker has worked since it was made. Called when `next` has come.
-    #[cold]
+    /// When to call [`BusyWatch::look`].
+    pub(crate) fn next_look(&self) -> Instant {
+        self.since + PERIOD
+    }
+
+    /// `work`: how long the worker has worked since it was made.
     pub(crate) fn look(&mut self, now: Instant, work: Duration) {
         let worked = work.saturating_sub(self.work);
         let length = now.saturating_duration_since(self.since);
         if worked.saturating_mul(RINGS_FROM) >= length {
             self.bell.ring(now);
         }
-        (self.since, self.next, self.work) = (now, now + PERIOD, work);
+        (self.since, self.work) = (now, work);
     }
 }

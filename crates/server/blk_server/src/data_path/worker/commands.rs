@@ -16,12 +16,13 @@ use guest_mem::GuestMemory;
 use io_engine::{FileId, WatchId, WatchToken};
 use tracing::{debug, error};
 
-use super::{NewMemory, Worker, WorkerQueue, note_due};
+use super::{NewMemory, Worker, WorkerQueue};
 use crate::data_path::disk::Disk;
 use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::queue::queue_start::{Ending, QueueStart};
 use crate::data_path::queue::{Queue, report_ring_fault};
 use crate::data_path::worker::command::{Command, Unsuitable};
+use crate::data_path::worker::timers::Timer;
 use crate::host::signal::drain;
 
 /// What a queue needs of the worker that serves it.
@@ -196,7 +197,9 @@ impl Worker {
             engine.pool.reserve(usize::from(queue.size()));
         }
         // What it holds has its time wherever it is served.
-        note_due(&mut self.next_retry, queue.retry_due());
+        if let Some(due) = queue.retry_due() {
+            self.timers.set(Timer::Retry, due);
+        }
         let disk = self.turns.join(queue.disk().id());
         self.queues[id as usize] = Some(WorkerQueue::new(queue, engine, disk));
         // Scanned once without waiting for a kick: it may have been lost with the last server, or have gone to the

@@ -17,6 +17,7 @@ pub(crate) mod buffers;
 pub(crate) mod command;
 pub(crate) mod poller;
 pub(crate) mod submissions;
+pub(crate) mod timers;
 pub(crate) mod turn;
 pub(crate) mod worker_options;
 pub(crate) mod worker_thread;
@@ -43,6 +44,7 @@ use crate::data_path::worker::bell::{Bell, BusyWatch};
 use crate::data_path::worker::command::Command;
 use crate::data_path::worker::poller::Poller;
 use crate::data_path::worker::submissions::SubmissionMeter;
+use crate::data_path::worker::timers::{Timer, Timers};
 use crate::data_path::worker::turn::Turns;
 use crate::data_path::worker::worker_options::WorkerId;
 use engines::{ENGINE, Engines};
@@ -114,11 +116,7 @@ pub(crate) struct Worker {
     events: Vec<Event>,
     poller: Poller,
     seen_faults: u64,
-    next_stuck_check: Instant,
-    /// When a driver is to be told of completions, with interrupt coalescing.
-    next_call: Option<Instant>,
-    /// When requests that are held are to be looked at.
-    next_retry: Option<Instant>,
+    timers: Timers,
     counted: WorkerCounters,
     counters: Arc<WorkerMeter>,
     /// Only where the request path is measured.
@@ -140,6 +138,8 @@ impl Worker {
         let depth = usize::try_from(base.depth).unwrap_or(usize::MAX);
         let mut engines = Engines::start(id, base)?;
         engines.base().watch(Arc::clone(&wakeup), WAKEUP)?;
+        let mut timers = Timers::default();
+        timers.set(Timer::StuckCheck, Instant::now() + STUCK_CHECK);
         Ok(Self {
             engines,
             commands,
@@ -150,9 +150,7 @@ impl Worker {
             events: Vec::with_capacity(depth + 64),
             poller: Poller::new(poll),
             seen_faults: sigbus::faults(),
-            next_stuck_check: Instant::now() + STUCK_CHECK,
-            next_call: None,
-            next_retry: None,
+            timers,
             counted: WorkerCounters::default(),
             counters: Arc::default(),
             meter: None,
@@ -176,7 +174,11 @@ impl Worker {
 
     /// The same worker, which rings when it is busy, if there is a bell.
     pub(crate) fn with_bell(mut self, bell: Option<Arc<Bell>>) -> Self {
-        self.balance = bell.map(|bell| BusyWatch::new(bell, Instant::now()));
+        self.balance = bell.map(|bell| {
+            let watch = BusyWatch::new(bell, Instant::now());
+            self.timers.set(Timer::BusyCheck, watch.next_look());
+            watch
+        });
         self
     }
 
@@ -214,17 +216,8 @@ impl Worker {
         if sigbus::faults() != self.seen_faults {
             self.end_faulted_sessions();
         }
-        if self.next_call.is_some_and(|due| now >= due) {
-            self.make_due_calls(now);
-        }
-        if self.next_retry.is_some_and(|due| now >= due) {
-            self.retry_due(now);
-        }
-        if now >= self.next_stuck_check {
-            self.report_stuck(now);
-        }
-        if let Some(watch) = self.balance.as_mut().filter(|watch| now >= watch.next) {
-            watch.look(now, self.counted.submission_time + self.counted.completion_time);
+        if self.timers.is_any_due(now) {
+            self.run_timers(now);
         }
         taken > 0 || completed > 0
     }
@@ -314,8 +307,12 @@ impl Worker {
         while let Some(id) = self.touched.pop() {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
             entry.queue.publish(sample, now);
-            note_due(&mut self.next_call, entry.queue.call_due());
-            note_due(&mut self.next_retry, entry.queue.retry_due());
+            if let Some(due) = entry.queue.call_due() {
+                self.timers.set(Timer::Call, due);
+            }
+            if let Some(due) = entry.queue.retry_due() {
+                self.timers.set(Timer::Retry, due);
+            }
             if entry.queue.is_quiet() && entry.is_awaited() && !entry.queue.must_redo() {
                 self.drained(id);
             }
@@ -403,41 +400,61 @@ impl Worker {
         }
         self.counted.sleeps += 1;
         self.counters.store(&self.counted);
-        let limit = (self.engines.in_flight() > 0).then_some(STUCK_CHECK);
-        let call = self.next_call.map(|due| due.saturating_duration_since(Instant::now()));
-        let retry = self.next_retry.map(|due| due.saturating_duration_since(Instant::now()));
-        let limit = [limit, call, retry].into_iter().flatten().min();
+        let stuck_check = (self.engines.in_flight() > 0).then_some(STUCK_CHECK);
+        let limit = stuck_check.into_iter().chain(self.timers.sleep_limit()).min();
         if let Err(error) = self.engines.wait(limit) {
             self.engine_failed(&error);
         }
         self.poller.woke(Instant::now());
     }
 
-    /// Interrupts that waited for further completions long enough.
+    /// Does what no event tells the worker to do.
     #[cold]
-    fn make_due_calls(&mut self, now: Instant) {
-        self.queues.iter_mut().flatten().for_each(|entry| entry.queue.call_if_due(now));
-        self.next_call = self.queues.iter().flatten().filter_map(|entry| entry.queue.call_due()).min();
+    fn run_timers(&mut self, now: Instant) {
+        for timer in Timer::ALL {
+            if self.timers.take_due(timer, now) {
+                match timer {
+                    Timer::Call => self.make_due_calls(now),
+                    Timer::Retry => self.look_at_parked(now),
+                    Timer::StuckCheck => self.report_stuck(now),
+                    Timer::BusyCheck => self.check_busy(now),
+                }
+            }
+        }
     }
 
-    /// Parked requests whose time has come are tried again in the next pass.
-    #[cold]
-    fn retry_due(&mut self, now: Instant) {
-        self.next_retry = None;
+    /// Calls drivers whose completions have waited long enough for further ones.
+    fn make_due_calls(&mut self, now: Instant) {
+        for entry in self.queues.iter_mut().flatten() {
+            entry.queue.call_if_due(now);
+            if let Some(due) = entry.queue.call_due() {
+                self.timers.set(Timer::Call, due);
+            }
+        }
+    }
+
+    /// The next pass tries parked requests again whose time has come.
+    fn look_at_parked(&mut self, now: Instant) {
         for id in (0..).take(self.queues.len()) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
             if entry.queue.look_at_parked(now) {
                 self.activate(id);
             } else if let Some(due) = entry.queue.retry_due() {
-                self.next_retry = Some(self.next_retry.map_or(due, |next| next.min(due)));
+                self.timers.set(Timer::Retry, due);
             }
         }
     }
 
-    #[cold]
     fn report_stuck(&mut self, now: Instant) {
-        self.next_stuck_check = now + STUCK_CHECK;
+        self.timers.set(Timer::StuckCheck, now + STUCK_CHECK);
         self.queues.iter_mut().flatten().for_each(|entry| entry.queue.report_stuck(now));
+    }
+
+    fn check_busy(&mut self, now: Instant) {
+        if let Some(watch) = &mut self.balance {
+            watch.look(now, self.counted.submission_time + self.counted.completion_time);
+            self.timers.set(Timer::BusyCheck, watch.next_look());
+        }
     }
 
     fn engine_failed(&self, error: &std::io::Error) {
@@ -478,13 +495,6 @@ impl Worker {
                 entry.queue.session().end(EndReason::MemoryFault(what));
             }
         }
-    }
-}
-
-/// The earlier of two times at which a queue has to be looked at.
-fn note_due(next: &mut Option<Instant>, due: Option<Instant>) {
-    if let Some(due) = due {
-        *next = Some(next.map_or(due, |next| next.min(due)));
     }
 }
 

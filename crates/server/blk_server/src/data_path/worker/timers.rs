@@ -1,0 +1,110 @@
+//! When the worker has to do what no event tells it to do: one instant for each kind of work.
+//!
+//! A pass compares only the earliest instant. Nothing is allocated.
+
+use std::time::{Duration, Instant};
+
+/// What the worker does at an instant, in the order in which it does what is due in the same pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Timer {
+    /// Calls drivers whose coalesced completions have waited long enough. Ends the worker's sleep.
+    Call,
+    /// Looks at parked requests. Ends the worker's sleep.
+    Retry,
+    /// Looks for stuck requests.
+    StuckCheck,
+    /// Rings for the balancer if the worker was busy.
+    BusyCheck,
+}
+
+impl Timer {
+    pub(crate) const ALL: [Self; 4] = [Self::Call, Self::Retry, Self::StuckCheck, Self::BusyCheck];
+}
+
+/// One worker's timers.
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    /// By kind.
+    due: [Option<Instant>; Timer::ALL.len()],
+    earliest: Option<Instant>,
+}
+
+impl Timers {
+    /// The timer is due at `due`, or earlier if it already was.
+    #[inline]
+    pub(crate) fn set(&mut self, timer: Timer, due: Instant) {
+        self.due[timer as usize] = earlier(self.due[timer as usize], due);
+        self.earliest = earlier(self.earliest, due);
+    }
+
+    /// Whether any timer is due.
+    #[inline]
+    pub(crate) fn is_any_due(&self, now: Instant) -> bool {
+        self.earliest.is_some_and(|earliest| now >= earliest)
+    }
+
+    /// Whether this timer is due. It is then no longer set.
+    pub(crate) fn take_due(&mut self, timer: Timer, now: Instant) -> bool {
+        let is_due = self.due[timer as usize].take_if(|due| now >= *due).is_some();
+        if is_due {
+            self.earliest = self.due.into_iter().flatten().min();
+        }
+        is_due
+    }
+
+    /// How long the worker may sleep because of those timers that end its sleep. `None`: no limit.
+    pub(crate) fn sleep_limit(&self) -> Option<Duration> {
+        let wakes = [Timer::Call, Timer::Retry].into_iter().filter_map(|timer| self.due[timer as usize]);
+        wakes.min().map(|due| due.saturating_duration_since(Instant::now()))
+    }
+}
+
+#[inline]
+fn earlier(known: Option<Instant>, new: Instant) -> Option<Instant> {
+    Some(known.map_or(new, |known| known.min(new)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn timer_keeps_its_earliest_instant_and_is_due_from_then_on() {
+        let (now, mut timers) = (Instant::now(), Timers::default());
+        timers.set(Timer::Call, now + 2 * SECOND);
+        timers.set(Timer::Call, now + SECOND);
+        timers.set(Timer::Call, now + 3 * SECOND);
+        let before = now + Duration::from_millis(999);
+        assert!(!timers.is_any_due(before) && !timers.take_due(Timer::Call, before));
+        assert!(timers.is_any_due(now + SECOND) && timers.take_due(Timer::Call, now + SECOND));
+    }
+
+    #[test]
+    fn timer_that_was_taken_leaves_the_others_as_they_were() {
+        let (now, mut timers) = (Instant::now(), Timers::default());
+        for (timer, seconds) in Timer::ALL.into_iter().zip(1..) {
+            timers.set(timer, now + seconds * SECOND);
+        }
+        for (timer, seconds) in Timer::ALL.into_iter().zip(1..) {
+            let (due, before) = (now + seconds * SECOND, now + (seconds - 1) * SECOND);
+            assert!(!timers.is_any_due(before), "{timer:?}");
+            assert!(timers.is_any_due(due) && timers.take_due(timer, due), "{timer:?}");
+            assert!(!timers.take_due(timer, due), "{timer:?}");
+        }
+        assert!(!timers.is_any_due(now + 3600 * SECOND));
+    }
+
+    #[test]
+    fn only_calls_and_retries_end_a_sleep() {
+        let (now, mut timers) = (Instant::now(), Timers::default());
+        timers.set(Timer::StuckCheck, now);
+        timers.set(Timer::BusyCheck, now);
+        assert_eq!(timers.sleep_limit(), None);
+        timers.set(Timer::Retry, now + 3600 * SECOND);
+        assert!(timers.sleep_limit().is_some_and(|limit| !limit.is_zero() && limit <= 3600 * SECOND));
+        timers.set(Timer::Call, now);
+        assert_eq!(timers.sleep_limit(), Some(Duration::ZERO));
+    }
+}
