@@ -40,7 +40,7 @@ use super::wire::{HalfMessage, WireError};
 use super::{Progress, Session, protocol_features};
 use crate::data_path::assignment::{FrozenQueue, NotFrozen, WorkerSet};
 use crate::data_path::disk::Disk;
-use crate::data_path::queue::leaving::CannotLeave;
+use crate::data_path::queue::changes::CannotLeave;
 use crate::host::clock::monotonic_ns;
 use crate::host::error_line::error_line;
 use crate::host::signal::adopt_passed;

@@ -11,13 +11,12 @@
 
 pub(crate) mod coalescing;
 pub(crate) mod in_flight;
-pub(crate) mod leaving;
 pub(crate) mod parked;
 pub(crate) mod queue_start;
 pub(crate) mod refusal;
 pub(crate) mod ring_start;
 
-mod changes;
+pub(crate) mod changes;
 mod faults;
 mod parking;
 mod starter;
@@ -43,7 +42,6 @@ use crate::data_path::queue::queue_start::QueueStart;
 use crate::data_path::queue::ring_start::open_ring;
 use crate::data_path::worker::buffers::BufferPool;
 use crate::data_path::worker::turn::{Budget, REFUSED_DESCRIPTORS};
-pub(crate) use changes::CannotLeave;
 use faults::log_refused;
 pub(crate) use faults::report_ring_fault;
 use starter::Starter;
