@@ -77,7 +77,7 @@ pub enum ImageError {
     },
     /// `--create` with a path that exists.
     #[error(
-        "image {} exists already and is left as it is: leave out --create to serve it, or give another path",
+        "image {} exists already and stays unchanged: leave out --create to serve it, or give another path",
         path.display()
     )]
     Exists {
@@ -86,7 +86,7 @@ pub enum ImageError {
     },
     /// `--create` failed; no file is left behind.
     #[error(
-        "image {} of {size_bytes} bytes (--create) cannot be made: check its folder and the file system's limits",
+        "image {} of {size_bytes} bytes (--create) cannot be created: check its folder and the file system's limits",
         path.display()
     )]
     Create {
@@ -235,7 +235,7 @@ pub enum ResizeError {
         block_size_bytes: u32,
     },
     /// The data beyond the wanted size would be lost.
-    #[error("image {} has {from_bytes} bytes, {wanted_bytes} are fewer: what lies behind would be lost", path.display())]
+    #[error("image {} has {from_bytes} bytes: with {wanted_bytes} it would lose the data behind that", path.display())]
     WouldShrink {
         /** The image. */
         path: PathBuf,

@@ -26,7 +26,7 @@ pub const MAX_BLOCK_SIZE_BYTES: u32 = 4096;
 /// Offset alignments to try by reading, if the kernel does not report one.
 const PROBED_ALIGNMENTS_BYTES: [u32; 4] = [512, 1024, 2048, 4096];
 
-/// Alignment that the file requires of a transfer; (1, 1) with the page cache.
+/// The alignment that the file requires of a transfer; (1, 1) with the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alignment {
     /// Alignment of each buffer's address.
@@ -53,8 +53,8 @@ pub struct Topology {
     pub opt_io_blocks: u32,
 }
 
-/// The alignment for direct I/O that the kernel reports, if it reports one. (Some(0, 0): direct I/O is not
-/// possible.)
+/// The alignment for direct I/O that the kernel reports, if it reports one. `Some` with zeroes: direct I/O is not
+/// possible.
 pub(crate) fn told_alignment(file: &File) -> Option<Alignment> {
     let statx = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let told = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN);
@@ -82,8 +82,8 @@ pub(crate) fn probe_alignment(
     Ok(None)
 }
 
-/// Whether a direct read succeeds whose offset, length and address are multiples of `alignment_bytes` and of
-/// nothing larger.
+/// Whether a direct read succeeds if its offset, length and address are multiples of `alignment_bytes` but of nothing
+/// larger.
 fn reads_at(file: &File, size_bytes: u64, alignment_bytes: u32) -> io::Result<bool> {
     let alignment = alignment_bytes as usize;
     let mut memory = vec![0_u8; 4 * alignment];

@@ -71,8 +71,8 @@ impl Opener for HostOpener {
         }
         let address = SocketAddrUnix::new(path)?;
         let socket = stream_socket(SocketFlags::CLOEXEC)?;
-        // Linux gives the new file the mode of the socket's own inode (minus the umask), so the file is
-        // narrow from the start; and no client can connect before `listen`.
+        // Linux gives the new file the mode of the socket's own inode (minus the umask), so no other user ever has
+        // access; and no client can connect before `listen`.
         rustix::fs::fchmod(&socket, NEW_SOCKET_MODE)?;
         rustix::net::bind(&socket, &address)?;
         listen_if_private(&socket, path).inspect_err(|_| drop(std::fs::remove_file(path)))?;
@@ -139,7 +139,7 @@ fn keep_through_power_cut(image: &OwnedFd, path: &Path) -> rustix::io::Result<()
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let synced = rustix::fs::open(folder, flags, Mode::empty()).and_then(rustix::fs::fsync);
     match synced {
-        // A directory that we may write to but not list, or a file system without this call.
+        // The user may write to the directory but not list it, or the file system lacks this call.
         Err(error @ (Errno::ACCESS | Errno::PERM | Errno::INVAL)) => {
             tracing::warn!(%error, folder = %folder.display(), "the new image's folder cannot be synchronised");
             Ok(())

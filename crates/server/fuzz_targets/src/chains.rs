@@ -1,12 +1,10 @@
-//! `chains`: a driver that keeps no rule, and changes its mind, against a live device half.
+//! `chains`: a driver that breaks every rule, and restarts at any time, against a live device side.
 //!
 //! `input → features, size, then acts: write anything, offer, pop, use, publish, die and start again with the log`
 //!
-//! - Each chain that the device takes or refuses is what the model (`chains/model.rs`) makes of the same bytes.
-//! - The device writes nothing but its own parts of the ring, and what it writes there is what was used.
-//! - What a hostile log makes of a start is bounded and named once: tags of the ring, none twice.
-//!
-//! Here: the acts, and where their numbers come from.
+//! - The device accepts or refuses each chain exactly as the model (`chains/model.rs`) does from the same bytes.
+//! - The device writes only its own parts of the ring, and only what it has used.
+//! - Requests to redo after a hostile log are bounded: each is a tag of the ring, and none occurs twice.
 
 mod machine;
 mod model;
@@ -49,7 +47,7 @@ pub(crate) fn run(bytes: &[u8]) {
     machine.check_memory();
 }
 
-/// The same acts beside a second thread that writes into the ring or into the log, without the model.
+/// The same acts, without the model, beside a second thread that writes into the ring or the log.
 pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let choices = input.u8();
@@ -66,7 +64,7 @@ pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     });
 }
 
-/// What the driver does is done to the memory, what the device does is done by another one than the driver's.
+/// Applies the driver's acts to the memory, and the device's acts to another device.
 fn raced_act(driver: &mut Machine, device: &mut Raced, input: &mut Input<'_>) {
     let kind = *input.peek().unwrap_or(&0) % 16;
     match kind {
@@ -118,7 +116,7 @@ fn act(machine: &mut Machine, input: &mut Input<'_>) {
     }
 }
 
-/// Where a ring is said to be: as a new one, as it was, or anywhere.
+/// A position for a ring: that of a new one, its last one, or any other.
 fn base(machine: &Machine, input: &mut Input<'_>) -> u32 {
     match input.u8() % 4 {
         0 => virtqueue::packed::FRESH_BASE,
@@ -127,7 +125,7 @@ fn base(machine: &Machine, input: &mut Input<'_>) -> u32 {
     }
 }
 
-/// Sixteen bytes: mostly something that could be meant.
+/// Sixteen bytes, which usually make sense.
 fn descriptor(machine: &Machine, input: &mut Input<'_>) -> [u8; 16] {
     let shape = input.u8();
     let addr = match shape & 3 {
@@ -146,7 +144,7 @@ fn descriptor(machine: &Machine, input: &mut Input<'_>) -> [u8; 16] {
     machine.descriptor(addr, len, flags, other)
 }
 
-/// Well-formed runs of both formats, with and without tables and logs, and a restart in the middle of each.
+/// Well-formed runs of both formats, with and without tables and logs, each with a restart in the middle.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let mut seeds = Vec::new();
     for choices in (0..0x80).filter(|choices| choices % 5 == 0 || *choices < 16) {
@@ -158,7 +156,7 @@ pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
         let seed = Seed::new(&[choices]).and(&well_formed).and(&with_table).and(&well_formed).and(&crash);
         seeds.push((format!("ring-{choices:02x}"), seed.bytes()));
     }
-    // A queue of four, and a chain of five: one descriptor, then a table that has as many as the queue.
+    // A queue of four and a chain of five: one descriptor, then a table with as many entries as the queue.
     let direct = [0, 0, 0x10, 1, 0x20, 1, 0, 1, 0x46, 0, 4, 0];
     let entries = (0..4).flat_map(|at| [2, 0, at, if at < 3 { 0x10 } else { 0x20 }, at, 0x10, at + 1]);
     let entries: Vec<u8> = entries.collect();

@@ -1,11 +1,11 @@
 //! `config`: the text of a configuration file.
 //!
-//! - Any text is a configuration, or refused in one line that names the file and a line of it.
-//! - The line is not much longer than the text.
+//! - Any text is a configuration, or is refused in one line that names the file and a line of it.
+//! - The error is not much longer than the text.
 
 use bareblk::inputs::configuration;
 
-/// A mistake is told with the value that is wrong, characters that cannot be shown escaped.
+/// An error repeats the wrong value, with unprintable characters escaped.
 const MOST_TIMES: usize = 16;
 const MOST_MORE: usize = 4096;
 
@@ -21,7 +21,7 @@ pub(crate) fn run(bytes: &[u8]) {
     assert!((1..=text.lines().count() + 1).contains(&number), "{line}");
 }
 
-/// Files with something of everything, and mistakes.
+/// Files that contain every kind of setting, and mistakes.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let disk = "[[disk]]\nimage = \"/dev/null\"\nsocket = \"/nowhere/a.sock\"\n";
     let texts = [

@@ -1,16 +1,17 @@
-//! `control`: lines of a client on the control socket.
+//! `control`: a client's lines on the control socket.
 //!
 //! `bytes → lines → parsed, done by a server without disks → one line of JSON each`
 //!
-//! - Each answer is one line, has the request's id if that could be read, and `ok` or an `error` of one line with a kind.
-//! - An error repeats what was wrong, and is no longer than a few times that.
+//! - Each answer is one line with the request's id, if that is readable, and `ok` or an `error` with a kind and one
+//!   line.
+//! - An error repeats what was wrong, and is at most a few times as long.
 
 use bareblk::inputs::{MAX_LINE_BYTES, control_answer};
 use serde_json::Value;
 
-/// Lines of one run.
+/// Most lines of one run.
 const MOST_LINES: usize = 64;
-/// An answer that repeats something may have escapes in it, `\u0000` for each byte, twice over.
+/// An answer may repeat each byte as an escape such as `\u0000`, escaped twice.
 const MOST_TIMES: usize = 16;
 const MOST_MORE: usize = 4096;
 
@@ -40,7 +41,7 @@ fn one_line(line: &[u8]) {
     }
 }
 
-/// Each verb as it should be, and some as they should not.
+/// Each verb in correct form, and some incorrect ones.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let lines = [
         r#"{"id":1,"do":"list"}"#,

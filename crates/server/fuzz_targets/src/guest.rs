@@ -1,4 +1,4 @@
-//! A guest's memory, and what must be in it: every store of the driver's is made twice, once where the device looks.
+//! A guest's memory with a copy of what it must contain: each store of the driver also goes into the copy.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -9,26 +9,26 @@ use rustix::io::{pread, pwrite};
 
 use guest_mem::{GuestAddress, GuestMemory, MemoryView, Region};
 
-/// Where images lie: in memory if there is such a folder, as a file system on a disk may have a run wait.
+/// The folder for images: in memory if possible, because a file system on a disk may delay a run.
 pub(crate) fn memory_folder() -> PathBuf {
     let shared = PathBuf::from("/dev/shm");
     if shared.is_dir() { shared } else { std::env::temp_dir() }
 }
 
-/// Longer stores and reads go through the regions' files: mapped memory is copied word by word, each with its share of
-/// the fuzzer's instrumentation.
+/// Longer stores and reads use the regions' files: mapped memory is copied word by word, and the fuzzer instruments
+/// each word.
 const MAPPED_BYTES: usize = 64;
 
-/// See the file's head. From address 0 on.
+/// The memory and its copy, from address 0.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub view: MemoryView,
-    /// As the driver left it.
+    /// The content as the driver left it.
     pub expected: Vec<u8>,
 }
 
 impl Guest {
-    /// Regions of these sizes, one behind the other.
+    /// Adjacent regions of these sizes.
     pub fn new(sizes: &[u64]) -> Self {
         let mut at = 0;
         let regions = sizes.iter().map(|&size_bytes| {
@@ -41,7 +41,7 @@ impl Guest {
         Self { view: MemoryView::new(Arc::new(memory)), expected: vec![0; bytes] }
     }
 
-    /// The driver's store; what lies outside is left out.
+    /// The driver's store. Ignores the part outside the memory.
     pub fn store(&mut self, addr: u64, bytes: &[u8]) {
         let size = self.expected.len();
         let start = usize::try_from(addr).map_or(size, |addr| addr.min(size));
@@ -57,13 +57,13 @@ impl Guest {
         assert_eq!(written, bytes.len());
     }
 
-    /// Zeroes everywhere, as in a new one.
+    /// Zeroes everything, as in new memory.
     pub fn clear(&mut self) {
         let zeroes = vec![0; self.expected.len()];
         self.store(0, &zeroes);
     }
 
-    /// Calls `visit(file, offset, part of the range)` for what each region has of `range`; sums what it returns.
+    /// Calls `visit(file, offset, part of the range)` for each region's part of `range`; adds up the results.
     fn for_each_file(
         &self,
         range: Range<usize>,
@@ -82,13 +82,13 @@ impl Guest {
         sum
     }
 
-    /// What is there now; `None` outside.
+    /// The present bytes; `None` outside the memory.
     pub fn read<const N: usize>(&self, addr: u64) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         self.view.read(addr, &mut bytes).ok().map(|()| bytes)
     }
 
-    /// All that is there now.
+    /// All present bytes.
     pub fn now(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.expected.len()];
         let read = self.for_each_file(0..self.expected.len(), |fd, at, part| {
@@ -101,7 +101,7 @@ impl Guest {
     /// Panics if the device has written outside of `its`.
     pub fn check_untouched_but(&self, its: &[Range<usize>]) {
         let now = self.now();
-        // Looking at each byte takes longer than everything else.
+        // Comparing single bytes would take longer than everything else.
         let (mut before, mut at, mut sorted) = (true, 0, its.to_vec());
         sorted.sort_unstable_by_key(|range| range.start);
         for range in sorted {

@@ -1,8 +1,8 @@
-//! Bytes of a fuzzer, taken as numbers, and written as such by whoever makes a seed.
+//! Reads a fuzzer's bytes as numbers, and writes them for seeds.
 //!
-//! - Past the end everything is zero, so that every input means something.
+//! Past the end all bytes are zero, so every input is valid.
 
-/// What is left of an input.
+/// The rest of an input.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a>(&'a [u8]);
 
@@ -19,7 +19,7 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
-    /// The next byte, which stays the next.
+    /// The next byte, without consuming it.
     #[must_use]
     pub fn peek(&self) -> Option<&u8> {
         self.0.first()
@@ -46,7 +46,7 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// The next byte, as a place among `count`.
+    /// The next byte, as an index below `count`.
     pub fn below(&mut self, count: usize) -> usize {
         usize::from(self.u8()) % count.max(1)
     }
@@ -66,25 +66,25 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A seed in the making: what [`Input`] reads.
+/// Builds a seed, which [`Input`] reads.
 #[derive(Clone, Debug, Default)]
 pub struct Seed(Vec<u8>);
 
 impl Seed {
-    /// Starts with these.
+    /// Starts with these bytes.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
         Self(bytes.to_vec())
     }
 
-    /// And these.
+    /// Appends these bytes.
     #[must_use]
     pub fn and(mut self, bytes: &[u8]) -> Self {
         self.0.extend_from_slice(bytes);
         self
     }
 
-    /// The whole.
+    /// The finished seed.
     #[must_use]
     pub fn bytes(self) -> Vec<u8> {
         self.0

@@ -1,15 +1,15 @@
-//! What a hostile guest, front-end, control client or file may send, each as a function of bytes.
+//! Inputs of a hostile guest, front-end, control client or file: each target is a function of bytes.
 //!
 //! `bytes (libFuzzer's, or a test's) → Target::run → returns, or panics and says what is wrong`
 //!
-//! - One body for both: `fuzz/` has the programs for libFuzzer, `tests/smoke.rs` repeats the seeds and changes them.
-//! - The same bytes do the same, on any machine; nothing is left behind by a run that the next one sees.
-//! - A panic is the verdict: that is how both callers hear of it.
+//! - Both callers share the targets: `fuzz/` has the programs for libFuzzer, `tests/smoke.rs` runs the seeds and
+//!   mutations of them.
+//! - The same bytes have the same effect on any machine. A run leaves nothing behind that affects the next.
+//! - A target reports a failure by a panic.
 //!
-//! How to run them: docs/internals/fuzzing.md. Not here: starting libFuzzer (`cargo xtask fuzz`), the seeds themselves
-//! (`fuzz/seeds`).
+//! How to run them: docs/internals/fuzzing.md. `cargo xtask fuzz` starts libFuzzer.
 #![forbid(unsafe_code)]
-// A verdict is a panic, here and nowhere else.
+// A target reports a failure by a panic, unlike other code.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::OnceLock;
@@ -34,16 +34,16 @@ mod logs;
 
 mod live_upgrade;
 
-/// One of the ways in.
+/// One fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// As on the command line, and the folder of its seeds.
+    /// Its name on the command line, and its seeds' folder.
     pub name: &'static str,
     /// Panics if something is wrong.
     pub run: fn(&[u8]),
-    /// The same while a second thread writes into the memory that the code under test reads.
+    /// Like `run`, while a second thread writes into the memory that the code under test reads.
     pub run_with_second_thread: Option<fn(&[u8])>,
-    /// The same, slower, with all threads that there are elsewhere.
+    /// Like `run`, but slower: with all threads of a real server.
     pub run_with_real_server: Option<fn(&[u8])>,
     /// Names and contents of the seeds in the tree.
     pub seeds: fn() -> Vec<(String, Vec<u8>)>,
@@ -64,7 +64,7 @@ impl Target {
         self
     }
 
-    /// What `mode` runs, if the target has it.
+    /// The function for `mode`, if the target has it.
     #[must_use]
     pub fn runs(&self, mode: Mode) -> Option<fn(&[u8])> {
         match mode {
@@ -75,7 +75,7 @@ impl Target {
     }
 }
 
-/// In which of its ways a target runs.
+/// How a target runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// On one thread.
@@ -86,7 +86,7 @@ pub enum Mode {
     RealServer,
 }
 
-/// Names the mode for programs that take nothing but bytes: `second-thread` or `real-server`.
+/// Names the mode, for programs whose only input is bytes: `second-thread` or `real-server`.
 pub const MODE_VARIABLE: &str = "BAREBLK_FUZZ_MODE";
 
 fn mode_from_environment() -> Mode {
@@ -94,11 +94,11 @@ fn mode_from_environment() -> Mode {
         Err(_) => Mode::Alone,
         Ok("second-thread") => Mode::SecondThread,
         Ok("real-server") => Mode::RealServer,
-        Ok(other) => panic!("{MODE_VARIABLE}={other}: second-thread and real-server are possible"),
+        Ok(other) => panic!("{MODE_VARIABLE}={other}: use second-thread or real-server"),
     }
 }
 
-/// In the order of a request: ring, request, session, then what operators write, then what a server left behind or hands on.
+/// In the order of a request: ring, request, session; then the operator's input; then what a server leaves or hands on.
 pub const TARGETS: [Target; 7] = [
     Target::new("chains", chains::run, chains::seeds).with_second_thread(chains::run_with_second_thread),
     Target::new("requests", requests::run, requests::seeds)
@@ -112,16 +112,16 @@ pub const TARGETS: [Target; 7] = [
     Target::new("live_upgrade", live_upgrade::run, live_upgrade::seeds),
 ];
 
-/// By its name.
+/// The target of this name.
 #[must_use]
 pub fn target(name: &str) -> Option<Target> {
     TARGETS.into_iter().find(|target| target.name == name)
 }
 
-/// One run of the target of that name, in the mode that [`MODE_VARIABLE`] names.
+/// Runs the target of this name once, in the mode that [`MODE_VARIABLE`] names.
 ///
 /// # Panics
-/// If the target says that something is wrong, or there is none of that name, or it has no such mode.
+/// The target fails, does not exist, or lacks this mode.
 pub fn run(name: &str, bytes: &[u8]) {
     static MODE: OnceLock<Mode> = OnceLock::new();
     let mode = *MODE.get_or_init(mode_from_environment);

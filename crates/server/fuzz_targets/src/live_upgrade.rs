@@ -1,10 +1,10 @@
-//! `live_upgrade`: frames of the channel on which a server takes over from another one, with descriptors of all kinds.
+//! `live_upgrade`: frames, with descriptors of all kinds, on the channel over which a server takes over from another.
 //!
-//! `input → frames, whole or cut, descriptors → a socket → what either server reads of it → sessions rebuilt, let go of`
+//! `input → frames, whole or cut, descriptors → a socket → what either server reads → sessions rebuilt and dropped`
 //!
-//! - Each frame is a message or an error of one line, of bounded length; nothing waits for what does not come.
-//! - A message has as many descriptors as were announced, and is the same when it is written and read again.
-//! - A session is rebuilt or refused in one line; afterwards no descriptor of it is open.
+//! - Each frame is a message, or an error of one line with bounded length. No read waits for data that does not come.
+//! - A message has as many descriptors as announced, and stays the same when it is written and read again.
+//! - A session is rebuilt, or refused in one line. Afterwards none of its descriptors is open.
 
 use std::fs::File;
 use std::net::Shutdown;
@@ -26,12 +26,12 @@ const MOST_FRAMES: usize = 16;
 const MOST_BODY_BYTES: u16 = 0xfff;
 const MOST_FDS: usize = 16;
 const MAGIC: &[u8] = b"bbto";
-/// An error may repeat what was wrong, characters that cannot be shown escaped.
+/// An error may repeat what was wrong, with unprintable characters escaped.
 const MOST_TIMES: usize = 16;
 const MOST_MORE: usize = 4096;
 const MEMFD_BYTES: u64 = 0x1_0000;
 
-/// The server that takes over, which has one disk and keeps nothing of a run.
+/// The server that takes over. It has one disk and keeps nothing of a run.
 fn server() -> &'static Server {
     static SERVER: OnceLock<(Server, TempDir)> = OnceLock::new();
     let made = SERVER.get_or_init(|| {
@@ -75,7 +75,7 @@ pub(crate) fn run(bytes: &[u8]) {
     assert!(is_settled(before), "{} descriptors were open, now {}", before, open_fds());
 }
 
-/// Read again, it is the same.
+/// Writes the frame and reads it again: it must stay the same.
 fn check(frame: &LiveUpgradeFrame, server: &Server) {
     assert!(frame.descriptors <= MOST_FDS, "{} descriptors, none of them sent", frame.descriptors);
     let (there, here) = UnixStream::pair().expect("a socket");
@@ -85,7 +85,7 @@ fn check(frame: &LiveUpgradeFrame, server: &Server) {
     assert_eq!((again.name, &again.body, again.descriptors), (frame.name, &frame.body, 0));
 }
 
-/// One of each kind.
+/// One descriptor of each kind.
 struct Descriptors([OwnedFd; 5]);
 
 impl Descriptors {
@@ -100,7 +100,7 @@ impl Descriptors {
     }
 }
 
-/// Whole and true, or not. `false`: no more can be sent.
+/// Sends a frame, correct or not. `false`: nothing more can be sent.
 fn frame(to: &UnixStream, known: &Descriptors, input: &mut Input<'_>) -> bool {
     let shape = input.u8();
     if shape & 1 != 0 {
@@ -126,7 +126,7 @@ fn send(to: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     vhost_user::send(to, bytes, fds, SendFlags::DONTWAIT).is_ok_and(|sent| sent == bytes.len())
 }
 
-/// A conversation from either side, sessions with and without what they need, and frames that are wrong.
+/// A conversation from either side, sessions with and without what they need, and wrong frames.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let frame = |shape: u8, fds: &[u8], body: &str| {
         let (count, len) = (u8::try_from(fds.len()).unwrap_or(0), u16::try_from(body.len()).unwrap_or(0));

@@ -1,11 +1,12 @@
-//! `logs`: any bytes as in-flight log and as ring, and the device that starts on them.
+//! `logs`: any bytes as in-flight log and ring, and the devices that start on them.
 //!
 //! `input → features, sizes, log, ring → start, die, start, pop, die, start, pop, use all, start`
 //!
-//! - A device starts, or says why it does not. What it does again are tags of the ring, none twice, as many as it said.
+//! - A device starts, or says why not. It redoes as many requests as it said: each is a tag of the ring, none occurs
+//!   twice.
 //! - A device that dies before it has used anything leaves the same requests to the next one, in the same order.
-//! - When all is used, nothing is left to do again.
-//! - Nothing is written but the device's parts of the ring and the log of its queue.
+//! - When all are used, there is nothing to redo.
+//! - A device writes only its parts of the ring, and the log of its queue.
 
 use std::sync::Arc;
 
@@ -17,28 +18,28 @@ use crate::input::{Input, Seed};
 use crate::scribbler::{Scribbled, beside_a_scribbler};
 
 const SIZES: [u16; 4] = [2, 4, 8, 16];
-/// More entries than the ring has descriptors, where there are more.
+/// Extra entries of a log that is longer than its ring.
 const MORE_ENTRIES: u16 = 3;
-/// The memory has logs for so many queues.
+/// The memory has logs for this many queues.
 const QUEUES: u16 = 2;
 const DESCRIPTORS: u64 = 0;
 const AVAIL_RING: u64 = 0x200;
 const USED_RING: u64 = 0x400;
-/// What seeds' chains name.
+/// The buffers of the seeds' chains.
 const BUFFERS: u64 = 0x800;
 const GUEST_BYTES: u64 = 0x1000;
 const LOG_BYTES: u64 = 0x1000;
 
-/// Devices that start in one run beside a second thread.
+/// How often a device starts in one run beside a second thread.
 const RACED_STARTS: usize = 4;
 
-/// What an input says first.
+/// The first numbers of an input.
 #[derive(Clone, Copy)]
 struct Shape {
     features: RingFeatures,
     size: u16,
     entries: u16,
-    /// Whose log it is.
+    /// The queue whose log it is.
     queue: u16,
 }
 
@@ -63,13 +64,13 @@ impl Shape {
         }
     }
 
-    /// Where its log lies in the memory for logs.
+    /// The place of its log in the memory for logs.
     fn log(self) -> std::ops::Range<usize> {
         let end = |queues| bytes(LogArea::bytes(queues, self.entries, self.features.packed));
         end(self.queue)..end(self.queue + 1)
     }
 
-    /// The parts of the ring: where they lie, how long they are.
+    /// The parts of the ring: address and length.
     fn parts(self) -> [(u64, usize); 3] {
         let size = usize::from(self.size);
         [(DESCRIPTORS, 16 * size), (AVAIL_RING, 6 + 2 * size), (USED_RING, 6 + 8 * size)]
@@ -80,7 +81,7 @@ fn bytes(len: u64) -> usize {
     usize::try_from(len).expect("small")
 }
 
-/// The memories of a ring and of its log.
+/// The memory of a ring and of its log.
 struct Bed {
     shape: Shape,
     guest: Guest,
@@ -104,7 +105,7 @@ impl Bed {
         Ok(device)
     }
 
-    /// Where the device before stood; what can be started once can be started again.
+    /// Starts at the last device's position. A log that a device has accepted must be accepted again.
     fn start_again(&self, before: &DeviceQueue) -> DeviceQueue {
         let again = self.start(before.position());
         again.unwrap_or_else(|fault| {
@@ -112,7 +113,7 @@ impl Bed {
         })
     }
 
-    /// Tags of all that is to be done again.
+    /// The tags of all requests to redo.
     fn redo(&self, device: &mut DeviceQueue) -> Vec<u16> {
         let mut tags = Vec::new();
         while device.to_redo() > 0 {
@@ -123,14 +124,14 @@ impl Bed {
         tags
     }
 
-    /// A device that starts, takes what there is and uses it, in memory that changes meanwhile.
+    /// Starts a device that takes all requests and uses them, in memory that changes meanwhile.
     fn start_and_use_all(&self, base: u32, fresh: usize) {
         let Ok(mut device) = self.start(base) else { return };
         let mut tags = Vec::new();
         for _ in 0..usize::from(device.to_redo()) + fresh {
             match self.pop(&mut device) {
                 Some(tag) if !tags.contains(&tag) => tags.push(tag),
-                // As the owner of the queue does it: a tag that is in flight stops the queue.
+                // Like the owner of the queue, stops at a tag that is in flight.
                 _ => break,
             }
         }
@@ -161,7 +162,7 @@ impl Bed {
     }
 }
 
-/// Ring and log as the input has them, where the ring is said to be, and how much more to take.
+/// Ring and log from the input, the ring's position, and how many more requests to take.
 fn laid_out(bytes: &[u8]) -> (Bed, u32, usize) {
     let mut input = Input::new(bytes);
     let shape = Shape::of(input.u8());
@@ -184,8 +185,8 @@ pub(crate) fn run(bytes: &[u8]) {
     bed.check_memory();
 }
 
-/// The same memory, and a second thread that writes into ring and log while devices start on them. What a device reads
-/// may be anything, at any time; what it does with it stays inside the ring.
+/// The same memory, and a second thread that writes into ring and log while devices start on them. A device may read
+/// anything at any time, but must stay inside the ring.
 pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     let (bed, base, fresh) = laid_out(bytes);
     let shape = bed.shape;
@@ -212,18 +213,18 @@ fn go_on(bed: &Bed, first: &DeviceQueue, fresh: usize) {
     for _ in 0..fresh {
         match bed.pop(&mut third) {
             Some(tag) if !tags.contains(&tag) => tags.push(tag),
-            // Nothing more, a broken ring, or a head that the driver has no more.
+            // Nothing more, a broken ring, or a head that the driver no longer has.
             _ => break,
         }
     }
     tags.iter().for_each(|&tag| third.push_used(tag, 0));
     assert_eq!(third.publish(), !tags.is_empty());
-    // What a driver has left of a ring that it kept no rule of may look like that of another one now.
+    // A driver that broke the rules may have left a ring that now looks like another one.
     let Ok(last) = bed.start(third.position()) else { return };
     assert_eq!(last.to_redo(), 0, "used and to be done again, of {tags:?}");
 }
 
-/// What a device leaves behind that dies at several points of its work, in both formats.
+/// The memory that a device leaves if it dies at several points of its work, in both formats.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let mut seeds = Vec::new();
     for choices in [0x20, 0x21, 0x42, 0x43, 0x4c, 0x4d, 0x50, 0x51, 0x7e, 0x7f] {

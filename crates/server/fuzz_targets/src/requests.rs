@@ -1,14 +1,12 @@
-//! `requests`: block requests of every kind and shape, one after the other, through a worker to a small image.
+//! `requests`: block requests of every kind and shape, one after another, through a worker to a small image.
 //!
 //! `input → header, data, room, cut anywhere → ring → the worker's own loop, sync engine → image, memory, used length`
 //!
-//! - Every byte of the guest's memory and of the image is afterwards what the model (`requests/model.rs`) makes of it: so
-//!   there is one status byte, at the end of the writable part, and nothing is written outside of either.
+//! - Every byte of the guest's memory and of the image must end as the model (`requests/model.rs`) computes: one status
+//!   byte, at the end of the writable part, and no store outside.
 //! - The used length is exact.
-//! - With a second thread that changes the memory meanwhile, no model can tell the outcome: the worker goes on or stops the
-//!   queue, the image keeps its size, and a new queue then does what the model says.
-//!
-//! Here: the requests, and where their numbers come from.
+//! - With a second thread that changes the memory, no model can predict the result. The worker continues or stops the
+//!   queue, the image keeps its size, and a new queue then behaves like the model.
 
 mod bed;
 mod model;
@@ -27,7 +25,7 @@ pub(crate) fn run(bytes: &[u8]) {
     play(bytes);
 }
 
-/// Returns the bed as the run left it: `tests` compares.
+/// Returns the memory and image after the run, which `tests` compares.
 fn play(bytes: &[u8]) -> Vec<u8> {
     let mut input = Input::new(bytes);
     let mut bed = Bed::take(input.u8());
@@ -41,7 +39,7 @@ fn play(bytes: &[u8]) -> Vec<u8> {
     bed.put_back()
 }
 
-/// The same beside a second thread.
+/// Like [`run`], beside a second thread.
 pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let choices = input.u8();
@@ -64,10 +62,10 @@ pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     bed.put_back();
 }
 
-/// A read of three sectors: header, room, neither cut.
+/// A read of three sectors: header and room, neither of them cut.
 const READ_AND_MORE: [u8; 10] = [0, 3, 0, 0, 0, 0, 3, 3, 0, 0];
 
-/// Header, and what follows it.
+/// The header, and what follows it.
 fn said(input: &mut Input<'_>) -> Vec<u8> {
     let (shape, sector_shape) = (input.u8(), input.u8());
     let kinds = [0, 1, 4, 8, 11, 13, 1, 0];
@@ -110,7 +108,7 @@ fn segment(input: &mut Input<'_>) -> [u8; 16] {
     bytes
 }
 
-/// Of the device: for data and status.
+/// The number of writable bytes, for data and status.
 fn room(input: &mut Input<'_>) -> usize {
     match input.u8() % 8 {
         0..=2 => 1,
@@ -121,7 +119,7 @@ fn room(input: &mut Input<'_>) -> usize {
     }
 }
 
-/// A request of each kind in each of the bed's ways, whole and cut up, then wrong ones.
+/// A request of each kind with each setting of the bed, whole and cut, then wrong ones.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let plain = [0, 0];
     let request = |shape: u8, sector: u8, more: &[u8], room: &[u8], cuts: &[u8]| {
@@ -149,7 +147,7 @@ pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
         let seed = all.fold(Seed::new(&[choices]), |seed, request| seed.and(request));
         seeds.push((format!("disk-{choices:02x}"), seed.bytes()));
     }
-    // The second part of the identity's room ends outside of the memory; the first and the status byte do not.
+    // The second part of the identity's buffer ends outside the memory; the first part and the status byte do not.
     let id = Seed::new(&[0, 3, 0]).and(&[0; 4]).and(&[5, 21]).and(&[0, 0]);
     seeds.push(("id-partly-nowhere".to_owned(), id.and(&[2, 12, 0, 0, 4, 0, 0xf4, 0]).bytes()));
     seeds
@@ -159,7 +157,7 @@ pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
 mod tests {
     use super::*;
 
-    /// In other ways of the same bed and of others, with writes, discards and wrong requests before.
+    /// With other settings of the same bed and of others, after writes, discards and wrong requests.
     #[test]
     fn run_after_another_run_ends_as_it_does_alone() {
         let seeds: Vec<_> = seeds().into_iter().map(|(_, bytes)| bytes).collect();

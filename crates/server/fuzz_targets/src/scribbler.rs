@@ -1,9 +1,9 @@
-//! A second thread that writes into memory while the code under test reads it, as another process may.
+//! A second thread that overwrites memory while the code under test reads it, as another process might.
 //!
 //! `input's last bytes → places → while the work runs: a drawn value, then the old one, in turns`
 //!
-//! - A value that changes to and fro between two reads of the same field is what a check before a use misses.
-//! - Which of the two a read meets is chance: an input that failed may have to be repeated some times.
+//! - A value that changes between two reads of a field breaks code that checks it before use.
+//! - Which value a read sees is random: a failing input may have to be repeated several times.
 
 use std::fs::File;
 use std::ops::Range;
@@ -12,16 +12,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use guest_mem::MemoryView;
 
-/// Of an input's end: all places are drawn from them.
+/// The part at an input's end from which all places are drawn.
 const TAIL_BYTES: usize = 32;
 const PLACES: usize = 8;
-/// How often a place has the one value and the other before the next place has its turn.
+/// How often a place changes its value before the next place has its turn.
 const TURNS: usize = 16;
 
-/// What is written to.
+/// The memory to overwrite.
 pub(crate) enum Scribbled {
     Mapped(MemoryView),
-    /// Not beyond their ends, so that what was cut off stays so.
+    /// Never writes beyond their ends, so that a truncated file stays so.
     Files(Vec<File>),
 }
 
@@ -35,7 +35,7 @@ impl Scribbled {
         }
     }
 
-    /// Where `read` has read.
+    /// Stores where `read` has read.
     fn store(&self, at: u64, bytes: &[u8]) {
         match self {
             Self::Mapped(view) => drop(view.store(at, bytes)),
@@ -50,13 +50,13 @@ impl Scribbled {
     }
 }
 
-/// The low sixteen bits are the place in the file, the next ones say which.
+/// The low sixteen bits are the place in the file, the next ones choose the file.
 fn file(files: &[File], at: u64) -> Option<(&File, u64)> {
     let which = usize::try_from(at >> 16).ok()? % files.len().max(1);
     files.get(which).map(|file| (file, at & 0xffff))
 }
 
-/// Does `work` while another thread writes into `memory` what the end of `input` says, in one of `spans` or another.
+/// Runs `work` while another thread overwrites places of `memory` in `spans`, as the end of `input` says.
 pub(crate) fn beside_a_scribbler<T>(
     memory: Scribbled,
     spans: &[Range<u64>],
@@ -73,12 +73,12 @@ pub(crate) fn beside_a_scribbler<T>(
     })
 }
 
-/// Also when the work panics: the scope waits for the thread.
+/// Also set after a panic, because the scope waits for the thread.
 struct SetAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for SetAtEnd<'_> {
     fn drop(&mut self) {
-        // Relaxed: the thread is joined before anything that it wrote is looked at.
+        // Relaxed: the thread is joined before anything that it wrote is read.
         self.0.store(true, Relaxed);
     }
 }
@@ -94,7 +94,7 @@ struct Place {
 fn places(spans: &[Range<u64>], input: &[u8]) -> Vec<Place> {
     let tail = &input[input.len().saturating_sub(TAIL_BYTES)..];
     let place = |number: u64| {
-        // FNV-1a: near inputs get other places.
+        // FNV-1a: similar inputs get different places.
         let mix = |sum: u64, byte: u64| (sum ^ byte).wrapping_mul(0x100_0000_01b3);
         let sum = tail.iter().copied().map(u64::from).fold(mix(0xcbf2_9ce4_8422_2325, number), mix);
         let len = 1_u64 << (sum >> 60 & 3);

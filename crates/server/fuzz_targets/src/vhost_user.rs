@@ -1,13 +1,11 @@
-//! `vhost_user`: a front-end that sends anything, descriptors included, to a server, and a guest that writes its memory.
+//! `vhost_user`: a front-end that sends anything, even descriptors, to a server, and a guest that writes its memory.
 //!
 //! `input → acts: negotiate, share memory, set rings up, kick, any bytes with any descriptors → session → end`
 //!
-//! - The server of a run is its own: a worker, an engine that moves no data, one disk. The usual one has no threads, so that
-//!   a run waits for nothing; the one with threads runs in the tests and with `--real-server`.
-//! - A session answers or ends; a stop then finds nothing in flight.
-//! - When the server is gone, so are all descriptors that it was sent.
-//!
-//! Here: the acts, and where their numbers come from.
+//! - Each run has its own server: a worker, an engine that moves no data, one disk. It usually has no threads, so that
+//!   a run never waits; the tests and `--real-server` use one with threads.
+//! - A session answers or ends. A stop then finds nothing in flight.
+//! - When the server is gone, all descriptors that it received are closed.
 
 mod peer;
 
@@ -18,18 +16,19 @@ use peer::{Fd, MEMFD_BYTES, MEMFDS, Peer, QUEUES, USER_BASE};
 pub(crate) use peer::{disk_server, is_settled, open_fds};
 
 const MOST_ACTS: usize = 200;
-/// Of the messages; the last is none.
+/// Request numbers; the last one is invalid.
 const CODES: [u32; 34] = [
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 24, 25, 30, 31, 32, 33,
     34, 36, 37, 38, 39, 0x1_0000,
 ];
-/// Where the parts of a queue's ring lie, a page for each queue.
+/// Where the parts of a ring lie, in the page of its queue.
 const RING: [u64; 3] = [0, 0x400, 0x800];
 const RING_SIZE: u32 = 8;
-/// What a second thread writes: both rings, headers and status bytes of both; the same in the other files, where logs lie.
+/// What a second thread overwrites: rings, headers and status bytes of both queues; the same places in the other files,
+/// which may hold logs.
 const SHARED: [std::ops::Range<u64>; 5] =
     [0..0xc00, 0x1000..0x1c00, REQUEST..REQUEST + 0x400, 0x1_0000..0x1_0400, 0x2_0000..0x2_0400];
-/// Where its requests lie.
+/// Where the queue's requests lie.
 const REQUEST: u64 = 0x4000;
 /// VERSION_1, FLUSH, MQ, DISCARD, WRITE_ZEROES, INDIRECT, EVENT_IDX, PROTOCOL_FEATURES; and RING_PACKED.
 const USUAL: u64 = 1 << 32 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 28 | 1 << 29 | 1 << 30;
@@ -42,7 +41,7 @@ pub(crate) fn run(bytes: &[u8]) {
     play(bytes, |_| Peer::new(), all_acts);
 }
 
-/// The same beside a second thread that writes into the shared memory: rings, logs, requests.
+/// Like [`run`], beside a second thread that overwrites the shared memory: rings, logs, requests.
 pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     play(
         bytes,
@@ -54,7 +53,7 @@ pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     );
 }
 
-/// The same with a server that has its own threads.
+/// Like [`run`], with a server that has its own threads.
 pub(crate) fn run_with_real_server(bytes: &[u8]) {
     play(bytes, Peer::of_a_real_server, all_acts);
 }
@@ -105,7 +104,7 @@ fn state(queue: usize, number: u32) -> Vec<u8> {
     [u32::try_from(queue).unwrap_or(u32::MAX), number].map(u32::to_ne_bytes).concat()
 }
 
-/// Header flags: version 1, with an answer asked for or not.
+/// Header flags: version 1, with or without NEED_REPLY.
 fn flags(wish: u8) -> u32 {
     if wish & 1 == 0 { 1 } else { 9 }
 }
@@ -121,7 +120,7 @@ fn negotiate(peer: &mut Peer, input: &mut Input<'_>) {
     }
 }
 
-/// One region as it stands in a message. Mostly the whole of a file.
+/// One region of a message. Usually a whole file.
 fn region(input: &mut Input<'_>, memfd: usize) -> Vec<u8> {
     let shape = input.u8();
     let guest = memfd as u64 * MEMFD_BYTES;
@@ -148,7 +147,7 @@ fn memory_slot(peer: &mut Peer, input: &mut Input<'_>) {
     peer.message(if choices & 2 == 0 { 37 } else { 38 }, flags(choices), &body, &fds);
 }
 
-/// The messages that start a ring, some of them left out, some of their numbers wrong.
+/// The messages that start a ring; some are missing, some of their numbers are wrong.
 fn set_ring_up(peer: &mut Peer, input: &mut Input<'_>) {
     let (queue, left_out, wish, base) = (input.below(QUEUES), input.u8(), input.u8(), input.u8());
     let has = |bit: u8| left_out >> bit & 1 == 0;
@@ -211,7 +210,7 @@ fn any_message(peer: &mut Peer, input: &mut Input<'_>) {
     let body = input.take(len).to_vec();
     let header = if shape & 0x40 == 0 { flags(shape) } else { input.u32() };
     let fds: Vec<_> = (0..shape >> 1 & 7).map(|_| Fd::of(input.u8())).collect();
-    // More than any message may have.
+    // More descriptors than any message may carry.
     let fds = if shape & 0x90 == 0x90 { vec![Fd::Null; 33 + input.below(8)] } else { fds };
     if shape & 0x20 == 0 {
         peer.message(code, header, &body, &fds);
@@ -221,7 +220,7 @@ fn any_message(peer: &mut Peer, input: &mut Input<'_>) {
     }
 }
 
-/// A read of one sector, or whatever the header says, in the first three descriptors of a split ring.
+/// A read of one sector, or another request, in the first three descriptors of a split ring.
 fn request(peer: &mut Peer, input: &mut Input<'_>) {
     let (queue, kind, sector) = (input.below(QUEUES), input.u8(), input.u8());
     let (ring, at) = (queue as u64 * 0x1000, REQUEST + queue as u64 * 0x1000);
@@ -239,7 +238,7 @@ fn request(peer: &mut Peer, input: &mut Input<'_>) {
     peer.kick(queue);
 }
 
-/// Sessions as front-ends have them, with a request in the middle, and with one wrong message each.
+/// Typical sessions of front-ends, with a request in the middle, and with one wrong message each.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let start = |packed: u8, wish: u8| {
         let base = if packed == 0 { 0 } else { 1 };

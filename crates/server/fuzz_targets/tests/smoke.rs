@@ -1,7 +1,7 @@
-//! Every target on its seeds, then on as many changed ones as fit into a test: without libFuzzer, on any compiler.
+//! Runs every target on its seeds, then on as many mutations of them as fit into a test. Needs no libFuzzer.
 //!
-//! - The same inputs in every run: the numbers are made from a fixed seed.
-//! - An input that fails is written to a file, with the command that repeats it.
+//! - Each run uses the same inputs: the numbers come from a fixed seed.
+//! - A failing input is written to a file, with the command that repeats it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,10 +13,10 @@ use fastrand::Rng;
 use fuzz_targets::{Mode, TARGETS, Target, target};
 use xtask::sizes::FUZZ_INPUTS;
 
-/// Longest changed input.
+/// Longest mutated input.
 const MOST_BYTES: usize = 4096;
 
-/// One target at a time: they count this process's descriptors, and tell panics of other threads by a flag.
+/// One target at a time: they count this process's descriptors, and a flag records panics of other threads.
 static TURN: Mutex<()> = Mutex::new(());
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
@@ -24,7 +24,7 @@ fn folder(target: &Target) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../fuzz/seeds").join(target.name)
 }
 
-/// In the order of their names.
+/// Sorted by name.
 fn seeds(target: &Target) -> Vec<Vec<u8>> {
     let mut paths: Vec<_> =
         std::fs::read_dir(folder(target)).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -51,7 +51,7 @@ fn run_one(target: &Target, mode: Mode, input: &[u8]) {
     }
 }
 
-/// What a fuzzer does, without knowing what it did: bytes changed, cut out, doubled, or taken from another seed.
+/// Mutates an input like a fuzzer without feedback: changes, removes or doubles bytes, or takes them from another seed.
 fn changed(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
     let mut input = seeds[rng.usize(..seeds.len())].clone();
     for _ in 0..rng.usize(1..8) {
@@ -84,10 +84,10 @@ fn survives(name: &str) {
     survives_in(name, Mode::Alone, FUZZ_INPUTS.now());
 }
 
-/// On as many changed seeds. A second thread finds another race in each run of the same input.
+/// Runs that many mutations. With a second thread, each run of the same input may show another race.
 fn survives_in(name: &str, mode: Mode, inputs: u32) {
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    // Threads of a server's, too: their panics end no test by themselves.
+    // Also notices panics of a server's threads, which alone end no test.
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         PANICKED.store(true, SeqCst);
@@ -165,7 +165,7 @@ fn live_upgrades_hold_against_changed_seeds() {
 
 #[test]
 fn seeds_in_the_tree_are_those_that_the_targets_make_and_perhaps_more() {
-    // A panic of this test would be taken for one of the target that runs beside it.
+    // A panic of this test would count as one of the target that runs at the same time.
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for target in TARGETS {
         for (name, bytes) in (target.seeds)() {

@@ -230,7 +230,8 @@ pub(crate) fn plain(role: Role, engines: EngineCalls) -> Vec<i64> {
         }
         Role::Session => &[EVERYBODY, EVENTS, TALKING, SESSION, SIGNALS],
         Role::Worker => &[EVERYBODY, EVENTS, TRANSFERS, MAPPED, SIGNALS, uring, aio, ASKING],
-        // A context of Linux AIO ends on a thread of its own; also one that was only made to try, whatever workers use.
+        // A context of Linux AIO ends on its own thread, even one that was only made as a trial, whatever engine
+        // workers use.
         Role::EngineThread => &[EVERYBODY, TRANSFERS, MAPPED, &[SYS_io_destroy]],
     };
     lists.concat()
@@ -250,9 +251,9 @@ pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, Ba
         (SYS_ioctl, any_of(1, IOCTLS)?),
         (SYS_fcntl, any_of(1, FCNTLS)?),
     ];
-    // Also a session's: another thread closes what may hang. It has the list of the one that makes it.
+    // Sessions need it too: another thread, with the same list, closes descriptors that may hang.
     rules.push((SYS_clone, vec![has(0, CLONE_OF_A_THREAD)?]));
-    // Let through by this filter, refused by `filter::no_processes`: the C library then takes `clone`.
+    // This filter allows it, `filter::no_processes` refuses it, and the C library then uses `clone`.
     rules.push((SYS_clone3, vec![]));
     if matches!(role, Role::Control | Role::Worker) {
         rules.push((SYS_socketpair, vec![asks_over_packets()?]));
@@ -288,7 +289,7 @@ fn reads_own_limits(own_pid: u64) -> Result<Vec<SeccompRule>, BackendError> {
     Ok(vec![of(0)?, of(own_pid)?])
 }
 
-/// A pair that can only talk to each other: a datagram pair could send to any path.
+/// A pair whose ends can only send to each other: a datagram socket could send to any path.
 fn asks_over_packets() -> Result<SeccompRule, BackendError> {
     let family = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, UNIX_SOCKET)?;
     let of_packets = SeccompCmpOp::MaskedEq(SOCKET_TYPE);

@@ -47,7 +47,7 @@ pub(crate) fn no_processes() -> Result<BpfProgram, SandboxError> {
     failing(libc::SYS_clone3, libc::ENOSYS)
 }
 
-/// For threads that open no files; only the C library would, for optional information.
+/// For threads that open no files. Only the C library would, for optional information.
 pub(crate) fn no_files() -> Result<BpfProgram, SandboxError> {
     failing(libc::SYS_openat, libc::EACCES)
 }

@@ -37,7 +37,7 @@ pub(crate) fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// `verdict`: the value that `filter.rs` put into the refusal.
+/// `verdict`: the value from `filter.rs` in the refusal.
 fn tell_and_end(verdict: i32) {
     let mut line = [0; LINE_BYTES];
     let left = describe(&mut line, verdict);
@@ -56,7 +56,7 @@ fn describe(mut line: &mut [u8], verdict: i32) -> usize {
     let call = verdict & ((1 << CALL_BITS) - 1);
     let role = Role::of_number(verdict >> CALL_BITS).map_or("", Role::name);
     let name = names::of(i64::from(call)).unwrap_or("not known by name");
-    // Fails only for lack of space; the start of the line is there then.
+    // Fails only for lack of space; the buffer then holds the start of the line.
     let _ = writeln!(
         line,
         "bareblk: sandbox: {role} thread made system call {call} ({name}), which it may not make: not carried out, \
@@ -67,7 +67,7 @@ fn describe(mut line: &mut [u8], verdict: i32) -> usize {
 
 fn describe_unconfined(mut line: &mut [u8], role: Role, error: &SandboxError) -> usize {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    // Fails only for lack of space, too.
+    // Also fails only for lack of space.
     let _ = writeln!(
         line,
         "bareblk: sandbox: {role} thread does not get its list of system calls: {error}{cause}: the server ends; \

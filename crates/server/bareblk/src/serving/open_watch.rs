@@ -62,8 +62,8 @@ fn watch(begun: &Receiver<PathBuf>) {
                 let (image, seconds) = (image.display(), SAY_AFTER.as_secs());
                 warn!(
                     %image,
-                    "not open after {seconds} s: somebody has it locked, or its file system does not answer; the start \
-                     waits for it, Ctrl-C gives up"
+                    "not open after {seconds} s: another process holds its lock, or its file system does not answer; the \
+                     start waits for it, Ctrl-C gives up"
                 );
                 begun.recv().ok()
             }

@@ -1,5 +1,5 @@
 //! Writes the seeds of all targets into a folder: `cargo run -p fuzz_targets --bin fuzz_seeds [FOLDER]`, by default
-//! `fuzz/seeds`. Seeds that were put there by hand stay.
+//! `fuzz/seeds`. Seeds that a person added stay.
 #![forbid(unsafe_code)]
 
 use std::io;

@@ -1,4 +1,4 @@
-//! A live device half and the model beside it: each act is done to both, and what they say is compared.
+//! A live device side and its model: both do each act, and their results are compared.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use virtqueue::{Chain, ChainFault, DeviceQueue, LogArea, PopError, RingFault, Ri
 use super::model::{AVAIL_RING, Buffers, DESCRIPTORS, Packed, Place, Refusal, Rules, Said, Split, USED_RING};
 use crate::guest::Guest;
 
-/// The guest has two regions of this size, one behind the other.
+/// The guest has two adjacent regions; this is the size of the first.
 pub(super) const FIRST_REGION: u64 = 0x4000;
 /// Where tables lie; the last two end in the second region, one of them not aligned to words.
 pub(super) const TABLES: [u64; 4] = [0x1000, 0x1800, FIRST_REGION - 40, FIRST_REGION - 33];
 pub(super) const LOG_BYTES: u64 = 0x1000;
-/// More than any ring has, as a front-end may say.
+/// More entries than any ring has, as a front-end may claim.
 pub(super) const LOG_ENTRIES: u16 = 20;
 
-/// The model of a ring that runs.
+/// The model of a running ring.
 #[derive(Clone, Debug)]
 enum Model {
     Split(Split),
@@ -28,26 +28,26 @@ struct Running {
     device: DeviceQueue,
     model: Model,
     chain: Chain,
-    /// Popped and not yet used; `true`: by a device before, too, so that only the log knows its length.
+    /// Tags popped and not yet used. `true`: a device before popped it too, so only the log knows its length.
     in_flight: Vec<(u16, bool)>,
-    /// Can be given back.
+    /// The last pop can be undone.
     popped_last: bool,
     has_log: bool,
-    /// Where the next used descriptor of a packed ring goes, and the next used entry of a split one.
+    /// The next used descriptor of a packed ring, or the next used entry of a split one.
     used_place: Place,
     used_idx: u16,
-    /// The first one that is not published: place, bytes.
+    /// The first unpublished one: place, bytes.
     held_back: Option<(Place, [u8; 8])>,
     pushed: u16,
-    /// Descriptors that come back to the log when they are published.
+    /// Descriptors that return to the log when they are published.
     freed: u16,
-    /// Where used was when the device was last asked whether to notify.
+    /// The used index when the device was last asked whether to notify.
     asked_at: u16,
-    /// The ring is broken: nothing is taken any more.
+    /// The ring is broken: the device takes nothing more.
     stopped: bool,
 }
 
-/// See the file's head.
+/// The device, its model and their memory.
 pub(super) struct Machine {
     pub guest: Guest,
     pub log: Arc<GuestMemory>,
@@ -56,7 +56,7 @@ pub(super) struct Machine {
     pub limit: u16,
     running: Option<Running>,
     position: u32,
-    /// Of the driver, for chains that it offers one behind the other.
+    /// The driver's place, for chains that it offers one after another.
     driver_place: Place,
 }
 
@@ -88,7 +88,7 @@ impl Machine {
         self.size
     }
 
-    /// Of the device that runs, or of the last one.
+    /// The position of the running device, or of the last one.
     pub fn position(&self) -> u32 {
         self.running.as_ref().map_or(self.position, |running| running.device.position())
     }
@@ -105,7 +105,7 @@ impl Machine {
         bytes
     }
 
-    /// What runs dies; another device starts, with the log or without.
+    /// The running device dies; another one starts, with or without the log.
     pub fn start(&mut self, with_log: bool, base: u32) {
         self.position = self.position();
         self.running = None;
@@ -125,7 +125,7 @@ impl Machine {
         Rules { size: self.size, indirect: self.features.indirect, limit: self.limit }
     }
 
-    /// Split: this head. Packed: the place moves on, as if one had been offered.
+    /// Split: offers this head. Packed: advances the place as if a descriptor had been offered.
     pub fn offer(&mut self, head: u16) {
         if self.features.packed {
             self.driver_place = self.driver_place.forward(head % (self.size + 1), self.size);
@@ -137,7 +137,7 @@ impl Machine {
         self.guest.store(AVAIL_RING + 2, &idx.wrapping_add(1).to_le_bytes());
     }
 
-    /// A chain as it should be: `readable` ones, then writable ones.
+    /// Offers a well-formed chain: `readable` buffers, then writable ones.
     pub fn offer_chain(&mut self, readable: usize, more: u8) {
         let readable = u16::try_from(readable).unwrap_or(0).min(self.size - 1);
         let (writable, id) =
@@ -191,7 +191,7 @@ impl Machine {
         }
     }
 
-    /// What the device says of kicks and calls.
+    /// Asks the device about kicks and calls.
     pub fn ask(&mut self, what: u8) {
         let Some(running) = &mut self.running else { return };
         running.popped_last = false;
@@ -203,7 +203,7 @@ impl Machine {
         }
     }
 
-    /// Nothing outside of the device's own parts has changed.
+    /// Checks that nothing outside the device's own parts has changed.
     pub fn check_memory(&self) {
         let (size, place) = (usize::from(self.size), |at: u64| usize::try_from(at).unwrap_or(usize::MAX));
         let (ring, used) = (place(DESCRIPTORS), place(USED_RING));
@@ -268,7 +268,7 @@ impl Running {
                 assert!(tag < model.rules.size, "head {tag} from the log is none of the ring");
                 Said::Taken { tag, buffers: model.walk(guest, tag) }
             }),
-            // What the log has of a packed ring's chain may be in the log only.
+            // Only the log may know a packed ring's chain.
             (Model::Packed(_), true) => None,
             (Model::Split(model), false) => Some(model.pop(guest)),
             (Model::Packed(model), false) => Some(model.pop(guest)),
@@ -316,7 +316,7 @@ impl Running {
         Buffers { readable: pairs(readable), writable: pairs(writable) }
     }
 
-    /// As the owner of the queue does it.
+    /// Accounts for the pop as the owner of the queue does.
     fn account(&mut self, popped: &Result<Option<u16>, PopError>, is_again: bool) {
         match popped {
             Ok(None) => {}
@@ -382,7 +382,7 @@ impl Running {
                 assert_eq!(from, self.used_place);
                 let moved = to.since(from, size);
                 let known = std::mem::take(&mut model.counts[usize::from(tag)]);
-                // Of one that only the log knows, the device says how long it was.
+                // If only the log knows the chain, the device reports its length.
                 assert!((1..=size).contains(&moved) && (known == 0 || known == moved), "{known} {moved}");
                 (model.room, self.freed, self.used_place) = (model.room + moved, self.freed + moved, to);
                 let write = if written_bytes == 0 { 0 } else { 2 };
@@ -435,7 +435,7 @@ impl Running {
         assert_eq!(ask(&mut self.device).ok(), wanted, "whether anything is available");
     }
 
-    /// virtio 1.3 §2.7.7.2. (Packed rings have more rules than can be said simply; they are only asked.)
+    /// virtio 1.3 §2.7.7.2. Packed rings have too many rules for a simple model, so they are asked but not checked.
     fn ask_notification(&mut self, guest: &Guest, event_idx: bool) {
         let says = self.device.needs_notification();
         if let Model::Split(model) = &self.model {

@@ -1,7 +1,7 @@
-//! What a device must make of a ring, read simply: bytes to buffers or a refusal, from nothing but the standard's words.
+//! A simple model of a ring, written from the standard: turns bytes into buffers or a refusal.
 //!
-//! - It reads the guest's memory at the moment of the question, as often as it likes. It shares no code with the device.
-//! - A chain is no longer than the queue (virtio 1.3 §2.7.5.3.1), or than what the device allows tables.
+//! - It reads the guest's memory when it is asked, as often as it likes, and shares no code with the device.
+//! - A chain is no longer than the queue (virtio 1.3 §2.7.5.3.1), or than the device's limit for tables.
 //!
 //! Spec: virtio 1.3 §2.7, §2.8.
 
@@ -18,7 +18,7 @@ pub(super) const DESCRIPTORS: u64 = 0;
 pub(super) const AVAIL_RING: u64 = 0x200;
 pub(super) const USED_RING: u64 = 0x400;
 
-/// What is left after a chain was read.
+/// The result of reading a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     /// Nothing is available.
@@ -29,16 +29,16 @@ pub(super) enum Said {
     Taken { tag: u16, buffers: Result<Buffers, Refusal> },
 }
 
-/// Why a chain is no good.
+/// Why a chain is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Not even its buffers are known.
+    /// Its buffers cannot be determined.
     Structure,
-    /// A readable one follows a writable one; the writable ones are known.
+    /// A readable buffer follows a writable one; the writable ones are known.
     Order { writable: Vec<(u64, u32)> },
 }
 
-/// Address and length; none is empty.
+/// Addresses and lengths; none is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Buffers {
     pub readable: Vec<(u64, u32)>,
@@ -54,7 +54,7 @@ struct Descriptor {
     other: u16,
 }
 
-/// Buffers as they are found.
+/// The buffers found so far.
 #[derive(Default)]
 struct Found {
     buffers: Buffers,
@@ -79,7 +79,7 @@ impl Found {
     }
 }
 
-/// What was negotiated, and how long a chain with a table may be.
+/// The negotiated features, and the longest chain with a table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub size: u16,
@@ -97,7 +97,7 @@ fn descriptor(guest: &Guest, at: u64, packed: bool) -> Option<Descriptor> {
     Some(Descriptor { addr, len, flags, other })
 }
 
-/// Entries of the table that is named; `None`: there must be none such.
+/// The number of entries of the named table; `None`: such a table is not allowed.
 fn table_entries(rules: Rules, named_by: Descriptor) -> Option<u16> {
     let whole = named_by.len != 0 && named_by.len.is_multiple_of(16);
     let inside = named_by.addr.checked_add(u64::from(named_by.len)).is_some();
@@ -109,9 +109,9 @@ fn table_entries(rules: Rules, named_by: Descriptor) -> Option<u16> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Split {
     pub rules: Rules,
-    /// Of the next entry of the available ring.
+    /// The index of the next entry of the available ring.
     pub next: u16,
-    /// As the device last saw it.
+    /// The available index as the device last saw it.
     pub known: u16,
 }
 
@@ -143,7 +143,7 @@ impl Split {
     /// virtio 1.3 §2.7.5, §2.7.5.3.
     pub fn walk(&self, guest: &Guest, head: u16) -> Result<Buffers, Refusal> {
         let (mut found, mut count) = (Found::default(), 0);
-        // The table that is walked, how many entries it has, and the one to look at.
+        // The table, its number of entries, the entry to read, and the longest chain.
         let (mut table, mut entries, mut at, mut longest) =
             (DESCRIPTORS, self.rules.size, head, self.rules.size);
         let mut is_inner = false;
@@ -179,7 +179,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// As vhost-user tells it: slot, and the wrap counter in bit 15.
+    /// From vhost-user's encoding: slot, and the wrap counter in bit 15.
     pub fn of_bits(bits: u16) -> Self {
         Self { slot: bits & 0x7fff, wrap: bits & 0x8000 != 0 }
     }
@@ -189,7 +189,7 @@ impl Place {
         Self { slot, wrap: self.wrap ^ (wraps % 2 == 1) }
     }
 
-    /// Descriptors from `from` to here, at most a lap.
+    /// Descriptors from `from` to here, at most one lap.
     pub fn since(self, from: Self, size: u16) -> u16 {
         let lap = if self.wrap == from.wrap { 0 } else { size };
         (self.slot + lap).wrapping_sub(from.slot)
@@ -207,11 +207,11 @@ pub(super) struct Packed {
     pub next: Place,
     /// Descriptors that may be taken.
     pub room: u16,
-    /// Entries that a log has left, if there is one.
+    /// Free entries of the log, if there is one.
     pub log_room: Option<u16>,
-    /// By buffer id.
+    /// For each buffer id: the number of descriptors.
     pub counts: [u16; 16],
-    /// By buffer id: taken by a device before, so that only the log knows how long it is.
+    /// For each buffer id: an earlier device took it, so only the log knows its length.
     pub again: [bool; 16],
 }
 
@@ -262,7 +262,7 @@ impl Packed {
         Said::Taken { tag: id, buffers }
     }
 
-    /// virtio 1.3 §2.8.7: entries follow each other, whatever their flags say.
+    /// virtio 1.3 §2.8.7: entries follow each other, regardless of their flags.
     fn table(&self, guest: &Guest, named_by: Descriptor) -> Result<Buffers, Refusal> {
         let entries = table_entries(self.rules, named_by).ok_or(Refusal::Structure)?;
         let mut found = Found::default();

@@ -1,7 +1,7 @@
-//! A live device half whose ring and log a second thread writes: no model can tell what it reads.
+//! A live device side whose ring and log a second thread overwrites: no model can predict what it reads.
 //!
-//! What holds anyway: a tag is one of the ring, a chain has no more buffers than it may have and as many bytes as its
-//! buffers, and there is never more to do again than the ring has.
+//! Even then, each tag belongs to the ring; a chain has at most the allowed number of buffers, and as many bytes as
+//! they have; and there are never more requests to redo than the ring has descriptors.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::machine::{LOG_BYTES, LOG_ENTRIES, Machine, TABLES, layout};
 use super::model::{AVAIL_RING, DESCRIPTORS, USED_RING};
 use crate::scribbler::Scribbled;
 
-/// See the file's head.
+/// A device side in memory that another thread overwrites.
 pub(super) struct Raced {
     memory: MemoryView,
     log: MemoryView,
@@ -24,9 +24,9 @@ pub(super) struct Raced {
     running: Option<DeviceQueue>,
     position: u32,
     in_flight: Vec<u16>,
-    /// Can be given back.
+    /// The last pop can be undone.
     popped_last: bool,
-    /// As the owner of the queue does it: a broken ring gives nothing more.
+    /// The ring is broken: like the queue's owner, the test takes nothing more from it.
     stopped: bool,
 }
 
@@ -51,7 +51,7 @@ impl Raced {
         raced
     }
 
-    /// What the second thread writes, and where.
+    /// What the second thread overwrites, and where.
     pub fn scribbled(&self, of_the_log: bool) -> (Scribbled, Vec<Range<u64>>) {
         if of_the_log {
             return (Scribbled::Mapped(self.log.clone()), std::iter::once(0..LOG_BYTES / 2).collect());
@@ -63,7 +63,7 @@ impl Raced {
         (Scribbled::Mapped(self.memory.clone()), spans)
     }
 
-    /// The device dies, and another one starts: on a new ring, where the last one was, or anywhere.
+    /// The device dies and another one starts: on a new ring, at the last position, or at any position.
     pub fn start(&mut self, with_log: bool, base: u8, driver: &Machine) {
         let base = match base % 4 {
             0 => virtqueue::packed::FRESH_BASE,
@@ -104,7 +104,7 @@ impl Raced {
         }
     }
 
-    /// Whether it is in flight now; one that was already stops the queue.
+    /// Notes the tag as in flight. A tag that already is stops the queue.
     fn take(&mut self, tag: u16) -> bool {
         assert!(tag < self.size, "tag {tag} of a ring of {}", self.size);
         self.stopped |= self.in_flight.contains(&tag);
@@ -116,7 +116,7 @@ impl Raced {
 
     fn check_chain(&self) {
         let (readable, writable) = (self.chain.readable(), self.chain.writable());
-        // The first descriptors may be direct ones, the last of which names a table.
+        // The first descriptors may be direct; the last of them names a table.
         let most = usize::from(self.limit) + usize::from(self.size);
         assert!(readable.len() + writable.len() <= most, "more buffers than {most}");
         let sum =
@@ -145,7 +145,7 @@ impl Raced {
         self.running.iter_mut().for_each(|device| _ = device.publish());
     }
 
-    /// What the device says of kicks and calls.
+    /// Asks the device about kicks and calls.
     pub fn ask(&mut self, what: u8) {
         self.popped_last = false;
         let Some(device) = &mut self.running else { return };

@@ -1,8 +1,8 @@
-//! A queue, its worker and the disk behind it: each request goes through all of them, then is compared with the model.
+//! A queue, its worker and its disk: each request passes through all of them, then is compared with the model.
 //!
-//! - Image, memory, worker and engine stay from one run to the next, on the same thread: to open them takes several times
-//!   as long as a run. A run gets them with a new queue, zeroed memory and the image's first contents.
-//! - A bed whose run found something wrong is not used again.
+//! - Image, memory, worker and engine are reused by later runs on the same thread, because opening them takes several
+//!   times as long as a run. Each run gets a new queue, zeroed memory and the original image.
+//! - A bed whose run has failed is not reused.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -26,7 +26,7 @@ use crate::input::Input;
 
 const IMAGE_SECTORS: usize = 32;
 const QUEUE_SIZE: u16 = 32;
-/// The ring lies below, tables behind it, then what requests consist of.
+/// The ring lies below this address, tables behind it, then the parts of requests.
 const TABLES: u64 = 0x3000;
 const AREA: u64 = 0x4000;
 const REGION_BYTES: u64 = 0x6000;
@@ -38,18 +38,18 @@ const LAYOUT: RingLayout = RingLayout {
     avail: GuestAddress(0x1000),
     used: GuestAddress(0x2000),
 };
-/// What a driver may write while the device looks: the parts of the ring, then tables, headers and the first data.
+/// What a second driver thread may overwrite: the parts of the ring, then tables, headers and the first data.
 pub(super) const SHARED: [Range<u64>; 5] =
     [0..0x200, 0x1000..0x1048, 0x2000..0x2108, TABLES..TABLES + 0x100, AREA..AREA + 0x200];
-/// Of the first byte of an input: what a disk is opened with. The rest is the ring's.
+/// The bits of an input's first byte that choose the disk's settings. The others choose the ring's.
 const DISK_CHOICES: u8 = 0x18;
 
 thread_local! {
-    /// One for each of `DISK_CHOICES`.
+    /// One for each value of `DISK_CHOICES`.
     static KEPT: RefCell<Vec<(u8, Bed)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A queue, its worker, the disk behind it, and what both are to be.
+/// A queue, its worker, its disk, and the expected memory and image.
 pub(super) struct Bed {
     pub guest: Guest,
     ring: DriverQueue,
@@ -60,13 +60,13 @@ pub(super) struct Bed {
     disk: Vec<u8>,
     file: File,
     limits: Limits,
-    /// Where the next request's bytes may lie.
+    /// The address for the next part of a request.
     next_addr: u64,
     _path: TempPath,
 }
 
 impl Bed {
-    /// As a new one.
+    /// Returns a bed that is like new.
     pub fn take(choices: u8) -> Self {
         let kept = KEPT.with_borrow_mut(|kept| {
             let at = kept.iter().position(|(known, _)| *known == choices & DISK_CHOICES)?;
@@ -77,7 +77,7 @@ impl Bed {
         bed
     }
 
-    /// For a further run. Returns all that a run may have changed: memory, then image.
+    /// Keeps the bed for another run. Returns all that a run may have changed: memory, then image.
     pub fn put_back(self) -> Vec<u8> {
         let mut left = self.guest.now();
         left.extend_from_slice(&self.disk);
@@ -119,9 +119,9 @@ impl Bed {
         }
     }
 
-    /// A new queue in zeroed memory, and the image as it was at first.
+    /// A new queue in zeroed memory, and the original image.
     pub fn renew(&mut self, choices: u8) {
-        // First, as a queue that stops may still write into its ring.
+        // Stop first: a queue may write into its ring while it stops.
         self.worker.stop().expect("a worker without requests");
         self.guest.clear();
         self.disk = first_contents();
@@ -170,7 +170,7 @@ impl Bed {
         Some((readable, writable))
     }
 
-    /// A flush has a thread of the engine's: the worker sleeps until that is done. Who is never answered hangs here.
+    /// For a flush, the worker sleeps until the engine's thread is done. A missing answer hangs here.
     fn wait(&mut self) -> Used {
         loop {
             self.worker.serve();
@@ -180,7 +180,7 @@ impl Bed {
         }
     }
 
-    /// Cuts `bytes` up, puts the pieces into memory, and says where; one of them may be somewhere else.
+    /// Cuts `bytes` into pieces and stores them in memory. Returns their places, one of which may be wrong.
     fn lay_out(&mut self, input: &mut Input<'_>, mut bytes: &[u8]) -> Vec<Part> {
         let mut parts = Vec::new();
         let cuts = input.below(8);
@@ -245,7 +245,7 @@ impl Bed {
         let mut now = vec![0; self.disk.len()];
         self.file.read_exact_at(&mut now, 0).expect("the image");
         self.check_image_size();
-        // Looking at each byte takes longer than everything else.
+        // Comparing single bytes would take longer than everything else.
         let all = if now == self.disk { 0..0 } else { 0..now.len() };
         for at in all {
             let may = now[at] == self.disk[at]
@@ -261,7 +261,7 @@ fn features(choices: u8) -> RingFeatures {
     RingFeatures { packed: choices & 1 != 0, event_idx: choices & 2 != 0, indirect: true }
 }
 
-/// Each sector's own byte.
+/// Fills each sector with its own byte.
 fn first_contents() -> Vec<u8> {
     let mut contents = vec![0; IMAGE_SECTORS * SECTOR];
     (0x80..).zip(contents.chunks_mut(SECTOR)).for_each(|(byte, sector)| sector.fill(byte));

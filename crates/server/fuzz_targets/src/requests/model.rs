@@ -1,5 +1,4 @@
-//! What a virtio block device must do with a request, read simply: from the bytes of the guest and of the disk to those
-//! after it, and to the used length.
+//! A simple model of a virtio block device: computes guest memory, disk and used length after a request.
 //!
 //! Spec: virtio 1.3 §5.2.6.
 
@@ -12,15 +11,15 @@ const IOERR: u8 = 1;
 const UNSUPP: u8 = 2;
 const MOST_SEGMENTS: usize = 16;
 
-/// What the disk of the model can do.
+/// The abilities of the model's disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Of one segment; `None`: not offered.
+    /// The limit of one segment; `None`: discard is not offered.
     pub discard_sectors: Option<u32>,
     pub zeroes_sectors: Option<u32>,
 }
 
-/// Guest, disk, and what was discarded, which may read as anything that was there or as zeroes.
+/// Guest, disk, and the discarded ranges, which may read as their old content or as zeroes.
 #[derive(Debug)]
 pub(super) struct World<'w> {
     pub memory: &'w mut [u8],
@@ -39,7 +38,7 @@ fn place(memory: &[u8], (addr, len): Part) -> Option<Range<usize>> {
     (end <= memory.len()).then_some(start..end)
 }
 
-/// The bytes of `parts` one behind the other, and which of them are in no memory.
+/// The bytes of `parts` in a row, and which of them lie outside the memory.
 struct Gathered {
     bytes: Vec<u8>,
     missing: Vec<Range<usize>>,
@@ -60,7 +59,7 @@ impl Gathered {
         Self { bytes, missing }
     }
 
-    /// The bytes of `range`, if all of them are there.
+    /// The bytes of `range`, if all lie in memory.
     fn known(&self, range: Range<usize>) -> Result<&[u8], u8> {
         let touches = |gap: &Range<usize>| gap.start < range.end && range.start < gap.end;
         if self.missing.iter().any(touches) {
@@ -74,7 +73,7 @@ fn place_len(len: u32) -> usize {
     usize::try_from(len).expect("32 bits")
 }
 
-/// The beginning of a part that is in memory.
+/// The part's beginning, as far as it lies in memory.
 fn present(memory: &[u8], (addr, len): Part) -> Range<usize> {
     let start = usize::try_from(addr).map_or(memory.len(), |start| start.min(memory.len()));
     start..start.saturating_add(place_len(len)).min(memory.len())
@@ -97,7 +96,7 @@ impl World<'_> {
         parts.iter().all(|&part| place(self.memory, part).is_some())
     }
 
-    /// Stores `bytes` in `parts`, which are all in memory, one part after the other.
+    /// Stores `bytes` in `parts`, one after another. All of them lie in memory.
     fn put(&mut self, parts: &[Part], mut bytes: &[u8]) {
         for &part in parts {
             let range = place(self.memory, part).expect("inside the memory");
@@ -107,7 +106,7 @@ impl World<'_> {
         }
     }
 
-    /// Nothing is stored of a part that is not all in memory; parts before it are.
+    /// Stores the parts up to the first one that does not lie wholly in memory.
     fn put_as_far(&mut self, parts: &[Part], bytes: &[u8]) -> Result<(), u8> {
         let is_there = |part: &&Part| place(self.memory, **part).is_some();
         let there = parts.iter().take_while(is_there).count();
@@ -115,7 +114,7 @@ impl World<'_> {
         if there < parts.len() { Err(IOERR) } else { Ok(()) }
     }
 
-    /// Does the request; returns the used length.
+    /// Carries out the request; returns the used length.
     pub fn serve(&mut self, readable: &[Part], writable: &[Part]) -> u32 {
         let total: u64 = writable.iter().map(|part| u64::from(part.1)).sum();
         let last = writable.iter().rev().find(|part| part.1 > 0);

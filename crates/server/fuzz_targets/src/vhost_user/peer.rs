@@ -1,6 +1,6 @@
-//! The other end of a session: a socket, memory that it shares, descriptors of all kinds, and the server of the run.
+//! The other end of a session: a socket, shared memory, descriptors of all kinds, and the run's server.
 //!
-//! - The usual server has no threads: the peer steps it after each thing that it sent.
+//! The usual server has no threads: the peer steps it after each message.
 
 use std::fs::File;
 use std::io::{ErrorKind, PipeReader, PipeWriter, Read, pipe};
@@ -26,17 +26,17 @@ use vhost_user::{FrameError, FrontEnd, message_bytes};
 
 use crate::guest::memory_folder;
 
-/// Files that can be memory, and how long each is.
+/// Files for memory; each has the length below.
 pub(super) const MEMFDS: usize = 3;
 pub(super) const MEMFD_BYTES: u64 = 0x1_0000;
-/// Of the disk.
+/// The disk's number of queues.
 pub(super) const QUEUES: usize = 2;
-/// The front-end's own addresses: guest addresses plus this.
+/// The front-end's own addresses are guest addresses plus this.
 pub(super) const USER_BASE: u64 = 0x7f00_0000_0000;
-/// Longer than any limit of a session: a session that needs it hangs.
+/// Longer than any limit of a session: only a session that hangs needs it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One that can be sent.
+/// A descriptor to send.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fd {
     Memory(usize),
@@ -65,7 +65,7 @@ impl Fd {
     }
 }
 
-/// See the file's head.
+/// The other end of a session.
 pub(super) struct Peer {
     front_end: FrontEnd,
     memory: Vec<File>,
@@ -78,16 +78,16 @@ pub(super) struct Peer {
     server: Serving,
 }
 
-/// Who reads the other end of the socket.
+/// What reads the other end of the socket.
 enum Serving {
-    /// This thread, when there is something to read.
+    /// This thread, if there is something to read.
     Here { server: InlineServer, session: InlineSession },
-    /// A server with its threads, as it runs elsewhere.
+    /// A server with its threads, as in use.
     Threads { server: Server, _folder: TempDir },
 }
 
 thread_local! {
-    /// The inline servers' image, which no run changes: its engine moves no data.
+    /// The inline servers' image, which no run changes: their engine moves no data.
     static IMAGE: (TempDir, PathBuf) = image();
 }
 
@@ -99,18 +99,18 @@ fn image() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Makes what stays open from one run to the next.
+/// Opens what stays open between runs.
 pub(super) fn prepare() {
     IMAGE.with(|_| ());
 }
 
-/// Of this process.
+/// The number of open descriptors of this process.
 pub(crate) fn open_fds() -> usize {
-    // The folder itself is one of them, now and the next time.
+    // Counts the folder itself, now and the next time.
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
 }
 
-/// As many descriptors as before, soon.
+/// Waits until as many descriptors are open as before.
 pub(crate) fn is_settled(before: usize) -> bool {
     let end = Instant::now() + PATIENCE;
     while open_fds() > before && Instant::now() < end {
@@ -194,7 +194,7 @@ impl Peer {
         self.take_answers();
     }
 
-    /// What a server's own threads do meanwhile.
+    /// Does what a server's own threads would do.
     fn serve(&mut self) {
         if let Serving::Here { server, session } = &mut self.server {
             session.serve();
@@ -204,12 +204,12 @@ impl Peer {
         }
     }
 
-    /// The memory that is shared, for another thread.
+    /// The shared memory, for another thread.
     pub fn shared_files(&self) -> Vec<File> {
         self.memory.iter().map(|file| file.try_clone().expect("a descriptor")).collect()
     }
 
-    /// Whoever does not read its answers is another matter (`blk_server`'s own tests).
+    /// Reads all answers. `blk_server`'s own tests have front-ends that read none.
     fn take_answers(&self) {
         let mut bytes = [0; 4096];
         while rustix::net::recv(self.front_end.socket(), &mut bytes, RecvFlags::DONTWAIT)
@@ -219,7 +219,7 @@ impl Peer {
 
     pub fn poke(&mut self, memfd: usize, at: u64, bytes: &[u8]) {
         let len = self.memory[memfd].metadata().expect("a memfd").len();
-        // Not beyond the end: that would give the file back what `truncate` took.
+        // Not beyond the end, which would extend a file that `truncate` has shortened.
         if at + bytes.len() as u64 <= len {
             self.memory[memfd].write_all_at(bytes, at).expect("room in a memfd");
         }
@@ -234,7 +234,7 @@ impl Peer {
         self.memory[memfd].set_len(len_bytes.min(MEMFD_BYTES)).expect("a memfd");
     }
 
-    /// Says nothing more, and waits until the server has nothing more to say.
+    /// Sends nothing more, and waits until the server has sent everything.
     pub fn end(self) {
         let Self { front_end, server, .. } = self;
         let mut socket = front_end.socket();
@@ -283,7 +283,7 @@ fn disk(image: &Path) -> (Arc<EngineSource>, DiskConfig) {
     (EngineSource::new("null", 128, Box::new(make)), disk)
 }
 
-/// A server with a worker and that disk.
+/// A server with one worker and this disk.
 pub(crate) fn disk_server(image: &Path, socket: &Path, polls: bool) -> Server {
     let opener: Arc<dyn Opener> = Arc::new(HostOpener);
     let (engine, disk) = disk(image);
