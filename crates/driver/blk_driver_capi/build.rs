@@ -1,4 +1,4 @@
-//! Gives the shared library its soname: programs that were linked with one major version do not start with another.
+//! Gives the shared library a soname with its major version, so that a program does not start with another one.
 
 fn main() {
     let major = env!("CARGO_PKG_VERSION_MAJOR");

@@ -46,8 +46,8 @@ pub(crate) struct Backing {
     is_dax: bool,
 }
 
-/// Whether a file is memory, without a question to its file system, which may be a program that does not answer: tmpfs and hugetlbfs
-/// alone know seals, and attributes are taken as the kernel has them.
+/// Whether a file is memory, without asking its file system, which may be a program that does not answer: only tmpfs
+/// and hugetlbfs support seals, and the kernel's cached attributes suffice.
 pub(crate) fn is_at_hand(fd: impl AsFd) -> bool {
     fcntl_get_seals(&fd).is_ok() || known_attributes(&fd).is_ok_and(|statx| is_dax(&statx))
 }
@@ -61,7 +61,8 @@ fn is_dax(statx: &Statx) -> bool {
     statx.stx_attributes.contains(StatxAttributes::DAX)
 }
 
-/// What a file that is not memory is, for messages. A file system on a device of its own asks no program what it is.
+/// What kind of file this is if it is not memory, for messages. A file system with its own device answers without a
+/// program.
 pub(crate) fn name_of_other(fd: impl AsFd) -> String {
     let Ok(known) = known_attributes(&fd) else { return "a file of unknown kind".to_owned() };
     let file_type = FileType::from_raw_mode(known.stx_mode.into());
@@ -110,7 +111,7 @@ impl Backing {
     }
 }
 
-/// Magic number of the file system, and the page size of the file's mappings.
+/// The file system's magic number, and the page size of the file's mappings.
 pub(crate) fn fs_type_and_page_bytes(fd: impl AsFd) -> io::Result<(u64, u64)> {
     let statfs = fstatfs(fd)?;
     // `f_type` and `f_bsize` have other widths and signs on other architectures.

@@ -1,11 +1,13 @@
-//! Closes descriptors that front-ends have passed, on a thread that serves nothing.
+//! Closes descriptors that front-ends have passed, without making any serving thread wait.
 //!
-//! - A close may wait for as long as the front-end wants: it flushes a file of a FUSE file system, a TCP socket lingers,
-//!   and a Unix socket closes the unread descriptors in it. Eventfds and memory never wait; the caller closes them.
-//! - One thread per disk closes everything else. It exists while there is something to close, and inherits the list of
-//!   system calls of the thread that started it. A waiting descriptor stays charged to its disk;
-//!   [`is_clogged`](Closing::is_clogged) limits those that are charged to no disk.
-//! - The thread waits until every other owner has released the descriptor.
+//! - Closing a file may wait as long as its front-end wants: the kernel flushes a file of its FUSE file system, a TCP
+//!   socket lingers, and a Unix socket closes the unread descriptors in it. Eventfds and memory never wait, and are
+//!   closed at once.
+//! - One thread per disk closes all others. It exists while there is something to close, and has the list of system
+//!   calls of the thread that started it. A descriptor that waits there stays charged, so a disk's front-ends can block
+//!   no more than their allowance. For descriptors that no disk is charged for, [`is_clogged`](Closing::is_clogged)
+//!   sets the limit.
+//! - The thread waits until every other owner has dropped the descriptor, so that it is the one that closes it.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -15,11 +17,11 @@ use std::time::Duration;
 
 use crate::backing::is_at_hand;
 
-/// Sockets of front-ends, and descriptors beyond a disk's allowance, that wait to be closed.
+/// Most uncharged descriptors that may wait to be closed: sockets, and descriptors beyond a disk's allowance.
 const MOST_UNCHARGED: usize = 64;
-/// One system call fits.
+/// Enough for one system call.
 const STACK_BYTES: usize = 64 << 10;
-/// For another thread to let go of a descriptor that it is just using.
+/// The time for another thread to drop a descriptor that it is using.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Held until a descriptor is closed, and dropped then.
@@ -27,7 +29,7 @@ pub(crate) type Held = Arc<dyn Debug + Send + Sync>;
 
 #[derive(Debug)]
 struct Leaving {
-    // Closed before the charge is given back.
+    // First, so that it is closed before the charge is released.
     fd: Arc<OwnedFd>,
     charge: Option<Held>,
 }
@@ -39,7 +41,7 @@ struct State {
     has_thread: bool,
 }
 
-/// Of one disk.
+/// The descriptors of one disk that wait to be closed.
 #[derive(Debug, Default)]
 pub(crate) struct Closing(Mutex<State>);
 
@@ -63,7 +65,7 @@ impl Closing {
         state.uncharged >= MOST_UNCHARGED
     }
 
-    /// Starts the thread if something waits to be closed. Where the host has no thread to give, the next call tries again.
+    /// Starts the thread if something waits to be closed. If the host has no thread left, the next call tries again.
     fn have_thread(self: &Arc<Self>, state: &mut State) {
         if state.has_thread || state.leaving.is_empty() {
             return;
@@ -99,7 +101,7 @@ fn closes_at_once(fd: &OwnedFd) -> bool {
     is_at_hand(fd) || is_eventfd(fd)
 }
 
-/// The kernel's own word: no file's path begins like this.
+/// The kernel's name for it: no file's path begins like this.
 fn is_eventfd(fd: &OwnedFd) -> bool {
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
     link.is_ok_and(|link| link.to_bytes().starts_with(b"anon_inode:[eventfd"))

@@ -275,8 +275,7 @@ impl Quota {
         self.closing.close(fd, None);
     }
 
-    /// Whether so many descriptors that are charged to no disk wait to be closed that no more should be taken from this disk's
-    /// front-ends.
+    /// Whether so many uncharged descriptors wait to be closed that this disk's front-ends must not pass any more.
     #[must_use]
     pub fn is_clogged(&self) -> bool {
         self.closing.is_clogged()
@@ -336,7 +335,7 @@ pub struct PassedFd {
 }
 
 impl PassedFd {
-    /// The caller must not use it longer than this value lives.
+    /// The caller must not keep it longer than this value.
     #[must_use]
     pub fn shared(&self) -> &Arc<OwnedFd> {
         &self.fd
@@ -430,7 +429,7 @@ mod tests {
         let [greedy, _other] = quotas(&budget);
         let taken = greedy.charge(Mappings, 75).unwrap();
         let late: [Arc<Quota>; 8] = quotas(&budget);
-        // Reserves are 5 by now; 25 are free for the first to ask.
+        // Reserves are now 5 each; 25 are free for the disks that ask first.
         let had: Vec<_> = late.iter().map(|quota| quota.charge(Mappings, 5)).collect();
         assert_eq!(had.iter().filter(|charge| charge.is_ok()).count(), 5);
         drop((had, taken));

@@ -115,7 +115,7 @@ pub struct Region {
     mapping: NonNull<u8>,
     mapping_bytes: usize,
     guard: sigbus::Guard,
-    /// Given back when all is unmapped and closed; our own is not charged.
+    /// Released after unmapping and closing. Our own regions are not charged.
     _charges: Option<[Charge; 2]>,
     /// Charged until it is closed.
     _passed: Option<PassedFd>,

@@ -1,6 +1,6 @@
-//! What messages carry, as bytes: the `vhost` crate's structs, to and from a body.
+//! The bodies of messages: converts the `vhost` crate's structs to and from bytes.
 //!
-//! The structs' own validators are not used: what a value means is the receiver's to check, which knows the device.
+//! It skips the structs' own validators: the receiver knows the device and checks the values.
 
 use vhost::vhost_user::message::{
     VhostUserConfig, VhostUserConfigFlags, VhostUserMemory, VhostUserMemoryRegion,
@@ -42,7 +42,7 @@ pub struct MemoryRegion {
     pub size_bytes: u64,
     /// Where the front-end sees it.
     pub user_addr: u64,
-    /// Where it begins in the passed file.
+    /// Offset in the passed file.
     pub file_offset_bytes: u64,
 }
 
@@ -69,7 +69,7 @@ pub fn memory_table(regions: impl ExactSizeIterator<Item = MemoryRegion>) -> Vec
     body
 }
 
-/// GET_CONFIG, SET_CONFIG: bytes of the configuration space from `offset`. GET_CONFIG sends as many bytes as it wants.
+/// GET_CONFIG, SET_CONFIG: bytes of the configuration space from `offset`. For GET_CONFIG, their number counts.
 #[must_use]
 pub fn config(offset: u32, bytes: &[u8]) -> Vec<u8> {
     let size = u32::try_from(bytes.len()).unwrap_or(u32::MAX);

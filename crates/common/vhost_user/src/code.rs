@@ -1,6 +1,6 @@
 //! The numbers of the front-end's requests, for code that sends any number.
 //!
-//! Code that handles requests matches on `vhost::vhost_user::message::FrontendReq`, of which these are the numbers.
+//! Code that handles requests matches on `vhost::vhost_user::message::FrontendReq`, which has the same numbers.
 
 use vhost::vhost_user::message::FrontendReq;
 

@@ -1,7 +1,7 @@
 //! One `sendmsg` or `recvmsg` with file descriptors.
 //!
-//! - Room for as many descriptors as the kernel passes at once: it never closes any on the receiving thread for want of
-//!   room in the buffer.
+//! - The buffer holds as many descriptors as the kernel passes at once, so that the kernel never closes any on the
+//!   receiving thread for lack of room.
 //! - Every received descriptor is close-on-exec and has an owner at once.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -17,7 +17,7 @@ use rustix::net::{
 /// Most descriptors that the kernel passes at once (unix(7)).
 pub const SCM_MAX_FD: usize = 253;
 
-/// What one [`receive`] brought.
+/// The result of one [`receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     /// 0: the connection ended.
@@ -31,7 +31,7 @@ pub struct Received {
 /// Sends `bytes`, or as many as the socket takes, and copies of `fds`. Never raises SIGPIPE.
 ///
 /// # Errors
-/// `sendmsg`'s, but for `EINTR`; `EINVAL` for more than [`SCM_MAX_FD`] descriptors.
+/// `sendmsg`'s, except `EINTR`; `EINVAL` for more than [`SCM_MAX_FD`] descriptors.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -42,11 +42,11 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: Send
     rustix::io::retry_on_intr(|| rustix::net::sendmsg(&socket, &slices, &mut ancillary, flags))
 }
 
-/// Receives once, into `out` at most. `take` gets each descriptor that came along, in order, also if that is not what
-/// the caller expects.
+/// Receives once, at most `out.len()` bytes. `take` gets each descriptor that arrives, in order, even an unexpected
+/// one.
 ///
 /// # Errors
-/// `recvmsg`'s, but for `EINTR`.
+/// `recvmsg`'s, except `EINTR`.
 pub fn receive(
     socket: impl AsFd,
     out: &mut [u8],

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Why a message cannot be received or sent. The two ends are out of step after it: the connection is over.
+/// Why a message cannot be received or sent. The two ends are then out of step, and the connection is unusable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
@@ -12,7 +12,7 @@ pub enum FrameError {
         /** Bytes of the message that had arrived. */
         bytes: usize,
     },
-    /// Not the only version there is.
+    /// The version is not 1, the only one.
     #[error("message version {version} of request {code}, only version 1 is defined (flags {flags:#x})")]
     Version {
         /** The request's number. */
@@ -42,7 +42,7 @@ pub enum FrameError {
         /** Header and body. */
         whole: usize,
     },
-    /// More descriptors than any message has.
+    /// More descriptors than any message may carry.
     #[error("a message came with {count} file descriptors, at most {max} are allowed")]
     TooManyFds {
         /** How many have arrived. */

@@ -25,13 +25,13 @@ pub struct FrontEnd {
 /// One message from the back-end.
 #[derive(Debug)]
 pub struct Reply {
-    /// The number of the request that it answers.
+    /// The number of the request that this answers.
     pub code: u32,
     /// As received.
     pub flags: u32,
     /// Without the header.
     pub body: Vec<u8>,
-    /// In the order in which they came.
+    /// In their order of arrival.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -44,7 +44,7 @@ impl Reply {
 }
 
 impl FrontEnd {
-    /// Connects to a back-end. One that takes or sends nothing for `timeout` has failed.
+    /// Connects to a back-end. Later calls fail if it neither reads nor sends for `timeout`.
     ///
     /// # Errors
     /// `connect`'s.
@@ -62,13 +62,13 @@ impl FrontEnd {
         Ok(Self { socket })
     }
 
-    /// The socket, for anything that is no message. Its timeouts are those of this front-end.
+    /// The socket, for data that is no message. Its timeouts are those of this front-end.
     #[must_use]
     pub fn socket(&self) -> &UnixStream {
         &self.socket
     }
 
-    /// Sends a message with a true header.
+    /// Sends a message with a correct header.
     ///
     /// # Errors
     /// [`FrameError`].

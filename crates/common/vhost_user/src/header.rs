@@ -23,7 +23,7 @@ pub struct Header {
     pub code: u32,
     /// Version, "is a reply", "wants a reply".
     pub flags: u32,
-    /// Of the body, in bytes.
+    /// The body's size in bytes.
     pub size: u32,
 }
 

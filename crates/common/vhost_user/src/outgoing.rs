@@ -1,4 +1,4 @@
-//! One message on its way out, in as many pieces as the socket takes.
+//! One outgoing message, sent in as many pieces as the socket takes.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -16,7 +16,7 @@ pub struct Outgoing<'a> {
 }
 
 impl<'a> Outgoing<'a> {
-    /// A message and the descriptors that go with its first byte.
+    /// A message, and the descriptors that its first byte carries.
     #[must_use]
     pub fn new(bytes: &'a [u8], fds: &'a [BorrowedFd<'a>]) -> Self {
         Self { bytes, fds }
@@ -28,10 +28,10 @@ impl<'a> Outgoing<'a> {
         self.bytes.is_empty()
     }
 
-    /// Sends what the socket takes now; that may be nothing. Never waits.
+    /// Sends what the socket takes now, perhaps nothing. Never waits.
     ///
     /// # Errors
-    /// [`FrameError::Closed`] if the peer is gone, [`FrameError::Io`] for any other failure.
+    /// [`FrameError::Closed`] if the peer has closed the connection, else [`FrameError::Io`].
     pub fn send_some(&mut self, socket: impl AsFd) -> Result<(), FrameError> {
         match send(socket, self.bytes, self.fds, SendFlags::DONTWAIT) {
             Ok(sent) => (self.bytes, self.fds) = (self.bytes.get(sent..).unwrap_or_default(), &[]),

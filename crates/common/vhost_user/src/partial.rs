@@ -1,7 +1,7 @@
 //! A message that arrives in any number of pieces, with its descriptors.
 //!
-//! - Sizes, versions and counts are checked before anything is stored: no more than one message's bytes are kept.
-//! - Receives no byte of the next message.
+//! - It checks sizes, versions and counts before it stores anything: it keeps at most one message's bytes.
+//! - It receives no byte of the next message.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,7 +12,7 @@ use crate::descriptors::receive;
 use crate::error::FrameError;
 use crate::header::{HEADER_BYTES, Header};
 
-/// What has arrived of a message: header and body in one. Its descriptors are the caller's.
+/// The received part of a message: header and body. The caller owns its descriptors.
 #[derive(Debug)]
 pub struct PartialMessage {
     bytes: Vec<u8>,
@@ -21,17 +21,17 @@ pub struct PartialMessage {
 }
 
 impl PartialMessage {
-    /// Nothing has arrived. The message may have this many descriptors.
+    /// An empty message, which may carry up to `max_fds` descriptors.
     #[must_use]
     pub fn new(max_fds: usize) -> Self {
         Self { bytes: Vec::new(), fds: 0, max_fds }
     }
 
-    /// Continues with bytes that another process received, and with the number of descriptors that came with them. They
-    /// are checked as if they had come from the peer.
+    /// Continues with bytes that another process received, and with the number of their descriptors. Checks them as if
+    /// they had come from the peer.
     ///
     /// # Errors
-    /// [`FrameError`], if the rest of no valid message can follow them.
+    /// [`FrameError`] if no valid message begins like this.
     pub fn from_parts(bytes: Vec<u8>, fds: usize, max_fds: usize) -> Result<Self, FrameError> {
         let partial = Self { bytes, fds, max_fds };
         partial.check_fds()?;
@@ -51,7 +51,7 @@ impl PartialMessage {
         self.bytes.first_chunk::<HEADER_BYTES>().map(|bytes| Header::from_bytes(*bytes))
     }
 
-    /// How many bytes come next: the rest of the header, or the rest of the body. 0: the message is complete.
+    /// How many bytes the next step needs: the rest of the header, or of the body. 0: the message is complete.
     ///
     /// # Errors
     /// [`FrameError::Version`], [`FrameError::TooLarge`], [`FrameError::TooLong`].
@@ -61,8 +61,8 @@ impl PartialMessage {
         whole.checked_sub(bytes).ok_or(FrameError::TooLong { code: header.code, bytes, whole })
     }
 
-    /// Receives once, no more than is missing, and never waits. `take` gets every descriptor that came along, also if
-    /// this returns an error. False: nothing has arrived.
+    /// Receives once, no more than is missing, and never waits. `take` gets every descriptor that arrives, even if this
+    /// returns an error. False: nothing has arrived.
     ///
     /// # Errors
     /// [`FrameError`].
@@ -70,8 +70,8 @@ impl PartialMessage {
         self.receive(socket, RecvFlags::DONTWAIT, take)
     }
 
-    /// Like [`PartialMessage::receive_some`], but waits as long as the socket's own read timeout. False: nothing has
-    /// arrived by then.
+    /// Like [`PartialMessage::receive_some`], but waits up to the socket's own read timeout. False: nothing arrived in
+    /// time.
     ///
     /// # Errors
     /// [`FrameError`].
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(send(socket, bytes, &fds, SendFlags::empty()), Ok(bytes.len()));
     }
 
-    /// Receives what there is of one message, and counts its descriptors.
+    /// Receives what has arrived of one message, and counts its descriptors.
     fn got(socket: &UnixStream) -> (PartialMessage, usize, Result<bool, FrameError>) {
         let (mut partial, mut fds) = (PartialMessage::new(FEW), 0);
         loop {

@@ -1,4 +1,4 @@
-//! Waiting for sockets until a point in time.
+//! Waits for sockets until a deadline.
 
 use std::io;
 use std::time::Instant;
@@ -6,11 +6,11 @@ use std::time::Instant;
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
 
-/// Waits until one of `fds` is ready, or until `end`; without an `end`, as long as it takes. Returns how many are ready;
-/// 0 means that the time is up. Looks at least once.
+/// Waits until one of `fds` is ready, or until `end`; without an `end`, for ever. Polls at least once. Returns how many
+/// are ready; 0 after the deadline.
 ///
 /// # Errors
-/// `poll`'s, but for `EINTR`.
+/// `poll`'s, except `EINTR`.
 pub fn wait(fds: &mut [PollFd<'_>], end: Option<Instant>) -> io::Result<usize> {
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));

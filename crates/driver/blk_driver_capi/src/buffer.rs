@@ -92,7 +92,7 @@ pub unsafe extern "C" fn bareblk_buffer_read(
     })
 }
 
-/// `Buffer` takes anything else for a bug of its caller's.
+/// Checks first, because `Buffer` panics for a range outside.
 fn inside(buffer: &Buffer, offset_bytes: u32, count: usize) -> Result<(), Failure> {
     let len_bytes = buffer.range().len_bytes;
     if u64::from(offset_bytes).saturating_add(count as u64) > u64::from(len_bytes) {

@@ -1,14 +1,14 @@
-//! The frame of every call: it catches panics and turns the result into a number.
+//! The frame of every call: catches panics and turns the result into a number.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::failure::Failure;
 
-/// Makes a number of what `body` does.
+/// Runs `body` and turns its result into a number.
 #[inline]
 pub(crate) fn guarded(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
-    // State that `body` left half done is behind a poisoned lock, or `queue::on_queue` marks it.
+    // A poisoned lock, or the mark that `on_queue` sets, protects state that `body` left half changed.
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Failure::Panic));
     outcome.unwrap_or_else(|failure| failure.report())
 }

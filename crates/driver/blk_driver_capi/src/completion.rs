@@ -77,12 +77,12 @@ pub unsafe extern "C" fn bareblk_wait(
     unsafe { on_queue(queue, take) }
 }
 
-/// Completions per call: as many as its result can count.
+/// Most completions per call: the result must be able to count them.
 #[allow(clippy::cast_sign_loss)] // it is positive
 const MAX_COMPLETIONS: usize = c_int::MAX as usize;
 
 impl bareblk_queue {
-    /// Fills `out`, one pass after the other; only the first one waits.
+    /// Fills `out` in several passes; only the first one waits.
     ///
     /// # Safety
     /// `out` is NULL, or `max` of them may be written.

@@ -18,7 +18,7 @@ pub struct bareblk_device {
     pub(crate) device: Device,
 }
 
-/// Threads share devices, and hand queues on.
+/// Threads share devices, and pass queues on.
 const _: () = {
     const fn is_sync<T: Send + Sync>() {}
     const fn is_send<T: Send>() {}

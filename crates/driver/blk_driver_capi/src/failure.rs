@@ -220,7 +220,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Keeps the text for the thread; returns what the call returns.
+    /// Stores the text for this thread; returns the code.
     pub(crate) fn report(&self) -> i32 {
         LAST.with_borrow_mut(|text| text.set(self));
         self.code() as i32
@@ -250,7 +250,7 @@ impl Failure {
 const TEXT_BYTES: usize = 512;
 
 thread_local! {
-    /// Without a destructor: usable as long as the thread runs anything.
+    /// Has no destructor, so it works as long as the thread runs any code.
     static LAST: RefCell<Text<TEXT_BYTES>> = const { RefCell::new(Text::new()) };
 }
 
@@ -268,7 +268,7 @@ pub extern "C" fn bareblk_last_error() -> *const c_char {
 #[derive(Debug)]
 pub(crate) struct Text<const N: usize> {
     bytes: [u8; N],
-    /// Without the NUL, hence smaller than `N`.
+    /// Without the NUL, so it is smaller than `N`.
     len: usize,
 }
 

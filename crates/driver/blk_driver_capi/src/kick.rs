@@ -24,7 +24,7 @@ pub struct bareblk_kick {
     pub opaque: [usize; 4],
 }
 
-/// What lies in a [`bareblk_kick`].
+/// The content of a [`bareblk_kick`].
 #[repr(C)]
 struct Kept {
     state: usize,
@@ -36,7 +36,7 @@ const _: () = assert!(size_of::<Kept>() <= size_of::<bareblk_kick>());
 const _: () = assert!(align_of::<Kept>() == align_of::<bareblk_kick>());
 
 const NOTHING: usize = 0;
-/// Not a number that is there by chance.
+/// A number that memory is unlikely to contain by chance.
 const WANTED: usize = 0x4b49_434b;
 
 /// First step, under the lock if the queue has one: publishes everything that was pushed to the device.
@@ -48,8 +48,8 @@ const WANTED: usize = 0x4b49_434b;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_prepare_kick(queue: *mut bareblk_queue, kick: *mut bareblk_kick) -> c_int {
     let prepare = |queue: &mut bareblk_queue| {
-        // Before the queue forgets that the device is to be notified.
-        // SAFETY: the caller's promise: it may be written.
+        // Empties `kick` before the queue forgets that the device must be notified. SAFETY: the caller's promise: it
+        // may be written.
         unsafe { pointers::store(kick, bareblk_kick { opaque: [NOTHING; 4] }, "kick") }?;
         let Some(wanted) = queue.queue.prepare_kick() else { return Ok(0) };
         let kept = Kept { state: WANTED, kick: MaybeUninit::new(wanted) };
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn bareblk_submit(queue: *mut bareblk_queue) -> c_int {
     unsafe { on_queue(queue, submit) }
 }
 
-/// What is in `kick`, which has nothing afterwards.
+/// Takes the notification out of `kick`.
 ///
 /// # Safety
 /// `kick` is NULL, or holds what `bareblk_prepare_kick` left there or in what it was copied from, and no copy was used.

@@ -62,7 +62,7 @@ pub struct bareblk_options {
 unsafe impl Plain for bareblk_options {}
 const _: () = assert!(size_of::<bareblk_options>() == 40);
 
-/// The smallest size there has been.
+/// The smallest size that any version has had.
 const MIN_OPTIONS_BYTES: usize = 40;
 
 impl bareblk_options {
@@ -147,10 +147,10 @@ pub unsafe extern "C" fn bareblk_options_init(options: *mut bareblk_options, str
     })
 }
 
-/// What the driver is asked for; NULL for `options`: the usual.
+/// The driver's options; NULL for `options`: the usual ones.
 ///
 /// # Errors
-/// NULL for `socket`, or a value that means nothing.
+/// NULL for `socket`, or a value without meaning.
 ///
 /// # Safety
 /// `socket` is NULL or ends with NUL; `options` is NULL, or as many bytes as it says are valid there.

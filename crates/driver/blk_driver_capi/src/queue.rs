@@ -18,17 +18,17 @@ use crate::pointers::{self, Plain};
 #[derive(Debug)]
 pub struct bareblk_queue {
     pub(crate) queue: Queue,
-    /// A call on it is going on, or never came back.
+    /// A call on the queue is running, or has panicked.
     pub(crate) poisoned: bool,
-    /// Kept, so that no request allocates: a list of buffers on its way in.
+    /// Reused by every request, so that none allocates: a list of buffers.
     pub(crate) ranges: Vec<GuestRange>,
-    /// Kept: a list of segments on its way in.
+    /// Reused: a list of segments.
     pub(crate) segments: Vec<Segment>,
-    /// Kept: completions on their way out; never empty.
+    /// Reused: completions; never empty.
     pub(crate) completions: Vec<Completion>,
 }
 
-/// Completions per pass; more are taken in several.
+/// Completions per pass; a call may need several.
 const PASS: usize = 256;
 
 impl bareblk_queue {

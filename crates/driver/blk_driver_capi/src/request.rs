@@ -230,7 +230,7 @@ fn check_flags(value: u32, known: u32, argument: &'static str) -> Result<(), Fai
 
 fn request(work: Work<'_>, token: u64, deadline_ns: u64) -> Request<'_> {
     let after = (deadline_ns != BAREBLK_FOREVER).then(|| Duration::from_nanos(deadline_ns));
-    // No deadline either if the clock cannot say it.
+    // A deadline beyond the clock's range is no deadline.
     let deadline = after.and_then(|after| Instant::now().checked_add(after));
     Request { deadline, ..Request::new(work, token) }
 }

@@ -1,4 +1,4 @@
-//! Which version a program was compiled with, and which one it runs with.
+//! The version with which a program was compiled, and the one with which it runs.
 
 /// Version of this header: major << 16 | minor << 8 | patch.
 pub const BAREBLK_VERSION: u32 = 0x00_01_00;

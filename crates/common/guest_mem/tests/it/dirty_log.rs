@@ -160,8 +160,7 @@ fn log_whose_file_is_cut_off_is_poisoned_by_the_next_bit() {
 // ---- buffers filled by another writer
 
 proptest! {
-    /// However the buffers were completed, piece by piece: all of them are recorded, and nothing outside
-    /// them.
+    /// All buffers are marked as a whole, and nothing outside them, even if they were completed piece by piece.
     #[test]
     fn buffers_are_noted_as_a_whole_however_far_they_are_done(
         pieces in prop::collection::vec((0..MEMORY_BYTES - 20_000, 1u32..20_000), 1..8),

@@ -95,7 +95,7 @@ impl Kept {
                 let (tries, error) = (self.tries, in_a_line(error));
                 warn!(
                     tries,
-                    "in-flight log given up, what is in flight is sent again on other rings: {error}"
+                    "in-flight log dropped; requests in flight are sent again on new rings: {error}"
                 );
                 None
             }

@@ -101,11 +101,11 @@ impl Thread {
                 return End::Gone;
             }
             if let Err(error) = self.act(session, &woken) {
-                warn!("connection given up: {}", in_a_line(&error));
+                warn!("the driver ends the connection: {}", in_a_line(&error));
                 return End::of(&error);
             }
             if woken.queue_error {
-                warn!("the back-end cannot go on with a queue: connection given up");
+                warn!("the back-end cannot continue with a queue, so the driver ends the connection");
                 return End::Left;
             }
         }
@@ -153,7 +153,7 @@ impl Thread {
         let Some(channel) = &mut session.channel else { return Ok(()) };
         let (changed, going_on) = channel.take();
         if let Err(error) = going_on {
-            warn!("back-end's channel given up: {}", in_a_line(&error));
+            warn!("the driver closes the back-end's channel: {}", in_a_line(&error));
             session.channel = None;
         }
         if changed { self.refresh_info(session) } else { Ok(()) }
@@ -168,7 +168,7 @@ impl Thread {
             }
             Err(ConnectError::Message(error)) => Err(error),
             Err(error) => {
-                warn!("changed configuration not taken: {}", in_a_line(&error));
+                warn!("the driver ignores the changed configuration: {}", in_a_line(&error));
                 Ok(())
             }
         }
@@ -203,8 +203,8 @@ impl Thread {
             Command::Unregister(addr, answer) => match self.withdraw(addr) {
                 Ok(region) => {
                     let told = session.remove_region(&region);
-                    // If the back-end cannot be told, the connection ends, and with it the back-end's access
-                    // to the memory.
+                    // The connection ends if the message cannot be sent, and with it the back-end's access to the
+                    // memory.
                     let _ = answer.send(Ok(()));
                     told
                 }

@@ -11,7 +11,7 @@ use super::queue::MakeQueueError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Not a queue size (virtio 1.3 §2.7), or larger than any device here takes.
+    /// Not a queue size (virtio 1.3 §2.7), or larger than any device accepts.
     #[error("queue size {size}: a power of two from {min} to {max} is needed")]
     QueueSize {
         /** As given. */

@@ -1,4 +1,4 @@
-//! Requests allocate nothing once a queue is warm: pushed, submitted in two steps, waited for; nor does a full queue.
+//! A warm queue does not allocate: requests are pushed, submitted in two steps, awaited; nor does a full queue.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -9,7 +9,7 @@ use bareblk_driver::*;
 use crate::connected::{Connected, limit_ns};
 use crate::server::Disk;
 
-/// Counts what each thread asks for.
+/// Counts each thread's allocations.
 struct Counting;
 
 thread_local! {
@@ -33,7 +33,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// A full queue of reads with two buffers each, and one more that is refused; all of them to their end.
+/// Fills the queue with reads of two buffers each, tries one more, and waits until all have ended.
 fn round(connected: &Connected, addr: u64) -> u64 {
     let none = bareblk_completion { token: 0, status: 0, stored_bytes: 0, detail: 0, reserved: 0 };
     let mut out = [none; 64];

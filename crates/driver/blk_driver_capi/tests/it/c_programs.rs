@@ -1,4 +1,4 @@
-//! Programs in C, compiled against the header and run against a server: the example, and one that does it all wrong.
+//! Programs in C, compiled against the header and run against a server: the example, and one that makes every mistake.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The calls for C against a server, from Rust: what a program in C would need threads and patience for.
+//! The calls for C, made from Rust against a server: cases that would need threads and timing in a C program.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::Read;
@@ -123,7 +123,7 @@ fn queue_takes_requests_until_it_is_full_and_all_of_them_end() {
     let mut stats = [0_u64; 6];
     // SAFETY: the queue is alive, and this thread's; there is room for as many bytes.
     let asked = unsafe { bareblk_queue_stats(connected.queue, stats.as_mut_ptr().cast(), 48) };
-    // A sixth counter would be a later version's.
+    // The library knows five counters and zeroes the rest.
     assert_eq!((asked, stats[0], stats[1], stats[5]), (0, 256, 256, 0));
 }
 

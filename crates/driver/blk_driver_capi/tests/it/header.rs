@@ -1,6 +1,6 @@
-//! `include/bareblk_driver.h` is what cbindgen makes of the sources, and C and C++ compilers take it without a warning.
+//! Checks that `include/bareblk_driver.h` is what cbindgen generates, and compiles as C and C++ without warnings.
 //!
-//! To make it again: `BAREBLK_WRITE_HEADER=1 cargo test -p blk_driver_capi --test it header`
+//! To generate it again: `BAREBLK_WRITE_HEADER=1 cargo test -p blk_driver_capi --test it header`
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;

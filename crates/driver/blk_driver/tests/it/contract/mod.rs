@@ -1,6 +1,4 @@
-//! What every back-end must do for the driver: one test suite for any back-end.
-//!
-//! Not here: the back-ends (`own_server.rs`, `qemu_storage_daemon.rs`).
+//! The contract that every back-end must fulfil for the driver: one test suite for all back-ends.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::os::fd::OwnedFd;

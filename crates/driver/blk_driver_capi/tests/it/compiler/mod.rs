@@ -1,7 +1,7 @@
 //! The machine's C compiler, and the library that cargo built for this test.
 //!
-//! Rust links by `cc` too, so where there is none there are no tests either, but for machines with a linker of another
-//! name: there these tests say so and do nothing.
+//! Rust links with `cc` too, so it exists wherever tests run, except on machines whose linker has another name: there
+//! these tests are skipped.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
@@ -9,17 +9,17 @@ use std::process::{Command, Stdio};
 
 use xtask::skip::{Reason, skip};
 
-/// What everything is compiled with.
+/// The options for every compilation.
 const STRICT: &[&str] = &["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-pedantic"];
 
-/// The name that the shared library has for programs that are linked with it.
+/// The shared library's soname, which programs that link with it need.
 pub const SONAME: &str = concat!("libbareblk_driver.so.", env!("CARGO_PKG_VERSION_MAJOR"));
 
 pub struct Compiler {
     program: String,
 }
 
-/// `None`, and a word about it, if there is no compiler.
+/// `None` if there is no compiler; then prints the reason.
 pub fn find() -> Option<Compiler> {
     let program = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let runs = Command::new(&program).arg("--version").stdout(Stdio::null()).status().is_ok();
@@ -30,7 +30,7 @@ pub fn find() -> Option<Compiler> {
 }
 
 impl Compiler {
-    /// A C compiler may come without its C++ half.
+    /// Some C compilers come without C++.
     pub fn knows_cpp(&self) -> bool {
         let empty = ["-x", "c++", "-fsyntax-only", "/dev/null"];
         let knows = Command::new(&self.program).args(empty).output().unwrap().status.success();
@@ -40,12 +40,12 @@ impl Compiler {
         knows
     }
 
-    /// Compiles nothing but `header`.
+    /// Compiles only `header`.
     pub fn check(&self, language: &[&str], header: &str) {
         self.run(Command::new(&self.program).args(language).args(STRICT).args(["-fsyntax-only", header]));
     }
 
-    /// Makes `source` (in the crate's folder) a program in `folder` that runs with the shared library.
+    /// Links `source` (in the crate's folder) with the shared library into a program in `folder`.
     pub fn link_shared(&self, source: &str, folder: &Path) -> PathBuf {
         let libraries = built("libbareblk_driver.so");
         // The program looks for the library by its soname, as on a machine where it is installed.
@@ -55,9 +55,9 @@ impl Compiler {
         self.link(source, folder, |command| command.args(&search).arg("-lbareblk_driver"))
     }
 
-    /// The same with the library inside.
+    /// Links `source` with the static library.
     pub fn link_static(&self, source: &str, folder: &Path) -> PathBuf {
-        // What the standard library of Rust needs of the system.
+        // System libraries that Rust's standard library needs.
         let system = ["-lgcc_s", "-lpthread", "-lm", "-ldl"];
         let archive = built("libbareblk_driver.a");
         self.link(source, folder, |command| command.arg(archive).args(system))
@@ -89,8 +89,8 @@ impl Compiler {
     }
 }
 
-/// A file that cargo makes of the library. For a test it lies beside the test's own program (`deps`); only `cargo build`
-/// puts it one folder higher, where it may be from before the last change.
+/// A library that cargo built. Beside the test program (`deps`) it is current; `cargo build` also copies it one folder
+/// higher, where it may be older than the last change.
 pub fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let places = test.ancestors().skip(1).take(2).map(|folder| folder.join(name));

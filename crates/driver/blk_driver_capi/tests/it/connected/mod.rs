@@ -1,4 +1,4 @@
-//! The calls for C, made from Rust: a device and a queue of a server in this process, with less writing.
+//! The calls for C in shorter form, for tests in Rust: a device and a queue of a server in this process.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::ffi::{CStr, CString};
@@ -35,7 +35,7 @@ impl Connected {
         assert_eq!(unsafe { bareblk_submit(self.queue) }, 0);
     }
 
-    /// What has ended, waiting for something.
+    /// Waits until at least one request has ended; returns all that have.
     pub fn wait(&self) -> Result<Vec<(u64, i32)>, i32> {
         let none = bareblk_completion { token: 0, status: 0, stored_bytes: 0, detail: 0, reserved: 0 };
         let mut out = vec![none; 1000];
@@ -45,7 +45,7 @@ impl Connected {
         Ok(out[..taken].iter().map(|done| (done.token, done.status)).collect())
     }
 
-    /// Kind and reason of the next event, waiting for it.
+    /// Waits for the next event; returns its kind and reason.
     pub fn next_event(&self) -> (u32, String) {
         let mut event = std::mem::MaybeUninit::<bareblk_event>::uninit();
         // SAFETY: the device is alive; there is room for an event.
@@ -63,9 +63,9 @@ impl Connected {
 
 impl Drop for Connected {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: no other code uses it any more.
         unsafe { bareblk_queue_free(self.queue) };
-        // SAFETY: nobody uses it any more.
+        // SAFETY: no other code uses it any more.
         unsafe { bareblk_disconnect(self.device) };
     }
 }

@@ -1,6 +1,4 @@
-//! A server in this process, for programs and calls of this crate to connect to.
-//!
-//! Not here: what they do there.
+//! A server in this process, to which the programs and calls of these tests connect.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs::File;
@@ -65,7 +63,7 @@ impl Disk {
         Self { folder, socket, image, server }
     }
 
-    /// Once. Front-ends lose it.
+    /// Stops the server, once. Front-ends lose their connections.
     pub fn stop(&mut self) {
         let _ = self.server.take().unwrap().stop(PATIENCE);
     }
@@ -77,7 +75,7 @@ impl Disk {
     }
 }
 
-/// Whether there is something to read within the patience of a test.
+/// Whether the descriptor becomes readable within the patience of a test.
 pub fn wait_readable(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     poll(&mut fds, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })).unwrap() == 1
