@@ -78,8 +78,8 @@ fn line(command: &Command) -> String {
     format!("- [`{name}`](#{anchor}): {}\n", prose(&about))
 }
 
-/// Arguments by the heading that `--help` shows them under, in the order of the first of each. The options that a
-/// command has of its parent are in the parent's section.
+/// Arguments by their heading in `--help`, in the order of each heading's first argument. Leaves out options that a
+/// command inherits: they are in the parent's section.
 fn groups<'c>(command: &'c Command, parent: Option<&Command>) -> Vec<(String, Vec<&'c Arg>)> {
     let of_parent = |argument: &&Arg| {
         let id = argument.get_id();
@@ -125,7 +125,7 @@ fn item(argument: &Arg) -> String {
     text
 }
 
-/// As it is typed: `-v`, `--socket <PATH>`, `<IMAGE>`.
+/// The argument as a user types it: `-v`, `--socket <PATH>`, `<IMAGE>`.
 fn form(argument: &Arg) -> String {
     let short = argument.get_short().map(|short| format!("-{short}"));
     let long = argument.get_long().map(|long| format!("--{long}"));
@@ -146,7 +146,7 @@ fn sentence(text: &str) -> String {
     if text.ends_with(['.', ']', ':']) || text.is_empty() { text.to_owned() } else { format!("{text}.") }
 }
 
-/// Characters that Markdown would take for its own, outside of `code`.
+/// Escapes characters that have a meaning in Markdown, outside of `code`.
 fn prose(text: &str) -> String {
     let parts = text
         .split('`')

@@ -41,7 +41,7 @@ pub fn keys(page: &str) -> Vec<String> {
     keys.map(|key| key.replace("\\-", "-")).collect()
 }
 
-/// A line that begins with this has a key.
+/// The beginning of a line with a key.
 const ENTRY: &str = "\\fB\\&";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

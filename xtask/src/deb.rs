@@ -40,7 +40,7 @@ pub(crate) struct Args {
     maintainer: Option<String>,
 }
 
-/// In the order in which dpkg can install them.
+/// In an order in which dpkg can install them.
 const PACKAGES: [&Package; 2] = [&package::SERVER, &package::BENCH];
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Makes both packages from the programs in the folder `programs`; returns their paths.
+/// Makes both packages from the programs in the folder `programs`; returns the packages' paths.
 pub(crate) fn make(programs: &Path, out: &Path, maintainer: Option<&str>) -> Result<Vec<PathBuf>> {
     if packages::find_program("dpkg-deb").is_none() {
         bail!("dpkg-deb is not installed: it makes the packages (Debian has it in `dpkg`)");

@@ -1,7 +1,8 @@
 //! `cargo xtask demo`: runs bareblk with a stock guest, and compares its figures with the host's.
 //!
-//! packages -> build -> disk image -> server -> guest runs fio -> host runs the same fio -> table.
-//! However it ends (success, error, Ctrl-C), `Drop` removes server, socket and image.
+//! `packages → build → disk image → server → guest runs fio → host runs the same fio → table`
+//!
+//! After success, an error or Ctrl-C, `Drop` removes server, socket and image.
 
 mod disk;
 mod fio;
@@ -80,7 +81,7 @@ fn pick_accel(image: &GuestImage, progress: &Progress) -> Accel {
     if !packages::opens_read_write("/dev/kvm".as_ref()) {
         return Accel::Tcg;
     }
-    progress.step("trying whether /dev/kvm works");
+    progress.step("testing whether /dev/kvm works");
     let boots = Vm::new(image).accel(Accel::Kvm).timeout(KVM_TRIAL).run();
     if boots.is_ok_and(|output| output.exit_code == Some(0)) { Accel::Kvm } else { Accel::Tcg }
 }

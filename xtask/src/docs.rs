@@ -17,12 +17,12 @@ use crate::tidy;
 
 /// The version of the program that builds the book.
 const MDBOOK: &str = "0.5.4";
-/// The crates whose command lines are pages of the book, and the target that has the page's test.
+/// The crates whose command lines are pages of the book, and the cargo target with the page's test.
 const PROGRAMS: [(&str, &str); 2] = [("bareblk", "--lib"), ("bareblk_bench", "--bins")];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Leave the pages that are generated from the programs as they are
+    /// Do not rewrite the pages that are generated from the programs
     #[arg(long)]
     keep_generated: bool,
 }
@@ -48,7 +48,7 @@ fn refuse(complaints: &[String]) -> Result<()> {
     if complaints.is_empty() { Ok(()) } else { bail!("the book's links:\n{}", complaints.join("\n")) }
 }
 
-/// Each program's own test writes its page when it is asked to.
+/// Each program's own test writes its page.
 fn write_generated_pages() -> Result<()> {
     for (name, target) in PROGRAMS {
         let mut test = Command::new(workspace::cargo());
@@ -67,7 +67,7 @@ fn mdbook() -> Result<PathBuf> {
     }
     println!("installing mdbook {MDBOOK} from crates.io into {}; it takes some minutes", folder.display());
     let mut install = Command::new(workspace::cargo());
-    // The book is small: a debug build of mdbook is made sooner and builds the book in seconds.
+    // A debug build: mdbook compiles sooner, and still builds the small book in seconds.
     install.args([
         "install",
         "mdbook",

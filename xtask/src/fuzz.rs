@@ -1,11 +1,11 @@
-//! `cargo xtask fuzz [TARGET…]`: libFuzzer on what a hostile guest, front-end, client or file may send.
+//! `cargo xtask fuzz [TARGET…]`: runs libFuzzer on input from a hostile guest, front-end, client or file.
 //!
 //! `build with coverage (fuzz/) → for each target: seeds and corpus → so many seconds → table, JSON`
 //!
-//! - libFuzzer needs no more of the compiler than flags that every version has; only `--address-sanitizer` wants a nightly.
-//! - What it finds that is new stays in `fuzz/corpus`; what fails, in `fuzz/artifacts`. Neither is in the tree.
+//! - libFuzzer needs only flags that every compiler version has; only `--address-sanitizer` needs a nightly.
+//! - New interesting inputs stay in `fuzz/corpus`, failing ones in `fuzz/artifacts`. git ignores both.
 //!
-//! How to read it, how to add a seed: docs/internals/fuzzing.md.
+//! How to read the results and add a seed: docs/internals/fuzzing.md.
 
 mod report;
 
@@ -21,13 +21,13 @@ use xtask::{command, workspace};
 use crate::origin;
 use report::Outcome;
 
-/// Coverage for libFuzzer (LLVM's SanitizerCoverage): counters, and what is compared with what.
+/// Coverage for libFuzzer (LLVM's SanitizerCoverage): counters, and traced comparisons.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
 /// `fuzz_targets::MODE_VARIABLE`.
 const MODE_VARIABLE: &str = "BAREBLK_FUZZ_MODE";
-/// One input: longer means that it hangs.
+/// The limit for one input: a slower one counts as hanging.
 const INPUT_TIMEOUT_S: u32 = 60;
 const MEMORY_MIB: u32 = 2048;
 const MOST_BYTES: u32 = 4096;
@@ -36,27 +36,27 @@ const MOST_BYTES: u32 = 4096;
 #[derive(Debug, Clone, clap::Args)]
 #[allow(clippy::struct_excessive_bools)] // options
 pub(crate) struct Args {
-    /// Names; all if none is given
+    /// Targets [default: all]
     targets: Vec<String>,
-    /// For each target
+    /// Seconds for each target
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Run the target on this input once, and do nothing else
     #[arg(long, value_name = "FILE")]
     repeat: Option<PathBuf>,
-    /// Have a second thread write into the memory that the code under test reads; targets without such memory are left out
+    /// Run only targets with shared memory, while a second thread writes into that memory
     #[arg(long, conflicts_with = "real_server")]
     second_thread: bool,
-    /// Have sessions served by a server with its own threads: slower; other targets are left out
+    /// Run only targets with sessions, on a server with its own threads; slower
     #[arg(long)]
     real_server: bool,
-    /// Have accesses outside of allocations found, too: several times slower, and needs a nightly version of Rust
+    /// Also find accesses outside of allocations: several times slower, and needs a nightly version of Rust
     #[arg(long)]
     address_sanitizer: bool,
     /// Keep the result in bench_results/
     #[arg(long)]
     keep: bool,
-    /// Only look whether each target has its program and its seeds
+    /// Only check that each target has its program and its seeds
     #[arg(long)]
     check: bool,
 }
@@ -95,14 +95,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// In which of its ways a target runs (`fuzz_targets::Mode`).
+/// How a target runs (`fuzz_targets::Mode`).
 #[derive(Debug, Clone, Copy)]
 struct Mode {
-    /// The value of the variable that tells the program; also the end of the corpus's name.
+    /// The variable's value for the program, and the suffix of the corpus's name.
     name: &'static str,
-    /// As on the command line.
+    /// The option on the command line.
     option: &'static str,
-    /// Those that have it; empty: all.
+    /// The targets that have the mode; empty: all.
     targets: &'static [&'static str],
 }
 
@@ -139,7 +139,8 @@ impl Mode {
         program
     }
 
-    /// For a table and for a folder of its own: what a second thread makes reachable by chance is no use to other runs.
+    /// The name in the table, and of the corpus's folder. Inputs that a second thread found by chance do not help other
+    /// runs.
     fn label(self, target: &str) -> String {
         if self.name.is_empty() { target.to_owned() } else { format!("{target}-{}", self.name) }
     }
@@ -153,7 +154,7 @@ fn joined(names: &BTreeSet<String>) -> String {
     names.iter().cloned().collect::<Vec<_>>().join(", ")
 }
 
-/// Names of what is in a folder, without extension.
+/// The names of the files in a folder, without extension.
 fn names(folder: &Path) -> Result<BTreeSet<String>> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let stem = |entry: std::io::Result<fs::DirEntry>| -> Result<Option<String>> {
@@ -183,7 +184,7 @@ fn check(programs: &BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-/// The programs are a workspace of their own: what the crates depend on changes without its lock file.
+/// The programs are a separate workspace: a new dependency of the crates does not update its lock file.
 fn check_lock() -> Result<()> {
     let mut cargo = Command::new(workspace::cargo());
     cargo.args(["metadata", "--locked", "--format-version", "1", "--manifest-path"]);
@@ -205,14 +206,14 @@ fn build(address_sanitizer: bool) -> Result<PathBuf> {
     } else {
         Command::new(workspace::cargo())
     };
-    // With a target named, what runs while building (macros, build scripts) is built without the flags.
+    // With `--target`, cargo builds macros and build scripts without these flags.
     cargo.args(["build", "--locked", "--target", &host, "--manifest-path"]).arg(folder().join("Cargo.toml"));
     cargo.arg("--target-dir").arg(&target_dir).env("RUSTFLAGS", flags);
     command::run(&mut cargo)?;
     Ok(target_dir.join(host).join("debug"))
 }
 
-/// This machine, in the compiler's words.
+/// This machine's target triple.
 fn host() -> Result<String> {
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     let says = command::output(Command::new(rustc).arg("-vV"))?;
@@ -220,7 +221,7 @@ fn host() -> Result<String> {
     host.context("rustc -vV names no host")
 }
 
-/// Runs one target; what libFuzzer says is shown as it comes.
+/// Runs one target, and shows libFuzzer's output as it comes.
 fn fuzz(programs: &Path, target: &str, mode: Mode, seconds: u64) -> Result<Outcome> {
     let label = mode.label(target);
     println!("\n=== {label}, {seconds} s ===");

@@ -1,16 +1,14 @@
-//! What the xtask commands share with the project's tests: real guests, and the programs that they need.
+//! Code that the xtask commands share with the project's tests: real guests, and the programs that they need.
 //!
-//! - `workspace`: where things are.
-//! - `command`: run a program, fail with what it said.
-//! - `packages`: which programs come from which Debian package, and how to install them.
+//! - `workspace`: paths.
+//! - `command`: runs a program, and fails with its output.
+//! - `packages`: which Debian package has a program, and how to install it.
 //! - `programs`: programs of other crates, for tests.
-//! - `sizes`: how large the slow checks are, short and long.
+//! - `sizes`: the sizes of slow checks, short and long.
 //! - `skip`: how a test says that it cannot run here.
 //! - `cli_page`: the reference page of a program's command line.
 //! - `config_page`: the manual page of the configuration file.
 //! - `guest`: a stock Linux guest in stock QEMU, for tests and for the demo.
-//!
-//! Not here: the commands themselves (`main.rs`, one module per subcommand).
 #![forbid(unsafe_code)]
 
 pub mod cli_page;

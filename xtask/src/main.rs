@@ -1,6 +1,4 @@
 //! `cargo xtask …`: the project's development commands, one module per subcommand.
-//!
-//! Not here: guests (`guest` in the library), because tests use them too.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -35,13 +33,13 @@ struct Cli {
 enum Chore {
     /// Shows bareblk at work: a real guest runs fio on a served disk, next to the same fio on the host
     Demo(demo::Args),
-    /// Measures what a request costs in the device half, and keeps the result
+    /// Measures the cost of a request in the device half, and keeps the result
     Bench(bench::Args),
     /// Runs everything that CI runs
     Test(test::Args),
     /// Installs the Debian packages that demo and test need, after one question
     Setup(setup::ChoreArgs),
-    /// Makes the lock worse in every way, one at a time, and sees what notices
+    /// Weakens the locks in every way, one at a time, and reports which check notices
     Mutants(mutants::Args),
     /// Runs libFuzzer on input from hostile guests, front-ends, clients and files
     Fuzz(fuzz::Args),

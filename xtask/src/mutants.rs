@@ -1,4 +1,4 @@
-//! `cargo xtask mutants`: does any check notice when the lock is made worse?
+//! `cargo xtask mutants`: weakens the lock in every way, one at a time, and tests whether a check notices.
 //!
 //! Weakens every ordering of every atomic access, removes every wake and every marked re-check, and inserts
 //! bugs that other locks had (`mutants/historic.toml`), one at a time, in a copy of the crate under

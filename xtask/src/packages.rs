@@ -1,7 +1,7 @@
-//! The programs that the demo and the tests need, and the Debian packages they come from.
+//! The programs that the demo and the tests need, and their Debian packages.
 //!
-//! A program that exists counts as installed, wherever it came from. So other distributions work once the
-//! user has installed the programs.
+//! A program that exists counts as installed, whatever installed it. So other distributions work once the user has
+//! installed the programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,14 +10,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::command;
 
-/// A Debian package, a program that proves that it is installed, and its purpose.
+/// A Debian package, a program that shows that it is installed, and its purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Package {
     /// The name for `apt-get install`.
     pub name: &'static str,
     /// A program that only this package contains.
     pub program: &'static str,
-    /// Shown to the user who is asked whether to install it.
+    /// What the user reads before installing it.
     pub purpose: &'static str,
     /// Crates whose tests run its programs.
     users: &'static [&'static str],
@@ -78,13 +78,13 @@ pub const NEEDED: &[Package] = &[
     package("valgrind", "valgrind", "counts instructions per request (callgrind)", &[]),
     package("zstd", "zstd", "runs on the preloaded locks, for their tests", WITH_PROGRAMS),
     package("python3", "python3", "the same, with sqlite", &["bareblk", "qspinlock_preload"]),
-    // Not `redis-server`: this package also contains the program, and the other one starts a service.
+    // Not `redis-server`, which starts a service; this package has the program too.
     package("redis-tools", "redis-check-rdb", "the same", WITH_PROGRAMS),
     package("stress-ng", "stress-ng", "the same", WITH_PROGRAMS),
     package("git", "git", "the same", WITH_PROGRAMS),
 ];
 
-/// What `cargo xtask test --long` uses beside them.
+/// The packages that `cargo xtask test --long` needs too.
 pub const NEEDED_FOR_LONG: &[Package] = &[
     package(
         "debootstrap",
@@ -92,11 +92,11 @@ pub const NEEDED_FOR_LONG: &[Package] = &[
         "a folder with Debian 13's QEMU and libvirt (needs root)",
         &["bareblk"],
     ),
-    // It has no program: a path is found like one.
+    // The package has no program; a path also works here.
     package("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd", "UEFI firmware for guests", &["bareblk"]),
 ];
 
-/// Those of [`NEEDED`] that the tests of these crates use; no crate means all crates.
+/// The packages of [`NEEDED`] that the tests of these crates use; no crate means all crates.
 #[must_use]
 pub fn used_by_tests(crates: &[String]) -> Vec<Package> {
     let is_known =
@@ -115,7 +115,7 @@ impl Package {
     }
 }
 
-/// Programs of root often lie where a user's PATH does not look.
+/// Folders of root's programs, which a user's PATH often lacks.
 const MORE_PLACES: &[&str] = &["/usr/sbin", "/sbin", "/usr/local/sbin"];
 
 /// The path of `program`, if it is installed.
@@ -126,17 +126,17 @@ pub fn find_program(program: &str) -> Option<PathBuf> {
     places.map(|place| place.join(program)).find(|candidate| candidate.is_file())
 }
 
-/// Those of `packages` whose programs are not on this machine.
+/// The packages whose programs are not on this machine.
 #[must_use]
 pub fn missing(packages: &[&[Package]]) -> Vec<Package> {
     let all = packages.iter().copied().flatten();
     all.copied().filter(|package| find_program(package.program).is_none()).collect()
 }
 
-/// Installs `packages`; changes nothing else on the machine.
+/// Installs `packages`, and changes nothing else on the machine.
 ///
 /// # Errors
-/// If there is no apt-get, no way to become root, or apt-get fails.
+/// There is no apt-get or no way to become root, or apt-get fails.
 pub fn install(packages: &[Package]) -> Result<()> {
     let names: Vec<&str> = packages.iter().map(|package| package.name).collect();
     if find_program("apt-get").is_none() {
@@ -148,10 +148,10 @@ pub fn install(packages: &[Package]) -> Result<()> {
     command::run(apt.env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
-/// Fetches apt's package lists, but only if one of `names` is not in the present ones.
+/// Fetches apt's package lists, but only if the present ones lack one of `names`.
 ///
 /// # Errors
-/// If the lists are needed and cannot be fetched.
+/// The lists are needed and cannot be fetched.
 pub fn make_available(names: &[&str]) -> Result<()> {
     if names.iter().all(|name| has_candidate(name)) { Ok(()) } else { update_lists() }
 }
@@ -159,7 +159,7 @@ pub fn make_available(names: &[&str]) -> Result<()> {
 /// Runs `apt-get update`.
 ///
 /// # Errors
-/// If there is no way to become root, or apt-get fails.
+/// There is no way to become root, or apt-get fails.
 pub fn update_lists() -> Result<()> {
     command::output(as_root("apt-get")?.args(["update", "-q"])).map(drop)
 }

@@ -1,4 +1,4 @@
-//! Programs of this workspace that the tests of another crate start: cargo builds a test only the programs of its own crate.
+//! Builds programs of other crates for a test: cargo builds for a test only the programs of its own crate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,18 +8,18 @@ use std::time::SystemTime;
 
 use crate::{command, workspace};
 
-/// Packages whose programs cargo has just built, by their names with blanks between them. Cargo writes no list of sources
-/// for a program that it builds for tests, so its age says nothing.
+/// Packages whose programs cargo has just built: their names, with blanks between them. Cargo writes no list of sources
+/// for a program that it builds for tests, so the program's age says nothing.
 pub const BUILT_ENV: &str = "BAREBLK_BUILT";
 
-/// Programs that this process has looked at already.
+/// The programs that this process has already checked.
 static READY: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// The program `name` of the crate `package` in the folder of `own`, which cargo built. Builds it if it is missing or
+/// The program `name` of the crate `package`, in the folder of `own`, which cargo built. Builds it if it is missing or
 /// older than its sources.
 ///
 /// # Panics
-/// If cargo cannot build it.
+/// cargo cannot build it.
 #[must_use]
 pub fn beside(own: &Path, package: &str, name: &str) -> PathBuf {
     let program = own.with_file_name(name);
@@ -38,7 +38,7 @@ fn names(built: Option<&str>, package: &str) -> bool {
     built.is_some_and(|built| built.split(' ').any(|name| name == package))
 }
 
-/// Whether no source is newer, by the list that cargo puts beside the program.
+/// Whether no source is newer, by the dependency file that cargo writes beside the program.
 fn is_fresh(program: &Path) -> bool {
     let built = modified(program);
     let sources = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
@@ -51,7 +51,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|about| about.modified()).ok()
 }
 
-/// `target: source source …`, with `\ ` for a blank.
+/// Parses `target: source source …`, in which `\ ` stands for a space.
 fn sources_in(list: &str) -> Vec<PathBuf> {
     let sources =
         list.lines().next().and_then(|line| line.split_once(": ")).map_or("", |(_, sources)| sources);
@@ -59,8 +59,8 @@ fn sources_in(list: &str) -> Vec<PathBuf> {
     sources.split_whitespace().map(|source| PathBuf::from(source.replace('\0', " "))).collect()
 }
 
-/// Into the same folder, in the same profile.
-#[allow(clippy::panic)] // for tests, which have no use for an error
+/// Builds into the same folder, with the same profile.
+#[allow(clippy::panic)] // only tests call it
 fn build(own: &Path, package: &str) {
     let folder = own.parent().unwrap_or(own);
     let profile = match folder.file_name().and_then(|name| name.to_str()) {

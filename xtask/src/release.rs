@@ -1,11 +1,12 @@
-//! `cargo xtask release`: makes everything that a release consists of, in one folder. It sets no tag and publishes nothing.
+//! `cargo xtask release`: makes all files of a release in one folder. It sets no tag and publishes nothing.
 //!
 //! `clean tree → versions agree → programs → Debian packages, source archive, SBOM → SHA256SUMS → table`
 //!
 //! - The same commit always gives the same source archive, SBOM and package contents.
-//! - `--check` makes nothing: versions, sonames, and `cargo publish --dry-run` of the crates that are for others.
+//! - `--check` makes nothing. It checks versions and sonames, and runs `cargo publish --dry-run` for the published
+//!   crates.
 //!
-//! `check.rs`: what must agree. `changelog.rs`: the headings of CHANGELOG.md. `sbom.rs`: the bill of materials.
+//! `check.rs`: the checks. `changelog.rs`: the headings of CHANGELOG.md. `sbom.rs`: the bill of materials.
 
 mod changelog;
 mod check;
@@ -21,7 +22,7 @@ use xtask::{command, workspace};
 use crate::deb;
 use crate::deb::program::{self, Profile};
 
-/// The programs that a release has, as crates.
+/// The crates of a release's programs.
 const PROGRAMS: [&str; 2] = ["bareblk", "bareblk_bench"];
 
 #[derive(Debug, clap::Args)]
@@ -29,7 +30,7 @@ pub(crate) struct Args {
     /// Folder for the release [default: target/release-VERSION]
     #[arg(long, value_name = "DIR", conflicts_with = "check")]
     out: Option<PathBuf>,
-    /// Only check that versions agree and that the crates for others can be published
+    /// Only check that versions agree and that the published crates can be published
     #[arg(long)]
     check: bool,
     /// Package the programs `bareblk` and `bareblk-bench` of this folder instead of building them
@@ -64,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What is released is a commit.
+/// A release is made from a commit, so no file may differ from it.
 fn require_clean_tree() -> Result<()> {
     let changed =
         command::output(Command::new("git").args(["status", "--porcelain"]).current_dir(workspace::root()))?;
@@ -78,7 +79,7 @@ fn require_clean_tree() -> Result<()> {
     }
 }
 
-/// Files of an earlier release would look as if they belonged to this one.
+/// Files of an earlier release in the folder would seem to belong to this one.
 fn require_empty(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     match fs::read_dir(folder)?.next() {
@@ -87,7 +88,7 @@ fn require_empty(folder: &Path) -> Result<()> {
     }
 }
 
-/// The commit's files, with the commit's time.
+/// An archive of the commit's files, with the commit's time.
 fn source_archive(out: &Path, version: &str) -> Result<PathBuf> {
     let path = out.join(format!("bareblk-{version}.tar.gz"));
     let mut git = Command::new("git");
@@ -103,7 +104,7 @@ fn bill_of_materials(out: &Path, version: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// For `sha256sum --check`.
+/// The checksums, for `sha256sum --check`.
 fn checksums(out: &Path, files: &[PathBuf]) -> Result<PathBuf> {
     let names = files.iter().filter_map(|file| file.file_name());
     let text = command::output(Command::new("sha256sum").args(names).current_dir(out))?;
@@ -112,7 +113,7 @@ fn checksums(out: &Path, files: &[PathBuf]) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Each file with its size and what it is.
+/// Each file with its size and purpose.
 fn table(out: &Path, files: &[PathBuf]) -> Result<String> {
     let mut text = format!("{}\n", out.display());
     for file in files {
@@ -125,7 +126,7 @@ fn table(out: &Path, files: &[PathBuf]) -> Result<String> {
 
 fn purpose(name: &str) -> &'static str {
     match name {
-        _ if name.starts_with("bareblk-bench_") => "Debian package: what measures",
+        _ if name.starts_with("bareblk-bench_") => "Debian package: the measuring program",
         _ if name.ends_with(".deb") => "Debian package: the server",
         _ if name.ends_with(".tar.gz") => "the sources",
         _ if name.ends_with(".cdx.json") => "bill of materials (CycloneDX): the crates in both programs",
@@ -182,7 +183,7 @@ mod tests {
         let text = table(out.path(), &[file]).unwrap();
         assert!(
             text.contains("bareblk-bench_1_amd64.deb")
-                && text.contains(" 2 KiB  Debian package: what measures"),
+                && text.contains(" 2 KiB  Debian package: the measuring program"),
             "{text}"
         );
     }

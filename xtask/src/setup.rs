@@ -5,7 +5,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use anyhow::{Result, bail};
 use xtask::packages::{self, Package};
 
-/// How much to ask.
+/// Whether to ask before installing.
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[group(skip)] // demo and test have a group of the same name
 pub(crate) struct Args {
@@ -14,20 +14,20 @@ pub(crate) struct Args {
     pub(crate) yes: bool,
 }
 
-/// What to set up.
+/// Options of `cargo xtask setup`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct ChoreArgs {
-    /// Install also what `cargo xtask test --long` uses
+    /// Also install what `cargo xtask test --long` needs
     #[arg(long)]
     long: bool,
     #[command(flatten)]
     ask: Args,
 }
 
-/// Everything that a long run uses.
+/// Packages for a long run.
 pub(crate) const LONG: &[&[Package]] = &[packages::NEEDED, packages::NEEDED_FOR_LONG];
 
-/// Everything else.
+/// Packages for everything else.
 pub(crate) const USUAL: &[&[Package]] = &[packages::NEEDED];
 
 pub(crate) fn run(args: &ChoreArgs) -> Result<()> {
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &ChoreArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns once nothing of `wanted` is missing; silent if nothing was.
+/// Returns once no package of `wanted` is missing. Prints nothing if none was.
 pub(crate) fn ensure(args: Args, wanted: &[&[Package]]) -> Result<()> {
     let missing = packages::missing(wanted);
     if missing.is_empty() {
@@ -66,7 +66,7 @@ fn listing(packages: &[Package]) -> String {
 fn confirmed() -> Result<bool> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
-        bail!("nobody to ask whether to install them: pass --yes");
+        bail!("no terminal to ask whether to install them: pass --yes");
     }
     eprint!("Install them with apt-get? [Y/n] ");
     std::io::stderr().flush()?;

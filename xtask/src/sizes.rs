@@ -1,18 +1,18 @@
-//! How large the slow checks are, as a smoke test and in full: the one table.
+//! The sizes of the slow checks, as a smoke test and in full, in one table.
 //!
-//! `cargo xtask test --long` sets [`LONG_ENV`] for all that it starts; whoever runs a test by hand may too.
+//! `cargo xtask test --long` sets [`LONG_ENV`] for all programs that it starts. A user may set it for a single test.
 
 use std::time::Duration;
 
-/// Set to 1, the checks are in full size.
+/// If it is 1, the checks have their full size.
 pub const LONG_ENV: &str = "BAREBLK_LONG";
 
 /// One quantity in its two sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size<T> {
-    /// For every run.
+    /// The size in every run.
     pub smoke: T,
-    /// For a long run.
+    /// The size in a long run.
     pub full: T,
 }
 
@@ -21,7 +21,7 @@ pub const BENCHES: Size<&[&str]> = size(
     &["cargo", "test", "--workspace", "--all-features", "--bench", "*"], //
     &["cargo", "bench", "--workspace", "--all-features", "--bench", "*"],
 );
-/// The rings under Miri: one order of events, or several.
+/// The rings under Miri: with one order of events, or several.
 pub const MIRI: Size<&[&str]> = size(
     &["rustup", "run", "nightly", "cargo", "miri", "test", "-p", "virtqueue", "--lib", "--tests"],
     &[
@@ -39,13 +39,13 @@ pub const MIRI: Size<&[&str]> = size(
         "--tests",
     ],
 );
-/// The queued locks under Miri: so many orders of events.
+/// The queued locks under Miri, with this many orders of events.
 pub const MIRI_LOCK: Size<&[&str]> = size(
     &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..16"), //
     &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..256"),
 );
-/// Interleavings of small models, all or as many as a bound on preemptions leaves. Only this workspace's crates are
-/// compiled for loom; what a model runs is worth optimising.
+/// All interleavings of small models, or those within a bound on preemptions. Only this workspace's crates are compiled
+/// for loom; the code that a model runs is worth optimising.
 pub const LOOM: &[&str] = &[
     "cargo",
     "test",
@@ -59,17 +59,17 @@ pub const LOOM: &[&str] = &[
     "--lib",
     "model",
 ];
-/// Mutants of the lock: a handful of which each has to be noticed, or all of them.
+/// Mutants of the lock: a handful, each of which a check must notice, or all.
 pub const MUTANTS: Size<&[&str]> = size(&["xtask", "mutants", "--smoke"], &["xtask", "mutants"]);
-/// Fuzzing: whether everything is in its place (the targets themselves run among the tests), or libFuzzer on each target.
+/// Fuzzing: checks that programs and seeds exist (the targets run among the tests), or runs libFuzzer on each target.
 pub const FUZZ: Size<&[&str]> =
     size(&["xtask", "fuzz", "--check"], &["xtask", "fuzz", "--seconds", "600", "--keep"]);
-/// Changed seeds that each fuzz target is run on without libFuzzer; a part of that beside a second thread, and where each
-/// has a server with threads of its own (`fuzz_targets/tests/smoke.rs`).
+/// Mutated seeds for each fuzz target without libFuzzer. A part of that number runs beside a second thread, or with a
+/// server that has its own threads (`fuzz_targets/tests/smoke.rs`).
 pub const FUZZ_INPUTS: Size<u32> = size(4000, 200_000);
-/// Good requests beside a ring that is scribbled over.
+/// Good requests beside a ring that another thread overwrites.
 pub const RACES: Size<u32> = size(400, 20_000);
-/// A guest from its boot to its end, under emulation on a busy machine. Nothing passes because of it.
+/// The limit of a guest's run, enough for emulation on a busy machine: only a guest that hangs takes longer.
 pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(600), Duration::from_secs(1800));
 /// Written and verified by each fio job in a guest, in MiB.
 pub const VERIFIED_MIB: Size<u64> = size(32, 512);
@@ -87,21 +87,21 @@ pub const RESTARTS: Size<u64> = size(3, 30);
 pub const KILLS: Size<u64> = size(10, 200);
 /// Times that a server is killed under the driver library's load, per engine.
 pub const SERVER_KILLS: Size<u64> = size(12, 400);
-/// Times that one is killed while queues move or memory is added, and that a front-end is killed.
+/// Times that a server is killed while queues move or memory is added, and that a front-end is killed.
 pub const OTHER_KILLS: Size<u64> = size(3, 60);
 /// Times that a server takes over from another under the driver library's load.
 pub const TAKE_OVERS: Size<u64> = size(5, 100);
-/// Clients as they come: this machine's QEMU with its defaults, or all QEMUs, firmwares, guest kernels, queue sizes and ring
+/// Stock clients: this machine's QEMU with its defaults, or all QEMUs, firmwares, guest kernels, queue sizes and ring
 /// formats, and libvirt.
 pub const ALL_CLIENTS: Size<bool> = size(false, true);
-/// Times that each of a stock client's disks has its server killed.
+/// How often the server of each of a stock client's disks is killed.
 pub const CLIENT_KILLS: Size<u64> = size(1, 3);
-/// fio runs between two of them.
+/// fio runs between two kills.
 pub const RUNS_BETWEEN_RESTARTS: Size<u64> = size(1, 2);
 /// Times that a running guest moves to another QEMU under load.
 pub const MIGRATIONS: Size<u64> = size(2, 20);
 
-/// How long many threads submit to a queue that is restarted under them.
+/// How long many threads submit to a queue that is restarted meanwhile.
 pub const RESTART_STRESS: Size<Duration> = size(Duration::from_secs(3), Duration::from_secs(120));
 
 /// How long each part of the locks' torture runs.
@@ -129,7 +129,7 @@ const fn miri_lock(flags: &'static str) -> [&'static str; 12] {
 }
 
 impl<T: Copy> Size<T> {
-    /// The one for this run.
+    /// The size for this run.
     #[must_use]
     pub fn now(self) -> T {
         self.of(std::env::var(LONG_ENV).ok().as_deref())

@@ -2,7 +2,7 @@
 //!
 //! `skip(reason, why) → a line on standard output, and a line of JSON in the file that FILE_ENV names → read`
 //!
-//! - The reasons are a closed list: for each of them `cargo xtask test` has a check of its own.
+//! - The reasons are a closed list: `cargo xtask test` has an independent check for each.
 //! - Each line is appended by one write, because several tests write at the same time.
 
 use std::fmt;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Names the file to which tests append what they skip. Without it they only print it.
+/// Names the file to which tests append their skips. Without it they only print them.
 pub const FILE_ENV: &str = "BAREBLK_SKIPS";
 
 /// What the machine lacks.
@@ -111,13 +111,13 @@ impl fmt::Display for Reason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Extent {
-    /// All that it is for.
+    /// The whole test.
     Whole,
     /// One of several cases, which `why` names.
     Part,
 }
 
-/// A test that did not run as a whole or in part.
+/// A test that did not run, wholly or in part.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Skip {
     /// What the machine lacks.
@@ -126,22 +126,22 @@ pub struct Skip {
     pub test: String,
     /// How much did not run.
     pub extent: Extent,
-    /// In the test's words; may be empty.
+    /// The test's explanation; may be empty.
     pub why: String,
 }
 
-/// Records that the calling test cannot run here. The test returns next.
+/// Records that the calling test cannot run here. The test must return next.
 ///
 /// # Panics
-/// If the file that [`FILE_ENV`] names cannot be written.
+/// The file that [`FILE_ENV`] names cannot be written.
 pub fn skip(reason: Reason, why: impl fmt::Display) {
     say(reason, Extent::Whole, &why);
 }
 
-/// Records that one case of the calling test cannot run here. Its other cases run.
+/// Records that one case of the calling test cannot run here. The other cases run.
 ///
 /// # Panics
-/// If the file that [`FILE_ENV`] names cannot be written.
+/// The file that [`FILE_ENV`] names cannot be written.
 pub fn skip_part(reason: Reason, why: impl fmt::Display) {
     say(reason, Extent::Part, &why);
 }
@@ -168,16 +168,16 @@ fn test_name() -> String {
     format!("{package}/{}::{}", without_hash(&program), thread.name().unwrap_or("?"))
 }
 
-/// `memory-0123456789abcdef` is what cargo makes of `memory`.
+/// cargo adds a hash: `memory-0123456789abcdef` is `memory`.
 fn without_hash(program: &str) -> &str {
     let is_hash = |text: &str| text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     program.rsplit_once('-').filter(|(_, end)| is_hash(end)).map_or(program, |(name, _)| name)
 }
 
-/// The lines that tests have written. A line that is no [`Skip`] is an error.
+/// Parses the lines that tests have written. Any other line is an error.
 ///
 /// # Errors
-/// With the line, if it is not one that [`skip`] writes.
+/// The line that is not a [`Skip`].
 pub fn read(lines: &str) -> Result<Vec<Skip>, String> {
     let parse = |line| serde_json::from_str(line).map_err(|error| format!("{line:?}: {error}"));
     lines.lines().map(parse).collect()

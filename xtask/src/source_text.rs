@@ -1,8 +1,7 @@
 //! Splits Rust source text into code, comments and literals, as far as `tidy` needs it.
 //!
-//! Both views keep all line breaks, so that line numbers stay valid.
-//! Not a parser: it recognises comments (nested), strings (also raw and byte strings), characters and
-//! lifetimes.
+//! Both views keep all line breaks, so that line numbers stay valid. It recognises comments (nested), strings (also raw
+//! and byte strings), characters and lifetimes.
 
 /// One file in two views.
 #[derive(Debug, Clone, PartialEq, Eq)]

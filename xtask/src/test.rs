@@ -1,9 +1,9 @@
-//! `cargo xtask test`: what CI runs, step by step, from one table.
+//! `cargo xtask test`: runs what CI runs, step by step, from one table.
 //!
-//! Order: quick checks first, the workspace's tests last, so that their closing lines stay in view.
-//! `--long` takes each step's long variant and keeps the result in `bench_results/<date>-long/`.
-//! A test that skips itself for a reason that the machine does not explain fails the run (`skips.rs`, `machine.rs`).
-//! `--only` and names of crates choose a part of it (`plan.rs`).
+//! - Quick checks come first. The workspace's tests come last, so that their closing lines stay in view.
+//! - `--long` takes each step's long variant and keeps the result in `bench_results/<date>-long/`.
+//! - A test that skips itself for a reason that the machine does not explain fails the run (`skips.rs`, `machine.rs`).
+//! - `--only` and names of crates choose a part (`plan.rs`).
 
 mod counts;
 mod lanes;
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The plan, with what its steps need installed.
+/// The plan, after the packages for its steps are installed.
 fn prepared(args: &Args) -> Result<Plan> {
     let plan = Plan::new(STEPS, &args.only, &args.crates)?;
     setup::ensure(args.setup, &[&plan.packages(args.long)])?;

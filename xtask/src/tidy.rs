@@ -1,7 +1,7 @@
-//! `cargo xtask tidy`: the rules for source files that a program can check.
+//! `cargo xtask tidy`: checks the rules for source files that a program can check.
 //!
-//! Each rule is one function from a file to complaints. Long files are only named. What is counted instead may only
-//! go down (`measures.rs`).
+//! Each rule is one function from a file to complaints. Long files are only named. Counted measures may only go down
+//! (`measures.rs`).
 
 mod imports;
 pub(crate) mod links;
@@ -24,7 +24,7 @@ const UNSAFE_HOMES: &[&str] = &[
 ];
 const LONGEST_FILE_LINES: usize = 600;
 const LONGEST_FUNCTION_LINES: usize = 60;
-/// Kept results are summaries; samples and drawings are made again by their commands.
+/// Only summaries of results are kept; their commands make samples and drawings again.
 const KEPT_RESULTS: &str = "bench_results/";
 const KEPT_RESULTS_BYTES: usize = 1_000_000;
 
@@ -34,7 +34,7 @@ const MACHINE_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/fa", "rm/")];
 /// What to do with the measures.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Args {
-    /// Write down the measures that have become smaller
+    /// Record the measures that have become smaller
     #[arg(long)]
     tighten: bool,
     /// List only the circles: files that import each other, and which names they import
@@ -116,7 +116,7 @@ fn machine_paths(file: &SourceFile) -> Vec<String> {
 
 fn missing_header(file: &SourceFile) -> Option<String> {
     let has_header = file.text.starts_with("//!");
-    (!has_header).then(|| at(file, 1, "does not open with `//!` (what this file is, and what it is not)"))
+    (!has_header).then(|| at(file, 1, "does not open with `//!` (what this file does)"))
 }
 
 fn crate_of(path: &str) -> Option<&str> {
@@ -162,7 +162,7 @@ fn leftovers(file: &SourceFile, source: &SourceText) -> Vec<String> {
     found
 }
 
-/// A test that only prints that it is skipped counts as passed.
+/// A test that only prints that it is skipped would count as passed.
 fn skips_that_do_not_count(file: &SourceFile) -> Vec<String> {
     const HOME: &str = "xtask/src/skip.rs";
     const COMPLAINT: &str = "a test that cannot run here says so with `xtask::skip::skip`, which counts it";

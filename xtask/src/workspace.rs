@@ -54,7 +54,7 @@ pub fn build_dir() -> Result<PathBuf> {
     Ok(PathBuf::from(dir))
 }
 
-/// The cargo that runs us, otherwise the one in PATH.
+/// The cargo that runs this program, else the one in PATH.
 #[must_use]
 pub fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())

@@ -1,12 +1,11 @@
-//! The two packages: what each has, and what dpkg is told about it.
+//! The two packages: their content and dpkg's metadata.
 
 /// A Debian package of one program.
 #[derive(Debug)]
 pub(crate) struct Package {
     /// The package's name and the program's.
     pub(crate) name: &'static str,
-    /// The crate that builds the program.
-    /// Whether it needs the other package, in the same version: it is started by that one's program, and starts it.
+    /// Whether the package needs the other one in the same version, because each program starts the other.
     pub(crate) needs_server: bool,
     /// Further lines of the control file.
     pub(crate) relations: &'static str,
@@ -15,14 +14,14 @@ pub(crate) struct Package {
     pub(crate) description: &'static [&'static str],
     /// Whether it has the units, their configuration, and the scripts around them.
     pub(crate) has_service: bool,
-    /// Beginnings of the names of its pages in docs/. None: all that are no other package's.
+    /// How the names of its pages in docs/ begin. None: all pages that belong to no other package.
     pub(crate) documents: &'static [&'static str],
 }
 
 pub(crate) const SERVER: Package = Package {
     name: "bareblk",
     needs_server: false,
-    // A host that serves guests needs no measuring program, so nothing pulls it in.
+    // Optional: a host that serves guests needs no measuring program.
     relations: "Recommends: systemd\nSuggests: bareblk-bench\n",
     section: "admin",
     description: &[

@@ -66,7 +66,7 @@ impl Server {
         self.dir.path().join("socket")
     }
 
-    /// Processor time of the whole process so far, in the kernel and out of it.
+    /// Processor time of the whole process so far, in user space and in the kernel.
     pub(super) fn cpu_time(&self) -> Result<Duration> {
         let path = format!("/proc/{}/stat", self.child.id());
         let stat = fs::read_to_string(&path).context("the server is gone")?;

@@ -1,4 +1,4 @@
-//! Checks the links of the built book: each leads to a file of the book, and to a heading that is there.
+//! Checks the links of the built book: each leads to an existing file and heading of the book.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::pages::{is_local, resolved};
 
-/// mdBook makes these of all pages at once; their links start elsewhere.
+/// mdBook generates these from all pages together; their links start at another folder.
 const MADE_OF_ALL: [&str; 3] = ["print.html", "404.html", "toc.html"];
 
 /// A complaint for each link that leads nowhere.

@@ -6,10 +6,10 @@ use crate::source_tree::SourceFile;
 
 /// The book's table of contents; its links start at its own folder.
 pub(crate) const SUMMARY: &str = "docs/SUMMARY.md";
-/// The summary has one line for each of these folders, that of its README.md; the other pages follow below it.
+/// The summary has one line for each of these folders, for its README.md; the folder's other pages follow below it.
 const LISTED: [&str; 2] = ["docs/decisions", "bench_results"];
 
-/// The book's table of contents with paths from the repository's root, and the pages in its order.
+/// The book's table of contents, with paths from the repository's root, and its pages in that order.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     pub(crate) summary: String,
@@ -44,7 +44,7 @@ impl Book {
     }
 }
 
-/// The pages below a folder, without the folder's own.
+/// The pages below a folder, without its README.md.
 fn below<'f>(folder: &str, files: &'f [SourceFile]) -> Vec<&'f SourceFile> {
     let inside = |path: &str| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
     let page = |path: &str| path.ends_with(".md") && path != format!("{folder}/README.md");
@@ -53,7 +53,7 @@ fn below<'f>(folder: &str, files: &'f [SourceFile]) -> Vec<&'f SourceFile> {
     pages
 }
 
-/// The first heading, without its marks.
+/// The first heading, without Markdown.
 fn title(page: &SourceFile) -> String {
     let heading = page.text.lines().find_map(|line| line.strip_prefix("# "));
     heading.unwrap_or(&page.path).replace('`', "")
@@ -66,7 +66,7 @@ fn page_of(line: &str) -> Option<String> {
     Some(resolved(folder, target)?.to_str()?.to_owned())
 }
 
-/// The page's path in the book: mdBook makes `index.html` of a README.md, so it is staged as `index.md`.
+/// The page's path in the book: a README.md is staged as `index.md`, because mdBook makes it `index.html`.
 pub(crate) fn staged(page: &str) -> String {
     match page.strip_suffix("README.md") {
         Some(folder) if folder.is_empty() || folder.ends_with('/') => format!("{folder}index.md"),
@@ -74,7 +74,7 @@ pub(crate) fn staged(page: &str) -> String {
     }
 }
 
-/// The targets of a line's links: what stands between `](` and `)`.
+/// The targets of a line's links: the text between `](` and `)`.
 pub(crate) fn targets(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0))
 }

@@ -13,7 +13,7 @@ use xtask::workspace;
 use super::pages::{Book, is_local, resolved, staged};
 use crate::source_tree::SourceFile;
 
-/// Fills `folder`, which is emptied first.
+/// Empties `folder`, then fills it.
 pub(super) fn stage(book: &Book, files: &[SourceFile], folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| format!("cannot empty {}", folder.display()))?;
@@ -37,7 +37,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The page as the book has it; adds the files that it links to.
+/// The page's text in the book; adds the files to which it links.
 fn with_links(page: &SourceFile, book: &Book, linked: &mut BTreeSet<PathBuf>) -> String {
     let mut text = String::new();
     let mut in_code = false;
@@ -75,7 +75,7 @@ fn unlink(text: &mut String) {
     }
 }
 
-/// Where a link of a page leads in the book; None if to nothing.
+/// The target of a page's link in the book; None if the book lacks it.
 fn in_the_book(page: &str, target: &str, book: &Book, linked: &mut BTreeSet<PathBuf>) -> Option<String> {
     let folder = Path::new(page).parent().unwrap_or(Path::new(""));
     let path = resolved(folder, target)?;

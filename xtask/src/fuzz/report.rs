@@ -1,6 +1,6 @@
-//! What libFuzzer says of a run: read line by line, and told as a table and as JSON.
+//! Parses libFuzzer's output line by line, and reports a run as a table and as JSON.
 //!
-//! Lines that count: `#1234\tDONE   cov: 12 ft: 34 corp: 5/67b lim: 8 exec/s: 90 rss: 30Mb`,
+//! Relevant lines: `#1234\tDONE   cov: 12 ft: 34 corp: 5/67b lim: 8 exec/s: 90 rss: 30Mb`,
 //! `stat::number_of_executed_units: 1234`, `… Test unit written to PATH`.
 
 use std::fmt::Write as _;
@@ -13,15 +13,15 @@ use crate::origin::Origin;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Outcome {
     pub target: String,
-    /// Which of its ways it ran in, as on the command line; nothing: on one thread.
+    /// The option of its mode; empty: on one thread.
     pub option: &'static str,
     pub seconds: u64,
     pub executions: u64,
     /// Code edges reached (libFuzzer's `cov`).
     pub coverage: u64,
-    /// Edges, how often, and comparisons (libFuzzer's `ft`).
+    /// Features (libFuzzer's `ft`): edges, how often they were taken, and comparisons.
     pub features: u64,
-    /// Inputs that reach something that no other does.
+    /// Inputs, each of which reaches something that no other one reaches.
     pub corpus: u64,
     /// The file of an input that failed.
     pub failed: Option<String>,
@@ -39,7 +39,7 @@ impl Outcome {
         Self { target: target.to_owned(), option, seconds, ..Self::default() }
     }
 
-    /// Returns whether a person wants to see the line: not each new input.
+    /// Returns whether to show the line: not one for each new input.
     pub fn add_line(&mut self, line: &str) -> bool {
         let words: Vec<_> = line.split_whitespace().collect();
         let after = |key: &str| {
@@ -62,7 +62,7 @@ impl Outcome {
     }
 }
 
-/// In Markdown: docs/internals/fuzzing.md and docs/internals/reliability.md have it as it comes.
+/// In Markdown, as docs/internals/fuzzing.md and docs/internals/reliability.md contain it.
 pub(super) fn table(outcomes: &[Outcome]) -> String {
     let mut text =
         "| target | seconds | executions | 1/s | edges | features | corpus | outcome |\n".to_owned();

@@ -31,22 +31,22 @@ use crate::{command, packages, workspace};
 const SECTOR_BYTES: u64 = 512;
 const MIB_BYTES: u64 = 1 << 20;
 
-/// Between GRUB, whose FAT volume ends here, and the kernel.
+/// The place between GRUB, whose FAT volume ends here, and the kernel.
 const MARK_AT_BYTES: u64 = fat::FREE_SECTOR as u64 * SECTOR_BYTES;
 const MARK_BYTES: u64 = MIB_BYTES - MARK_AT_BYTES;
 
 impl GuestImage {
-    /// Makes the existing file `disk` boot this guest with SeaBIOS and run `script`, and returns the offset in bytes
-    /// from which on the disk is free. The guest has no `/tools`. For [`Vm::boot_from_disk`](super::Vm::boot_from_disk).
+    /// Makes the existing file `disk` boot this guest with SeaBIOS and run `script`. Returns the offset in bytes from
+    /// which the disk is free. The guest has no `/tools`. For [`Vm::boot_from_disk`](super::Vm::boot_from_disk).
     ///
     /// # Errors
-    /// If GRUB's packages cannot be fetched or the file cannot be written.
+    /// GRUB's packages cannot be fetched, or the file cannot be written.
     pub fn write_boot_disk(&self, disk: &Path, script: &str) -> Result<u64> {
         self.write_disk(Firmware::SeaBios, disk, None, script, "")
     }
 
-    /// The same for either firmware, with tools. The guest finds a file `/read-by-firmware/N` for each of
-    /// `disks` (the one that boots is 0) that the firmware could read.
+    /// Like [`write_boot_disk`](Self::write_boot_disk), for either firmware, and with tools. For each of `disks` that
+    /// the firmware could read (the first one boots), the guest finds a file `/read-by-firmware/N`, counted from 0.
     ///
     /// # Errors
     /// As [`write_boot_disk`](Self::write_boot_disk).
@@ -111,13 +111,13 @@ fn open(disk: &Path) -> Result<File> {
     file.with_context(|| format!("cannot open {}", disk.display()))
 }
 
-/// For the guest's shell, before its script.
+/// The command with which the guest's shell unpacks the tools before it runs the script.
 fn unpack_command(tools_at: u64, tools: &[u8]) -> String {
     let (skip, count) = (tools_at / MIB_BYTES, whole_mib(tools) / MIB_BYTES);
     format!("(cd / && dd if=/dev/vda bs=1M skip={skip} count={count} 2> /dev/null | cpio -idu)\n")
 }
 
-/// GRUB for one firmware: its package, the folder of its modules, and the modules that are its own.
+/// GRUB for one firmware: its package, its folder of modules, and the modules that only it needs.
 struct Grub {
     kept_as: &'static str,
     package: &'static str,
@@ -141,7 +141,7 @@ impl Grub {
     }
 }
 
-/// Debian's GRUB for that firmware, unpacked once.
+/// Debian's GRUB for the firmware, unpacked once.
 fn prepare_grub(cache: &Path, firmware: Firmware) -> Result<PathBuf> {
     let _held_until_return = workspace::lock(cache)?;
     let Grub { kept_as, package, .. } = Grub::of(firmware);
@@ -159,13 +159,13 @@ fn prepare_grub(cache: &Path, firmware: Firmware) -> Result<PathBuf> {
     Ok(grub)
 }
 
-/// What the disk starts with: at most [`MARK_AT_BYTES`], or a whole FAT volume.
+/// The disk's first bytes: at most [`MARK_AT_BYTES`], or a whole FAT volume.
 fn grub(firmware: Firmware, grub: &Path, work: &Path) -> Result<Vec<u8>> {
     let Grub { format, modules, .. } = Grub::of(firmware);
     let modules_in = grub.join("usr/lib/grub").join(format);
     let core = work.join("core.img");
     let mut mkimage = Command::new(grub.join("usr/bin/grub-mkimage"));
-    // A prefix without a disk: GRUB's root is the disk that it was started from.
+    // A prefix without a disk: GRUB's root is the disk from which it started.
     mkimage.args(["--prefix=/", "--format", format, "--directory"]).arg(&modules_in);
     mkimage.arg("--config").arg(work.join("commands")).arg("--output").arg(&core).args(modules);
     command::output(mkimage.args(["linux", "boot"]))?;

@@ -1,11 +1,11 @@
-//! A folder with a Debian of its own, made by debootstrap: programs of another release than this machine's.
+//! A folder with another Debian release, made by debootstrap, whose programs tests run.
 //!
 //! `debootstrap (base) → apt-get install, inside → command(program): private mounts, chroot, program`
 //!
-//! - Kept below `target/guest`; nothing is installed on this machine, and no service starts inside.
-//! - A program inside sees this machine's `/dev` and `/proc`, `/sys` without its control groups, the temporary files and `target/guest` at their usual paths.
-//!   The mounts are private to the program and end with it.
-//! - Needs root and the right to mount, so [`DebianFolder::prepare`] says why a machine cannot have one.
+//! - It lies below `target/guest`; nothing is installed on this machine, and no service starts inside.
+//! - A program inside sees this machine's `/dev` and `/proc`, `/sys` without its control groups, and the temporary
+//!   files and `target/guest` at their usual paths. The mounts are private to the program and end with it.
+//! - It needs root and the right to mount. [`DebianFolder::prepare`] says why a machine cannot have one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use crate::skip::Reason;
 use crate::{command, packages, workspace};
 
-/// What is installed inside: QEMU with its firmware, and libvirt.
+/// The packages installed inside: QEMU with its firmware, and libvirt.
 const PACKAGES: &[&str] = &[
     "qemu-system-x86",
     "ovmf",
@@ -25,12 +25,12 @@ const PACKAGES: &[&str] = &[
     "libvirt-clients",
 ];
 
-/// Raise when what is installed inside changes.
+/// Increase it when the packages or the layout inside change.
 const LAYOUT: u32 = 1;
 
-/// Mounts for one program, then the program: ROOT, `HOST:INSIDE` …, `--`, program and arguments. The first process of a
-/// process namespace inherits all orphans; the shell stays that one, because it waits for them and a daemon may not. The root
-/// is a mount of its own, because libvirt changes how mounts below it propagate.
+/// Mounts for one program, then starts it: ROOT, `HOST:INSIDE` …, `--`, program and arguments. The shell stays the
+/// first process of the process namespace, because that one inherits orphans and must wait for them, which a daemon may
+/// not do. The root is a separate mount, because libvirt changes how mounts below it propagate.
 const ENTER: &str = r#"
 root=$1; shift
 mount --bind "$root" "$root" && mount -t proc proc "$root/proc" &&
@@ -48,26 +48,26 @@ exit $?
 /// A Debian release in a folder; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct DebianFolder {
-    /// Holds `root`, and what is made for guests of this release.
+    /// Holds `root`, and the images for guests of this release.
     cache: PathBuf,
     binds: Vec<(PathBuf, PathBuf)>,
 }
 
-/// A folder that can be used, or why this machine cannot have one.
+/// A usable folder, or why this machine cannot have one.
 #[derive(Debug, Clone)]
 pub enum Prepared {
-    /// It is there.
+    /// The folder is ready.
     Ready(DebianFolder),
-    /// For the test's `skip`, and a line in words.
+    /// The reason for the test's `skip`, and a line that describes it.
     NotHere(Reason, String),
 }
 
 impl DebianFolder {
-    /// Makes the folder of `suite` (`trixie`), or finds the one made earlier. Making it takes a minute or two
-    /// and fetches 200 MB; `progress` is told each step.
+    /// Makes the folder of `suite` (`trixie`), or finds the one made earlier. Making it takes a minute or two and
+    /// fetches 200 MB. `progress` receives each step.
     ///
     /// # Errors
-    /// If the machine allows it and it fails: the mirror cannot be reached, or a package does not install.
+    /// The mirror cannot be reached, or a package does not install.
     pub fn prepare(suite: &str, progress: &mut dyn FnMut(&str)) -> Result<Prepared> {
         if let Some((reason, why)) = hindrance() {
             return Ok(Prepared::NotHere(reason, why));
@@ -84,26 +84,27 @@ impl DebianFolder {
         Ok(Prepared::Ready(folder))
     }
 
-    /// Where the release's own `/` lies on this machine.
+    /// The path of the release's `/` on this machine.
     #[must_use]
     pub fn root(&self) -> PathBuf {
         self.cache.join("root")
     }
 
-    /// Another folder of this machine, visible at `inside` to the programs that are started from now on.
+    /// Makes a folder of this machine visible at `inside` to programs that start from now on.
     #[must_use]
     pub fn with_folder(mut self, folder: &Path, inside: &str) -> Self {
         self.binds.push((folder.to_path_buf(), inside.into()));
         self
     }
 
-    /// A program of the release, to which arguments can be added. Its process id is the child's.
+    /// A program of the release, to which the caller adds arguments. The child's process id is the program's.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         self.entered(Command::new("unshare"), program)
     }
 
-    /// The same for a daemon without a network: what it starts ends with it, and it ends with the thread that starts it.
+    /// Like [`command`](Self::command), for a daemon without network. Its children end with it; it ends with the thread
+    /// that starts it.
     #[must_use]
     pub fn daemon(&self, program: &str) -> Command {
         let mut command = Command::new("setpriv");
@@ -111,7 +112,7 @@ impl DebianFolder {
         self.entered(command, program)
     }
 
-    /// The image's kernel and archives are kept here.
+    /// The folder for the image's kernel and archives.
     pub(super) fn cache(&self) -> &Path {
         &self.cache
     }
@@ -145,15 +146,15 @@ impl DebianFolder {
     }
 }
 
-/// chroot looks the program up, and so does the shell before it: both find theirs.
+/// The PATH inside, where chroot, and the shell before it, look programs up.
 const INSIDE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Sockets lie among the temporary files, kernels and archives below `target/guest`.
+/// The temporary folder, for sockets, and `target/guest`, for kernels and archives.
 fn usual_binds() -> Vec<(PathBuf, PathBuf)> {
     [std::env::temp_dir(), workspace::guest_dir()].map(|folder| (folder.clone(), folder)).to_vec()
 }
 
-/// What Debian's package scripts ask before they start a service.
+/// Installs the program that Debian's package scripts ask before they start a service; it says no.
 fn refuse_services(root: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let policy = root.join("usr/sbin/policy-rc.d");

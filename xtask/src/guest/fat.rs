@@ -1,4 +1,4 @@
-//! A FAT12 volume with one file, `/EFI/BOOT/BOOTX64.EFI`: what UEFI firmware starts from a disk.
+//! A FAT12 volume with one file, `/EFI/BOOT/BOOTX64.EFI`: UEFI firmware starts it from a disk.
 //!
 //! ```text
 //! sector 0   boot sector (only its numbers are used)
@@ -35,7 +35,7 @@ const IS_FILE: u8 = 0x20;
 /// The volume's bytes.
 ///
 /// # Errors
-/// If `file` is larger than the clusters that are left for it.
+/// `file` is larger than the clusters that are left for it.
 pub(super) fn volume_with(file: &[u8]) -> Result<Vec<u8>> {
     let room = (CLUSTERS - 2) * CLUSTER_BYTES;
     ensure!(file.len() <= room, "the EFI program has {} bytes: a volume holds {room}", file.len());

@@ -1,8 +1,8 @@
 //! A guest image: kernel and file system archives, made once and kept below `target/guest`.
 //!
-//! The archives' folder is named by a hash of what they are made of (kernel package, `/init`, each program's
-//! path, size and time of change), so a change makes new ones and never spoils those in use. A lock file
-//! makes two processes that prepare at once take turns.
+//! The archives' folder is named by a hash of their sources (kernel package, `/init`, each program's path, size and
+//! time of change), so a change makes new archives and never spoils those in use. A lock file makes two processes that
+//! prepare at once take turns.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use super::initramfs;
 use super::kernel::{Kernel, Source};
 use crate::workspace;
 
-/// Raise when what `initramfs.rs` or `kernel.rs` put into the archives changes.
+/// Increase it when `initramfs.rs` or `kernel.rs` put other content into the archives.
 const LAYOUT: u32 = 2;
 
-/// What a guest boots; cheap to clone.
+/// A bootable image; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct GuestImage {
     kernel: Kernel,
@@ -30,10 +30,10 @@ pub struct GuestImage {
 impl GuestImage {
     /// Makes the image, or finds the one made earlier (a few milliseconds).
     ///
-    /// `progress` is told each slow step as it starts.
+    /// `progress` receives each slow step as it starts.
     ///
     /// # Errors
-    /// If this is not an x86-64 machine, a program is missing, or the kernel package cannot be fetched.
+    /// This is not an x86-64 machine, a program is missing, or the kernel package cannot be fetched.
     pub fn prepare(mut progress: impl FnMut(&str)) -> Result<Self> {
         if !cfg!(target_arch = "x86_64") {
             bail!("the guest is made of this machine's programs and Debian's amd64 kernel: it needs x86-64");
@@ -41,7 +41,7 @@ impl GuestImage {
         Self::prepare_in(&workspace::guest_dir(), Source::Host, &mut progress)
     }
 
-    /// The same with the kernel of another Debian release; all else is this machine's.
+    /// Like [`prepare`](Self::prepare), with the kernel of another Debian release and this machine's programs.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -64,7 +64,7 @@ impl GuestImage {
         Ok(Self { kernel, archives })
     }
 
-    /// The kernel that QEMU's `-kernel` takes.
+    /// The kernel, for QEMU's `-kernel`.
     #[must_use]
     pub fn kernel(&self) -> PathBuf {
         self.kernel.image()
@@ -76,10 +76,10 @@ impl GuestImage {
         self.kernel.name()
     }
 
-    /// Writes what QEMU's `-initrd` takes: a guest that runs `script` and has all tools.
+    /// Writes a file for QEMU's `-initrd`: the guest runs `script` and has all tools.
     ///
     /// # Errors
-    /// If `to` cannot be written.
+    /// `to` cannot be written.
     pub fn write_initrd(&self, script: &str, to: &Path) -> Result<()> {
         self.write_initrd_with(script, &[], to)
     }
@@ -104,7 +104,7 @@ impl GuestImage {
         self.archives.join("tools.cpio")
     }
 
-    /// Where files of one run may be put.
+    /// The folder for files of one run.
     pub(super) fn cache(&self) -> PathBuf {
         self.archives.parent().unwrap_or(&self.archives).to_path_buf()
     }

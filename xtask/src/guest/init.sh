@@ -1,8 +1,8 @@
 #!/bin/busybox sh
-# The guest's first process: load modules, mount what a script needs, run /script.sh, power off.
+# The guest's first process: loads modules, mounts what a script needs, runs /script.sh, powers off.
 # The last line on the console is BAREBLK-GUEST-EXIT and the script's exit status.
-# A script that leaves a file /reboot gets a reset instead of the power switch; one that leaves /switch, the init named
-# in it, from /mnt: what is said and when it ends is that one's to do.
+# If the script leaves a file /reboot, the guest resets instead of powering off. If it leaves /switch, the init named in
+# that file takes over, from /mnt, and decides what the guest prints and when it ends.
 /bin/busybox mkdir -p /proc /sys /dev /tmp /mnt /bin /sbin /usr/bin /usr/sbin
 /bin/busybox --install -s
 export PATH=/tools:/sbin:/bin:/usr/sbin:/usr/bin HOME=/tmp TERM=dumb
@@ -14,7 +14,7 @@ mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm
 ln -s /proc/mounts /etc/mtab
 stty -echo -onlcr < /dev/console
 
-# If the test that started us is gone, nobody will end this guest.
+# Powers off by itself, in case the test that should end this guest has ended.
 limit_s=$(sed -n 's/.*bareblk\.limit_s=\([0-9]*\).*/\1/p' /proc/cmdline)
 [ -n "$limit_s" ] && (sleep "$limit_s"; poweroff -f) > /dev/null 2>&1 &
 

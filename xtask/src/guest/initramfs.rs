@@ -19,11 +19,11 @@ use crate::{command, packages};
 /// The guest's first process.
 pub(super) const INIT: &str = include_str!("init.sh");
 
-/// What the guest has beside busybox; found in `/tools`, first in its PATH.
+/// The guest's tools besides busybox; they are in `/tools`, first in its PATH.
 pub(super) const TOOLS: &[&str] =
     &["fio", "mkfs.ext4", "fsck.ext4", "dumpe2fs", "blkdiscard", "blockdev", "lsblk"];
 
-/// The programs of `names` on this machine.
+/// The paths of the programs `names` on this machine.
 pub(super) fn programs(names: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     let find = |name: &&str| {
         let path = packages::find_program(name);
@@ -61,7 +61,7 @@ pub(super) fn script_archive(script: &str, archive: &Path) -> Result<()> {
     run_archive(script, &[], archive)
 }
 
-/// One run's `/script.sh`, and programs: where each is, and where the guest finds it.
+/// An archive of one run: `/script.sh`, and programs with their paths on this machine and in the guest.
 pub(super) fn run_archive(script: &str, programs: &[(PathBuf, PathBuf)], archive: &Path) -> Result<()> {
     let root = tempfile::tempdir()?;
     fs::write(root.path().join("script.sh"), script)?;
@@ -69,7 +69,7 @@ pub(super) fn run_archive(script: &str, programs: &[(PathBuf, PathBuf)], archive
     pack(root.path(), archive)
 }
 
-/// Nothing but an empty file.
+/// An archive with one empty file.
 pub(super) fn mark_archive(name: &str, archive: &Path) -> Result<()> {
     let root = tempfile::tempdir()?;
     let file = root.path().join(name);
@@ -88,7 +88,7 @@ pub(super) fn join(archives: &[&Path], to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Places each program where it is to be found, and the shared libraries that it needs.
+/// Copies each program to its path in the guest, with the shared libraries that it needs.
 fn place_programs(programs: &[(PathBuf, PathBuf)], root: &Path) -> Result<()> {
     for (path, inside) in programs {
         place(path, &below(root, inside)?)?;
@@ -131,7 +131,7 @@ fn below(root: &Path, absolute: &Path) -> Result<PathBuf> {
     Ok(root.join(inside.with_context(|| format!("{} is not an absolute path", absolute.display()))?))
 }
 
-/// Both `name => /path (0x…)` and the loader's `/path (0x…)`; the vdso has no path.
+/// Parses `name => /path (0x…)` and the loader's `/path (0x…)`; the vdso has no path.
 fn shared_libraries(ldd: &str) -> Vec<PathBuf> {
     let path = |line: &str| {
         let words = line.split_whitespace();
@@ -140,7 +140,7 @@ fn shared_libraries(ldd: &str) -> Vec<PathBuf> {
     ldd.lines().filter_map(path).collect()
 }
 
-/// Copies what `from` leads to, so that the archive holds no symbolic links.
+/// Copies the target of `from`, so that the archive holds no symbolic links.
 fn place(from: &Path, to: &Path) -> Result<()> {
     let parent = to.parent().context("a file to place has no folder")?;
     fs::create_dir_all(parent)?;
@@ -153,7 +153,7 @@ fn make_executable(path: &Path) -> Result<()> {
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
 }
 
-/// Packs everything below `root`, owned by root whoever we are.
+/// Packs everything below `root`, with root as owner.
 fn pack(root: &Path, archive: &Path) -> Result<()> {
     let mut names = Vec::new();
     list(root, root, &mut names)?;
@@ -170,7 +170,7 @@ fn pack(root: &Path, archive: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Names relative to `root`, folders before what is in them, each ended by NUL.
+/// Names relative to `root`, each folder before its content, each name ended by NUL.
 fn list(root: &Path, dir: &Path, names: &mut Vec<u8>) -> Result<()> {
     let mut paths = fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     paths.sort();

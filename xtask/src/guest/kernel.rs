@@ -1,9 +1,9 @@
 //! The guest's kernel: Debian's, unpacked from its package and never installed.
 //!
-//! `linux-image-cloud-amd64` only depends on the package that holds the kernel; that one is fetched
-//! with `apt-get download` and unpacked with `dpkg -x`. Kept of it: the kernel image, and those modules
-//! that a guest with a virtio disk and ext4 needs and the kernel does not have built in. Their order
-//! comes from the `depends=` entries in the modules themselves, because the package has no `modules.dep`.
+//! `linux-image-cloud-amd64` only depends on the package that holds the kernel. `apt-get download` fetches that one,
+//! and `dpkg -x` unpacks it. The image keeps the kernel, and the modules that a guest with a virtio disk and ext4 needs
+//! and that are not built in. Their order comes from the modules' `depends=` entries, because the package has no
+//! `modules.dep`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,19 +17,19 @@ use crate::{command, packages};
 
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// What the guest needs; what they depend on is found out. Built in or not differs between kernels
-/// (6.1: all virtio modules separate; 6.12: only `virtio_blk`). ext4 asks for `crc32c` by its alias.
+/// Modules that the guest needs; their dependencies are added. Which ones are built in differs between kernels (6.1:
+/// all virtio modules are separate; 6.12: only `virtio_blk`). ext4 asks for `crc32c` by its alias.
 const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "crc32c_generic", "crc32c_intel", "ext4", "loop"];
 
 /// An unpacked kernel.
 #[derive(Debug, Clone)]
 pub(super) struct Kernel {
-    /// Folder named like the package, with `vmlinuz` and `modules/`.
+    /// A folder named after the package, with `vmlinuz` and `modules/`.
     pub(super) dir: PathBuf,
 }
 
 impl Kernel {
-    /// The kernel in `cache`, fetched if there is none. A newer package does not replace one that is there.
+    /// The kernel in `cache`; fetches one only if there is none, even if a newer package exists.
     pub(super) fn prepare(cache: &Path, from: Source, progress: &mut dyn FnMut(&str)) -> Result<Self> {
         if let Some(dir) = newest_unpacked(cache)? {
             return Ok(Self { dir });
@@ -60,7 +60,7 @@ impl Kernel {
     }
 }
 
-/// Whose packages are taken.
+/// Where packages come from.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Source<'a> {
     /// This machine's release.
@@ -77,7 +77,7 @@ impl Source<'_> {
         }
     }
 
-    /// A folder has the package lists from when it was made.
+    /// The folder's package lists date from its creation.
     fn make_available(self, package: &str) -> Result<()> {
         match self {
             Self::Host => packages::make_available(&[package]),
@@ -132,14 +132,14 @@ pub(super) fn unpack_package(cache: &Path, from: Source, package: &str) -> Resul
 }
 
 fn download(dir: &Path, from: Source, package: &str) -> Result<()> {
-    // apt-get writes to the current folder, and a program inside another root starts at `/`.
+    // apt-get writes to the current folder, but a program inside another root starts at `/`.
     let fetch = || {
         let mut shell = from.program("sh");
         shell.args(["-c", r#"cd "$1" && exec apt-get download -q "$2""#, "sh"]).arg(dir).arg(package);
         command::output(&mut shell)
     };
     if fetch().is_err() {
-        // Package lists that are too old name files that the mirror no longer has.
+        // The mirror may have deleted files that old package lists name.
         from.update_lists()?;
         fetch()?;
     }
@@ -177,7 +177,7 @@ fn module_name(file: &str) -> Option<String> {
     matches!(rest, "" | ".xz" | ".zst" | ".gz").then(|| stem.replace('-', "_"))
 }
 
-/// Unpacks the wanted modules that exist to `to/modules`, and names them, dependencies first.
+/// Unpacks the wanted modules to `to/modules`, and names them, dependencies first.
 fn load_order(modules: &BTreeMap<String, PathBuf>, to: &Path) -> Result<Vec<String>> {
     let mut order = Vec::new();
     let mut waiting: Vec<(String, bool)> =

@@ -1,4 +1,4 @@
-//! A stock Linux guest in stock QEMU, as tests and the demo use it.
+//! A stock Linux guest in stock QEMU, for tests and the demo.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -19,7 +19,8 @@
 //! `GuestImage` (kernel + file system, cached) -> `Vm` (what to run) -> `RunningVm` (QEMU) -> `GuestOutput`.
 //! `DebianFolder`: programs, kernel and firmware of another Debian release.
 //! `OwnTests`: a test binary runs itself again in a guest, on the guest's kernel.
-//! Not here: the server whose disk the guest uses; whoever tests it starts it.
+//!
+//! The test starts the server whose disk the guest uses.
 
 mod boot_disk;
 mod debian;

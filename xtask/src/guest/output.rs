@@ -1,11 +1,11 @@
-//! What a guest said: its console while it runs, and what a test reads from it afterwards.
+//! A guest's output: its console while it runs, and the values that a test reads from it afterwards.
 //!
-//! Scripts talk in lines: `BB:KEY=value` for one value, `BB-BEGIN NAME` … `BB-END NAME` around longer text.
+//! Scripts print lines: `BB:KEY=value` for one value, `BB-BEGIN NAME` … `BB-END NAME` around longer text.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What `/init` prints when the script is done.
+/// `/init` prints it when the script has ended.
 const EXIT_MARK: &str = "BAREBLK-GUEST-EXIT ";
 
 /// A finished guest.

@@ -1,8 +1,8 @@
-//! A test binary runs itself again in a guest, to see how its subject does on the guest's kernel.
+//! Runs a test binary again in a guest, so that its tests use the guest's kernel.
 //!
 //! `current_exe → per-run archive → its storage folder becomes ext4 on a virtio disk → test result: ok. N passed`
 //!
-//! Storage is a stock block device with ext4, so that O_DIRECT means something; `/tmp` and `/dev/shm` are tmpfs.
+//! Storage is a stock block device with ext4, so that O_DIRECT has an effect; `/tmp` and `/dev/shm` are tmpfs.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use crate::packages;
 const STORAGE_BYTES: u64 = 1 << 30;
 const MEMORY_MIB: u64 = 1536;
 
-/// Emulation on a busy machine: a hundred times what the tests take natively, and more.
+/// Enough for emulation on a busy machine: over a hundred times what the tests take natively.
 const TIMEOUT: Duration = Duration::from_secs(900);
 
-/// The tests of the program that runs now, to be run in a guest.
+/// The tests of the running program, to be run in a guest.
 #[derive(Debug, Clone)]
 pub struct OwnTests {
     image: GuestImage,
@@ -35,19 +35,19 @@ pub struct OwnTests {
     memory_nodes: u8,
 }
 
-/// How they went; all of them passed.
+/// All tests passed; these are the details.
 #[derive(Debug, Clone)]
 pub struct TestsPassed {
     /// `uname -r` in the guest.
     pub kernel: String,
-    /// By the test harness's own count.
+    /// The number of tests, counted by the test harness.
     pub count: usize,
-    /// What the guest said, the harness's lines among it.
+    /// The guest's output, including the harness's lines.
     pub output: GuestOutput,
 }
 
 impl OwnTests {
-    /// All tests but `but`, which is the one that asks; `storage`, where they keep their disks, is ext4.
+    /// All tests except `but`, which is the calling test. The folder `storage`, for the tests' disks, is ext4.
     #[must_use]
     pub fn new(image: &GuestImage, storage: &str, but: &str) -> Self {
         let (programs, wanted, skipped) = (Vec::new(), Vec::new(), vec![but.to_owned()]);
@@ -55,48 +55,48 @@ impl OwnTests {
         Self { image, storage, programs, wanted, skipped, temporary_files, smp: 2, memory_nodes: 1 }
     }
 
-    /// For tests that keep their disks among the temporary files.
+    /// Sets the temporary folder, for tests that keep their disks there.
     #[must_use]
     pub fn with_temporary_files_in(mut self, folder: &'static str) -> Self {
         self.temporary_files = folder;
         self
     }
 
-    /// Another machine than the usual one of 2 vCPUs and one NUMA node; memory and vCPUs are split evenly over the nodes.
+    /// Changes the machine from 2 vCPUs and one NUMA node; memory and vCPUs are split evenly over the nodes.
     #[must_use]
     pub fn on(mut self, smp: u32, memory_nodes: u8) -> Self {
         (self.smp, self.memory_nodes) = (smp, memory_nodes);
         self
     }
 
-    /// A program of this machine that the tests start, found by its name or where it lies.
+    /// Adds a program of this machine that the tests start, by its name or path.
     ///
     /// # Errors
-    /// If it is not installed.
+    /// It is not installed.
     pub fn with_program(mut self, name: &str) -> Result<Self> {
         let path = packages::find_program(name);
         self.programs.push(path.with_context(|| format!("`{name}` is not installed"))?);
         Ok(self)
     }
 
-    /// Those whose path contains `part`; called again, those of each part.
+    /// Runs only tests whose path contains `part`, or the part of another call.
     #[must_use]
     pub fn only(mut self, part: &str) -> Self {
         self.wanted.push(part.to_owned());
         self
     }
 
-    /// Leaves out those whose path contains `part`.
+    /// Leaves out tests whose path contains `part`.
     #[must_use]
     pub fn without(mut self, part: &str) -> Self {
         self.skipped.push(part.to_owned());
         self
     }
 
-    /// Boots the guest and runs them.
+    /// Boots the guest and runs the tests.
     ///
     /// # Errors
-    /// If the guest cannot run, or one of the tests fails, or none runs; the text ends with the console.
+    /// The guest cannot run, a test fails, or none runs. The text ends with the console.
     pub fn run(&self) -> Result<TestsPassed> {
         let folder = tempfile::tempdir_in(self.image.cache())?;
         let disk = folder.path().join("storage.raw");
@@ -129,7 +129,7 @@ fn drive(disk: &Path) -> Result<String> {
     Ok(format!("file={path},format=raw,if=virtio,cache=unsafe,discard=unmap"))
 }
 
-/// For the guest's shell.
+/// Quotes the text for the guest's shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
@@ -145,7 +145,7 @@ fn passed(output: GuestOutput) -> Result<TestsPassed> {
     }
 }
 
-/// From `test result: ok. 5 passed; 0 failed; …`; none for any other line, one about failures included.
+/// The count in `test result: ok. 5 passed; 0 failed; …`; none for any other line, such as one with failures.
 fn passed_count(line: &str) -> Option<usize> {
     let rest = line.strip_prefix("test result: ok. ")?;
     rest.split_once(" passed; 0 failed;")?.0.parse().ok()

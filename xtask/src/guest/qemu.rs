@@ -1,4 +1,4 @@
-//! Which QEMU runs a guest, and which firmware that guest starts with.
+//! The QEMU that runs a guest, and the firmware with which the guest starts.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::command;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// Of Debian's package `ovmf`; the variables are copied for each guest.
+/// From Debian's package `ovmf`. Each guest gets a copy of the variables.
 const OVMF_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const OVMF_VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
 
@@ -20,7 +20,7 @@ pub struct Qemu {
     folder: Option<DebianFolder>,
 }
 
-/// What runs before the operating system.
+/// The firmware, which runs before the operating system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Firmware {
     /// QEMU's own PC BIOS.
@@ -30,22 +30,22 @@ pub enum Firmware {
 }
 
 impl Qemu {
-    /// The one in PATH.
+    /// The QEMU in PATH.
     #[must_use]
     pub fn of_this_machine() -> Self {
         Self::default()
     }
 
-    /// The one in that folder, run from there.
+    /// The QEMU in this folder, run from there.
     #[must_use]
     pub fn of(folder: &DebianFolder) -> Self {
         Self { folder: Some(folder.clone()) }
     }
 
-    /// Such as `7.2.22`.
+    /// The version, such as `7.2.22`.
     ///
     /// # Errors
-    /// If it does not run, or says something else.
+    /// QEMU does not run, or prints no version.
     pub fn version(&self) -> Result<String> {
         let text = command::output(self.command().arg("--version"))?;
         version_of(&text).with_context(|| format!("`{PROGRAM} --version` says: {}", text.trim()))
@@ -65,7 +65,7 @@ impl Qemu {
         Ok(if in_ms { format!(",reconnect-ms={interval_ms}") } else { format!(",reconnect={interval_s}") })
     }
 
-    /// Copies OVMF's variables to `dir` and gives the `-drive` values for code and variables.
+    /// Copies OVMF's variables to `dir`. Returns the `-drive` values for code and variables.
     pub(super) fn ovmf_drives(&self, dir: &Path) -> Result<[String; 2]> {
         let from = self.on_this_machine(OVMF_VARIABLES);
         let variables = dir.join("ovmf-variables");
@@ -76,7 +76,7 @@ impl Qemu {
         Ok([format!("{flash},readonly=on,file={OVMF_CODE}"), format!("{flash},file={variables}")])
     }
 
-    /// Whether the package with OVMF is there.
+    /// Whether the package with OVMF is installed.
     #[must_use]
     pub fn has_ovmf(&self) -> bool {
         [OVMF_CODE, OVMF_VARIABLES].iter().all(|path| self.on_this_machine(path).exists())
@@ -88,7 +88,7 @@ impl Qemu {
     }
 }
 
-/// From `QEMU emulator version 7.2.22 (Debian …)`.
+/// Parses `QEMU emulator version 7.2.22 (Debian …)`.
 fn version_of(text: &str) -> Option<String> {
     let rest = text.split_once("version ")?.1;
     let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());

@@ -1,4 +1,4 @@
-//! A QEMU process: its console while it runs, its end, and its certain death when dropped.
+//! A QEMU process: its console while it runs, its end; dropping it kills QEMU.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::output::{Console, GuestOutput};
 
-/// How often we look whether QEMU has ended; nothing measures this closely.
+/// Time between two checks whether QEMU has ended. No measurement depends on it.
 const POLL: Duration = Duration::from_millis(10);
 
 /// How much of the console an error shows.
@@ -28,7 +28,7 @@ pub struct RunningVm {
     cursor: usize,
     started: Instant,
     timeout: Duration,
-    /// The initrd lies here.
+    /// The folder with the initrd.
     _dir: TempDir,
 }
 
@@ -57,10 +57,10 @@ impl RunningVm {
         Arc::clone(&self.console)
     }
 
-    /// Waits for the next console line that contains `pattern`, after the one found before.
+    /// Waits for the next console line that contains `pattern`, after the line found before.
     ///
     /// # Errors
-    /// If `timeout` passes or the guest ends first.
+    /// `timeout` passes, or the guest ends first.
     pub fn wait_for_line(&mut self, pattern: &str, timeout: Duration) -> Result<String> {
         let Some((line, next)) = self.console.wait_for_line(self.cursor, pattern, timeout) else {
             bail!("no console line with {pattern:?} within {timeout:?}\n{}", self.tail());
@@ -69,10 +69,10 @@ impl RunningVm {
         Ok(line)
     }
 
-    /// Types a line at the guest's console; the script gets it with `read`.
+    /// Sends a line to the guest's console, where the script gets it with `read`.
     ///
     /// # Errors
-    /// If QEMU is gone.
+    /// QEMU has ended.
     pub fn send_line(&mut self, line: &str) -> Result<()> {
         self.stdin.write_all(format!("{line}\n").as_bytes()).context("the guest's console is closed")
     }
@@ -80,7 +80,7 @@ impl RunningVm {
     /// The result if the guest has ended, none if it still runs.
     ///
     /// # Errors
-    /// If QEMU failed, or the timeout has passed (the guest is killed then).
+    /// QEMU failed, or the timeout has passed (then the guest is killed).
     pub fn try_wait(&mut self) -> Result<Option<GuestOutput>> {
         if let Some(status) = self.child.try_wait()? {
             return self.finish(status).map(Some);
@@ -95,7 +95,7 @@ impl RunningVm {
     /// Waits until the guest powers off.
     ///
     /// # Errors
-    /// If QEMU fails or the timeout passes; the text ends with the console's last lines.
+    /// QEMU fails, or the timeout passes. The text ends with the console's last lines.
     pub fn wait(mut self) -> Result<GuestOutput> {
         loop {
             if let Some(output) = self.try_wait()? {
@@ -105,7 +105,7 @@ impl RunningVm {
         }
     }
 
-    /// Kills QEMU as a power cut would, and returns what the guest had said.
+    /// Kills QEMU, like a power cut. Returns the guest's output so far.
     #[must_use]
     pub fn kill(mut self) -> GuestOutput {
         self.end();

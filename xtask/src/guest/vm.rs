@@ -1,6 +1,6 @@
-//! What to run: a builder that becomes a QEMU command line.
+//! A builder of a guest, which becomes a QEMU command line.
 //!
-//! Memory is a shared memfd, as vhost-user needs; nothing is emulated that the guest does not use.
+//! Memory is a shared memfd, as vhost-user needs. QEMU emulates only what the guest uses.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,14 @@ use super::output::GuestOutput;
 use super::qemu::{Firmware, Qemu};
 use super::running::RunningVm;
 
-/// Emulation is slow (a boot takes seconds), so a script gets this long unless told otherwise.
+/// The default limit of a script. Emulation is slow: a boot takes seconds.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The guest turns itself off this long after its timeout if nobody is left to do it.
+/// The guest powers off by itself this long after its timeout, in case the process that should stop it has ended.
 const ORPHAN_GRACE: Duration = Duration::from_secs(30);
 
-/// Everything the emulator can do but CMPXCHG16B: QEMU 7.2's leaves an address's bits in EFLAGS now and then,
-/// and Linux 6.12 dies of it in `__kmalloc` (5 of 28 boots; without it none of 16; 2026-11). Linux 6.1 booted
-/// either way.
+/// All that the emulator can do, without CMPXCHG16B: QEMU 7.2 then sometimes leaves bits of an address in EFLAGS, and
+/// Linux 6.12 crashes in `__kmalloc`.
 const TCG_CPU: &str = "max,cx16=off";
 
 /// What executes the guest's instructions.
@@ -57,7 +56,7 @@ pub struct Vm {
 #[derive(Debug, Clone)]
 struct Disk {
     socket: PathBuf,
-    /// None: as many as QEMU makes by itself.
+    /// None: QEMU's default.
     num_queues: Option<u16>,
     reconnect_s: Option<u32>,
     properties: String,
@@ -86,55 +85,55 @@ impl Vm {
         }
     }
 
-    /// Another QEMU than this machine's.
+    /// Uses this QEMU instead of this machine's.
     #[must_use]
     pub fn qemu(mut self, qemu: &Qemu) -> Self {
         self.qemu = qemu.clone();
         self
     }
 
-    /// Another firmware than QEMU's PC BIOS.
+    /// Uses this firmware instead of QEMU's PC BIOS.
     #[must_use]
     pub fn firmware(mut self, firmware: Firmware) -> Self {
         self.firmware = firmware;
         self
     }
 
-    /// Emulator or processor.
+    /// Chooses emulator or processor.
     #[must_use]
     pub fn accel(mut self, accel: Accel) -> Self {
         self.accel = accel;
         self
     }
 
-    /// How many vCPUs.
+    /// Sets the number of vCPUs.
     #[must_use]
     pub fn smp(mut self, vcpus: u32) -> Self {
         self.smp = vcpus;
         self
     }
 
-    /// Guest memory; the host's is only taken as the guest touches it.
+    /// Sets the guest's memory. The host's memory is used only as the guest touches it.
     #[must_use]
     pub fn memory_mib(mut self, memory_mib: u64) -> Self {
         self.memory_mib = memory_mib;
         self
     }
 
-    /// Splits memory and vCPUs evenly over NUMA nodes (by default there is one), each memory a file of its own.
+    /// Splits memory and vCPUs evenly over this many NUMA nodes (default: one), each with its own memory file.
     #[must_use]
     pub fn memory_nodes(mut self, nodes: u8) -> Self {
         self.memory_nodes = u64::from(nodes.max(1));
         self
     }
 
-    /// One more vhost-user-blk disk (`/dev/vda`, `/dev/vdb` …), served at `socket`.
+    /// Adds a vhost-user-blk disk (`/dev/vda`, `/dev/vdb` …), served at `socket`.
     #[must_use]
     pub fn disk_socket(self, socket: impl AsRef<Path>, num_queues: u16) -> Self {
         self.disk(socket.as_ref(), Some(num_queues))
     }
 
-    /// The same with the number of queues that QEMU chooses.
+    /// Like [`disk_socket`](Self::disk_socket), with QEMU's default number of queues.
     #[must_use]
     pub fn disk_as_it_comes(self, socket: impl AsRef<Path>) -> Self {
         self.disk(socket.as_ref(), None)
@@ -146,7 +145,7 @@ impl Vm {
         self
     }
 
-    /// Extra properties (`queue-size=256,config-wce=off`) of the disk added last; none before the first disk.
+    /// Sets properties (`queue-size=256,config-wce=off`) of the disk added last; has no effect before the first disk.
     #[must_use]
     pub fn disk_args(mut self, properties: &str) -> Self {
         if let Some(disk) = self.disks.last_mut() {
@@ -155,7 +154,7 @@ impl Vm {
         self
     }
 
-    /// Makes the disk added last connect again, this often, when its server is gone.
+    /// Makes QEMU reconnect the disk added last at this interval after its server has ended.
     #[must_use]
     pub fn reconnect_s(mut self, interval_s: u32) -> Self {
         if let Some(disk) = self.disks.last_mut() {
@@ -164,50 +163,51 @@ impl Vm {
         self
     }
 
-    /// Lets the firmware boot from the first disk, and find the others (see [`GuestImage::write_boot_disk`]); the script is on it.
+    /// Lets the firmware boot from the first disk, which has the script, and find the others (see
+    /// [`GuestImage::write_boot_disk`]).
     #[must_use]
     pub fn boot_from_disk(mut self) -> Self {
         self.boot_from_disk = true;
         self
     }
 
-    /// Keeps QEMU when the guest resets itself: it boots again and runs the script again.
+    /// Keeps QEMU running when the guest resets itself: it boots again and runs the script again.
     #[must_use]
     pub fn across_resets(mut self) -> Self {
         self.across_resets = true;
         self
     }
 
-    /// More words for the kernel's command line.
+    /// Adds words to the kernel's command line.
     #[must_use]
     pub fn kernel_args(mut self, words: &str) -> Self {
         self.kernel_args = format!("{} {words}", self.kernel_args);
         self
     }
 
-    /// More arguments for QEMU.
+    /// Adds arguments for QEMU.
     #[must_use]
     pub fn qemu_args<S: Into<OsString>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
         self.qemu_args.extend(args.into_iter().map(Into::into));
         self
     }
 
-    /// A program of this machine and the libraries it needs, to be found `inside` the guest at this path.
-    /// Not below a folder that `/init` mounts something on (`/tmp`, `/mnt`, `/dev` …); not with a disk that boots.
+    /// Adds a program of this machine with its libraries at the path `inside` the guest. The path must not lie below a
+    /// folder that `/init` mounts (`/tmp`, `/mnt`, `/dev` …). Does not work with a disk that boots.
     #[must_use]
     pub fn program(mut self, program: impl Into<PathBuf>, inside: impl Into<PathBuf>) -> Self {
         self.programs.push((program.into(), inside.into()));
         self
     }
 
-    /// What the guest's busybox shell runs.
+    /// Sets the script, which the guest's busybox shell runs.
     #[must_use]
     pub fn script(mut self, text: &str) -> Self {
         text.clone_into(&mut self.script);
         self
     }
 
-    /// When to give up, counted from QEMU's start.
+    /// Sets the time limit, counted from QEMU's start.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -217,15 +217,15 @@ impl Vm {
     /// Runs the guest until it powers off.
     ///
     /// # Errors
-    /// If QEMU cannot start or fails, or the timeout passes; the text ends with the console's last lines.
+    /// QEMU cannot start or fails, or the timeout passes. The text ends with the console's last lines.
     pub fn run(&self) -> Result<GuestOutput> {
         self.spawn()?.wait()
     }
 
-    /// Starts the guest and returns at once; dropping the result kills it.
+    /// Starts the guest and returns at once. Dropping the result kills it.
     ///
     /// # Errors
-    /// If QEMU cannot be started.
+    /// QEMU cannot be started.
     pub fn spawn(&self) -> Result<RunningVm> {
         let dir = tempfile::Builder::new().prefix("run-").tempdir_in(self.image.cache())?;
         let mut qemu = self.machine();
@@ -264,7 +264,7 @@ impl Vm {
         qemu
     }
 
-    /// QEMU takes either a machine's memory or that of its nodes.
+    /// QEMU takes either the machine's memory or that of its nodes.
     fn add_memory(&self, qemu: &mut Command) {
         let node_mib = self.memory_mib / self.memory_nodes;
         for node in 0..self.memory_nodes {
@@ -280,14 +280,14 @@ impl Vm {
         }
     }
 
-    /// A socket for each node: Linux warns of one that lies in two.
+    /// One socket per node: Linux warns of a socket that lies in two nodes.
     fn sockets(&self) -> String {
         let nodes = self.memory_nodes;
         let splits = nodes > 1 && u64::from(self.smp).is_multiple_of(nodes);
         if splits { format!(",sockets={nodes}") } else { String::new() }
     }
 
-    /// QEMU would give all vCPUs of a socket to one node. None if there are fewer vCPUs than nodes.
+    /// The node's vCPUs; otherwise QEMU would give all vCPUs of a socket to one node. None with fewer vCPUs than nodes.
     fn cpus_of(&self, node: u64) -> String {
         let first = |node| node * u64::from(self.smp) / self.memory_nodes;
         if u64::from(self.smp) < self.memory_nodes {
@@ -333,8 +333,8 @@ impl Vm {
     }
 }
 
-/// Serial console, and silence that keeps kernel messages out of the script's lines; `dmesg` has them all. The kernel does
-/// not check its timer: an emulated one on a busy machine comes too late for it, and the kernel panics. It does not zero
-/// pages that it allocates (Debian's default): emulated, that is a tenth of a boot.
+/// A serial console without kernel messages, which would mix with the script's lines; `dmesg` has them all. The kernel
+/// does not check its timer: on a busy machine an emulated timer is late, and the kernel would panic. It does not zero
+/// pages on allocation (Debian's default), which takes a tenth of an emulated boot.
 pub(super) const KERNEL_COMMAND_LINE: &str =
     "console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check init_on_alloc=0";

@@ -82,8 +82,8 @@ pub(super) fn summary(judged: &[Judged]) -> String {
 /// The table in docs.
 pub(super) fn markdown(judged: &[Judged], explained: &[Survivor]) -> String {
     let mut text = format!(
-        "# What notices when the lock is made worse\n\nWritten by `cargo xtask mutants`. {}.\n\n\
-         Checks in this order, the first that fails is named: compiler, loom (models), tests, Miri (16 seeds).\n\n\
+        "# Which check notices a weakened lock\n\nWritten by `cargo xtask mutants`. {}.\n\n\
+         Checks run in this order, and the table names the first that fails: compiler, loom (models), tests, Miri (16 seeds).\n\n\
          | place | what | noticed by |\n|---|---|---|\n",
         summary(judged)
     );
@@ -108,9 +108,9 @@ fn noticed_by(mutant: &Mutant, verdict: &Verdict, explained: &[Survivor]) -> Str
     match verdict {
         Verdict::Noticed { check, how } => format!("{check}: {how}").replace('|', "\\|"),
         Verdict::Survived => match explained.iter().find(|one| one.mutant == mutant.name) {
-            Some(Survivor { kind: Kind::Equivalent, why, .. }) => format!("nobody, equivalent: {why}"),
-            Some(Survivor { kind: Kind::BlindSpot, why, .. }) => format!("nobody, a blind spot: {why}"),
-            None => "**nobody, unexplained**".to_owned(),
+            Some(Survivor { kind: Kind::Equivalent, why, .. }) => format!("no check, equivalent: {why}"),
+            Some(Survivor { kind: Kind::BlindSpot, why, .. }) => format!("no check, a blind spot: {why}"),
+            None => "**no check, unexplained**".to_owned(),
         },
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn complaints(judged: &[Judged], explained: &[Survivor]) -> Vec<Strin
         let name = &one.mutant.name;
         match &one.verdict {
             Verdict::Survived if !is_explained(name) => {
-                Some(format!("survived, and nobody says why: {name}"))
+                Some(format!("survived, and {FILE} does not say why: {name}"))
             }
             Verdict::Noticed { check, how } if is_explained(name) => {
                 Some(format!("{FILE} explains why it survives, but {check} noticed it ({how}): {name}"))

@@ -1,13 +1,13 @@
-//! The headings of CHANGELOG.md: which release is the newest, and whether it agrees with the workspace's version.
+//! Checks the headings of CHANGELOG.md: the newest release must agree with the workspace's version.
 
 use anyhow::{Result, bail};
 
-/// The first heading, for changes that no release has yet.
+/// The first heading, for changes that are not released yet.
 const UNRELEASED: &str = "Unreleased";
 /// The lists below a release's heading, in this order.
 const LISTS: [&str; 3] = ["Added", "Changed", "Fixed"];
 
-/// What the top of the changelog says.
+/// The heading at the top of the changelog.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Top {
     /// Changes of a version that is not released yet.
@@ -16,10 +16,10 @@ pub(super) enum Top {
     Released,
 }
 
-/// Compares the headings with `version`, which is to be released.
+/// Compares the headings with `version`, the version to be released.
 ///
 /// # Errors
-/// If they disagree, or a list has another name.
+/// They disagree, or a list has another name.
 pub(super) fn check(text: &str, version: &str) -> Result<Top> {
     if let Some(other) = headings(text, "### ").find(|name| !LISTS.contains(name)) {
         bail!("CHANGELOG.md: the list `{other}` is none of {}", LISTS.join(", "));

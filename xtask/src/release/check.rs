@@ -1,7 +1,7 @@
-//! What must agree before a release: versions of the crates, the changelog and the C libraries, and what the package
-//! registry wants of the crates for others.
+//! Checks before a release: the versions of the crates, the changelog and the C libraries agree, and the published
+//! crates have the fields that the package registry wants.
 //!
-//! - A crate is for others if its manifest does not say `publish = false`.
+//! A crate is published if its manifest does not say `publish = false`.
 
 use std::fs;
 use std::path::Path;
@@ -13,10 +13,10 @@ use xtask::{command, workspace};
 
 use super::changelog::{self, Top};
 
-/// Crates with a shared library that programs link, and the library's name.
+/// Crates with a shared library for other programs, and the library's name.
 const C_LIBRARIES: [(&str, &str); 2] = [("blk_driver_capi", "bareblk_driver"), ("qspinlock_capi", "qspin")];
 
-/// Versions, sonames, and a publication without its last step.
+/// Checks versions and sonames, and publishes as a dry run.
 pub(super) fn all() -> Result<()> {
     let metadata = versions()?;
     sonames()?;
@@ -30,7 +30,7 @@ pub(super) fn all() -> Result<()> {
     Ok(())
 }
 
-/// Checks that every crate and the changelog have the workspace's version. Returns what cargo knows about the crates.
+/// Checks that every crate and the changelog have the workspace's version. Returns cargo's metadata.
 pub(super) fn versions() -> Result<Value> {
     let (metadata, version) = (workspace::metadata()?, env!("CARGO_PKG_VERSION"));
     for package in packages(&metadata)? {
@@ -80,7 +80,7 @@ fn soname(folder: &Path, library: &str) -> Result<()> {
     Ok(())
 }
 
-/// The crates for others, each behind those that it depends on.
+/// The published crates, each after those on which it depends.
 fn published(metadata: &Value) -> Result<Vec<String>> {
     // `publish = false` is an empty list of registries.
     let is_for_others =
@@ -102,7 +102,7 @@ fn published(metadata: &Value) -> Result<Vec<String>> {
     Ok(ordered)
 }
 
-/// Names of dependencies that a published crate keeps: also those of its tests, if they have a version.
+/// Names of dependencies that a published crate keeps: also its tests' dependencies, if they have a version.
 fn crates_needed(package: &Value) -> impl Iterator<Item = String> {
     let dependencies = package["dependencies"].as_array().into_iter().flatten();
     let kept =
@@ -110,7 +110,7 @@ fn crates_needed(package: &Value) -> impl Iterator<Item = String> {
     kept.map(|dependency| text(dependency, "name").to_owned())
 }
 
-/// What a reader of the registry sees of a crate.
+/// Checks the fields that a reader of the registry sees.
 fn described(package: &Value) -> Result<()> {
     let name = text(package, "name");
     let is_empty = |field: &str| match &package[field] {
@@ -134,7 +134,7 @@ fn described(package: &Value) -> Result<()> {
 /// cargo packs each crate and builds it from the pack. The crates need not be in the registry yet.
 fn publish_dry_run(names: &[String]) -> Result<()> {
     let mut cargo = Command::new(workspace::cargo());
-    // A release itself requires a clean tree; a check may be for changes that are about to be committed.
+    // A release itself requires a clean tree; a check may precede a commit.
     cargo.args(["publish", "--dry-run", "--allow-dirty", "--quiet"]).current_dir(workspace::root());
     names.iter().for_each(|name| _ = cargo.args(["--package", name]));
     command::run(&mut cargo)

@@ -1,10 +1,10 @@
-//! The bill of materials: which crates the programs are made of, in CycloneDX 1.6 as JSON.
+//! The bill of materials: the crates in the programs, in CycloneDX 1.6 as JSON.
 //!
-//! - Own code, because it is a dozen fields: `cyclonedx-bom` would bring some twenty crates, and `cargo cyclonedx` writes
-//!   into the source tree, a file for each crate.
-//! - No random serial number and no time of day: the same commit gives the same file.
-//! - It has what cargo resolves for the whole workspace, so a crate's optional dependency may be there for another member.
-//!   Crates that only build or test are left out.
+//! - Own code, because it is only a dozen fields: `cyclonedx-bom` would bring some twenty crates, and `cargo cyclonedx`
+//!   writes a file for each crate into the source tree.
+//! - Without random serial number and time of day: the same commit gives the same file.
+//! - It lists what cargo resolves for the whole workspace, so an optional dependency may be there because of another
+//!   member. It leaves out crates that only build or test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use xtask::{command, workspace};
 
-/// The bill of these crates of the workspace.
+/// The bill of materials of these workspace crates.
 pub(super) fn of(programs: &[&str]) -> Result<Value> {
     let mut cargo = Command::new(workspace::cargo());
     let host = host()?;
@@ -32,7 +32,7 @@ fn host() -> Result<String> {
     Ok(host.context("rustc -vV names no host")?.to_owned())
 }
 
-/// Name and version to the hash that Cargo.lock has.
+/// Maps name and version to the hash in Cargo.lock.
 type Checksums = BTreeMap<(String, String), String>;
 
 fn checksums(lock: &str) -> Result<Checksums> {
@@ -90,12 +90,12 @@ fn text<'v>(value: &'v Value, field: &str) -> &'v str {
     value[field].as_str().unwrap_or_default()
 }
 
-/// A crate of the workspace, by its name.
+/// Whether the package is one of these crates of the workspace.
 fn is_program(package: &Value, programs: &[&str]) -> bool {
     package["source"].is_null() && programs.contains(&text(package, "name"))
 }
 
-/// Package ids to the ids of what they are linked with; not what only builds or tests them.
+/// Maps package ids to the ids of linked dependencies, without those that only build or test.
 fn graph<'m>(metadata: &'m Value) -> Result<BTreeMap<&'m str, Vec<&'m str>>> {
     let nodes = metadata["resolve"]["nodes"].as_array().context("cargo metadata resolves nothing")?;
     let is_linked = |dependency: &&Value| {
@@ -124,7 +124,7 @@ fn component(package: &Value, checksums: &Checksums, is_program: bool) -> Value 
         "purl": purl(package),
     });
     if let Some(license) = package["license"].as_str() {
-        // `MIT/Apache-2.0` is how manifests said OR in former times.
+        // `MIT/Apache-2.0` is an old form of OR in manifests.
         component["licenses"] = json!([{"expression": license.replace('/', " OR ")}]);
     }
     if let Some(checksum) = checksums.get(&(name.to_owned(), version.to_owned())) {

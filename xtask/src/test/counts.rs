@@ -7,7 +7,7 @@ use std::fmt;
 pub(super) struct Tests {
     pub(super) passed: u64,
     pub(super) failed: u64,
-    /// They said so and returned; libtest counts them as passed, and here they are not.
+    /// Tests that skipped themselves. libtest counts them as passed; here they are not.
     pub(super) skipped: u64,
 }
 
@@ -18,7 +18,7 @@ impl Tests {
         self.skipped += other.skipped;
     }
 
-    /// So many of those that count as passed did not run.
+    /// Moves this many tests from passed to skipped.
     pub(super) fn skip(&mut self, count: u64) {
         self.passed = self.passed.saturating_sub(count);
         self.skipped += count;

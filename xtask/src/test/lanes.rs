@@ -1,6 +1,6 @@
-//! Runs programs of tests, some at the same time, each with its output in a file of its own.
+//! Runs test programs, some at the same time, each with its output in its own file.
 //!
-//! A line per program says how it went; the output of one that failed follows its line.
+//! Prints one line per program, and the output of each failed one below its line.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 
 use super::counts::Tests;
 
-/// After so long without news, the programs that are running are named.
+/// If no program ends for this long, the running ones are named.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// The entry of a run's list that is no program.
@@ -28,7 +28,7 @@ pub(super) struct Job {
     pub(super) command: Command,
     /// Where its output goes.
     pub(super) output: PathBuf,
-    /// Whether the result lines of several programs are in its output. Otherwise only the last one is its own.
+    /// Whether its output contains result lines of several programs. Otherwise only the last one is its own.
     pub(super) has_many: bool,
 }
 
@@ -41,12 +41,12 @@ pub(super) struct Done {
     pub(super) passed: bool,
     /// Names of the tests that failed.
     pub(super) failed: Vec<String>,
-    /// What a failed program printed, without the tests that passed.
+    /// A failed program's output, without the tests that passed.
     said: String,
 }
 
 impl Done {
-    /// Something that is no program of tests, and took its time.
+    /// A step that is no test program, with its time.
     pub(super) fn step(name: &str, took: Duration) -> Self {
         let (tests, failed) = (Tests::default(), Vec::new());
         Self { name: name.to_owned(), took, tests, passed: true, failed, said: String::new() }
@@ -59,10 +59,10 @@ enum News {
     Ended(Result<Done>),
 }
 
-/// Runs all jobs, in their order as far as lanes become free.
+/// Runs all jobs in order, each as soon as a lane is free.
 ///
 /// # Errors
-/// If a program cannot be started or its output not be kept. The other programs run to their ends.
+/// A program cannot be started, or its output cannot be kept. The other programs run to their ends.
 pub(super) fn run(jobs: Vec<Job>, at_once: usize) -> Result<Vec<Done>> {
     let total = jobs.len();
     let jobs = Mutex::new(VecDeque::from(jobs));
@@ -115,14 +115,14 @@ fn run_one(mut job: Job) -> Result<Done> {
     let passed = status.success();
     let mut tests = count(&output, job.has_many);
     if !passed && tests.failed == 0 {
-        tests.failed = 1; // It ended in the middle: a test has ended the process.
+        tests.failed = 1; // A test has ended the whole process.
     }
     let said = if passed { String::new() } else { format!("{}({status})\n", without_passed(&output)) };
     let failed = if passed { Vec::new() } else { failed_tests(&output) };
     Ok(Done { name: job.name, took, tests, passed, failed, said })
 }
 
-/// A program may print result lines of others, for example of itself in a guest; its own is the last.
+/// A program may print result lines of others, for example of itself in a guest. Its own is the last.
 fn count(output: &str, has_many: bool) -> Tests {
     let mut results = output.lines().filter(|line| line.starts_with("test result: "));
     let mut tests = Tests::default();

@@ -1,6 +1,6 @@
-//! Whether this machine explains why a test was skipped: for each reason a check that does not use the test's own.
+//! Checks whether this machine explains a skipped test; each check is independent of the test's own.
 //!
-//! Rights are tried, not guessed: a file system is mounted, a loop device attached, a group made, and taken away again.
+//! Rights are tried, not guessed: the checks mount a file system, attach a loop device, make a group, and undo it.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -23,7 +23,7 @@ s=$?; rm -f "$d/fs"; rmdir "$d/on" "$d"; exit $s"#;
 const HUGE_PAGES: &str = r#"
 n=/proc/sys/vm/nr_hugepages; had=$(cat $n) && echo $((had + 12)) > $n
 free=$(awk '/HugePages_Free/ {print $2}' /proc/meminfo); echo "$had" > $n; [ "$free" -ge 10 ]"#;
-/// Writes `$1` bytes past the page cache into a file in the folder `$0`.
+/// Writes `$1` bytes with O_DIRECT into a file in the folder `$0`.
 const DIRECT_IO: &str = r#"
 f=$(mktemp -p "$0") && dd if=/dev/zero of="$f" bs="$1" count=1 oflag=direct
 s=$?; rm -f "$f"; exit $s"#;
@@ -41,7 +41,7 @@ const DEBIAN: &str = r#"
 d=$(mktemp -d) && mmdebstrap --simulate --variant=minbase stable "$d/root"
 s=$?; rm -rf "$d"; exit $s"#;
 
-/// Whether a test that gives this reason is right.
+/// Whether the machine really lacks what the reason says.
 pub(super) fn explains(reason: &Reason, is_long: bool) -> bool {
     match reason {
         Reason::NotLong => !is_long,
@@ -95,7 +95,7 @@ fn kernel_version() -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// C++ is asked of both variables, because the tests use both.
+/// Checks CC and CXX for C++, because the tests use both.
 fn compiles(language: &str) -> bool {
     let named = |variable: &str, usual: &str| std::env::var(variable).unwrap_or_else(|_| usual.into());
     let mut compilers = vec![named("CC", "cc")];
@@ -105,7 +105,7 @@ fn compiles(language: &str) -> bool {
     compilers.iter().all(|compiler| runs(compiler, &["-x", language, "-fsyntax-only", "/dev/null"]))
 }
 
-/// A filter of system calls, as containers have one, may refuse the calls of an engine.
+/// A seccomp filter, for example a container's, may refuse an engine's calls.
 fn lacks_engine(engine: &str) -> bool {
     let has_filter = read("/proc/self/status").is_some_and(|status| status.contains("Seccomp:\t2"));
     match engine {
@@ -130,13 +130,13 @@ fn has_fuse() -> bool {
     opens && (has_helper || succeeds(TMPFS, &[]))
 }
 
-/// The process's place in the hierarchy of version 2.
+/// The process's group in the version 2 hierarchy.
 fn own_cgroup() -> Option<String> {
     let groups = read("/proc/self/cgroup")?;
     groups.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
 }
 
-/// This program lies where the tests' programs lie.
+/// Tries this program, which lies beside the test programs.
 fn nobody_runs_us() -> bool {
     let Ok(program) = std::env::current_exe() else { return false };
     let as_nobody = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "test", "-x"];

@@ -1,4 +1,4 @@
-//! Which steps run, for which crates, and which packages they need.
+//! Chooses the steps, the crates for them, and the packages that they need.
 
 use anyhow::{Context, Result, bail};
 use xtask::packages::{self, Package};
@@ -6,10 +6,10 @@ use xtask::workspace;
 
 use super::step::Step;
 
-/// What crates get when `--only` names no steps: the daily loop.
+/// The steps for named crates without `--only`: the daily loop.
 const OF_CRATES: &[&str] = &["format", "clippy", "tests"];
 
-/// Steps in their order, and the crates that they are limited to; no crate means the workspace.
+/// The steps in order, and the crates to which they are limited; no crate means the workspace.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) steps: Vec<&'static Step>,
@@ -22,7 +22,7 @@ impl Plan {
         choose(steps, only, crates, &known)
     }
 
-    /// Those that the chosen steps use on this machine.
+    /// The packages that the chosen steps use on this machine.
     pub(super) fn packages(&self, is_long: bool) -> Vec<Package> {
         if !self.steps.iter().any(|step| step.uses_packages) {
             return Vec::new();

@@ -2,7 +2,7 @@
 //!
 //! `cargo test --no-run → list of programs → lanes → cargo test --doc`
 //!
-//! Cargo itself runs one program after another, and many of them wait most of the time: for a guest, for a timer.
+//! cargo itself runs one program after another, although many mostly wait for a guest or a timer.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,7 @@ use xtask::workspace;
 
 use super::lanes::{self, BUILD, Done, Job};
 
-/// These start first, so that no slow program is left for the end. Others follow in cargo's order.
+/// These start first, so that no slow program runs alone at the end. The others follow in cargo's order.
 const SLOWEST_FIRST: &[&str] = &[
     "bareblk it",
     "io_engine contract",
@@ -94,7 +94,7 @@ fn doc_tests(selection: &[String], folder: &Path) -> Job {
     Job { name: "(documentation)".into(), command, output: folder.join("documentation.log"), has_many: true }
 }
 
-/// A program of tests that cargo has built.
+/// A test program that cargo has built.
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
     /// `blk_server it`, `blk_server lib`.
@@ -107,7 +107,7 @@ struct Program {
 }
 
 impl Program {
-    /// Cargo starts it in the package's folder, with these variables among others.
+    /// Sets the folder and the variables that cargo sets for the program.
     fn job(&self, folder: &Path) -> Job {
         let home = self.manifest.parent().unwrap_or(Path::new("."));
         let mut command = Command::new(&self.executable);
@@ -118,7 +118,7 @@ impl Program {
     }
 }
 
-/// From one of cargo's messages, if it is about a program of tests.
+/// The program in one of cargo's messages, if it is a test program.
 fn program(message: &Value) -> Option<Program> {
     let target = &message["target"];
     let executable = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)?;
@@ -135,7 +135,7 @@ fn program(message: &Value) -> Option<Program> {
     Some(Program { name, package, manifest, executable, is_integration: is("test") })
 }
 
-/// `path+file:///…/virtqueue#0.1.0` where the folder has the package's name, otherwise `path+file:///…#name@0.1.0`.
+/// Parses `path+file:///…/virtqueue#0.1.0`, if the folder has the package's name, or `path+file:///…#name@0.1.0`.
 fn package_name(id: &str, manifest: &Path) -> Option<String> {
     let named = id.rsplit_once('#').and_then(|(_, end)| end.split_once('@')).map(|(name, _)| name.to_owned());
     let folder = || Some(manifest.parent()?.file_name()?.to_str()?.to_owned());

@@ -1,4 +1,4 @@
-//! What is kept of a long run: how each step went and how long it took.
+//! Writes the record of a long run: the outcome and time of each step.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What did not run: tests that skipped themselves, and steps that were left out; the table of them.
+//! Collects and prints what did not run: tests that skipped themselves, and steps that were left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow};
 use serde::Serialize;
 use xtask::skip::{self, Extent, Reason, Skip};
 
-/// The file that tests append to, and what was read of it.
+/// The file to which tests append, and the skips read from it.
 #[derive(Debug)]
 pub(super) struct Skips {
     file: tempfile::NamedTempFile,
@@ -26,7 +26,7 @@ impl Skips {
         self.file.path()
     }
 
-    /// Reads what the last step wrote. Returns how many of its tests did not run.
+    /// Reads the skips of the last step. Returns how many of its tests did not run.
     pub(super) fn read(&mut self) -> Result<u64> {
         let text = std::fs::read_to_string(self.path())?;
         let new =
@@ -38,7 +38,7 @@ impl Skips {
         Ok(tests as u64)
     }
 
-    /// All of them, each with whether `explains` is content with its reason; every reason is asked for once.
+    /// All skips, each with the verdict of `explains` on its reason. Asks once for each reason.
     pub(super) fn judged(&self, explains: impl Fn(&Reason) -> bool) -> Vec<Judged> {
         let reasons: BTreeSet<&Reason> = self.found.iter().map(|skip| &skip.reason).collect();
         let verdicts: BTreeMap<&Reason, bool> =
@@ -56,7 +56,7 @@ pub(super) struct Judged {
     pub(super) explained: bool,
 }
 
-/// A line per test under its reason, then the `steps` that did not run.
+/// A line per test below its reason, then the `steps` that did not run.
 pub(super) fn table(judged: &[Judged], steps: &[(&str, &str)]) -> String {
     let mut text = String::new();
     let mut last = None;

@@ -1,4 +1,4 @@
-//! One step of `cargo xtask test`: its command in two sizes, what it wants of the machine, how it went.
+//! One step of `cargo xtask test`: its command in two sizes, its requirements, its outcome.
 
 use std::fmt;
 use std::io::{BufRead, BufReader};
@@ -25,14 +25,14 @@ pub(super) struct Step {
     long: Option<&'static [&'static str]>,
     env: Option<(&'static str, &'static str)>,
     wants: Option<Wants>,
-    /// It can be limited to some crates: `--workspace` or `--all` among its words becomes `-p` and their names.
+    /// Whether the step can be limited to some crates: `-p` and their names replace `--workspace` or `--all`.
     pub(super) takes_crates: bool,
-    /// It runs programs of Debian packages.
+    /// Whether it runs programs of Debian packages.
     pub(super) uses_packages: bool,
     runs_programs: bool,
 }
 
-/// What a run has come to.
+/// The state of a run.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) is_long: bool,
@@ -41,11 +41,11 @@ pub(super) struct Run {
     pub(super) at_once: usize,
     pub(super) tests: Tests,
     pub(super) skips: Skips,
-    /// Programs of tests that have run.
+    /// The test programs that have run.
     pub(super) programs: Vec<Done>,
 }
 
-/// How a step went.
+/// The outcome of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
     Passed,
@@ -106,13 +106,13 @@ impl Step {
         self
     }
 
-    /// Its words are those of `cargo test`; the programs run as `programs.rs` says.
+    /// The step's words are those of `cargo test`; `programs.rs` runs the programs.
     pub(super) const fn runs_programs(mut self) -> Self {
         (self.runs_programs, self.uses_packages) = (true, true);
         self
     }
 
-    /// Runs the step. `run` counts its tests, and those that did not run.
+    /// Runs the step. Adds its tests and its skips to `run`.
     pub(super) fn run(&self, run: &mut Run) -> Result<Outcome> {
         if let Some(why) = self.wants.map(Wants::missing).transpose()?.flatten() {
             println!("{}", Outcome::Skipped(why.clone()));

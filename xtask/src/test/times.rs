@@ -1,11 +1,11 @@
-//! Where a run's minutes went: its steps, and the slowest programs of tests.
+//! The times of a run: its steps, and the slowest test programs.
 
 use std::time::Duration;
 
 use super::lanes::{BUILD, Done};
 use super::step::Finished;
 
-/// Programs in the table; the others take little.
+/// Programs in the table; the others take little time.
 const SHOWN: usize = 10;
 
 /// A line per step.

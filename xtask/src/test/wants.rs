@@ -1,4 +1,4 @@
-//! What a step wants of the machine, and how to install it.
+//! What a step requires of the machine, and how to install it.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,21 +8,21 @@ use xtask::{command, workspace};
 
 use crate::setup;
 
-/// What must be there for a step to make sense.
+/// A requirement of a step.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Wants {
     /// At least one benchmark in the workspace.
     BenchTargets,
     /// The standard library for another machine.
     Target(&'static str),
-    /// Another version of Rust; when it is the one in use, the other steps have shown what this one would.
+    /// Another version of Rust. If it is the one in use, the other steps already cover it.
     Toolchain(&'static str),
-    /// The interpreter that finds undefined behaviour; only nightly versions of Rust have it.
+    /// Miri, the interpreter that finds undefined behaviour. Only nightly versions of Rust have it.
     Miri,
 }
 
 impl Wants {
-    /// Why the step cannot run, if so.
+    /// Why the step cannot run; None if it can.
     pub(super) fn missing(self) -> Result<Option<String>> {
         match self {
             Self::BenchTargets => {
@@ -73,18 +73,18 @@ fn is_in_use(version: &str) -> bool {
     says.is_ok_and(|says| is_version(&says, version))
 }
 
-/// `rustc 1.95.0 (59807616e 2026-04-14)`; a nightly or beta has a suffix, and is another version.
+/// Parses `rustc 1.95.0 (59807616e 2026-04-14)`. A nightly or beta has a suffix, and is another version.
 fn is_version(says: &str, version: &str) -> bool {
     says.split_whitespace().nth(1) == Some(version)
 }
 
-/// `rustup run` would install a version that is missing, or say no; a look at the list does neither.
+/// Looks at the list, because `rustup run` would install a missing version or fail.
 fn has_toolchain(version: &str) -> bool {
     let list = command::output(Command::new("rustup").args(["toolchain", "list"]));
     list.is_ok_and(|list| lists_toolchain(&list, version))
 }
 
-/// A line is `1.88-x86_64-unknown-linux-gnu (default)`; rustup takes `1.88.0` for another toolchain.
+/// A line is `1.88-x86_64-unknown-linux-gnu (default)`. To rustup, `1.88.0` is another toolchain.
 fn lists_toolchain(list: &str, version: &str) -> bool {
     list.lines().any(|line| line.strip_prefix(version).is_some_and(|rest| rest.starts_with('-')))
 }
@@ -100,7 +100,7 @@ fn has_miri() -> bool {
         && command::output(Command::new("rustup").args(list)).is_ok_and(|list| lists_miri(&list))
 }
 
-/// A line is `miri-x86_64-unknown-linux-gnu (installed)`, without the bracket if it is not.
+/// A line is `miri-x86_64-unknown-linux-gnu (installed)`, or without the word if it is not.
 fn lists_miri(components: &str) -> bool {
     components.lines().any(|line| line.starts_with("miri-") && line.ends_with("(installed)"))
 }

@@ -1,4 +1,4 @@
-//! Which file of a crate imports which, and the circles of files that import each other.
+//! Finds the imports between the files of a crate, and the circles of files that import each other.
 //!
 //! It reads `use` items and paths that begin with `crate::`, `super::` or `self::`, as text. A name that `lib.rs`
 //! re-exports stands for the file that defines it.
@@ -155,7 +155,7 @@ fn imports(module: &Module, code: &str, known: &Names<'_>) -> BTreeMap<Module, B
     found
 }
 
-/// From the crate's root on; none for a path into another crate.
+/// The path from the crate's root; none for a path into another crate.
 fn absolute(module: &[String], path: &[String], modules: &Modules) -> Option<Module> {
     let (first, rest) = path.split_first()?;
     match first.as_str() {
@@ -180,7 +180,7 @@ struct UsedPath {
     name: String,
 }
 
-/// Every path of every `use` item, written out.
+/// Every path of every `use` item, expanded.
 fn used_paths(code: &str) -> Vec<UsedPath> {
     let starts = words(code).filter(|(_, word)| *word == "use");
     let items = starts.filter_map(|(at, word)| Some(code[at + word.len()..].split_once(';')?.0));

@@ -1,4 +1,4 @@
-//! Links between pages lead to a file, folder or heading of the repository, and the book has every page that it needs.
+//! Checks that links between pages lead to a file, folder or heading, and that the book has every page that it needs.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -15,7 +15,7 @@ pub(crate) fn broken(files: &[SourceFile]) -> Vec<String> {
 }
 
 /// A complaint for each page below docs/ that the book lacks, and for each page that the book lists or links to but
-/// does not have.
+/// lacks.
 pub(crate) fn missing_in_the_book(files: &[SourceFile]) -> Vec<String> {
     let Some(book) = pages::book(files) else { return Vec::new() };
     let has = |path: &str| book.pages.iter().any(|page| page == path);
@@ -42,7 +42,7 @@ pub(crate) fn missing_in_the_book(files: &[SourceFile]) -> Vec<String> {
     complaints
 }
 
-/// Every file, and every folder that has one.
+/// Every file, and every folder that contains one.
 fn known_paths(files: &[SourceFile]) -> HashSet<&Path> {
     files.iter().flat_map(|file| Path::new(&file.path).ancestors()).collect()
 }
@@ -51,7 +51,7 @@ fn folder_of(page: &SourceFile) -> &Path {
     Path::new(&page.path).parent().unwrap_or(Path::new(""))
 }
 
-/// The links of a page to places in the repository, with their lines; links in blocks of code are not links.
+/// The links of a page to places in the repository, with their lines. Ignores blocks of code.
 fn links(page: &SourceFile) -> impl Iterator<Item = (usize, &str)> {
     let links = prose(&page.text).flat_map(|(line, text)| targets(text).map(move |target| (line, target)));
     links.filter(|(_, target)| is_local(target) || target.starts_with('#'))

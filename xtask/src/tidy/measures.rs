@@ -1,7 +1,7 @@
-//! What the code is like in numbers, and the most of each that is allowed (`xtask/measures.txt`).
+//! Measures of the code, and the highest allowed value of each (`xtask/measures.txt`).
 //!
-//! `cargo xtask tidy` prints them beside those of the first version and the goals. A measure with an allowed number may only
-//! go down; `--tighten` writes the smaller ones.
+//! `cargo xtask tidy` prints them beside the first version's values and the goals. A measure with an allowed value may
+//! only go down; `--tighten` records smaller values.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,18 +16,18 @@ use crate::source_tree::{SourceFile, is_test, product_part};
 
 const FILE: &str = "xtask/measures.txt";
 
-/// A number, and the places behind it.
+/// A value, and the places that it counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Measure {
     pub(super) name: &'static str,
-    /// In the first version, where it was measured.
+    /// The value in the first version, if it was measured.
     pub(super) first: Option<usize>,
     pub(super) value: usize,
     pub(super) goal: Option<usize>,
     pub(super) places: Vec<String>,
 }
 
-/// Those that may only go down.
+/// The measures that may only go down.
 pub(super) fn held(files: &[SourceFile], long_functions: &[String]) -> Vec<Measure> {
     let circle = circles(files).iter().map(Circle::files).max_by_key(Vec::len).unwrap_or_default();
     let (folder, in_folder) = fullest_folder(files);
@@ -47,7 +47,7 @@ pub(super) fn held(files: &[SourceFile], long_functions: &[String]) -> Vec<Measu
     ]
 }
 
-/// Those that are only printed.
+/// The measures that are only printed.
 pub(super) fn told(files: &[SourceFile]) -> Vec<Measure> {
     let measure = |name, first, value, goal| Measure { name, first, value, goal, places: Vec::new() };
     vec![
@@ -66,7 +66,7 @@ pub(super) fn table<'a>(measures: impl IntoIterator<Item = &'a Measure>) -> Stri
     text
 }
 
-/// Without those that a macro makes.
+/// The number of test functions, without those that a macro generates.
 fn test_functions(files: &[SourceFile]) -> usize {
     let rust = files.iter().filter(|file| file.path.ends_with(".rs"));
     rust.map(|file| file.text.lines().filter(|line| line.trim() == "#[test]").count()).sum()
@@ -90,7 +90,7 @@ fn fullest_folder(files: &[SourceFile]) -> (String, usize) {
     (fullest.0.to_owned(), fullest.1)
 }
 
-/// What cargo links from `tests/`: files there, and folders with a `main.rs`.
+/// The test programs that cargo links: files in `tests/`, and folders with a `main.rs`.
 fn test_programs(files: &[SourceFile]) -> Vec<String> {
     let in_tests = files.iter().filter_map(|file| Some((&file.path, file.path.split_once("/tests/")?.1)));
     let programs = in_tests.filter(|(path, inner)| {
@@ -104,7 +104,7 @@ fn lines_of(files: &[SourceFile], path: &str) -> usize {
     files.iter().find(|file| file.path == path).map_or(0, |file| file.text.lines().count())
 }
 
-/// Complaints about numbers that went up. `tighten`: writes those that went down.
+/// Complaints about values that went up. With `tighten`, records those that went down.
 pub(super) fn check(measures: &[Measure], tighten: bool) -> Result<Vec<String>> {
     let path = workspace::root().join(FILE);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {FILE}"))?;
