@@ -1,10 +1,10 @@
-//! `bareblk bench`: runs the jobs that were asked for, shows how far they are, prints what they measured.
+//! `bareblk bench`: runs the requested jobs, shows their progress, prints the results.
 //!
 //! `arguments → jobs (command line or file) → workload::run | compare (progress bar) → text or JSON → exit code`
 //!
-//! - SIGINT and SIGTERM end it in order, with the result so far; a second one ends at once (`ending.rs`).
-//! - The file for `--json` is made before the run: one that cannot be written to would cost the run.
-//! - What failed is one line on standard error, behind the result of what was done until then.
+//! - SIGINT and SIGTERM end the run in order, with the result so far; a second one ends it at once (`ending.rs`).
+//! - The file for `--json` is created before the run: an unwritable file must not waste the run.
+//! - A failure is one line on standard error, after the result so far.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -27,10 +27,10 @@ use crate::ending::Ending;
 /// Steps of the progress bar.
 const RESOLUTION: u64 = 1000;
 
-/// Largest job file: far beyond any that people write, and far below what hurts.
+/// Largest job file: far larger than any that people write, and far below what memory allows.
 const MAX_JOB_FILE_BYTES: u64 = 1 << 20;
 
-/// Does what was asked for.
+/// Runs `bareblk bench`.
 pub fn obey(args: &BenchArgs) -> Result<ExitCode> {
     let jobs = jobs(args)?;
     let ending = Ending::catch().context("cannot catch signals")?;
@@ -77,7 +77,7 @@ fn jobs(args: &BenchArgs) -> Result<Vec<Job>> {
     parse_jobs(&text, &args.load.given()).map_err(|error| wrong(&format!("{}: {error}", named())))
 }
 
-/// Whatever is at the path, in bounded memory.
+/// Reads any file in bounded memory.
 fn read_job_file(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_JOB_FILE_BYTES + 1).read_to_end(&mut bytes)?;
@@ -90,17 +90,17 @@ fn read_job_file(path: &Path) -> Result<String> {
     })
 }
 
-/// Options that have no effect on any of the targets are mistakes.
+/// Refuses options that have no effect on any of the targets.
 fn check_options(args: &BenchArgs, targets: &[Target]) -> Result<()> {
     let is_file = |target: &Target| matches!(target, Target::File(..));
     if !targets.iter().any(is_file) {
         return args.load.check_for_sockets();
     }
-    // Of a job file, one file is enough; of two that are compared, each option has one that it is for.
+    // A single target must be able to use all options; of two compared targets, one suffices for each option.
     if args.compare.is_none() || targets.iter().all(is_file) { args.client.check_for_files() } else { Ok(()) }
 }
 
-/// The command line's, or the job's own.
+/// The target from the command line, else from the job.
 fn target(args: &BenchArgs, job: &Job) -> Result<Target> {
     match (&args.socket, &args.file, &job.filename) {
         (Some(socket), ..) => Ok(Target::Socket(socket.clone())),
@@ -118,7 +118,7 @@ fn say_what_has_no_effect(jobs: &[Job]) {
     }
 }
 
-/// Not `eprintln!`, which panics when nobody reads any more.
+/// Not `eprintln!`, which panics when nothing reads standard error any more.
 fn eprintln_or_not(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
@@ -130,7 +130,7 @@ fn run_one(job: &Job, target: &Target, client: &Client, stop: &Stop) -> Result<O
     outcome.map_err(explain)
 }
 
-/// Options that do not fit the target are wrong usage.
+/// Reports options that do not fit the target as wrong usage.
 fn explain(error: RunError) -> Error {
     match error {
         RunError::Connect { source: ConnectError::Queues { wanted, available }, .. } => {
@@ -176,7 +176,7 @@ fn compare_two(
     }
 }
 
-/// Where the result for programs goes.
+/// Where the JSON result goes.
 enum Json {
     Stdout,
     File(File),
@@ -201,14 +201,14 @@ impl Json {
     }
 }
 
-/// On standard error, if that is a terminal.
+/// The progress bar, on standard error if that is a terminal.
 struct Bar {
     bar: ProgressBar,
     last: Progress,
     rates: String,
 }
 
-/// Between two figures of the rate.
+/// Between two updates of the rate.
 const RATE: Duration = Duration::from_secs(1);
 
 impl Bar {
@@ -219,13 +219,13 @@ impl Bar {
         Self { bar, last: Progress::default(), rates: String::new() }
     }
 
-    /// Since the last figure: IOPS and MiB/s.
+    /// Updates IOPS and MiB/s since the last update.
     fn take_rates(&mut self, progress: &Progress) {
         let time = progress.elapsed.saturating_sub(self.last.elapsed);
         if progress.elapsed < self.last.elapsed
             || progress.ios.iter().sum::<u64>() < self.last.ios.iter().sum()
         {
-            // The next one of several runs.
+            // The next of several runs has begun.
             self.last = Progress::default();
             return;
         }

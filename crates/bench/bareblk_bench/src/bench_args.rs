@@ -1,7 +1,7 @@
 //! The command line of `bareblk bench`: fio's options under fio's names, and ours for sockets.
 //!
-//! - fio's options are checked by the table that reads job files, and handed on as they were given: one meaning.
-//! - With underscores, as in fio; hyphens are understood too.
+//! - The table for job files also checks these options, so they mean the same.
+//! - Their names have underscores, as in fio; hyphens work too.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,7 +29,7 @@ Ctrl-C ends it with the result so far, and exit code 130.
 
 Exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage, 130 or 143 ended by a signal";
 
-/// Checks a value the way job files are checked.
+/// Checks a value as in a job file.
 macro_rules! fio {
     ($option:literal) => {
         |text: &str| checked($option, text)
@@ -39,14 +39,14 @@ macro_rules! fio {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("target").args(["socket", "file", "compare"]))]
 pub struct BenchArgs {
-    /// A job file of fio's; options given here stand above it
+    /// A job file of fio; options on the command line override it
     pub job_file: Option<PathBuf>,
 
-    /// The vhost-user-blk socket to work on
+    /// The vhost-user-blk socket to measure
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
-    /// The file or block device to work on, without a back-end between
+    /// The file or block device to measure, without a back-end
     #[arg(long, value_name = "PATH")]
     pub file: Option<PathBuf>,
 
@@ -69,7 +69,7 @@ pub struct BenchArgs {
     pub client: ClientArgs,
 }
 
-/// Each as given, checked.
+/// The options as given, checked.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Load, in fio's words")]
 pub struct LoadArgs {
@@ -121,28 +121,28 @@ pub struct LoadArgs {
     /// Most requests per second, per job and direction
     #[arg(long = "rate_iops", alias = "rate-iops", value_name = "N", value_parser = fio!("rate_iops"))]
     rate_iops: Option<String>,
-    /// Where random numbers start
+    /// Seed of the random numbers
     #[arg(long, value_name = "N", value_parser = fio!("randseed"))]
     randseed: Option<String>,
-    /// All jobs as one in reports
+    /// Report all jobs as one
     #[arg(long = "group_reporting", alias = "group-reporting", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_name = "0|1", value_parser = fio!("group_reporting"))]
     group_reporting: Option<String>,
-    /// Files: past the page cache [default: 1, which is not fio's]
+    /// Files: bypass the page cache [default: 1, which is not fio's]
     #[arg(long, num_args = 0..=1, default_missing_value = "1", value_name = "0|1", value_parser = fio!("direct"))]
     direct: Option<String>,
     /// Files: io_uring, libaio (aio), psync (sync), posixaio [default: io_uring]
     #[arg(long, value_name = "ENGINE", value_parser = fio!("ioengine"))]
     ioengine: Option<String>,
-    /// Always so: no map of random blocks is kept
+    /// Has no effect: there is never a map of random blocks
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "1", value_name = "0|1", value_parser = fio!("norandommap"))]
     norandommap: Option<String>,
-    /// Always so: jobs are threads
+    /// Has no effect: jobs are always threads
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "1", value_name = "0|1", value_parser = fio!("thread"))]
     thread: Option<String>,
 }
 
 impl LoadArgs {
-    /// What was given, in fio's names.
+    /// The given options, under fio's names.
     pub fn given(&self) -> Vec<(String, Option<String>)> {
         let all = [
             ("name", &self.name),
@@ -172,7 +172,7 @@ impl LoadArgs {
         given.map(|(option, value)| (option.to_owned(), value.clone())).collect()
     }
 
-    /// Options that would have no effect are mistakes; in job files, which are for both, they are none.
+    /// Refuses options without effect. A job file may have them, because it is for both kinds of target.
     pub fn check_for_sockets(&self) -> Result<()> {
         let given = [("--direct", self.direct.is_some()), ("--ioengine", self.ioengine.is_some())];
         match given.iter().find(|(_, given)| *given) {
@@ -183,24 +183,24 @@ impl LoadArgs {
         }
     }
 
-    /// The one job that the command line describes.
+    /// The job that the command line describes.
     pub fn job(&self) -> Result<Job> {
         let mut job = Job { group_reporting: true, ..Job::default() };
         for (option, value) in self.given() {
             job.set(&option, value.as_deref())?;
         }
-        // A time, and nothing to be done within it: it is how long to run.
+        // Only a time is given: it is the length of the run.
         let amount = self.size.is_some() || self.loops.is_some() || self.time_based.is_some();
         job.time_based |= job.runtime.is_some() && !amount;
         Ok(job)
     }
 }
 
-/// As given, if the table takes it.
+/// The text, if the table accepts it.
 fn checked(option: &str, text: &str) -> Result<String> {
     match Job::default().set(option, Some(text)) {
         Ok(()) => Ok(text.to_owned()),
-        // clap says option and value itself.
+        // clap's message already names option and value.
         Err(workload::OptionError::Value { wanted, .. }) => bail!("give {wanted}"),
         Err(other) => Err(other.into()),
     }
@@ -229,7 +229,7 @@ pub struct ClientArgs {
     #[arg(long, value_name = "ticket|std|parking_lot", value_parser = lock)]
     lock: Option<LockKind>,
 
-    /// Look for completions all the time instead of sleeping
+    /// Poll for completions instead of sleeping
     #[arg(long)]
     poll: bool,
 
@@ -237,11 +237,11 @@ pub struct ClientArgs {
     #[arg(long, value_name = "CPUS", value_parser = pin)]
     pin: Option<Cpus>,
 
-    /// Longest time for one request: what takes longer ends the run with an error
+    /// Longest time for one request: a slower one ends the run with an error
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = time)]
     deadline: Duration,
 
-    /// Sockets: wait so long for a back-end that went away, and go on
+    /// Sockets: if the back-end disconnects, wait this long for it to return, then continue
     #[arg(long, value_name = "TIME", value_parser = time)]
     reconnect: Option<Duration>,
 
@@ -250,14 +250,14 @@ pub struct ClientArgs {
     inflight: Option<InFlight>,
 }
 
-/// Of `--inflight`: one for both targets, or one each.
+/// The values of `--inflight`: one for both targets, or one each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InFlight {
     Both(bool),
     Each([bool; 2]),
 }
 
-/// Of `--pin`.
+/// The CPUs of `--pin`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus(Vec<usize>);
 
@@ -289,7 +289,7 @@ impl ClientArgs {
         }
     }
 
-    /// Of two targets that are compared.
+    /// The settings of the two compared targets.
     pub fn clients(&self) -> [Client; 2] {
         self.in_flight_logs().map(|in_flight_log| Client { in_flight_log, ..self.client() })
     }
@@ -302,7 +302,7 @@ impl ClientArgs {
         }
     }
 
-    /// Two values for one target are a mistake.
+    /// Refuses two values for one target.
     pub fn check_for_one(&self) -> Result<()> {
         if matches!(self.inflight, Some(InFlight::Each(_))) {
             bail!(Wrong("--inflight with two values is for --compare: give on or off".to_owned()));
@@ -310,7 +310,7 @@ impl ClientArgs {
         Ok(())
     }
 
-    /// Options that would have no effect are mistakes.
+    /// Refuses options without effect.
     pub fn check_for_files(&self) -> Result<()> {
         let given = [
             ("--queues", self.queues.is_some()),

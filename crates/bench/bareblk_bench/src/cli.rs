@@ -1,4 +1,4 @@
-//! The command line: the commands `bench` and `lab`, and what makes completions and manual pages of them.
+//! The command line: the commands `bench` and `lab`, and the generators of completions and manual pages.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -39,7 +39,7 @@ pub enum Command {
     },
 }
 
-/// Does what the command line asks for.
+/// Runs the command.
 pub fn obey(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Bench(args) => return bench::obey(&args),
@@ -54,7 +54,7 @@ pub fn obey(cli: Cli) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `bareblk` with the options of all its commands.
+/// `bareblk`, with the options of all its commands.
 fn whole_command() -> clap::Command {
     let own = Cli::command();
     COMMANDS.into_iter().fold(command_line::command(), |whole, name| match own.find_subcommand(name) {

@@ -1,4 +1,4 @@
-//! What SIGINT and SIGTERM mean for a measurement: the first ends it in order, the second ends the process at once.
+//! SIGINT and SIGTERM during a measurement: the first ends it in order, the second ends the process at once.
 
 use std::io;
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// SIGINT and SIGTERM for what runs for a while: the first asks for an end in order, the second has its usual effect.
+/// Catches SIGINT and SIGTERM: the first asks for an end in order, the second has its usual effect.
 #[derive(Debug)]
 pub struct Ending {
     flag: Arc<AtomicBool>,
@@ -32,9 +32,9 @@ impl Ending {
         Arc::clone(&self.flag)
     }
 
-    /// Success, or as a shell reports a program that a signal ended.
+    /// Success, or the code with which shells report a program that a signal ended.
     pub fn exit_code(&self) -> ExitCode {
-        // Relaxed: nothing else is read on the strength of it; whichever signal it was will do.
+        // Relaxed: it orders no other data, and either signal will do.
         match self.number.load(Relaxed) {
             0 => ExitCode::SUCCESS,
             signal => ExitCode::from(128_u8.saturating_add(u8::try_from(signal).unwrap_or(0))),

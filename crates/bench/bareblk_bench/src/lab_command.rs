@@ -1,10 +1,10 @@
-//! `bareblk lab`: list the experiments, run one, keep what it found.
+//! `bareblk lab`: lists the experiments, runs one, keeps its results.
 //!
 //! `arguments → lab::find_all → Output (folder) → lab::run (progress bar) → files → table on standard output`
 //!
-//! - A name may stand for several experiments: they run one after the other, and each is kept as soon as it is done.
-//! - SIGINT or SIGTERM ends the run in order: nothing is reported, temporary files go. A second one ends at once
-//!   (`ending.rs`).
+//! - A name may mean several experiments: they run one after another, and each is kept as soon as it is done.
+//! - SIGINT or SIGTERM ends the run in order: nothing is reported, and temporary files are removed. A second one ends
+//!   it at once (`ending.rs`).
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use lab::{Effort, Experiment, LabError, Output, Progress, Setup, Stop};
 
 use crate::ending::Ending;
 
-/// Redrawn between samples only: a thread that draws would be measured too.
+/// The bar is redrawn only between samples: a drawing thread would be measured too.
 const RESOLUTION: u64 = 1000;
 
 #[derive(Debug, Subcommand)]
@@ -78,7 +78,7 @@ fn seconds(text: &str) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Does what was asked for.
+/// Runs the command.
 pub fn obey(command: LabCommand) -> Result<ExitCode> {
     match command {
         LabCommand::List => command_line::print(&list()).map(|()| ExitCode::SUCCESS),
@@ -113,7 +113,7 @@ fn run(args: &RunArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns what is to be printed.
+/// Returns the text to print.
 fn run_one(args: &RunArgs, experiment: &Experiment, output: &Output, stop: Stop) -> Result<String, LabError> {
     let setup = Setup {
         scratch: output.scratch().to_path_buf(),
@@ -130,7 +130,7 @@ fn run_one(args: &RunArgs, experiment: &Experiment, output: &Output, stop: Stop)
     Ok(format!("{}\nreport: {}\n", lab::table_text(&result), report.display()))
 }
 
-/// The program whose servers are measured: the one that started this program, otherwise the one beside it or in PATH.
+/// The program whose servers are measured: the one that started this program, else the one beside it or in PATH.
 fn server() -> Option<PathBuf> {
     std::env::var_os(PARENT_ENV).map(PathBuf::from).or_else(|| command_line::find_program("bareblk"))
 }
@@ -144,7 +144,7 @@ fn effort(args: &RunArgs, declaration: &lab::Declaration) -> Effort {
     }
 }
 
-/// What a shell needs to run the same again.
+/// The command line that repeats the run.
 fn command_line(args: &RunArgs) -> String {
     let mut line = format!("bareblk lab run {} --out {}", args.name, quoted(&args.out));
     if args.quick {
@@ -166,7 +166,7 @@ fn quoted(path: &Path) -> String {
     }
 }
 
-/// On standard error, if that is a terminal.
+/// The progress bar, on standard error if that is a terminal.
 struct Bar(ProgressBar);
 
 impl Bar {
@@ -196,7 +196,7 @@ impl Progress for Bar {
     }
 }
 
-/// As the samples so far went: every round has the same ones.
+/// Assumes that the coming samples take as long as the previous ones.
 fn time_left(elapsed: Duration, done: usize, total: usize) -> String {
     if done == 0 {
         return String::new();

@@ -1,11 +1,9 @@
-//! The program `bareblk-bench`: what `bareblk bench` and `bareblk lab` run.
+//! The program `bareblk-bench`: runs `bareblk bench` and `bareblk lab`.
 //!
-//! `bareblk bench WORDS → bareblk-bench bench WORDS → cli.rs → bench.rs | lab.rs → exit code`
+//! `bareblk bench ARGUMENTS → bareblk-bench bench ARGUMENTS → cli.rs → bench.rs | lab.rs → exit code`
 //!
-//! - `bareblk` replaces itself with this program. Usage, errors and exit codes therefore speak of `bareblk`.
+//! - `bareblk` replaces itself with this program. Usage, errors and exit codes therefore name `bareblk`.
 //! - Exit codes are those of `bareblk`: 0, 1 an error, 2 wrong usage, 128 + n ended by signal n.
-//!
-//! Not here: loads (`workload`), experiments (`lab`), how errors are printed (`bareblk::command_line`).
 #![forbid(unsafe_code)]
 
 mod bench;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Ends the run; nothing of it is kept.
+/// Why the run ended; it keeps no results.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// The experiment does not exist.

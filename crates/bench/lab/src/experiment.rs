@@ -493,10 +493,10 @@ impl SampleError {
 
 /// Measures an experiment's samples.
 pub trait Bench {
-    /// Makes what all samples need (test files); `tell` gets what it is doing and the share that is done.
+    /// Makes what all samples need (test files). `tell` receives the current step and the completed share.
     ///
     /// # Errors
-    /// When nothing can be measured, or the user wants the end.
+    /// Nothing can be measured, or the user interrupted the run.
     fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError>;
 
     /// Measures one variant under one workload once.
@@ -508,7 +508,7 @@ pub trait Bench {
     /// Where test data is stored, for the report.
     fn storages(&self) -> Vec<StoragePlace>;
 
-    /// What a reader of the figures must know about this run ("bare metal is fio 3.33").
+    /// Facts about this run that a reader of the figures needs ("bare metal is fio 3.33").
     fn notes(&self) -> Vec<String>;
 }
 

@@ -1,4 +1,4 @@
-//! `bareblk bench` as a process: on files and on a real server, its output, its ends, what it refuses.
+//! `bareblk bench` as a process, on files and on a real server: its output, its ends, its refusals.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader, Read};
@@ -31,7 +31,7 @@ fn on_socket(socket: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// A server of a new image of 4 MiB.
+/// A server with a new image of 4 MiB.
 fn server(place: &Place) -> Server {
     Server::start(place.serve(&place.image("disk.raw", 4 * MIB), "s"))
 }
@@ -40,7 +40,7 @@ fn json(command: Command) -> Value {
     serde_json::from_str(&output(command)).unwrap()
 }
 
-/// Result, and the line it ends with.
+/// The result, and the last line of standard error.
 fn failure(command: Command) -> (String, String) {
     let run = assert_cmd::Command::from_std(command).timeout(DEADLINE).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -82,7 +82,7 @@ fn every_engine_of_fios_writes_what_the_next_one_verifies() {
         let engine = format!("--ioengine={writer}");
         let words = ["--rw=randwrite", "--iodepth=4", "--verify=crc32c", "--fsync=64", &engine];
         assert_says(&output(on_file(&file, &words)), &["blocks read and right", "sync percentiles"]);
-        // Random writes leave gaps; only what is written in order can be read in order.
+        // Random writes leave gaps; only a file written in order can be read in order.
         output(on_file(&file, &["--rw=write", "--bs=64k", "--verify=crc32c", &engine]));
         let engine = format!("--ioengine={reader}");
         output(on_file(&file, &["--rw=read", "--bs=64k", "--verify=crc32c", &engine]));
@@ -128,7 +128,7 @@ fn jobs_with_a_queue_each_and_polling_ones_verify_what_they_wrote() {
     }
 }
 
-/// The published set of the unlocked kick.
+/// The job of the published "unlocked kick" change.
 const KICK_JOB: &str = "\
 [global]
 group_reporting
@@ -157,7 +157,7 @@ rw=randwrite
 fn published_job_of_256_threads_runs_from_its_job_file_on_a_socket() {
     let place = Place::new();
     let image = place.image("disk.raw", 4 * MIB);
-    // Filled: in a hole ext4 lets one write of less than a block through at a time, and a thousand at once crawl.
+    // Filled first: in a hole, ext4 admits one write of less than a block at a time, so a thousand would crawl.
     std::fs::write(&image, vec![0; 4 << 20]).unwrap();
     std::fs::File::open(&image).unwrap().sync_all().unwrap();
     let _server = Server::start(place.serve(&image, "s"));
@@ -246,7 +246,7 @@ fn block_that_went_to_another_place_is_found() {
 
 // ---- ends
 
-/// Starts a run that would take ten minutes, and waits until its thread works.
+/// Starts a run of ten minutes, and waits until its thread works.
 fn long_run(mut command: Command) -> Child {
     command.args(["--runtime=600", "--rw=randread"]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
@@ -261,7 +261,7 @@ fn working_thread(pid: u32) -> Option<std::path::PathBuf> {
     folders.find(|folder| std::fs::read_to_string(folder.join("comm")).is_ok_and(|name| name == "bench-0\n"))
 }
 
-/// Interrupts the run when this stands on its standard error; how it ended, and all of its standard error.
+/// Interrupts the run once its standard error contains `wanted`. Returns its exit status and standard error.
 fn interrupted_once_it_says(mut child: Child, wanted: &str) -> (ExitStatus, String) {
     let (mut errors, mut text) = (BufReader::new(child.stderr.take().unwrap()), String::new());
     while !text.contains(wanted) {

@@ -1,4 +1,4 @@
-//! The JSON of `bareblk bench` beside the JSON of the real fio, where that is installed: same keys, same types.
+//! Compares the JSON of `bareblk bench` with that of fio, if fio is installed: same keys, same types.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
@@ -10,9 +10,9 @@ use xtask::skip::{Reason, skip};
 
 use crate::rig::{Place, bareblk, output};
 
-/// What only one of the two has; `docs/how-to/bench.md` names it.
+/// Keys that only one of the two has; `docs/how-to/bench.md` names them.
 const OURS: &[&str] = &["/jobs/0/bareblk"];
-/// Which option was given is the user's business; usage of disks is the host's.
+/// Keys that depend on the given options, or on the host's other disk traffic.
 const NOT_COMPARED: &[&str] = &["/disk_util", "/jobs/0/job options", "/global options"];
 
 /// Path of every value, with its type.
@@ -36,7 +36,7 @@ fn layout(json: &Value) -> BTreeMap<String, &'static str> {
     found
 }
 
-/// Integers and fractions are apart: programs that read fio's results parse them into different types.
+/// Tells integers from fractions: programs that read fio's results parse them into different types.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Object(_) => "object",

@@ -1,4 +1,4 @@
-//! `bareblk lab` as a process: what it prints, what it refuses, what it leaves behind.
+//! `bareblk lab` as a process: its output, its refusals, the files that it leaves.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ fn unknown_experiment_is_refused_with_the_known_ones() {
 
 #[test]
 fn folder_for_results_that_cannot_be_made_is_named() {
-    // Nobody can make a folder in a file, root included.
+    // Not even root can create a folder in a file.
     let place = Place::new();
     let file = place.image("file", 512);
     assert_says(&refusal(run_aio(&file.join("out"))), &["file/out", "--out", "Not a directory"]);
@@ -73,14 +73,14 @@ fn short_run_prints_a_table_and_where_the_report_is() {
     let text = output(command);
     assert_says(&text, &["bare metal, O_DIRECT", "cache=none, io_uring", "report: ", "report.html"]);
     assert_eq!(entries(&place.path("out")), 2);
-    // The tests are built as the program is.
+    // The tests and the program are built in the same profile.
     assert_eq!(text.contains("This is a debug build"), cfg!(debug_assertions), "{text}");
 }
 
-/// Servers are started and ended some sixty times.
+/// An experiment starts and ends servers about sixty times.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// One short round of an experiment whose servers are processes of this program; the result as it was kept.
+/// Runs one short round of an experiment with server processes; returns the stored result.
 fn run_with_servers(part: &str) -> lab::RunResult {
     let place = Place::new();
     let out = place.path("out");
@@ -92,13 +92,13 @@ fn run_with_servers(part: &str) -> lab::RunResult {
     serde_json::from_str(&result).unwrap()
 }
 
-/// Every variant has figures, or is a program that is not installed: then it says how to get it.
+/// Checks that every variant has figures, or names the program to install.
 fn assert_measured(result: &lab::RunResult) {
     assert!(!result.cells.is_empty());
     for cell in &result.cells {
         match &cell.unavailable {
             Some(why) => assert!(why.contains("is not installed: apt install"), "{cell:?}"),
-            // fio, on a busy machine, may complete nothing in so short a time.
+            // On a busy machine, fio may complete nothing in so short a time.
             None => {
                 assert!(cell.variant.starts_with("host") || cell.measures[0].summary.is_some(), "{cell:?}")
             }
@@ -145,11 +145,11 @@ fn vhost_looks_at_the_threads_and_memory_of_an_idle_server() {
     assert_measured(&result);
     for variant in ["bareblk-1", "bareblk-2"] {
         assert!(figure(&result, "silent", variant, "resident") > 0.0);
-        // Their number is not asserted: a busy machine may preempt one.
+        // The count itself is not asserted: a busy machine may preempt a worker.
         let _is_there = figure(&result, "silent", variant, "wakes");
     }
     let threads = |variant| figure(&result, "silent", variant, "threads");
-    // The second worker, and the balancer that there is with two.
+    // The second worker, and the balancer, which runs with two workers.
     assert_eq!(threads("bareblk-2"), threads("bareblk-1") + 2.0);
 }
 
@@ -173,7 +173,7 @@ fn locality_measures_every_placement_on_one_device_and_on_two() {
 #[test]
 fn hostile_measures_nine_guests_beside_each_kind_of_a_tenth() {
     let mut result = run_with_servers("hostile");
-    // Storage that hangs needs root, a loop device and a recent kernel; the verdict says what was missing.
+    // Storage that hangs needs root, a loop device and a recent kernel; the cell says what was missing.
     let reason = |cell: &lab::CellResult| cell.unavailable.clone().filter(|why| why.contains("to freeze"));
     let no_hung = result.cell("ram", "hung").and_then(reason);
     if let Some(why) = &no_hung {
@@ -207,7 +207,7 @@ fn vhost_without_fio_and_the_peer_goes_on_and_says_how_to_get_them() {
     let place = Place::new();
     let mut command = bareblk();
     command.args(["lab", "run", "vhost-ssd", "--quick", "--seconds", "0.02", "--out"]).arg(place.path("out"));
-    // Nothing is installed there.
+    // No program is installed there.
     command.env("PATH", place.path(""));
     let text = output(command);
     let peer = "qemu-storage-daemon is not installed: apt install";
@@ -237,7 +237,7 @@ fn interrupt_with_file_in(folder: &Path, size_bytes: u64, place: &Place) {
     assert!(!file.parent().unwrap().exists(), "{} is left", file.display());
 }
 
-/// Among the open files of process `pid`.
+/// The test file among the open files of process `pid`.
 fn test_file(pid: u32, folder: &Path, size_bytes: u64) -> Option<PathBuf> {
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
     let mut paths = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
@@ -256,6 +256,6 @@ fn interrupt_while_the_file_is_filled_leaves_nothing() {
 #[test]
 fn interrupt_while_it_measures_leaves_nothing() {
     let place = Place::new();
-    // The last thing before the first round is to fill this one.
+    // The run fills this file last before the first round.
     interrupt_with_file_in(Path::new("/dev/shm"), 256 << 20, &place);
 }

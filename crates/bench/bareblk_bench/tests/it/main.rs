@@ -1,4 +1,4 @@
-//! Integration tests: one program, a module for each subject. `rig` is that of `bareblk`'s tests.
+//! Integration tests: one program, one module per subject. It uses the `rig` of `bareblk`'s tests.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod bench;

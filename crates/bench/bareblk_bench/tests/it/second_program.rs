@@ -1,4 +1,4 @@
-//! `bareblk` and `bareblk-bench` as two processes' worth of one: what passes through, and what happens without the second.
+//! `bareblk` and `bareblk-bench` together: what the first passes to the second, and what it does without the second.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -11,7 +11,7 @@ use crate::rig::{
     Place, assert_says, bareblk, bench, bench_program, eventually, output, refusal, wrong_usage,
 };
 
-/// The first program alone in a folder, and nothing in PATH.
+/// The first program alone in a folder, with an empty PATH.
 fn alone(place: &Place) -> Command {
     let program = place.path("bareblk");
     fs::copy(bareblk().get_program(), &program).unwrap();
@@ -80,7 +80,7 @@ fn second_program_takes_the_place_of_the_first_process() {
     eventually("it is the second program", || {
         (fs::read_link(&program).ok()? == bench_program().canonicalize().unwrap()).then_some(())
     });
-    // Not one of the signals that it catches.
+    // A signal that the program does not catch.
     kill_process(Pid::from_child(&child), Signal::USR2).unwrap();
     let status = child.wait().unwrap();
     assert_eq!(status.signal(), Some(Signal::USR2.as_raw()), "{status}");

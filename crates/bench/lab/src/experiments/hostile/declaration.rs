@@ -13,7 +13,7 @@ use crate::load::hostile::guest::{Attack, BUSY_DEPTH};
 /// Guests that are measured.
 pub(crate) const GOOD: usize = 9;
 pub(crate) const BLOCK_BYTES: u32 = 4096;
-/// Depth of a good guest: less than a guest that wants everything.
+/// Depth of a good guest, which does not want as much as it can get.
 pub(crate) const DEPTH: u32 = 4;
 /// The share of their IOPS that the good guests must keep.
 const KEPT: f64 = 0.95;
@@ -29,12 +29,12 @@ const P99_DISK: f64 = 1.5;
 /// Queues of the guest that has many.
 const QUEUES: u16 = 64;
 
-/// Fewer than there are guests on any machine: the tenth guest shares its worker with good guests.
+/// Fewer workers than guests on any machine, so that the tenth guest shares its worker with good guests.
 pub(crate) fn workers(cores: usize) -> usize {
     (cores / 2).clamp(1, MOST_WORKERS)
 }
 
-/// In the order of the tables: what the tenth guest does, and the cache mode of all disks.
+/// In the order of the tables: the tenth guest's behaviour, and the cache mode of all disks.
 pub(crate) fn attacks() -> Vec<(Variant, Attack, &'static str)> {
     let past_the_cache = [
         (BUSY, "an ordinary busy guest", Attack::Busy),

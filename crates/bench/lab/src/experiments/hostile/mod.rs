@@ -32,12 +32,12 @@ pub(crate) fn experiment() -> Experiment {
 
 struct Hostile {
     setup: Setup,
-    /// With the cache mode.
+    /// Each with the cache mode.
     attacks: Vec<(Attack, &'static str)>,
     loads: Vec<Place>,
     columns: Vec<String>,
     files: TestFiles,
-    /// Or the reason why there is none.
+    /// Or the reason why it is missing.
     frozen: Result<FrozenDisk, String>,
 }
 
@@ -57,8 +57,8 @@ impl Hostile {
         Ok(self.files.all(place)?.iter().map(TestFile::path).collect())
     }
 
-    /// `files`: one disk each. `tenth_bytes` is the size of the tenth. `hang` is called once the server
-    /// serves, and its result is dropped before the server.
+    /// `files`: one disk each, the tenth of `tenth_bytes`. Calls `hang` once the server serves, and drops its result
+    /// before the server.
     #[allow(clippy::cast_precision_loss)] // counts of one sample
     fn measure<H>(
         &self,
@@ -88,7 +88,7 @@ impl Hostile {
             seconds: cell.seconds,
             seed: cell.seed,
         };
-        // The tenth disk's worker also serves some of the others.
+        // The tenth disk shares its worker with some of the others.
         let (good, tenth) = server.sockets().split_at(GOOD);
         let hung = hang()?;
         let of_tenth = BlockJob { file_bytes: tenth_bytes, ..job };
@@ -104,7 +104,7 @@ impl Hostile {
     }
 }
 
-/// Fails on kernels older than 6.12, where io_uring waits for frozen storage in the server's own call.
+/// Fails on kernels before 6.12, where io_uring waits for frozen storage in the server's own system call.
 fn frozen_disk(storage: &Path) -> Result<FrozenDisk, String> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers =

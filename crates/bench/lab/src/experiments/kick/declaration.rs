@@ -20,7 +20,7 @@ pub(crate) enum Lock {
 }
 
 impl Lock {
-    /// A waiter keeps its core: not for more threads than cores.
+    /// Whether waiters keep their core: such a lock is not measured with more threads than cores.
     fn only_spins(self) -> bool {
         matches!(self, Self::Ticket | Self::Native)
     }
@@ -50,7 +50,7 @@ const UNLOCKED: [&str; 6] = [
     "std-unlocked",
     "parking_lot-unlocked",
 ];
-/// Smaller differences are called noise: the medians of two runs of the same program differ by as much.
+/// Smaller differences count as noise: the medians of two runs of the same program differ by as much.
 const NOISE: f64 = 0.02;
 
 /// For a machine with `cores` cores.

@@ -33,8 +33,8 @@ use crate::load::shared_queue::crowd::{Crowd, Idle, Station, Tally, run};
 use crate::load::shared_queue::null_device::{By, ExitBell};
 use crate::machine::StoragePlace;
 
-/// Shorter samples only show that everything works. They have fewer jobs; otherwise starting the threads
-/// would take longer than the samples.
+/// Shorter samples only show that everything works. They have fewer jobs, because starting all threads would take
+/// longer than the sample.
 const SHORT_S: f64 = 0.1;
 /// Jobs in a short sample, instead of the published 256.
 const SHORT_JOBS: usize = 16;

@@ -1,7 +1,7 @@
 //! `locality`: the question, the published figures, the variants, and how each figure is measured.
 //!
-//! - The machine's cores determine the workers and queues. The smallest machine gets two workers; with one
-//!   there would be no hand-over.
+//! The machine's cores determine the workers and queues. The smallest machine gets two workers, because one cannot hand
+//! over.
 
 use crate::experiment::{
     Beside, Column, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow,

@@ -36,7 +36,7 @@ impl Family for Ticket {
     type Table<T: Send + Sync> = Exclusive<TicketLock, T>;
 }
 
-/// A ticket lock for many threads on few cores: ours would not let them leave at the deadline.
+/// A ticket lock for many threads on few cores, which lets them leave at the deadline; ours would not.
 struct TicketOfMany;
 
 impl Family for TicketOfMany {

@@ -22,7 +22,7 @@ use crate::load::neighbours::Neighbours;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
 
-/// Runs whose threads would take longer than this to leave are not started.
+/// A run is not started if its threads would take longer than this to leave.
 const MOST_DRAIN_S: f64 = 5.0;
 /// Shorter samples only show that everything works; they have fewer threads.
 const SHORT_S: f64 = 0.02;

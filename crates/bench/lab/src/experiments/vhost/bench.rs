@@ -29,7 +29,7 @@ use workload::Client;
 pub(crate) const BLOCK_BYTES: u32 = 4096;
 const PLACES: &str = "'asleep', 'polling': how clients wait. Those that poll are bound to cores of their own, and so are \
     their servers; sleepers are not bound.";
-/// After a client has started its queues, until the server is measured: by then a worker has stopped polling.
+/// The pause between the start of a client's queues and the measurement: by then an idle worker has stopped polling.
 const SETTLE: Duration = Duration::from_millis(300);
 /// Time between two checks of the user's request to stop.
 const LOOK: Duration = Duration::from_millis(20);
