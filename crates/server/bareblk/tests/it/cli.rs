@@ -1,4 +1,4 @@
-//! The real program at its edges: what it refuses, what it prints, what it leaves behind.
+//! The program's command line: invalid options and images, `--create`, sockets, and the output of the other commands.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -28,7 +28,7 @@ fn directory_as_image_is_refused() {
     assert_says(&refusal(place.serve(&place.path(""), "s")), &["is a directory"]);
 }
 
-/// Root reads everything; without these two capabilities it does not.
+/// Drops the two capabilities with which root can read every file.
 fn without_root_powers(command: &Command) -> Option<Command> {
     let mut wrapped = Command::new("setpriv");
     wrapped.arg("--bounding-set=-dac_override,-dac_read_search");
@@ -77,7 +77,7 @@ fn block_size_that_is_no_power_of_two_is_refused() {
     assert_says(&refusal(command), &["1000", "power of two", "512 to 4096"]);
 }
 
-/// Every Linux has this one, readable for everybody, and sysfs has no direct I/O.
+/// Exists on every Linux, is readable by every user, and sysfs has no direct I/O.
 const FILE_WITHOUT_DIRECT_IO: &str = "/sys/kernel/uevent_seqnum";
 
 #[test]
@@ -118,7 +118,7 @@ fn created_image_and_its_folder_reach_stable_storage_before_it_is_served() {
     let image = place.path("disk.raw");
     let mut serve = place.serve(&image, "no/such/folder/s");
     serve.args(["--create", "1M"]);
-    // One file per thread: in a common file the line of another thread can split the line of a call.
+    // One trace file per thread. In a shared file, another thread's line can split a call's line.
     let mut traced = Command::new("strace");
     traced.args(["-ff", "-y", "-e", "trace=fsync", "-o"]).arg(place.path("calls"));
     traced.arg(serve.get_program()).args(serve.get_args());
@@ -274,7 +274,7 @@ fn unknown_owner_of_the_write_cache_is_told_the_two() {
     assert_says(&wrong_usage(command), &["--wce", "off", "guest", "fixed"]);
 }
 
-/// Log of a server that is started with these options and stopped.
+/// Starts a server with these options, stops it, and returns its log.
 fn log_of(options: &[&str]) -> String {
     let place = Place::new();
     let mut command = place.serve(&place.image("disk.raw", MIB), "s");

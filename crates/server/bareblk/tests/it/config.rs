@@ -1,4 +1,5 @@
-//! Many disks in one process: served from a file, refused with its mistakes, and the file followed when it changes.
+//! Many disks in one process: a configuration file is served, refused with its mistakes named, and followed when it
+//! changes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::os::unix::net::UnixStream;
@@ -21,7 +22,7 @@ fn write(place: &Place, text: &str) -> PathBuf {
     path
 }
 
-/// A disk of a MiB and its table; the socket has its name.
+/// Makes an image of 1 MiB and returns its table; the socket has the disk's name.
 fn disk(place: &Place, name: &str, more: &str) -> String {
     let image = place.path(name);
     if !image.exists() {
@@ -41,7 +42,7 @@ fn start(place: &Place, text: &str) -> Server {
     Server::start(serve(&write(place, text)))
 }
 
-/// Reads and writes every block, with checks, and ends.
+/// Writes and reads every block with verification.
 fn works(place: &Place, socket: &str) {
     let mut command = bench();
     command.args(["--rw=write", "--bs=4k", "--size=1m", "--iodepth=8", "--verify=crc32c", "--socket"]);
@@ -186,7 +187,7 @@ fn load(place: &Place, socket: &str) -> Child {
     child
 }
 
-/// A run that met an error would have ended with 1.
+/// Waits for the load. Its exit code is 1 if a request failed.
 fn end_of(load: Child) {
     kill_process(Pid::from_child(&load), Signal::INT).unwrap();
     let ended = load.wait_with_output().unwrap();
@@ -205,7 +206,7 @@ fn hangup_adds_a_disk_and_removes_one_while_a_third_is_under_load() {
     assert!(connects(&place, "comes") && !place.socket("goes").exists());
     works(&place, "comes");
     end_of(load);
-    // Nobody holds the image of the one that went.
+    // The server released the image of the removed disk.
     let _again = Server::start(place.serve(&place.path("goes"), "again"));
 }
 
@@ -270,7 +271,7 @@ fn hangup_with_a_broken_file_changes_nothing_and_is_one_line() {
 fn disk_that_cannot_be_as_it_is_wanted_is_served_as_before() {
     let place = Place::new();
     let server = start(&place, &disk(&place, "a", "cache = 'writeback'"));
-    // Not possible through the page cache; only trying it out tells.
+    // The page cache does not allow this; the server finds out only by trying.
     write(&place, &disk(&place, "a", "cache = 'writeback'\nengine = 'mmap'"));
     server.signal(Signal::HUP);
     server.wait_logged("it is served as before");

@@ -1,6 +1,6 @@
-//! The control socket of the real program, through `bareblk ctl` and by hand: every verb, and who may say it.
+//! The control socket: every verb, through `bareblk ctl` and as raw JSON, and which users may use which verb.
 //!
-//! `ctl/nuisances.rs`: every way to be a nuisance.
+//! `ctl/nuisances.rs` has clients that misbehave.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "ctl/nuisances.rs"]
@@ -35,7 +35,7 @@ fn ctl(place: &Place, words: &[&str]) -> Command {
     command
 }
 
-/// The `ok` of an answer.
+/// The value of `ok` in the answer.
 fn ok(place: &Place, words: &[&str]) -> Value {
     let mut command = ctl(place, words);
     command.arg("--json");
@@ -43,13 +43,13 @@ fn ok(place: &Place, words: &[&str]) -> Value {
     answer["ok"].clone()
 }
 
-/// A client that we are.
+/// A raw client of the control socket.
 struct Client {
     stream: BufReader<UnixStream>,
 }
 
 impl Client {
-    /// Connected, whatever is said then.
+    /// Connects and reads nothing.
     fn connect(place: &Place) -> Self {
         let stream = UnixStream::connect(place.socket("c")).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -57,7 +57,7 @@ impl Client {
         Self { stream: BufReader::new(stream) }
     }
 
-    /// Connected and greeted.
+    /// Connects and reads the greeting.
     fn new(place: &Place) -> Self {
         let mut client = Self::connect(place);
         assert_eq!(client.line().unwrap()["protocol"], 1);
@@ -68,7 +68,7 @@ impl Client {
         self.stream.get_mut().write_all(bytes).unwrap();
     }
 
-    /// `None` at the end.
+    /// The next line; `None` at the end of the stream.
     fn line(&mut self) -> Option<Value> {
         let mut line = String::new();
         match self.stream.read_line(&mut line) {
@@ -89,7 +89,7 @@ impl Client {
     }
 }
 
-/// The server still serves its operator.
+/// Checks that the server still answers its operator.
 fn assert_well(place: &Place, server: &mut Server) {
     assert!(server.is_running());
     assert_eq!(ok(place, &["list"])["disks"][0]["name"], "root");
@@ -410,7 +410,7 @@ fn open_to_all(socket: &std::path::Path) {
     open(socket.parent().unwrap(), 0o755);
 }
 
-/// The program by its descriptor, which needs no right to its folders: they may be closed to others.
+/// Runs the program as user 4321, by its descriptor: its folders may be closed to other users.
 fn as_user_4321(program: &std::fs::File, socket: &std::path::Path) -> Command {
     use std::os::fd::AsRawFd;
     rustix::io::fcntl_setfd(program, rustix::io::FdFlags::empty()).unwrap();
@@ -441,7 +441,7 @@ fn socket_of_a_disk_is_recognised_as_another_one() {
     assert_says(&refusal(command), &["does not greet as a bareblk server", "is it a disk's socket?"]);
 }
 
-/// A server that says this, reads one line if `asked`, and goes.
+/// A fake server that sends `says`, reads one line if `asked`, and closes the connection.
 fn impostor(place: &Place, says: &'static str, asked: bool) -> std::thread::JoinHandle<()> {
     let listener = UnixListener::bind(place.socket("c")).unwrap();
     std::thread::spawn(move || {

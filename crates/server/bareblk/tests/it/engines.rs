@@ -1,6 +1,7 @@
-//! Engines as a user meets them: what is chosen, what is refused, and what a host that forbids some of them does.
+//! Engines from the command line: which one is chosen, which are refused, and what happens when the host forbids their
+//! calls.
 //!
-//! A forbidding host is made with seccomp filters on one thread, which the program started from it inherits.
+//! Seccomp filters on one thread forbid the calls; the program that the thread starts inherits them.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use crate::rig::{Place, Server, assert_says, bareblk, output, refusal, wrong_usa
 
 const MIB: u64 = 1 << 20;
 
-/// Runs `act` on a thread where these system calls fail with these numbers; programs it starts inherit that.
+/// Runs `act` on a thread where these system calls fail with these error numbers. Programs that it starts inherit this.
 fn where_calls_fail<T: Send>(calls: &[(i64, i32)], act: impl FnOnce() -> T + Send) -> T {
     let filters = calls.iter().map(|&(call, errno)| {
         let rules = BTreeMap::from([(call, vec![])]);
@@ -39,7 +40,7 @@ fn with(mut command: Command, arguments: &[&str]) -> Command {
     command
 }
 
-/// A sparse file in memory, gone with the folder.
+/// A sparse file on tmpfs, deleted with its folder.
 fn image_in_memory() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = folder.path().join("disk.raw");

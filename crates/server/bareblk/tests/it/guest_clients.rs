@@ -1,10 +1,11 @@
-//! Stock clients as they come: firmware boots a Linux guest from the disk, and the guest's verified load survives `kill -9` of
-//! each server.
+//! Stock VMMs: firmware boots a Linux guest from the disk, and the guest's verified load survives `kill -9` of each
+//! server.
 //!
-//! - The smoke size takes this machine's QEMU with its defaults.
-//! - The full size takes this machine's QEMU and kernel package and those of Debian 13 (from a folder,
-//!   `xtask::guest::DebianFolder`), each with SeaBIOS and OVMF, four queue sizes and both ring formats; and libvirt (`libvirt.rs`).
-//! - One guest has a disk for each queue size and ring format. Each disk has a server of its own.
+//! - The smoke run takes this machine's QEMU with its defaults.
+//! - The long run takes this machine's QEMU and kernel package, and those of Debian 13 (from a folder,
+//!   `xtask::guest::DebianFolder`), each with SeaBIOS and OVMF, four queue sizes and both ring formats; and libvirt
+//!   (`libvirt.rs`).
+//! - One guest has a disk for each queue size and ring format. Each disk has its own server.
 //! - Each combination prints a line (`client: …`); docs/how-to/clients.md has the results.
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
@@ -20,7 +21,7 @@ use xtask::skip::{Reason, skip, skip_part};
 use crate::guest::{MIB, Served, finish, guest_image, line, number, script, sizes, spawn, value};
 use crate::rig::Place;
 
-/// One program that uses our disks, and what it boots.
+/// One VMM, and the firmware and kernel that it boots.
 struct Client {
     qemu: Qemu,
     firmware: Firmware,
@@ -38,7 +39,7 @@ impl Client {
         format!("QEMU {}, {firmware}, Linux {kernel}", self.qemu.version().unwrap())
     }
 
-    /// Firmware may drive a transitional device as a legacy one, which no vhost-user server serves.
+    /// Firmware may drive a transitional device as a legacy device, which no vhost-user server supports.
     fn properties(&self) -> &'static str {
         match self.firmware {
             Firmware::SeaBios => "",
@@ -47,7 +48,7 @@ impl Client {
     }
 }
 
-/// A disk's name in the table, and what QEMU is told beyond its socket.
+/// A disk's name in the table, and its QEMU options besides the socket.
 type Variant = (&'static str, &'static str);
 
 const AS_IT_COMES: &[Variant] = &[("default, split", "")];
@@ -63,8 +64,8 @@ const ALL_VARIANTS: &[Variant] = &[
     ("1024, packed", "queue-size=1024,packed=on"),
 ];
 
-/// Each disk has a verified load until the next line comes from the console; then one more run, which the last server sees
-/// from its beginning. The console is read in the background, where a shell has no standard input of its own.
+/// Runs a verified load on each disk until the console gets a line, then one more run, which the last server serves
+/// from its start. The console is read in the background, where a shell has no standard input.
 fn load_script(variants: &[Variant]) -> String {
     let letters: String = letters().take(variants.len()).flat_map(|letter| [letter, ' ']).collect();
     format!(
@@ -91,7 +92,7 @@ fn load_script(variants: &[Variant]) -> String {
     )
 }
 
-/// Behind kernel, tools and archives.
+/// Free space in the guest's disk, besides kernel, tools and archives.
 const FREE_MIB: u64 = 160;
 
 fn letters() -> impl Iterator<Item = char> {
@@ -121,7 +122,7 @@ fn vm(client: &Client, variants: &[Variant], disks: &[Served]) -> Vm {
     vm.timeout(sizes::GUEST_DEADLINE.now())
 }
 
-/// What came of one disk.
+/// The result for one disk.
 struct Row {
     variant: &'static str,
     ring: u64,
@@ -129,7 +130,7 @@ struct Row {
     done_again: u64,
 }
 
-/// Boots the guest, kills each disk's server under its load, and expects that nothing was lost.
+/// Boots the guest, kills each disk's server under its load, and checks that no write was lost.
 fn rows(client: &Client, variants: &'static [Variant]) -> Vec<Row> {
     let mut disks = disks(client, variants);
     let mut vm = spawn(&vm(client, variants, &disks));
@@ -157,7 +158,7 @@ fn row(at: usize, variant: &Variant, done_again: u64, seen: &GuestOutput) -> Row
     Row { variant: variant.0, ring: said("RING"), queues: said("QUEUES"), done_again }
 }
 
-/// Prints a line for each disk; false if one of them lost anything.
+/// Prints a line for each disk; false if one of them lost data.
 fn works(client: &Client, variants: &'static [Variant]) -> bool {
     let name = client.name();
     let Ok(rows) = catch_unwind(AssertUnwindSafe(|| rows(client, variants))) else {
@@ -174,7 +175,7 @@ fn works(client: &Client, variants: &'static [Variant]) -> bool {
     true
 }
 
-/// `None`, and a line that says why, where this machine cannot have it.
+/// `None`, with a line that gives the reason, where this machine cannot have the folder.
 fn debian_13() -> Option<DebianFolder> {
     let prepared = DebianFolder::prepare("trixie", &mut |step| eprintln!("{step}"));
     match prepared.unwrap_or_else(|error| panic!("no Debian 13: {error:#}")) {
@@ -228,7 +229,7 @@ fn guests_booted_by_firmware_lose_nothing_when_their_servers_are_killed() {
 
 // ---- what does not work, and the reason that the server's log gives
 
-/// Starts the guest, waits for the log's line with `part`, and prints that line.
+/// Starts the guest, waits for the log line that contains `part`, and prints it.
 fn is_refused(vm: &Vm, disk: &Served, client: &str, part: &str) {
     let vm = spawn(vm);
     disk.server().wait_logged(part);
@@ -257,7 +258,7 @@ fn ovmf_on_a_transitional_device_is_refused_by_a_line_that_says_what_helps() {
     }
 }
 
-/// QEMU announces the file as memory of the guest.
+/// QEMU passes the NVDIMM's file as guest memory.
 #[test]
 fn guest_with_an_nvdimm_on_an_ordinary_file_is_refused_by_a_line_that_says_why() {
     let qemu = Qemu::of_this_machine();

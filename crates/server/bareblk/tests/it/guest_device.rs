@@ -1,4 +1,4 @@
-//! What the disk looks like in a real guest, and what the guest may do to it: attributes, read-only, discard, growth.
+//! The disk in a real guest: its attributes, read-only disks, discard, growth.
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -22,7 +22,7 @@ const ATTRIBUTES: &[&str] = &[
     "queue/write_zeroes_max_bytes",
 ];
 
-/// A script that says each attribute of `disk`, and how many queues its driver uses.
+/// A script that reports each attribute of `disk` and the number of queues that its driver uses.
 fn describe(disk: &str) -> String {
     let list = ATTRIBUTES.join(" ");
     format!(
@@ -49,7 +49,7 @@ fn attributes_of_a_disk_are_what_the_server_was_told() {
     assert!(number(&seen, "vda/queue/write_zeroes_max_bytes") > 0, "{}", seen.console);
 }
 
-/// What the log says that the server found out by itself.
+/// A value from the server's log.
 fn logged(disk: &Served, name: &str) -> String {
     let log = disk.server().log();
     let value = log.split_once(&format!(" {name}=")).expect("it is logged").1;
@@ -60,7 +60,7 @@ fn logged_block_size(disk: &Served) -> u64 {
     logged(disk, "block_size").parse().unwrap()
 }
 
-/// vda in the host's page cache, with large blocks and short queues; vdb read-only.
+/// vda uses the page cache, large blocks and short queues; vdb is read-only.
 #[test]
 fn options_of_two_disks_show_in_one_guest_and_a_read_only_one_refuses_writes() {
     let cached = ["--cache", "writeback", "--block-size", "4096", "--queue-size", "256"];
@@ -99,8 +99,8 @@ fn options_of_two_disks_show_in_one_guest_and_a_read_only_one_refuses_writes() {
 
 // ---- discard
 
-/// 16 MiB of data; the first half is discarded, then the second half made zeroes. Busybox prefers its own
-/// `blkdiscard`, which cannot do that.
+/// Writes 16 MiB, discards the first half and zeroes the second. Busybox runs its own `blkdiscard` first, which cannot
+/// zero.
 const DISCARD: &str = "
     dd if=/dev/urandom of=/dev/vda bs=1M count=16 conv=fsync 2> /dev/null || fail write
     echo BB:DISCARD_MAX=$(attribute vda queue/discard_max_bytes)

@@ -1,4 +1,4 @@
-//! One real guest with many disks: each engine and cache mode serves one, and the guest verifies what it wrote.
+//! One real guest with many disks: each engine and cache mode serves one, and the guest verifies its writes.
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -46,7 +46,7 @@ fn guest_finds_no_error_on_a_disk_of_any_engine() {
     disks.iter_mut().for_each(Served::terminate);
 }
 
-/// Linux shows the mode and can switch it where the device lets it.
+/// Linux shows the cache mode and can change it if the device allows that.
 #[test]
 fn guest_sees_the_cache_mode_and_changes_it_unless_it_is_fixed() {
     let disks = [

@@ -1,7 +1,7 @@
-//! A real guest on storage that fails: errors reach it as errors where they are, and nowhere else; with
-//! `--on-error hold-on-enospc` it waits for room, and never hears of an error.
+//! A real guest on failing storage: only the requests to the failed sectors get errors. With `--on-error
+//! hold-on-enospc` the guest waits for free space and never sees an error.
 //!
-//! Needs the right to mount (a small tmpfs, FUSE): without it the test says that it is skipped.
+//! Needs the right to mount (a small tmpfs, FUSE). Without it, the tests print that they are skipped.
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 

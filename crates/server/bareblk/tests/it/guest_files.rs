@@ -1,11 +1,11 @@
-//! A file system on the disk, and a guest that boots from it: what was written is there after a reset, in a new
-//! guest, and for the firmware.
+//! A file system on the disk, and a guest that boots from the disk: data is still there after a reset, in a new guest,
+//! and for the firmware.
 
 use xtask::guest::Vm;
 
 use crate::guest::{MIB, Served, guest_image, number, run, script, sizes, value};
 
-/// The guest that finds no file system makes one and resets itself; those that find one check it and add to it.
+/// The first boot makes a file system and resets the guest. Later boots check it and add files.
 #[test]
 fn files_are_whole_after_a_reset_and_in_a_new_guest() {
     let disk = Served::new(sizes::FILES.now() * 4 * MIB + 64 * MIB, &[]);
@@ -45,7 +45,7 @@ fn files_are_whole_after_a_reset_and_in_a_new_guest() {
     assert_eq!(number(&with_reset, "COMPLAINTS") + number(&new_guest, "COMPLAINTS"), 0);
 }
 
-/// SeaBIOS drives the disk first (one small queue), then GRUB through it, then the kernel negotiates anew.
+/// SeaBIOS drives the disk first (one small queue), then GRUB through SeaBIOS; then the kernel negotiates anew.
 #[test]
 fn firmware_boots_a_guest_from_the_disk_and_again_after_a_reset() {
     let mut disk = Served::new(192 * MIB, &[]);

@@ -1,4 +1,4 @@
-//! A real guest's reads and writes, verified by the guest: mixed sizes, large requests, memory in several places.
+//! Reads and writes of a real guest, verified by the guest: mixed sizes, large requests, several memory regions.
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use crate::guest::{MIB, Served, finish, line, number, run, sizes, spawn};
 
-/// `/dev/vda` has split rings, `/dev/vdb` packed ones: QEMU offers them to the guest only where it is told to.
+/// `/dev/vda` has split rings, `/dev/vdb` packed ones. QEMU offers packed rings only when told to.
 #[test]
 fn verified_writes_of_mixed_sizes_on_two_queues_find_no_error_in_either_ring_format() {
     let mib = sizes::VERIFIED_MIB.now();
@@ -37,8 +37,8 @@ fn verified_writes_of_mixed_sizes_on_two_queues_find_no_error_in_either_ring_for
     );
 }
 
-/// QEMU's queues have 128 entries unless told otherwise, and a guest may send indirect tables that are longer.
-/// Buffers are pages of a file that was filled in random order, so that the guest has nothing to merge.
+/// QEMU's queues have 128 entries by default, and a guest may send longer indirect tables. The buffers are pages of a
+/// file that was filled in random order, so that the guest cannot merge them.
 #[test]
 fn requests_of_more_segments_than_the_queue_has_entries_are_verified() {
     let mib = sizes::LARGE_BLOCKS_MIB.now();
@@ -60,21 +60,20 @@ fn requests_of_more_segments_than_the_queue_has_entries_are_verified() {
     let output = run(&disk.vm_with_default_queues(&script));
 
     assert_eq!(number(&output, "COMPLAINTS"), 0, "{}", output.console);
-    // 4 KiB a segment, header and status: more than 128 descriptors.
+    // 4 KiB per segment, a header and a status: more than 128 descriptors.
     assert!(number(&output, "BYTES_PER_WRITE") > 128 * 4096, "{}", output.console);
 }
 
 // ---- memory
 
-/// What a script needs to see that I/O buffers lie in one of the kernel's zones: free pages there, before and
-/// after fio has taken its buffers from a file in memory that it leaves behind. Linux takes pages for users from
-/// the highest zone first.
+/// `zone` reads a counter of a kernel zone; `buffers` puts fio's buffers into a tmpfs file and keeps it. The zone with
+/// the buffers then has fewer free pages. Linux takes user pages from the highest zone first.
 const ZONES: &str = "
     zone() { awk '/^Node/ { here = / +'$1'$/ } here && /'$2'/ { sum += $2 } END { print sum + 0 }' /proc/zoneinfo; }
     buffers() { dd if=/dev/zero of=/tmp/buffers bs=1M count=33 2> /dev/null; ln -f /tmp/buffers /tmp/kept; }
 ";
 
-/// 2 GiB of it lie below 4 GiB on this machine type, the rest above: two regions of one file.
+/// This machine type puts 2 GiB below 4 GiB and the rest above: two regions of one file.
 #[test]
 fn buffers_above_4_gib_are_read_and_written() {
     let mib = sizes::VERIFIED_MIB.now();
@@ -96,7 +95,7 @@ fn buffers_above_4_gib_are_read_and_written() {
     assert!(number(&output, "TAKEN_ABOVE_PAGES") >= 32 * MIB / 4096, "{}", output.console);
 }
 
-/// Each node is a memory file of its own. One vCPU and its node's memory at a time, then both at once.
+/// Each node is its own memory file. One vCPU uses its node's memory at a time, then both do.
 #[test]
 fn guest_with_two_nodes_of_memory_reads_and_writes_from_both() {
     let mib = sizes::VERIFIED_MIB.now();
@@ -116,7 +115,7 @@ fn guest_with_two_nodes_of_memory_reads_and_writes_from_both() {
     assert_eq!(number(&output, "COMPLAINTS"), 0, "{}", output.console);
 }
 
-/// The front-end adds a region while queues run; the guest then takes its buffers from it.
+/// The front-end adds a region while queues run. The guest then allocates its buffers there.
 #[test]
 fn memory_that_is_plugged_in_under_load_is_read_and_written() {
     let mib = sizes::VERIFIED_MIB.now();

@@ -1,8 +1,8 @@
-//! A running guest moves from one QEMU to another on this host, again and again, while fio writes and verifies.
+//! A running guest migrates between QEMUs on this host, again and again, while fio writes and verifies.
 //!
-//! Both QEMUs are connected to the same sockets of one server: a disk may have two sessions, of which one has rings
-//! (`docs/how-to/migration.md`). The guest's memory goes through a socket between the two, page by page, and what the device
-//! stores meanwhile is known to QEMU from our dirty log only.
+//! Both QEMUs connect to the same sockets of one server. A disk may have two sessions, one of which has rings
+//! (`docs/how-to/migration.md`). Guest memory goes through a socket from one QEMU to the other, page by page. QEMU
+//! learns only from the server's dirty log which pages the device wrote meanwhile.
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -16,8 +16,8 @@ use xtask::guest::{RunningVm, Vm};
 use crate::guest::{MIB, Served, finish, line, number, sizes, spawn};
 use crate::rig::eventually;
 
-/// Verified runs on all disks, one after the other, until the file system says otherwise. Half of what fio does is to
-/// read back, into pages that only the device writes.
+/// Verified runs on all disks, one after the other, until a file says stop. Half of fio's requests are reads, into
+/// pages that only the device writes.
 const VERIFIED_UNTIL_TOLD: &str = "
     (read stop < /dev/console; touch /tmp/stop) &
     number=0
@@ -31,19 +31,19 @@ const VERIFIED_UNTIL_TOLD: &str = "
     echo BB:RUNS=$number
     echo BB:COMPLAINTS=$(complaints)";
 
-/// One QEMU, and its control socket.
+/// One QEMU and its control socket.
 struct Host {
     vm: RunningVm,
     qmp: Qmp,
 }
 
 impl Host {
-    /// The guest boots here.
+    /// The QEMU in which the guest boots.
     fn first(vm: &Vm, place: &Path) -> Self {
         Self::start(vm, &place.join("qmp-0"), None)
     }
 
-    /// The guest comes here, by this socket.
+    /// A QEMU that waits for the guest on this socket.
     fn next(vm: &Vm, place: &Path, number: u64) -> (Self, PathBuf) {
         let incoming = place.join(format!("incoming-{number}"));
         let host = Self::start(vm, &place.join(format!("qmp-{number}")), Some(&incoming));
@@ -62,9 +62,10 @@ impl Host {
         Self { vm, qmp: Qmp::new(socket) }
     }
 
-    /// Returns when the guest runs there, and what QEMU says of it.
+    /// Returns QEMU's report once the guest runs there.
     fn migrate_to(&mut self, incoming: &Path) -> Value {
-        // Slow enough that most memory is copied while the guest writes into it; and what is left fits the pause.
+        // Slow enough that the guest writes while most memory is copied, fast enough that the rest is copied within the
+        // pause.
         self.qmp.ask("migrate-set-parameters", json!({ "max-bandwidth": 64 * MIB, "downtime-limit": 400 }));
         self.qmp.ask("migrate", json!({ "uri": format!("unix:{}", incoming.display()) }));
         eventually("the migration is over", || {
@@ -76,7 +77,7 @@ impl Host {
     }
 }
 
-/// QEMU's control socket: a line of JSON for each question.
+/// QEMU's control socket: one JSON line per command.
 struct Qmp {
     socket: BufReader<UnixStream>,
 }
@@ -96,7 +97,7 @@ impl Qmp {
         serde_json::from_str(&line).unwrap()
     }
 
-    /// Events in between are passed by.
+    /// Skips events before the answer.
     fn ask(&mut self, command: &str, arguments: Value) -> Value {
         let question = json!({ "execute": command, "arguments": arguments });
         self.socket.get_mut().write_all(format!("{question}\n").as_bytes()).unwrap();
@@ -127,7 +128,7 @@ fn verified_writes_go_on_while_the_guest_migrates() {
         let state = here.migrate_to(&incoming);
         println!("migration {number}: {state}");
         here = there;
-        // Whole runs that began after it, so that what was read into memory before is not all that is looked at.
+        // Waits for whole runs that began after the migration: their data was not yet in memory before it.
         line(&mut here.vm, "on /dev/vda starts");
         line(&mut here.vm, "on /dev/vdb starts");
     }

@@ -1,9 +1,8 @@
-//! Servers that come and go under a running guest, or take over from each other, and an image whose file system is full.
+//! A running guest whose servers restart, are killed, or take over from each other; and an image on a full file system.
 //!
-//! - A server that is told to stop finishes what it has begun, so its successor goes on where it ended and the
-//!   guest notices nothing.
-//! - A server that is killed leaves a log of what it had in flight with the VMM (vhost-user, INFLIGHT_SHMFD). Its successor
-//!   does that again, and the guest notices nothing either. `BAREBLK_KILL_SEED` repeats a schedule of kills.
+//! - A server that is told to stop finishes its requests. Its successor continues there, and the guest notices nothing.
+//! - A killed server leaves its in-flight log with the VMM (vhost-user, INFLIGHT_SHMFD). Its successor resubmits those
+//!   requests, and the guest notices nothing either. `BAREBLK_KILL_SEED` repeats a schedule of kills.
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -16,8 +15,8 @@ use xtask::guest::Vm;
 use crate::guest::{MIB, Served, finish, line, number, sizes, spawn, value};
 use crate::rig::{Place, is_root};
 
-/// Verified runs on all disks, one after the other, until the file system says otherwise; each says when it starts.
-/// The console is read in the background, where a shell has no standard input of its own.
+/// Verified runs on all disks, one after the other, until a file says stop. Each run prints a line when it starts. The
+/// console is read in the background, where a shell has no standard input.
 const VERIFIED_UNTIL_TOLD: &str = "
     (read stop < /dev/console; touch /tmp/stop) &
     number=0
@@ -63,7 +62,7 @@ fn verified_writes_go_on_while_servers_are_stopped_and_started() {
     assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
 }
 
-/// QEMU is not told to reconnect: a connection that is lost would be the end of the disk.
+/// QEMU is not told to reconnect, so a lost connection would fail the disk.
 #[test]
 fn verified_writes_go_on_while_servers_take_over_from_each_other() {
     let mut disks = [(); 2].map(|()| Served::with_control(16 * MIB));
@@ -113,10 +112,11 @@ fn idle_guest_goes_on_with_the_successors_of_killed_servers() {
     assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
 }
 
-/// Long enough for a few fio runs to begin and end in between, short enough to hit most of them at work.
+/// Long enough for a few fio runs to start and end, short enough to kill most of them at work.
 const LONGEST_LIFE_MS: u64 = 400;
 
-/// A file system on each disk, files that are written with fsync while its server is killed, and what is there afterwards.
+/// Makes a file system on each disk, writes files with fsync while the server is killed, and checks the files
+/// afterwards.
 const FILES_UNDER_KILLS: &str = "
     for disk in a b; do
         mkfs.ext4 -q /dev/vd$disk && mount -t ext4 /dev/vd$disk /mnt || fail mkfs
@@ -132,8 +132,7 @@ const FILES_UNDER_KILLS: &str = "
     done
     echo BB:COMPLAINTS_IN_ALL=$(complaints)";
 
-/// At random instants, and whatever is in flight: nothing is lost, nothing stale, the guest sees no error, and file systems
-/// are whole.
+/// Kills come at random times. No write is lost or stale, the guest sees no error, and the file systems are intact.
 #[test]
 fn verified_writes_go_on_while_servers_are_killed_and_started() {
     let seed =
@@ -174,7 +173,7 @@ fn verified_writes_go_on_while_servers_are_killed_and_started() {
     assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
     assert_eq!(number(&seen, "COMPLAINTS_IN_ALL"), 0, "{}", seen.console);
     assert_eq!([number(&seen, "WHOLE_a"), number(&seen, "WHOLE_b")], [60, 60], "{}", seen.console);
-    // Few kills may find nothing in flight on one of the disks each time.
+    // With few kills, one of the disks may have had nothing in flight each time.
     assert!(done_again.iter().any(|&count| count > 0), "no server had anything in flight: {done_again:?}");
 }
 
@@ -197,13 +196,13 @@ fn server_told_to_stop_under_load_finishes_its_requests_and_ends_with_zero() {
 
 // ---- a full file system
 
-/// A small file system in memory, until dropped.
+/// A small tmpfs, unmounted when dropped.
 struct SmallFileSystem {
     place: Place,
 }
 
 impl SmallFileSystem {
-    /// `None`: not allowed here.
+    /// `None` if this process may not mount.
     fn mount(size_bytes: u64) -> Option<Self> {
         let place = Place::new();
         let dir = place.path("small");
@@ -220,12 +219,12 @@ impl SmallFileSystem {
 
 impl Drop for SmallFileSystem {
     fn drop(&mut self) {
-        // Lazily: the server that is dropped after this still has the image open.
+        // Lazy, because the server is dropped later and still has the image open.
         let _ = Command::new("umount").arg("--lazy").arg(self.place.path("small")).status();
     }
 }
 
-/// Through the page cache: whether tmpfs takes O_DIRECT depends on the kernel.
+/// Uses the page cache: tmpfs takes O_DIRECT on some kernels only.
 #[test]
 fn full_file_system_is_an_io_error_for_the_guest_and_space_makes_it_go_on() {
     let Some(small) = SmallFileSystem::mount(48 * MIB) else {

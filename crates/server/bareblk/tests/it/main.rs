@@ -1,4 +1,4 @@
-//! Integration tests: one program, a module for each subject. Folders without tests are shared by modules.
+//! Integration tests: one program, one module per subject.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod cli;

@@ -1,4 +1,4 @@
-//! `--on-error`: what the real program says about it, and `bareblk ctl resume`.
+//! `--on-error`: its log lines, and `bareblk ctl resume`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;

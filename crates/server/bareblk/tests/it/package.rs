@@ -1,7 +1,7 @@
-//! Units as systemd's own tools see them, manual pages as man does, and the Debian package in a clean Debian.
+//! Checks the units with systemd's own tools, the manual pages with man, and the Debian package in a clean Debian.
 //!
-//! - Three tests make a Debian in a folder (`mmdebstrap`, root, a mirror): only in the long run. Two of them boot its systemd:
-//!   in namespaces (`package/boot.sh`), with the host's kernel, and in a virtual machine, with Debian's.
+//! - Three tests install a Debian in a folder (`mmdebstrap`, root, a mirror), in the long run only. Two of them boot
+//!   its   systemd: in namespaces (`package/boot.sh`) with the host's kernel, and in a virtual machine with Debian's.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn packaging() -> PathBuf {
     xtask::workspace::root().join("packaging")
 }
 
-/// The units, with this program in them and instances of the templates.
+/// The units, with the path of this program, and instances of the templates.
 fn units() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let place = |unit: &str, instance: &str| {
@@ -49,13 +49,13 @@ fn units_have_no_word_that_systemd_does_not_know() {
             return skip(Reason::NoProgram("systemd-analyze".into()), "");
         };
         let text = String::from_utf8_lossy(&said.stderr);
-        // Of other units on this machine it has an opinion too.
+        // systemd also reports on other units of this machine.
         let ours: Vec<_> = text.lines().filter(|line| line.contains("bareblk")).collect();
         assert!(said.status.success() && ours.is_empty(), "{unit}: {text}");
     }
 }
 
-/// In tenths, as `systemd-analyze security` counts: 0 is safest.
+/// In tenths of the `systemd-analyze security` scale, where 0 is the safest.
 const MOST_EXPOSED: &str = "35";
 
 #[test]
@@ -105,7 +105,7 @@ fn page_of_the_configuration_file_is_there_for_man_to_show() {
     assert_eq!(complaints, "");
 }
 
-/// As man shows it, and what it has against it.
+/// The page as man shows it, and man's warnings.
 fn shown(page: &Path) -> Option<(String, String)> {
     let mut man = Command::new(find_program("man")?);
     man.args(["--warnings", "-l"]).arg(page).env("MANPAGER", "cat");
@@ -146,12 +146,12 @@ test ! -e /etc/bareblk/bareblk.toml
 echo all is well
 ";
 
-/// The first of them that is not installed.
+/// The first tool that is not installed.
 fn missing(tools: &[&str]) -> Option<String> {
     tools.iter().find(|tool| find_program(tool).is_none()).map(|tool| (*tool).to_owned())
 }
 
-/// Makes what only root on a Debian can make, in a long run; else says why not.
+/// A Debian in a folder. Only root on a Debian can make one, in the long run; else the test prints the reason.
 struct Debian {
     place: tempfile::TempDir,
 }
@@ -195,9 +195,9 @@ impl Debian {
         std::fs::write(path, text).unwrap();
     }
 
-    /// What the script said, if it ended well.
+    /// Returns the script's output and checks that it succeeded.
     fn run(&self, script: &str) -> String {
-        // With its own /proc, which goes with the script.
+        // With its own /proc, unmounted when the script ends.
         let enter = "mount -t proc proc \"$0/proc\" && exec chroot \"$0\" sh -c \"$1\"";
         let mut run = Command::new("unshare");
         run.args(["--mount", "--pid", "--fork", "--kill-child", "--", "sh", "-c", enter]);
@@ -251,7 +251,7 @@ fn units_serve_under_a_real_systemd() {
     assert!(log.ends_with("all is well\n"), "{log}\n{}", String::from_utf8_lossy(&booted.stderr));
 }
 
-/// Whoever reads the console is told how it ended.
+/// Prints on the console how the script ended.
 const ON_A_CONSOLE: [(&str, &str); 2] = [
     (
         "etc/systemd/system/test.service.d/console.conf",
@@ -264,7 +264,7 @@ const ON_A_CONSOLE: [(&str, &str); 2] = [
     ),
 ];
 
-/// The machine's own root is a disk that this program serves.
+/// This program also serves the machine's root disk.
 #[test]
 fn units_serve_under_the_systemd_of_a_virtual_machine() {
     if let Some(tool) = missing(&["qemu-system-x86_64", "mke2fs"]) {
@@ -288,7 +288,7 @@ fn units_serve_under_the_systemd_of_a_virtual_machine() {
     assert_says(&said.console, &["all is well"]);
 }
 
-/// Both, of the programs under test: the server's first.
+/// Both packages, of the programs under test; the server's is first.
 fn built_packages(folder: &Path) -> Vec<PathBuf> {
     let programs = rig::bench_program();
     let mut xtask = Command::new(env!("CARGO"));
@@ -299,7 +299,7 @@ fn built_packages(folder: &Path) -> Vec<PathBuf> {
     String::from_utf8(made.stdout).unwrap().lines().map(PathBuf::from).collect()
 }
 
-/// What dpkg says about the package, and the paths in it.
+/// dpkg's description of the package, and the paths in it.
 fn contents(package: &Path) -> (String, Vec<String>) {
     let ask = |option: &str| {
         let told = Command::new("dpkg-deb").arg(option).arg(package).output().unwrap();
@@ -343,7 +343,7 @@ fn each_package_has_its_program_with_pages_and_completions_and_no_file_is_in_bot
     assert_says(&bench.0, &["Package: bareblk-bench\n", &same]);
 }
 
-/// The one that we are on: what is built here wants its C library.
+/// This machine's release: a program built here needs its C library.
 fn release() -> String {
     let text = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));

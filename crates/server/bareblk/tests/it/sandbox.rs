@@ -1,7 +1,8 @@
-//! The real program inside its sandbox: what is left of its rights, what still works, and who does it.
+//! The real program inside its sandbox: which rights it keeps, which operations still work, and which process does
+//! them.
 //!
-//! That forbidden calls are stopped and named is tested where the lists are (`sandbox/tests/confined.rs`). Every other
-//! test of this program runs inside the sandbox too.
+//! The tests of forbidden calls are beside the lists (`sandbox/tests/confined.rs`). Every other test here also runs the
+//! sandbox.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use crate::rig::hanging::{Call, HangingFolder};
 use crate::rig::{Place, Server, assert_says, bareblk, eventually, is_root, output, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
-/// Whom a test serves as: nobody.
+/// The user ID of nobody.
 const NOBODY: &str = "65534";
 
 fn with(mut command: Command, words: &[&str]) -> Command {
@@ -42,12 +43,12 @@ fn bench(place: &Place, words: &[&str]) {
     output(with(with(command, &["--bs=16k", "--iodepth=8", "--json"]), words));
 }
 
-/// Writes the disk and reads it again, comparing.
+/// Writes the disk, reads it back and compares.
 fn verify(place: &Place) {
     bench(place, &["--rw=write", "--size=1m", "--verify=crc32c"]);
 }
 
-/// Uses as many queues, hence workers.
+/// Uses this many queues, and so this many workers.
 fn read_and_write(place: &Place, queues: u32) {
     bench(place, &["--rw=randrw", "--size=1m", &format!("--numjobs={queues}")]);
 }
@@ -63,7 +64,7 @@ fn of_each_thread(server: &Server, field: &str) -> BTreeMap<String, String> {
     status.map(|status| (value(&status, "Name"), value(&status, field))).collect()
 }
 
-/// The processes that it started.
+/// The server's child processes.
 fn children(server: &Server) -> Vec<i32> {
     let pid = server.pid();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -92,7 +93,7 @@ fn every_thread_has_a_list_of_calls_and_workers_and_sessions_a_shorter_one() {
     assert_eq!(filters["bareblk-work-0"], filters["bareblk-accept"] + 1, "{filters:?}");
 }
 
-/// `CAP_IPC_LOCK` where it stays: `CAP_SYS_RESOURCE`, without which no limit can be raised, is missing here.
+/// `CAP_IPC_LOCK` where the server keeps it: where it has no `CAP_SYS_RESOURCE`, with which it could raise the limit.
 fn locking() -> u64 {
     let (lock, resource) = (1 << 14, 1 << 24);
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -149,8 +150,8 @@ fn every_engine_serves_verified_io() {
     }
 }
 
-/// The kernel may give a signal to the process to any thread that does not block it; kill(2) with a thread's ID makes it
-/// prefer that one.
+/// The kernel may deliver a signal for the process to any thread that does not block it; kill(2) with a thread's ID
+/// makes it prefer that thread.
 #[test]
 fn signal_that_any_thread_could_have_taken_does_its_usual_work() {
     for (engine, sandbox) in [("threads", "on"), ("linux-aio", "on"), ("posix-aio", "on"), ("threads", "off")]
@@ -166,9 +167,9 @@ fn signal_that_any_thread_could_have_taken_does_its_usual_work() {
         let log = server.log_file();
         let threads = of_each_thread(&server, "Pid");
         for signal in [Signal::HUP, Signal::TERM] {
-            // Workers first: what is pending already is not delivered once more.
+            // Workers first: a signal that is already pending is not delivered again.
             for thread in threads.values().rev() {
-                // Threads end, and after the stop all do.
+                // Threads may have exited; after the stop all have.
                 let _ = kill_process(Pid::from_raw(thread.parse().unwrap()).unwrap(), signal);
             }
         }
@@ -218,7 +219,7 @@ fn disk_is_added_by_a_server_that_could_not_open_it_itself() {
     server.signal(Signal::HUP);
     output(ctl(&place, &["remove", "more"]));
     assert_eq!(std::fs::metadata(place.path("more.raw")).unwrap().len(), 2 * MIB);
-    // The socket is root's, as the server's was when it was started.
+    // The socket belongs to root, as the server did when it started.
     assert_eq!(std::fs::metadata(place.socket("s")).unwrap().uid(), 0);
     output(ctl(&place, &["shutdown"]));
     assert!(!place.socket("s").exists() && !place.socket("control").exists());
@@ -263,7 +264,7 @@ fn who_connects_is_told_that_the_server_listens() {
 
 // ---- control groups
 
-/// A threaded group below `folder`, removed when dropped: by then nobody must be in it.
+/// A threaded control group below `folder`, removed when dropped; by then it must be empty.
 struct Group(PathBuf);
 
 impl Group {
@@ -286,7 +287,7 @@ impl Drop for Group {
     }
 }
 
-/// Where the hierarchy is, and this process's own group in it.
+/// The mount point of the hierarchy, and this process's own group.
 fn hierarchy() -> Option<(PathBuf, PathBuf)> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mount =
@@ -341,7 +342,7 @@ fn workers_that_clients_add_join_groups_below_the_servers_own() {
     assert_eq!(threads.lines().count(), 1, "{threads}");
     assert!(server.stop(Signal::TERM).success());
     drop(below);
-    // The helper ends after the server.
+    // The helper exits after the server.
     eventually("nobody is in the group", || std::fs::remove_dir(&service).ok());
 }
 
@@ -354,7 +355,7 @@ fn helper_ends_with_a_server_that_is_killed() {
     let helpers = children(&server);
     assert_eq!(helpers.len(), 1);
     server.kill();
-    // Reaped by whoever inherits it.
+    // The process that inherits it reaps it.
     eventually("the helper's end", || {
         let state = std::fs::read_to_string(format!("/proc/{}/stat", helpers[0])).unwrap_or_default();
         (state.is_empty() || state.contains(") Z ")).then_some(())
@@ -453,7 +454,7 @@ fn image_that_hangs_when_it_is_opened_holds_up_no_other_that_is_added() {
     assert!(server.stop(Signal::TERM).success());
 }
 
-/// A block device made of an image; gone when dropped.
+/// A loop device on an image; detached when dropped.
 struct Loop(PathBuf);
 
 impl Loop {

@@ -1,4 +1,4 @@
-//! The real program under a service manager, which the tests play: what it is told, and the sockets that it passes.
+//! The real program under a service manager, which the tests imitate: its notifications, and the sockets it is passed.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader};
@@ -13,7 +13,7 @@ use crate::rig::{DEADLINE, Place, Server, assert_says, bareblk, mode, output, re
 
 const MIB: u64 = 1 << 20;
 
-/// The other end of `NOTIFY_SOCKET`.
+/// The receiving end of `NOTIFY_SOCKET`.
 struct Manager(UnixDatagram);
 
 impl Manager {
@@ -29,7 +29,7 @@ impl Manager {
         String::from_utf8(message[..length].to_vec()).unwrap()
     }
 
-    /// The next one that begins so.
+    /// Waits for the next message that begins with `begin`.
     fn wait(&self, begin: &str) -> String {
         std::iter::from_fn(|| Some(self.next())).find(|message| message.starts_with(begin)).unwrap()
     }
@@ -142,7 +142,7 @@ fn watchdog_that_is_too_short_is_told_at_its_shortest_and_said() {
     assert!(server.stop(Signal::TERM).success());
 }
 
-/// The stop waits for a control client, whose image is in use.
+/// The stop waits for a control client whose image is in use.
 #[test]
 fn watchdog_has_no_complaints_while_the_server_stops() {
     let place = Place::new();
@@ -183,7 +183,8 @@ fn watchdog_of_another_process_hears_nothing() {
     assert!(!server.log().contains("watchdog"), "{}", server.log());
 }
 
-/// A thread of the server, held by its tracer until the tracer's standard input is closed. From Rust that takes unsafe code.
+/// Stops a thread of the server with ptrace until the tracer's standard input is closed. In Rust that takes unsafe
+/// code.
 const TRACER: &str = "
 import ctypes, sys
 ptrace, thread = ctypes.CDLL(None, use_errno=True).ptrace, int(sys.argv[1])
@@ -238,7 +239,7 @@ fn watchdog_hears_nothing_while_the_main_loop_hangs() {
 
 // ---- sockets
 
-/// `command`, with these from descriptor 3 on. A shell puts them there: to choose numbers takes unsafe code in Rust.
+/// Runs `command` with these sockets from descriptor 3 on. A shell puts them there: choosing numbers is unsafe in Rust.
 fn passing(command: &Command, sockets: &[(&str, &UnixListener)]) -> Command {
     let mut script = String::new();
     for (index, (_, socket)) in sockets.iter().enumerate() {
@@ -269,7 +270,7 @@ fn passed_socket_is_the_disks_with_its_path_and_stays_as_it_was() {
     let server = Server::start(passing(&command, &[("anything", &socket)]));
     bench(&path);
     assert_eq!((inode(&path), mode(&path)), (before, 0o612));
-    // Who listened last is whom the kernel names: the server leaves the length of the manager's queue as it is.
+    // The kernel names the process that called listen last. The server leaves the manager's backlog unchanged.
     let stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
     let peer = rustix::net::sockopt::socket_peercred(&stream).unwrap();
     assert_eq!(peer.pid.as_raw_nonzero().get().unsigned_abs(), std::process::id());
@@ -298,7 +299,7 @@ fn sockets_are_told_apart_by_name_where_paths_differ() {
     let (a, b, spare) = (listener("a"), listener("b"), listener("spare"));
     let text = disk(&place, "one", &place.socket("1")) + &disk(&place, "two", &place.socket("b"));
     let command = config(&place, &text);
-    // `b` is disk two's by its path, whatever it is called.
+    // `b` belongs to disk two by its path, whatever its name.
     let server = Server::start(passing(&command, &[("one", &a), ("one", &b), ("three", &spare)]));
     server.wait_logged("nothing is served there");
     assert_says(&server.log(), &["spare", "`three`"]);

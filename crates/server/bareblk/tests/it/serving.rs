@@ -1,4 +1,4 @@
-//! The real program while it serves: who may share an image, signals, sockets, logs.
+//! The real program while it serves: image locks, signals, sockets, logs.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::ffi::OsStr;
@@ -72,7 +72,7 @@ fn server_that_waits_for_the_image_serves_when_its_holder_is_killed() {
     assert!(waiting.wait_ready().is_running());
 }
 
-/// As a shell without job control starts `command &`.
+/// Ignores SIGINT, as in a `command &` of a shell without job control.
 fn with_interrupts_ignored(command: Command) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' INT; exec \"$@\"", "sh"]).arg(command.get_program()).args(command.get_args());
@@ -92,7 +92,7 @@ fn server_that_waits_for_the_image_can_be_interrupted() {
     assert!(!place.socket("b").exists());
 }
 
-/// A file system that answers everything but the opening of its file: that it keeps.
+/// A FUSE file system that never answers an open.
 struct NeverOpens(Mutex<Vec<ReplyOpen>>);
 
 impl Filesystem for NeverOpens {
@@ -131,7 +131,7 @@ fn attr(ino: INodeNo) -> FileAttr {
     }
 }
 
-/// Gone when dropped, whoever still waits for it.
+/// Unmounted when dropped, even if a process still waits for it.
 struct Mounted(PathBuf, Option<BackgroundSession>);
 
 impl Drop for Mounted {
@@ -310,7 +310,7 @@ fn hangup_makes_it_look_at_the_images_size_again() {
     assert!(server.stop(Signal::TERM).success());
 }
 
-/// A pipe that nobody reads any more: the log collector has died.
+/// The log goes to a pipe whose reader has exited.
 #[test]
 fn server_survives_that_nobody_reads_its_log() {
     let place = Place::new();

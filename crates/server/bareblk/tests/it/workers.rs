@@ -1,4 +1,4 @@
-//! The real program's workers: as many as asked for, where and how they were told to run; what it refuses.
+//! The program's worker threads: their number, CPUs, nice value and scheduling class, and invalid options.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Clients of the control socket that keep no rule: garbage, half a line, too many at once, none that reads.
+//! Clients that break the control protocol: garbage, half a line, too many clients at once, clients that never read.
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn line_of_ten_megabytes_is_refused_and_not_kept() {
     let place = Place::new();
     let mut server = controlled(&place);
     let mut client = Client::new(&place);
-    // The server ends the connection before it has read all this.
+    // The server closes the connection before it has read everything.
     let _ = client.stream.get_mut().write_all(&vec![b'x'; 10_000_000]);
     assert_eq!(client.line().unwrap()["error"]["kind"], "line-too-long");
     assert_eq!(client.line(), None);
@@ -79,7 +79,8 @@ fn client_that_never_reads_loses_its_connection_and_nothing_else() {
     let mut server = controlled(&place);
     let mut client = Client::new(&place);
     let requests = "{\"id\": 1, \"do\": \"stats\"}\n".repeat(1000);
-    // Answers of a megabyte in all, which no socket buffers; sending ends when the server has had enough.
+    // The answers have a megabyte in all, more than a socket buffers. Sending fails once the server closes the
+    // connection.
     while client.stream.get_mut().write_all(requests.as_bytes()).is_ok() {}
     assert_well(&place, &mut server);
     eventually("its thread ends", || (threads(&server, "bareblk-ctl") == 0).then_some(()));

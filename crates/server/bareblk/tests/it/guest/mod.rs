@@ -1,7 +1,7 @@
-//! What the guest tests share: a served disk, a guest that uses it, the guest's shell functions. No tests here.
+//! Shared by the guest tests: a served disk, a QEMU guest that uses it, and the guest's shell functions.
 //!
-//! The real `bareblk serve`, stock QEMU and a stock Linux kernel (`xtask::guest`). A guest tells what it found in
-//! lines that the test reads (`BB:KEY=value`); whatever is missing for it is named, with the command that installs it.
+//! They use the real `bareblk serve`, stock QEMU and a stock Linux kernel (`xtask::guest`). A guest reports in lines
+//! `BB:KEY=value`, which the test reads. If a program is missing, the test names it and the command that installs it.
 #![allow(dead_code)] // each test binary uses its part
 
 use std::fs::File;
@@ -19,8 +19,9 @@ pub const MIB: u64 = 1 << 20;
 
 /// Shell functions for every script.
 ///
-/// `verified` writes and reads back with fio (`DISK`, or `/dev/vda`) and shows the line with its error count; `complaints` counts what a
-/// kernel says about a disk that misbehaves (a broken queue shows as "is not a head" or as a hung task).
+/// `verified` writes and reads back with fio (`DISK`, or `/dev/vda`) and shows the line with its error count.
+/// `complaints` counts the kernel's messages about a disk that misbehaves (a broken queue shows as "is not a head" or
+/// as a hung task).
 const FUNCTIONS: &str = r#"
 fail() { echo "BB:FAILED=$*"; exit 1; }
 verified() {
@@ -47,13 +48,13 @@ pub fn script(body: &str) -> String {
     format!("{FUNCTIONS}\n{body}\n")
 }
 
-/// Kernel and tools; made once and kept.
+/// The kernel and the tools, built once and kept.
 pub fn guest_image() -> GuestImage {
     GuestImage::prepare(|step| eprintln!("{step}"))
         .unwrap_or_else(|error| panic!("no guest to test with: {error:#}"))
 }
 
-/// A disk, the server that serves it, and how to start that server again.
+/// A disk with its server. It can start that server again.
 pub struct Served {
     place: Place,
     image: PathBuf,
@@ -62,14 +63,14 @@ pub struct Served {
 }
 
 impl Served {
-    /// A new sparse image of `size_bytes`, served with further arguments.
+    /// Serves a new sparse image of `size_bytes` with these extra arguments.
     pub fn new(size_bytes: u64, args: &[&str]) -> Self {
         let place = Place::new();
         let image = place.image("disk.raw", size_bytes);
         Self::existing(place, image, args)
     }
 
-    /// The same with a control socket.
+    /// Serves with a control socket.
     pub fn with_control(size_bytes: u64) -> Self {
         let place = Place::new();
         let image = place.image("disk.raw", size_bytes);
@@ -77,7 +78,7 @@ impl Served {
         Self::existing(place, image, &["--control", &control])
     }
 
-    /// The same on tmpfs.
+    /// Serves an image on tmpfs.
     pub fn in_memory(size_bytes: u64, args: &[&str]) -> Self {
         let place = Place::in_memory();
         let image = place.image("disk.raw", size_bytes);
@@ -97,7 +98,7 @@ impl Served {
         self.server = Some(Server::start(command));
     }
 
-    /// Another server takes over, by the control socket. Gives the line in which it says so.
+    /// Starts a server that takes over through the control socket. Returns the line in which it reports that.
     pub fn hand_on(&mut self) -> String {
         let mut command = self.place.serve(&self.image, "s");
         command.args(&self.args).arg("--take-over").arg(self.place.socket("c"));
@@ -110,7 +111,7 @@ impl Served {
         lines.remove(0)
     }
 
-    /// Ends the server as an operator does, and expects it to say that nothing was lost.
+    /// Stops the server with SIGTERM and checks that it reports no lost request.
     pub fn terminate(&mut self) {
         let server = self.server.take().expect("a server that runs");
         let log = server.log_file();
@@ -120,7 +121,7 @@ impl Served {
         assert!(log.contains("everything is on stable storage") && !log.contains("panicked"), "{log}");
     }
 
-    /// As `kill -9`.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         self.server.take().expect("a server that runs").kill();
     }
@@ -129,8 +130,8 @@ impl Served {
         self.server.as_ref().expect("a server that runs")
     }
 
-    /// Kills the server while the guest writes, and waits until the next one serves those writes. Gives how many requests
-    /// the next one did again.
+    /// Kills the server while the guest writes, and waits until the next server serves those writes. Returns how many
+    /// requests the next server resubmitted.
     pub fn kill_under_load(&mut self) -> u64 {
         self.wait_writing();
         self.kill();
@@ -139,7 +140,7 @@ impl Served {
         self.done_again()
     }
 
-    /// How many requests of its predecessor this server did again, by its log.
+    /// The number of its predecessor's requests that this server resubmitted, from its log.
     pub fn done_again(&self) -> u64 {
         let log = self.server().log();
         let counts = log.lines().filter_map(|line| line.split_once("redone=")).map(|(_, count)| count);
@@ -159,18 +160,18 @@ impl Served {
         File::options().write(true).open(&self.image).unwrap().set_len(size_bytes).unwrap();
     }
 
-    /// What the image takes on its file system.
+    /// The bytes that the file system has allocated to the image.
     pub fn allocated_bytes(&self) -> u64 {
         std::fs::metadata(&self.image).unwrap().blocks() * 512
     }
 
-    /// Waits until the server writes: whatever the guest runs has begun.
+    /// Waits until the server writes: then the guest's load has begun.
     pub fn wait_writing(&self) {
         let before = self.written_bytes();
         eventually("the server writes", || (self.written_bytes() > before + MIB).then_some(()));
     }
 
-    /// By this server, to storage or the page cache.
+    /// Bytes that this server wrote, to storage or to the page cache.
     fn written_bytes(&self) -> u64 {
         let counts = std::fs::read_to_string(format!("/proc/{}/io", self.server().pid())).unwrap();
         let line = counts.lines().find_map(|line| line.strip_prefix("write_bytes: ")).unwrap();
@@ -182,7 +183,7 @@ impl Served {
         self.vm_with_default_queues(body).disk_args("queue-size=1024")
     }
 
-    /// The same with the queue size that QEMU chooses by itself: 128.
+    /// Uses the queue size that QEMU chooses by default: 128.
     pub fn vm_with_default_queues(&self, body: &str) -> Vm {
         Vm::new(&guest_image())
             .disk_socket(self.socket(), 2)
@@ -191,7 +192,7 @@ impl Served {
     }
 }
 
-/// Runs to the guest's end and expects its script to have succeeded.
+/// Runs the guest to its end and checks that its script succeeded.
 pub fn run(vm: &Vm) -> GuestOutput {
     succeeded(vm.run().unwrap_or_else(|error| panic!("{error:#}")))
 }
@@ -200,7 +201,7 @@ pub fn spawn(vm: &Vm) -> RunningVm {
     vm.spawn().unwrap_or_else(|error| panic!("{error:#}"))
 }
 
-/// Waits for the end of a guest that was watched.
+/// Waits for the end of a guest that is already running.
 pub fn finish(vm: RunningVm) -> GuestOutput {
     succeeded(vm.wait().unwrap_or_else(|error| panic!("{error:#}")))
 }
@@ -210,12 +211,12 @@ fn succeeded(output: GuestOutput) -> GuestOutput {
     output
 }
 
-/// The next line with `pattern`.
+/// The next console line that contains `pattern`.
 pub fn line(vm: &mut RunningVm, pattern: &str) -> String {
     vm.wait_for_line(pattern, sizes::GUEST_DEADLINE.now()).unwrap_or_else(|error| panic!("{error:#}"))
 }
 
-/// What the guest reported as `BB:key=value`.
+/// The value that the guest reported as `BB:key=value`.
 pub fn value<'a>(output: &'a GuestOutput, key: &str) -> &'a str {
     output.value(key).unwrap_or_else(|| panic!("the guest did not say {key}:\n{}", output.console))
 }

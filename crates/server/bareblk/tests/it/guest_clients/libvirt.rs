@@ -1,8 +1,8 @@
-//! libvirt as its documentation says: a domain with a vhost-user disk is defined and started, a second disk is hot-plugged and
-//! unplugged, and the server of each is killed under load.
+//! libvirt with vhost-user disks as it documents them: a domain with one disk is defined and started, a second disk is
+//! hot-plugged and unplugged, and each disk's server is killed under load.
 //!
-//! libvirt is Debian 13's, in its folder: its sockets, logs and domains are in a folder of this test's, its processes end with
-//! the test, and it has no network. The domain runs under emulation (`type='qemu'`). Full size only.
+//! libvirt is Debian 13's, in a folder. Its sockets, logs and domains are in the test's folder, its processes end with
+//! the test, and it has no network. The domain runs under emulation (`type='qemu'`). Long run only.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +18,7 @@ use super::debian_13;
 use crate::guest::{MIB, Served, guest_image, script, sizes};
 use crate::rig::{bareblk, eventually, output};
 
-/// The daemon, and where it keeps its things.
+/// The daemon and its folder.
 struct Libvirt {
     folder: DebianFolder,
     place: TempDir,
@@ -28,7 +28,7 @@ struct Libvirt {
 impl Libvirt {
     fn start(folder: &DebianFolder) -> Self {
         let place = tempfile::tempdir().unwrap();
-        // QEMU's user looks for its sockets below this folder.
+        // QEMU's user must reach its sockets below this folder.
         open_to_others(place.path());
         let folder = folder
             .clone()
@@ -56,7 +56,7 @@ impl Libvirt {
         self.place.path().join("run")
     }
 
-    /// What it printed, or why it failed.
+    /// Returns virsh's output, or its error.
     fn try_virsh(&self, words: &[&str]) -> Result<String, String> {
         let mut command = self.folder.command("virsh");
         let ended = command.args(["--connect", "qemu:///system", "--quiet"]).args(words).output().unwrap();
@@ -69,13 +69,13 @@ impl Libvirt {
             .unwrap_or_else(|said| panic!("virsh {}: {said}\n{}", words.join(" "), self.logs()))
     }
 
-    /// For a failure's text.
+    /// The logs, for a failure message.
     fn logs(&self) -> String {
         let files = ["libvirtd", "log/qemu/bareblk.log"].map(|name| self.place.path().join(name));
         files.iter().filter_map(|path| std::fs::read_to_string(path).ok()).collect()
     }
 
-    /// A file that virsh can read, by its path.
+    /// Writes a file for virsh and returns its path.
     fn file(&self, name: &str, text: &str) -> String {
         let path = self.place.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -96,7 +96,7 @@ fn open_to_others(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// The user that libvirt runs QEMU as, by its number: this machine may not know the name.
+/// The user ID that libvirt runs QEMU as. This machine may not know the user's name.
 fn qemu_user(folder: &DebianFolder) -> String {
     let users = std::fs::read_to_string(folder.root().join("etc/passwd")).unwrap();
     let line = users.lines().find(|line| line.starts_with("libvirt-qemu:")).expect("libvirt's user");
@@ -110,7 +110,7 @@ fn disk(user: &str) -> Served {
     disk
 }
 
-/// What `bareblk vmm-args` says goes below `domain`, and below `devices`.
+/// The parts that `bareblk vmm-args` prints for `domain` and for `devices`.
 fn printed_for(disk: &Served) -> (String, String) {
     let mut command = bareblk();
     command.args(["vmm-args", "--vmm", "libvirt", "--memory", "768M", "--socket"]).arg(disk.socket());
@@ -119,7 +119,7 @@ fn printed_for(disk: &Served) -> (String, String) {
     (domain.to_owned(), devices.to_owned())
 }
 
-/// libvirt's documentation of the domain format, "vhostuser" disks, with a shorter time between two tries.
+/// The disk as in libvirt's documentation of the domain format ("vhostuser" disks), with a shorter reconnect interval.
 fn documented(disk: &Served) -> String {
     format!(
         "<disk type='vhostuser' device='disk'>
@@ -131,8 +131,8 @@ fn documented(disk: &Served) -> String {
     )
 }
 
-/// Enough for the devices that libvirt adds by itself and for the disk that is plugged in (libvirt's documentation, "PCI topology
-/// and hotplug"). Without a spare one libvirt says "No more available PCI slots".
+/// Enough ports for the devices that libvirt adds and for the hot-plugged disk (libvirt's documentation, "PCI topology
+/// and hotplug"). Without a spare port libvirt reports "No more available PCI slots".
 const ROOT_PORTS: &str = "
     <controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>
     <controller type='pci' model='pcie-root-port'/><controller type='pci' model='pcie-root-port'/>
@@ -163,7 +163,7 @@ fn domain(kernel: &Path, initrd: &str, disk: &Served) -> String {
     )
 }
 
-/// Load on one disk until the next line comes from the console, as in `load_script`.
+/// Runs a load on one disk until the console gets a line, as in `load_script`.
 const SCRIPT: &str = "
     load() {
         rm -f /tmp/next; (read next < /dev/console; touch /tmp/next) & reader=$!
@@ -198,7 +198,7 @@ impl Console {
         Self { socket: BufReader::new(socket), text: String::new() }
     }
 
-    /// Reads on until a line has `part`.
+    /// Reads until a line contains `part`.
     fn wait_for(&mut self, part: &str) -> String {
         loop {
             let mut line = Vec::new();
@@ -235,7 +235,7 @@ fn domain_of_libvirt_takes_a_disk_in_and_out_and_loses_nothing_when_servers_are_
     let initrd = libvirt.file("initrd", "");
     image.write_initrd(&script(SCRIPT), Path::new(&initrd)).unwrap();
 
-    // A copy: libvirt gives what a domain boots to QEMU's user.
+    // A copy, because libvirt changes the owner of the files that a domain boots to QEMU's user.
     let kernel = libvirt.place.path().join("kernel");
     std::fs::copy(image.kernel(), &kernel).unwrap();
 

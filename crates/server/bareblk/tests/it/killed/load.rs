@@ -1,4 +1,4 @@
-//! Requests of all kinds at random places, as many in flight as there is room for, each checked against the model.
+//! A load of all request types at random sectors, with many in flight. The model checks each read.
 #![allow(dead_code)] // each test binary uses its part
 
 use std::ops::Range;
@@ -13,11 +13,11 @@ use fastrand::Rng;
 
 use super::model::{Model, Read, SECTOR_BYTES, Version, content};
 
-/// Nothing takes so long that is not broken.
+/// Longer than any request takes unless something is broken.
 const PATIENCE: Duration = Duration::from_secs(300);
 const MOST_SECTORS: u64 = 64;
 const BUFFER_BYTES: u32 = 64 * 512;
-/// In flight per queue.
+/// Requests in flight per queue.
 const DEPTH: usize = 24;
 const QUEUES: u16 = 2;
 
@@ -34,31 +34,31 @@ pub enum Rings {
     Packed,
 }
 
-/// What a request is about.
+/// The request's type and sectors.
 enum Doing {
     Write(Version),
     Read(Read),
     Flush,
 }
 
-/// One request at a time.
+/// Room for one request.
 struct Slot {
     queue: usize,
     buffer: Buffer,
     doing: Option<Doing>,
 }
 
-/// What a load has seen.
+/// Counts of a load.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     pub reconnects: u32,
-    /// Without the in-flight log.
+    /// Requests that the driver sent again because there was no in-flight log.
     pub sent_again: u32,
     pub ended: u64,
 }
 
 pub struct Load {
-    /// For whoever wants something of it that is not about requests.
+    /// For callers that need more than requests.
     pub device: Arc<Device>,
     queues: Vec<Queue>,
     slots: Vec<Slot>,
@@ -66,17 +66,17 @@ pub struct Load {
     overlap: Overlap,
     /// Sectors per block.
     unit: u64,
-    /// In flight, changing: what was in flight with more of them must not be done again when there are fewer.
+    /// The current limit of requests in flight. When it falls, requests from before must not be resubmitted.
     most: usize,
     random: Rng,
     pub seen: Seen,
 }
 
-/// How long a back-end that was killed is waited for.
+/// The time that the driver waits for a killed back-end.
 const RECONNECT: Reconnect = Reconnect::For(PATIENCE);
 
 impl Load {
-    /// On a disk that is new: all zeroes.
+    /// Connects to a new disk, which is all zeroes.
     pub fn connect(socket: std::path::PathBuf, rings: Rings, overlap: Overlap, seed: u64) -> Self {
         Self::connect_with(socket, rings, overlap, true, seed)
     }
@@ -104,14 +104,14 @@ impl Load {
         let slot = |queue| Slot { queue, buffer: device.pool().take(BUFFER_BYTES).unwrap(), doing: None };
         let slots = (0..DEPTH * usize::from(QUEUES)).map(|at| slot(at % usize::from(QUEUES))).collect();
         let unit = u64::from(device.info().block_size_bytes) / SECTOR_BYTES as u64;
-        // Few sectors: requests that are in flight together meet.
+        // Few sectors, so that requests in flight often overlap.
         let sectors = if overlap == Overlap::Yes { 512 } else { 4096 };
         let (model, random, seen) = (Model::new(sectors), Rng::with_seed(seed), Seen::default());
         let (device, most) = (Arc::new(device), 1);
         Self { device, queues, slots, model, overlap, unit, most, random, seen }
     }
 
-    /// Sends a few requests, takes what has ended.
+    /// Sends a few requests and takes completions.
     pub fn step(&mut self) {
         if self.random.u8(..8) == 0 {
             self.most = self.random.usize(1..=self.slots.len());
@@ -136,7 +136,7 @@ impl Load {
         match self.random.u8(0..100) {
             0..35 => self.send_read(at, sectors),
             35..40 => self.push(at, Doing::Flush, Work::Flush),
-            // The pass goes on with another request.
+            // The caller tries another request.
             _ if self.overlap == Overlap::No && self.model.is_being_written(sectors.clone()) => {}
             40..48 => self.send_zeroes(at, sectors),
             _ => self.send_write(at, sectors),
@@ -213,7 +213,7 @@ impl Load {
         }
     }
 
-    /// Zeroes wherever the model looks: for a disk that is not new.
+    /// Zeroes all sectors of the model, for a disk that is not new.
     pub fn erase(&mut self) {
         for first in (0..self.model.sectors()).step_by(MOST_SECTORS as usize) {
             self.send_zeroes(0, first..first + MOST_SECTORS);
@@ -234,7 +234,7 @@ impl Load {
         }
     }
 
-    /// Until some more requests have ended.
+    /// Works until some more requests have completed.
     pub fn work(&mut self) {
         let (end, enough) = (Instant::now() + PATIENCE, self.seen.ended + 50);
         while self.seen.ended < enough {
@@ -243,7 +243,7 @@ impl Load {
         }
     }
 
-    /// Until nothing is in flight; then all sectors are read.
+    /// Waits for all requests, then reads all sectors.
     pub fn verify(&mut self) {
         self.finish();
         for first in (0..self.model.sectors()).step_by(MOST_SECTORS as usize) {

@@ -1,11 +1,12 @@
-//! Servers, front-ends and both, killed as `kill -9` does at random instants: no answered write is lost, none is stale, no
-//! request fails or ends twice.
+//! Kills servers, front-ends and both with SIGKILL at random times. No acknowledged write is lost, no write is stale,
+//! and no request fails or completes twice.
 //!
-//! - The real `bareblk serve`, and the driver library as the guest that outlives it: its in-flight log is what the successor
-//!   goes by. Reads are checked while servers die and return; after each death everything is read.
-//! - A schedule is drawn from a seed, which is printed: `BAREBLK_KILL_SEED` repeats it. `BAREBLK_LONG=1`: many more.
+//! - The guest is the driver library, which outlives the real `bareblk serve`; the successor resubmits from the
+//!   in-flight log.   Reads are checked while servers die and return. After each death, everything is read.
+//! - A seed determines the schedule; the test prints it, and `BAREBLK_KILL_SEED` repeats it. `BAREBLK_LONG=1`: many
+//!   more kills.
 //!
-//! Not here: real guests (`guest_restart.rs`), deaths between any two stores (`virtqueue`), machines that lose their power.
+//! Real guests are in `guest_restart.rs`; deaths between any two stores are tested in `virtqueue`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 pub mod load;
@@ -29,12 +30,12 @@ use crate::rig;
 use crate::rig::{Place, Server};
 
 const MIB: u64 = 1 << 20;
-/// Of a server at work: long enough for some hundred requests.
+/// A busy server's longest life: long enough for some hundred requests.
 const LONGEST_LIFE: Duration = Duration::from_millis(100);
-/// So short that a server dies while it is connected to, or over what it does again.
+/// So short that a server dies while a front-end connects, or while it resubmits requests.
 const SHORTEST_LIVES: Duration = Duration::from_millis(4);
 
-/// Printed, so that a schedule can be repeated.
+/// Prints the seed, so that a schedule can be repeated.
 fn random() -> Rng {
     let seed =
         std::env::var("BAREBLK_KILL_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
@@ -46,13 +47,13 @@ fn sleep_up_to(longest: Duration, random: &mut Rng) {
     thread::sleep(Duration::from_micros(random.u64(..longest.as_micros() as u64)));
 }
 
-/// A disk, and the servers that come and go.
+/// A disk and its current server.
 struct Disk {
     place: Place,
     image: PathBuf,
     args: Vec<String>,
     server: Option<Server>,
-    /// Requests that servers found in the log.
+    /// Requests that servers resubmitted from the log.
     redone: u64,
 }
 
@@ -84,7 +85,7 @@ impl Disk {
         self.redone += redone(&log);
     }
 
-    /// In order.
+    /// Stops the server with SIGTERM.
     fn stop(&mut self) {
         let server = self.server.take().unwrap();
         self.redone += redone(&server.log());
@@ -102,18 +103,18 @@ impl Disk {
     }
 }
 
-/// How many requests the server did again.
+/// The number of requests that the server resubmitted.
 fn redone(log: &str) -> u64 {
     let counts = log.lines().filter_map(|line| line.split_once("redone=")).map(|(_, count)| count);
     let numbers = counts.map(|count| count.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default());
     numbers.map(|digits| digits.parse::<u64>().unwrap()).sum()
 }
 
-/// What the load, which goes on by itself, is asked for; it answers when that is done.
+/// Commands to the load's thread, which answers when one is done.
 enum Ask {
-    /// Some requests more.
+    /// Complete some more requests.
     Work(Sender<()>),
-    /// Nothing in flight, and everything read.
+    /// Complete all requests and read everything.
     Verify(Sender<()>),
 }
 
@@ -122,11 +123,11 @@ struct Asking(Sender<Ask>);
 impl Asking {
     fn ask(&self, ask: fn(Sender<()>) -> Ask) {
         let (answer, answered) = channel();
-        // Who does not answer has failed, and says why when it is joined.
+        // If there is no answer, the thread has failed; the join reports why.
         let _ = self.0.send(ask(answer)).map(|()| answered.recv());
     }
 
-    /// Of a server: a very short life, one in four, or some time at work.
+    /// Lets a server live: one in four very shortly, the others for some time.
     fn live(&self, random: &mut Rng) {
         if random.u8(..4) == 0 {
             return sleep_up_to(SHORTEST_LIVES, random);
@@ -140,7 +141,7 @@ impl Asking {
     }
 }
 
-/// Has `load` on its way while `disturb` kills servers; then everything is read, through a server and from the image.
+/// Runs `load` while `disturb` kills servers, then reads everything through a server and from the image.
 fn survives(mut load: Load, disk: &mut Disk, disturb: impl FnOnce(&mut Disk, &Asking)) -> Seen {
     let mut load = thread::scope(|scope| {
         let (ask, asked) = channel();
@@ -186,14 +187,14 @@ fn run(load: &mut Load, asked: &Receiver<Ask>) {
     }
 }
 
-/// Whether the image is read and written by copies in memory.
+/// Whether the engine copies between memory and the image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Copies {
     Yes,
     No,
 }
 
-/// Kills the server so many times under one load.
+/// Kills the server `count` times under one load.
 fn kills(disk: &mut Disk, rings: Rings, overlap: Overlap, copies: Copies, random: &mut Rng) {
     let count = sizes::SERVER_KILLS.now().div_ceil(4);
     println!("{rings:?}, overlapping writes: {overlap:?}, {count} kills");
@@ -204,7 +205,7 @@ fn kills(disk: &mut Disk, rings: Rings, overlap: Overlap, copies: Copies, random
             load.live(random);
             disk.kill();
             disk.start();
-            // Not always: the next one is to die at work on what the one before has left.
+            // Not always: sometimes the next server must die while it resubmits its predecessor's requests.
             if random.bool() {
                 load.verify();
             }
@@ -213,7 +214,8 @@ fn kills(disk: &mut Disk, rings: Rings, overlap: Overlap, copies: Copies, random
     assert!(u64::from(seen.reconnects) <= count);
 }
 
-/// Both formats, with and without writes that overlap, a quarter of the kills each. Returns how many requests were done again.
+/// Runs both formats, with and without overlapping writes, a quarter of the kills each. Returns the count of
+/// resubmissions.
 fn survives_kills(copies: Copies, disk: impl Fn() -> Disk) -> u64 {
     let mut random = random();
     let mut redone = 0;
@@ -250,7 +252,7 @@ fn nothing_is_lost_with_servers_that_are_killed_over_threads() {
     assert!(survives_kills(Copies::Yes, threads) > 0, "nothing was in flight");
 }
 
-/// It copies at once: few die with requests in flight.
+/// The engine copies at once, so few servers die with requests in flight.
 #[test]
 fn nothing_is_lost_with_servers_that_are_killed_over_a_mapping() {
     survives_kills(Copies::Yes, || Disk::at(Place::in_memory(), &["--engine", "mmap"]));
@@ -304,7 +306,7 @@ fn nothing_is_lost_with_servers_that_are_killed_while_queues_move() {
     survives_kills_during_moves(Rings::Packed, &mut random);
 }
 
-/// Where nothing else is.
+/// An address outside every other region.
 const HOT_PLUGGED: u64 = 0x5555_0000_0000;
 
 fn memory() -> UserMemory {
@@ -332,7 +334,7 @@ fn nothing_is_lost_with_servers_that_are_killed_while_memory_comes_and_goes() {
     let plug = || {
         let mut plugged = 0;
         while !is_over.load(Ordering::Relaxed) {
-            // The back-end may go while it is told: then it is to be tried again.
+            // The back-end may die before it answers: then the driver tries again.
             plugged += u64::from(device.register(memory()).is_ok() && device.unregister(HOT_PLUGGED).is_ok());
         }
         plugged
@@ -356,7 +358,7 @@ fn nothing_is_lost_with_servers_that_are_killed_while_memory_comes_and_goes() {
 
 // ---- front-ends
 
-/// A front-end that writes at random, in a process of its own. It has a log, and takes it to its grave.
+/// A front-end that writes at random, in its own process. Its in-flight log dies with it.
 fn front_end(disk: &Disk) -> Child {
     let mut command: Command = rig::bench();
     command.args(["--rw=randwrite", "--iodepth=32", "--runtime=600", "--inflight=on", "--socket"]);
@@ -374,7 +376,7 @@ fn wait_writing(disk: &Disk) {
     rig::eventually("the front-end writes", || (written() > before).then_some(()));
 }
 
-/// Zeroes on the whole disk, through a front-end of our own: nothing of the dead one's comes after.
+/// Zeroes the whole disk through a new front-end: no write of the dead one arrives later.
 fn starts_clean(disk: &mut Disk, rings: Rings, random: &mut Rng) {
     let mut load = Load::connect(disk.socket(), rings, Overlap::No, random.u64(..));
     load.erase();

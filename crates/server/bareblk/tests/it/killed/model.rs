@@ -1,19 +1,18 @@
-//! What each sector of a disk may hold, given which writes have been sent and which have been answered.
+//! Models what each sector of a disk may hold, given the writes that were sent and acknowledged.
 //!
-//! - A value is allowed until a write is answered that was sent after the one that made it had been answered. So of two
-//!   writes that were in flight together either may be seen, and both before they are answered; a write that was answered is
-//!   never lost.
-//! - A read may return what was allowed at any time between its start and its end.
-//! - Where reads and writes are copies in memory (page cache, mapping), a read may see a sector that is being written half
-//!   done, on Linux as under any VMM: such a sector may be a mixture of what is allowed. It never stays one.
-//! - Each sector says which write made it and where it belongs, so one that went astray, is stale or torn is told.
+//! - A value is allowed until a later write to the sector is acknowledged; later means sent after the value's own write
+//!   was   acknowledged. So after two overlapping writes either value may be read. An acknowledged write is never lost.
+//! - A read may return every value that was allowed at some time between its start and its end.
+//! - If reads and writes are copies in memory (page cache, mapping), a read may see a half-written sector, on Linux as
+//!   under   any VMM: a mixture of allowed values. The sector does not stay one.
+//! - Each sector names its write and its own number. So the model detects stale, torn and misdirected writes.
 #![allow(dead_code)] // each test binary uses its part
 
 use std::ops::Range;
 
 pub const SECTOR_BYTES: usize = 512;
 
-/// Number of a write, in the order in which they are sent; 0: the zeroes that a new disk has.
+/// The number of a write, in the order of sending; 0: the zeroes of a new disk.
 pub type Version = u32;
 
 /// A write that was sent.
@@ -23,7 +22,7 @@ struct Write {
     sent: u64,
 }
 
-/// A value that a sector may have.
+/// A value that a sector may hold.
 #[derive(Clone, Copy)]
 struct Candidate {
     version: Version,
@@ -35,23 +34,23 @@ pub struct Model {
     /// By sector.
     candidates: Vec<Vec<Candidate>>,
     clock: u64,
-    /// See the file's head.
+    /// Whether a read may see a mixture.
     pub may_tear: bool,
     pub sectors_checked: u64,
 }
 
-/// A read that was sent, and what it may return besides what is written meanwhile.
+/// A read in flight, and the values that were allowed at its start.
 pub struct Read {
     pub first: u64,
     allowed: Vec<Allowed>,
-    /// Writes from this one on were sent later.
+    /// Writes with this number or a higher one were sent later.
     next_version: Version,
 }
 
-/// Of one sector, when a read of it was sent.
+/// The allowed values of one sector when a read of it was sent.
 struct Allowed {
     versions: Vec<Version>,
-    /// One of them has no answer yet.
+    /// A write to it is in flight.
     is_being_written: bool,
 }
 
@@ -84,13 +83,12 @@ impl Model {
         Version::try_from(self.writes.len()).unwrap()
     }
 
-    /// Whether a write to one of `sectors` has no answer yet.
+    /// Whether a write to one of `sectors` is in flight.
     pub fn is_being_written(&self, sectors: Range<u64>) -> bool {
         let mut candidates = sectors.flat_map(|sector| &self.candidates[sector as usize]);
         candidates.any(|candidate| candidate.answered.is_none())
     }
 
-    /// A write is sent.
     pub fn begin_write(&mut self, sectors: Range<u64>, zeroes: bool) -> Version {
         let (version, sent) = (self.next_version(), self.tick());
         for sector in sectors.clone() {
@@ -100,7 +98,6 @@ impl Model {
         version
     }
 
-    /// It was answered.
     pub fn end_write(&mut self, version: Version) {
         let answered = self.tick();
         let Write { sectors, sent, .. } = &self.writes[version as usize];
@@ -126,7 +123,7 @@ impl Model {
         }
     }
 
-    /// What it returned: an error that says what is wrong.
+    /// Checks what the read returned. The error names the problem.
     pub fn end_read(&mut self, read: &Read, bytes: &[u8]) -> Result<(), String> {
         if bytes.len() != read.allowed.len() * SECTOR_BYTES {
             return Err(format!("{} bytes instead of {} sectors", bytes.len(), read.allowed.len()));
@@ -143,13 +140,13 @@ impl Model {
         Ok(())
     }
 
-    /// What is on the disk while nobody reads or writes.
+    /// Checks the disk's contents while no request is in flight.
     pub fn check_all(&mut self, first: u64, bytes: &[u8]) -> Result<(), String> {
         let read = self.begin_read(first..first + (bytes.len() / SECTOR_BYTES) as u64);
         self.end_read(&read, bytes)
     }
 
-    /// The error says what is there.
+    /// The error shows the sector's contents.
     fn check(&self, sector: u64, bytes: &[u8], allowed: &Allowed, newer: Version) -> Result<(), String> {
         let Allowed { versions, is_being_written } = allowed;
         let write = |version: Version| self.writes.get(version as usize);
@@ -181,7 +178,7 @@ impl Model {
 }
 
 impl Model {
-    /// Whether each byte is what one of these writes put there.
+    /// Whether each byte comes from one of these writes.
     fn is_mixture(&self, sector: u64, bytes: &[u8], versions: &[Version]) -> bool {
         let of = |&version: &Version| {
             let mut whole = [0; SECTOR_BYTES];
@@ -195,7 +192,7 @@ impl Model {
     }
 }
 
-/// What write `version` puts from sector `first` on.
+/// The bytes of write `version`, from sector `first` on.
 pub fn content(version: Version, first: u64, sectors: usize) -> Vec<u8> {
     let mut bytes = vec![0; sectors * SECTOR_BYTES];
     for (sector, bytes) in (first..).zip(bytes.chunks_mut(SECTOR_BYTES)) {

@@ -1,4 +1,5 @@
-//! Take-overs that come to nothing: wrong configurations, and new servers that go, fall silent or talk nonsense at each step.
+//! Live upgrades that fail: wrong configurations, and new servers that exit, stop answering or send garbage at each
+//! step.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,11 +9,11 @@ use super::{Disk, MIB, notices_nothing};
 use crate::killed::load::{Load, Overlap, Rings};
 use crate::rig::{DEADLINE, assert_says, eventually, refusal};
 
-/// A new server by hand.
+/// A fake new server.
 struct Hand(UnixStream);
 
 impl Hand {
-    /// Up to the agreement.
+    /// Connects and goes through the protocol up to the agreement.
     fn agreed(disk: &Disk) -> Self {
         let stream = UnixStream::connect(disk.control()).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -36,12 +37,12 @@ impl Hand {
         self.0.write_all(&[&b"bbto"[..], &length, &[0; 4], message.as_bytes()].concat())
     }
 
-    /// It may not even be heard.
+    /// Sends a message that the old server may not read any more.
     fn say_too_late(&mut self) {
         let _ = self.try_say("\"Prepared\"");
     }
 
-    /// Messages up to one that contains this. Descriptors that come with them are closed by the kernel.
+    /// Reads messages until one contains `wanted`. The kernel closes descriptors that come with them.
     fn hear(&mut self, wanted: &str) -> String {
         loop {
             let mut header = [0; 12];
@@ -57,7 +58,7 @@ impl Hand {
         }
     }
 
-    /// Guests pause.
+    /// Goes through the protocol until the guests are paused.
     fn frozen(disk: &Disk) -> Self {
         let mut hand = Self::agreed(disk);
         hand.say("\"Begin\"");
@@ -135,7 +136,7 @@ fn nonsense_on_the_channel_ends_the_conversation_and_nothing_else() {
             Hand::agreed(disk).0.write_all(bytes).unwrap();
             wait_refused(disk, times + 1);
         }
-        // A word that is known and not expected.
+        // A valid message at the wrong time.
         Hand::agreed(disk).say("\"Yours\"");
         wait_refused(disk, nonsense.len() + 1);
         let mut hand = Hand::frozen(disk);

@@ -1,4 +1,5 @@
-//! Front-ends that are in the way of a live upgrade: taken along where that is possible, else named, and cut off if the operator says so.
+//! Front-ends that a live upgrade cannot simply move: the new server takes what it can. The error names the others, and
+//! the operator may have them disconnected.
 
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,10 +16,10 @@ use crate::killed::load::{Load, Overlap, Rings};
 use crate::rig::{Place, Starting, assert_says, bareblk, refusal};
 use rustix::process::Signal;
 
-/// Only a server that hangs takes so long.
+/// Longer than an upgrade takes unless a server hangs.
 const HANGS: Duration = Duration::from_secs(120);
 
-/// A front-end that shared memory and took it away: no other server can map it.
+/// A front-end that shared a memory file and truncated it: no other server can map it.
 fn with_lost_memory(socket: &Path) -> FrontEnd {
     let front_end = FrontEnd::connect(socket, HANGS).unwrap();
     let memory: OwnedFd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();

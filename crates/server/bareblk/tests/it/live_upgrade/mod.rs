@@ -1,10 +1,10 @@
-//! Servers that take over from each other under load: no request is lost, fails or ends twice, and no front-end reconnects;
-//! and live upgrades that come to nothing, after which the old server goes on.
+//! Servers that take over from each other under load: no request is lost, fails or completes twice, and no front-end
+//! reconnects. If a live upgrade fails, the old server continues.
 //!
-//! - The real `bareblk serve`, in its sandbox, and the driver library with a model of every sector, as in `killed`.
-//! - `BAREBLK_LONG=1`: many more. Pauses are printed, and with `BAREBLK_PAUSES=FILE` kept as JSON.
+//! - The real `bareblk serve` in its sandbox, and the driver library with the model of `killed`.
+//! - `BAREBLK_LONG=1`: many more upgrades. The test prints the pauses; `BAREBLK_PAUSES=FILE` also stores them as JSON.
 //!
-//! Not here: real guests (`guest_restart.rs`).
+//! Real guests are in `guest_restart.rs`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod broken;
@@ -25,7 +25,7 @@ use crate::rig::{Place, Server, Starting, assert_says, bareblk, output};
 
 const MIB: u64 = 1 << 20;
 
-/// A disk with a control socket, and the servers that hand it on.
+/// A disk with a control socket, and its current server.
 struct Disk {
     place: Place,
     image: PathBuf,
@@ -62,14 +62,14 @@ impl Disk {
         command
     }
 
-    /// A successor.
+    /// The command of a successor.
     fn taker(&self) -> Command {
         let mut command = self.command();
         command.arg("--take-over").arg(self.control());
         command
     }
 
-    /// Another server goes on; the old one has ended with 0.
+    /// Starts a server that takes over; the old one exits with 0.
     fn hand_on(&mut self) {
         let (successor, lines) = Starting::new(self.taker()).wait_lines(2);
         let old = self.server.replace(successor).unwrap();
@@ -82,7 +82,7 @@ impl Disk {
         self.pauses_ms.extend(pause.map(|pause| pause.parse::<f64>().unwrap()));
     }
 
-    /// In order, by its last server.
+    /// Stops the last server with SIGTERM.
     fn stop(&mut self) {
         let server = self.server.take().unwrap();
         let log = server.log_file();
@@ -108,7 +108,7 @@ impl Drop for SetWhenDropped<'_> {
     }
 }
 
-/// Has `load` on its way while `disturb` acts; then everything is read, through the last server and from the image.
+/// Runs `load` while `disturb` acts, then reads everything through the last server and from the image.
 fn notices_nothing(mut load: Load, disk: &mut Disk, disturb: impl FnOnce(&mut Disk)) {
     let over = AtomicBool::new(false);
     let mut load = thread::scope(|scope| {
@@ -150,7 +150,7 @@ fn hands_on(rings: Rings, log: bool, args: &[&str]) -> Vec<f64> {
     disk.pauses_ms
 }
 
-/// On standard output, and in a file if one is named.
+/// Prints the pauses, and writes them to the file if one is named.
 fn tell(pauses_ms: &mut [f64], what: &str) {
     pauses_ms.sort_by(f64::total_cmp);
     let at = |percent: usize| pauses_ms[(pauses_ms.len() * percent).div_ceil(100).max(1) - 1];
@@ -187,7 +187,7 @@ fn packed_rings_without_a_log_go_from_server_to_server() {
     hands_on(Rings::Packed, false, &[]);
 }
 
-/// The image is open several times in the old server, and opened again by the new one's helper.
+/// The old server has the image open several times; the new server's helper opens it again.
 #[test]
 fn queues_of_two_workers_go_from_server_to_server() {
     hands_on(Rings::Split, true, &["--workers", "2"]);
@@ -198,7 +198,7 @@ fn servers_without_a_sandbox_hand_on_too() {
     hands_on(Rings::Packed, false, &["--sandbox", "off"]);
 }
 
-/// By files; the new one has a disk more, and is asked afterwards for what needs its helper.
+/// Servers with configuration files. The new one has an additional disk; later commands need its helper.
 #[test]
 fn new_server_may_have_further_disks_and_can_be_changed_as_the_old_one_could() {
     let place = Place::new();

@@ -1,9 +1,9 @@
-//! A folder on a file system of our own (FUSE) that answers, until it is told to hang.
+//! A FUSE file system of one folder that answers until it is told to hang.
 //!
 //! `kernel → lookup, open → (hangs?) kept without an answer, else answered`
 //!
-//! - Every name is an image of [`IMAGE_BYTES`] without contents; nothing is remembered by the kernel, so each look is seen.
-//! - What hangs is answered with an error when the folder goes.
+//! - Every name is an empty image of [`IMAGE_BYTES`]. The kernel caches nothing, so this process sees each lookup.
+//! - When the folder is dropped, calls that hang get an error.
 #![allow(dead_code, missing_docs, missing_debug_implementations, clippy::unwrap_used)]
 
 use std::ffi::OsStr;
@@ -44,7 +44,7 @@ pub struct HangingFolder {
 }
 
 impl HangingFolder {
-    /// `None` where this test must not mount, or the kernel has no FUSE; said on standard output.
+    /// `None`, with a line on standard output, if the test may not mount or the kernel has no FUSE.
     pub fn mount() -> Option<Self> {
         let folder = tempfile::Builder::new().prefix("hanging-").tempdir().unwrap().keep();
         let mut config = Config::default();
@@ -64,18 +64,18 @@ impl HangingFolder {
         &self.folder
     }
 
-    /// From now on.
+    /// Makes `call` hang from now on.
     pub fn hang(&self, call: Call) {
         self.shared.lock().unwrap().hanging = Some(call);
     }
 
-    /// Calls that wait for an answer.
+    /// The number of calls that wait for an answer.
     pub fn hung(&self) -> usize {
         let state = self.shared.lock().unwrap();
         state.lookups.len() + state.opens.len()
     }
 
-    /// Lets what hangs fail.
+    /// Answers the calls that hang with an error.
     pub fn let_go(&self) {
         let mut state = self.shared.lock().unwrap();
         state.hanging = None;

@@ -1,4 +1,4 @@
-//! What the tests share: disks and sockets to use, servers to start, refusals to read. No tests here.
+//! Shared by the tests: folders for disks and sockets, servers to start, error lines to read.
 #![allow(dead_code)] // each test binary uses its part
 
 #[path = "../../../../blk_server/tests/it/rig/fuse_disk.rs"]
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// For what happens at once on an idle machine. Nothing passes because of it, and a failure may take it.
+/// Far longer than anything takes on an idle machine. No test passes because of it; a failing one may wait this long.
 pub const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Folders for disks (on a real file system) and sockets (with a short path).
@@ -33,7 +33,7 @@ impl Place {
         Self { disks, sockets: tempfile::tempdir().unwrap() }
     }
 
-    /// Disks on tmpfs.
+    /// Puts the disks on tmpfs.
     pub fn in_memory() -> Self {
         Self { disks: tempfile::tempdir_in("/dev/shm").unwrap(), sockets: tempfile::tempdir().unwrap() }
     }
@@ -54,7 +54,7 @@ impl Place {
         self.sockets.path().join(name)
     }
 
-    /// `bareblk serve image --socket socket`, to which more can be added.
+    /// `bareblk serve IMAGE --socket SOCKET`; the caller may add options.
     pub fn serve(&self, image: &Path, socket: &str) -> Command {
         let mut command = bareblk();
         command.arg("serve").arg(image).arg("--socket").arg(self.socket(socket));
@@ -62,14 +62,14 @@ impl Place {
     }
 }
 
-/// The program `bareblk`, undisturbed by the tester's settings.
+/// `bareblk` without the tester's environment variables.
 pub fn bareblk() -> Command {
     let mut command = Command::new(program());
     command.env_remove("RUST_LOG").env_remove("NO_COLOR").stdin(Stdio::null());
     command
 }
 
-/// `bareblk bench`, to which more can be added.
+/// `bareblk bench`; the caller may add options.
 pub fn bench() -> Command {
     bench_program();
     let mut command = bareblk();
@@ -89,12 +89,12 @@ pub fn bench_program() -> PathBuf {
     option_env!("CARGO_BIN_EXE_bareblk-bench").map_or_else(built, PathBuf::from)
 }
 
-/// Runs to the end and gives the one line that says why it was refused.
+/// Runs the command and returns its one error line.
 pub fn refusal(command: Command) -> String {
     one_line(command, 1)
 }
 
-/// The same where the arguments themselves are wrong.
+/// Runs a command with invalid arguments and returns its error.
 pub fn wrong_usage(command: Command) -> String {
     one_line(command, 2)
 }
@@ -108,7 +108,7 @@ fn one_line(command: Command, exit_code: i32) -> String {
     line.to_owned()
 }
 
-/// Runs to the end, well, and gives its standard output.
+/// Runs the command, checks that it succeeds, and returns its standard output.
 pub fn output(command: Command) -> String {
     let run = assert_cmd::Command::from_std(command).timeout(DEADLINE).assert().success();
     String::from_utf8(run.get_output().stdout.clone()).unwrap()
@@ -127,7 +127,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A server that serves; killed when dropped.
+/// A running server; killed when dropped.
 pub struct Server {
     child: Child,
     log: tempfile::NamedTempFile,
@@ -135,7 +135,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it and waits for its "serving" line.
+    /// Starts the server and waits for its "serving" line.
     pub fn start(command: Command) -> Self {
         Starting::new(command).wait_ready()
     }
@@ -152,19 +152,19 @@ impl Server {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// As `kill -9` does; the process is gone afterwards, its socket file is not.
+    /// Kills the server with SIGKILL. The socket file remains.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Sends the signal and waits for the end.
+    /// Sends the signal and waits for the exit.
     pub fn stop(mut self, signal: Signal) -> ExitStatus {
         self.signal(signal);
         eventually("it ends", || self.child.try_wait().unwrap())
     }
 
-    /// Waits for its end without a signal.
+    /// Waits for the exit without sending a signal.
     pub fn wait_ended(mut self) -> ExitStatus {
         eventually("it ends", || self.child.try_wait().unwrap())
     }
@@ -174,7 +174,7 @@ impl Server {
         std::fs::read_to_string(self.log.path()).unwrap()
     }
 
-    /// Standard error, to be read after the end too.
+    /// Standard error, readable after the exit too.
     pub fn log_file(&self) -> File {
         self.log.reopen().unwrap()
     }
@@ -191,7 +191,7 @@ impl Drop for Server {
     }
 }
 
-/// A server that may still be waiting for something.
+/// A server that may not serve yet.
 pub struct Starting {
     server: Server,
     lines: mpsc::Receiver<String>,
@@ -218,12 +218,12 @@ impl Starting {
         self.server.signal(signal);
     }
 
-    /// Waits for its end without a signal.
+    /// Waits for the exit without sending a signal.
     pub fn wait_ended(self) -> ExitStatus {
         self.server.wait_ended()
     }
 
-    /// As many lines of standard output.
+    /// Waits for `count` lines on standard output.
     pub fn wait_lines(self, count: usize) -> (Server, Vec<String>) {
         let line = || self.lines.recv_timeout(DEADLINE);
         let lines =
@@ -239,7 +239,7 @@ impl Starting {
     }
 }
 
-/// Asks again and again until there is an answer.
+/// Calls `ask` until it returns a value.
 pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + DEADLINE;
     loop {
