@@ -1,4 +1,4 @@
-//! A server whose queues all began on one worker: under load some go to the other, and data stays right.
+//! All queues start on one worker. Under load the balancer moves some to the other, and the data stays correct.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,12 +15,12 @@ const QUEUES: u16 = 4;
 /// Requests in flight per queue.
 const DEPTH: u64 = 16;
 const SLOT_BYTES: u64 = 0x2_0000;
-/// Large, so that copying them keeps the worker busy and not the guests.
+/// Large, so that copying keeps the worker busier than the guests.
 const BLOCK: usize = 0x1_0000;
-/// Times that everything is read before it is looked at.
+/// Passes of reading everything before the distribution is checked.
 const READS: usize = 20;
 
-/// Writes the round's number over the queue's own blocks, all in flight at once, and reads it back; again and again.
+/// Writes the round's number over the queue's own blocks, all in flight at once, and reads it back, until told to stop.
 fn write_and_verify(guest: &mut Guest, stop: &AtomicBool) -> u64 {
     let mut round = 0_u64;
     while !stop.load(Ordering::Relaxed) {
@@ -44,7 +44,7 @@ fn write_and_verify(guest: &mut Guest, stop: &AtomicBool) -> u64 {
     round
 }
 
-/// Each queue's requests: two MiB of the upper half of memory.
+/// The address of a slot: each queue has two MiB in the upper half of memory.
 fn slot_of(guest: &Guest, slot: u64) -> u64 {
     8 * MIB + u64::from(guest.index) * 2 * MIB + slot * SLOT_BYTES
 }
@@ -79,7 +79,7 @@ fn all_at_once(guest: &mut Guest, kind: u32) {
     }
 }
 
-/// One worker with four started queues, then a second worker.
+/// Starts one worker with four queues, then a second worker.
 fn all_queues_on_the_first_of_two_workers(balance: Balance) -> (Rig, rig::FrontEnd, Vec<Guest>) {
     let rig = Rig::start(Options { balance, queues: QUEUES, ..Options::buffered() });
     let front_end = connected(&rig, feature::USUAL);
@@ -97,7 +97,7 @@ fn places(rig: &Rig) -> Vec<u32> {
     server(rig).report().disks[0].queues.iter().map(|queue| queue.worker.0).collect()
 }
 
-/// What `watch` says while all guests work.
+/// Returns the result of `watch`, which runs while all guests work.
 fn under_load<T>(guests: Vec<Guest>, watch: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -118,7 +118,7 @@ fn queues_under_load_on_one_worker_are_given_to_the_other_and_data_stays_right()
     let (rig, _front_end, guests) = all_queues_on_the_first_of_two_workers(Balance::Auto);
     let moved = under_load(guests, || {
         let moved = eventually(|| places(&rig).contains(&1));
-        // What has arrived works on.
+        // Queues that have moved work on.
         std::thread::sleep(Duration::from_secs(1));
         moved
     });

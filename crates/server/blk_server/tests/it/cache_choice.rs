@@ -1,7 +1,7 @@
-//! Guests that may have switched their write cache off where this server did not hear of it: what it knows of a ring,
-//! from when on, and until when.
+//! Guests that may have disabled their write cache through another server: how this server finds out, and for how long
+//! it assumes so.
 //!
-//! A guest that may have chosen elsewhere is served durably until it chooses here.
+//! As long as the guest may have chosen elsewhere, its writes are durable; its next choice here replaces that.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;
@@ -18,25 +18,25 @@ use crate::rig::in_flight_log::Log;
 use crate::rig::passed::memfd;
 use crate::rig::{FrontEnd, Guest, Options, code, feature, vring_addr, vring_state};
 
-/// A guest that may switch its cache off.
+/// The features of a guest that may disable its cache.
 fn full(ring: Format) -> u64 {
     ring.usual() | feature::CONFIG_WCE
 }
 
-/// A guest that uses queue 0, and never switched its cache off as far as this server knows.
+/// A guest that uses queue 0 and, as far as this server knows, has never disabled its cache.
 fn bed(ring: Format) -> Bed {
     let mut bed = Bed::start(full(ring));
     assert!(!bed.write_is_durable());
     bed
 }
 
-/// The server ends, and another one begins, which knows nothing of the guest.
+/// Stops the server and starts another one, which knows nothing of the guest.
 fn restart(bed: &mut Bed) {
     drop(bed.rig.stop());
     bed.rig.start_server(Options { recorder: Some(bed.recorder.clone()), ..Options::default() });
 }
 
-/// A new session of the same guest, with no ring yet.
+/// Connects a new session of the same guest, without a ring.
 fn connect(bed: &mut Bed, ring: Format) {
     let memory = Arc::clone(&bed.front_end.memory);
     connect_with(bed, ring, memory);
@@ -57,7 +57,7 @@ fn start(bed: &Bed) {
     enable(&bed.front_end, 0);
 }
 
-/// A part of the ring is said to lie where there is no memory.
+/// Announces a ring outside the guest's memory.
 fn fail_to_start(bed: &Bed) {
     bed.front_end.announce_queue(&bed.guest);
     let mut layout = bed.guest.layout;
@@ -204,7 +204,7 @@ fn choice_of_writeback_does_not_count_for_a_guest_that_left_and_came_back(ring: 
     assert!(bed.write_is_durable());
 }
 
-/// A VMM that is killed does not stop its rings.
+/// A killed VMM does not stop its rings.
 fn guest_that_comes_in_place_of_one_that_was_killed_may_have_chosen_elsewhere(ring: Format) {
     let mut bed = bed(ring);
     let mut elsewhere = self::bed(ring);
@@ -215,7 +215,8 @@ fn guest_that_comes_in_place_of_one_that_was_killed_may_have_chosen_elsewhere(ri
     assert!(bed.write_is_durable());
 }
 
-/// A migration on one host: the second VMM is there before the first one stops, and goes on where that one stood.
+/// A migration on one host: the second VMM connects before the first one stops, and continues where the first one
+/// stopped.
 fn guest_that_moves_to_another_front_end_of_this_server_keeps_its_mode(ring: Format) {
     let mut bed = bed(ring);
     let memory = Arc::clone(&bed.front_end.memory);

@@ -1,5 +1,5 @@
-//! The five cache modes with every kind of driver and choice of the guest: what it is shown, and what reaches
-//! the kernel.
+//! The five cache modes with each kind of driver and each choice of the guest: the `writeback` byte that the guest
+//! reads, and the calls that reach the kernel.
 //!
 //! Spec: virtio 1.3 §5.2.5.2, §5.2.6.2.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
@@ -11,7 +11,7 @@ use io_engine::Verb;
 use crate::rig::cache_bed::{BARE, Bed, WRITEBACK, verbs};
 use crate::rig::{Options, Rig, code, feature, kind, segment_bytes};
 
-/// What a usual driver accepts.
+/// The features that a usual driver accepts.
 const FULL: u64 = feature::USUAL | feature::CONFIG_WCE;
 /// Drivers with each of the cache-related bits: none, CONFIG_WCE, FLUSH, both.
 const DRIVERS: [u64; 4] = [BARE, BARE | feature::CONFIG_WCE, feature::USUAL, FULL];
@@ -32,12 +32,12 @@ fn mode(bed: &mut Bed) -> (u8, bool) {
     (bed.writeback(), bed.write_is_durable())
 }
 
-/// How each of [`DRIVERS`] starts.
+/// What each of [`DRIVERS`] finds when it starts.
 fn starts(cache: CacheMode, wce: Wce) -> [(u8, bool); 4] {
     DRIVERS.map(|features| mode(&mut Bed::start_on(options(cache, wce), features)))
 }
 
-/// What a guest finds that switches its cache on, off, and on again.
+/// What a guest finds after it enables its cache, disables it, and enables it again.
 fn switched(cache: CacheMode) -> [(u8, bool); 3] {
     let mut bed = bed(cache, FULL);
     [1, 0, 1].map(|value| {
@@ -55,7 +55,7 @@ fn offered(cache: CacheMode, wce: Wce) -> u64 {
     rig.connect().ask_u64(code::GET_FEATURES) & (feature::FLUSH | feature::CONFIG_WCE)
 }
 
-/// A second driver attaches to the same device, as after a reboot of the guest.
+/// A second driver attaches to the same device, as after a guest reboot.
 fn reboot(bed: &mut Bed, reset: impl FnOnce(&Bed)) {
     reset(bed);
     bed.front_end.negotiate(FULL);

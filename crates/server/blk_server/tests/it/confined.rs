@@ -1,7 +1,7 @@
-//! Threads of a confined process: a worker that cannot restrict its system calls does not start, and what descriptors of
-//! front-ends need is on the lists.
+//! Threads of a confined process: a worker that cannot restrict its system calls does not start, and the lists allow
+//! the system calls that front-ends' descriptors need.
 //!
-//! Each case runs in a process of its own, this very program once more: what is given up here is given up for good.
+//! Each case runs this program again in a process of its own, because a process cannot leave its sandbox.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::error::Error;
@@ -18,9 +18,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use sandbox::{Role, confine, enter};
 
 const CASE: &str = "BLK_SERVER_TEST_CASE";
-/// The exit code of a case that ran to its end; nothing else ends with it.
+/// The exit code of a case that ran to its end. Nothing else exits with it.
 const SURVIVED: i32 = 42;
-/// More filters than the kernel takes one after the other (`MAX_INSNS_PER_PATH`, kernel/seccomp.c).
+/// More filters than the kernel accepts in sequence (`MAX_INSNS_PER_PATH`, kernel/seccomp.c).
 const TOO_MANY: usize = 2000;
 
 fn start() -> Result<Server, ServerError> {
@@ -36,7 +36,7 @@ fn start() -> Result<Server, ServerError> {
 fn case() {
     confine().unwrap();
     drop(start().unwrap());
-    // The worker inherits them, and has no room for its own.
+    // The worker inherits these filters and cannot add its own.
     let full = std::iter::repeat_with(|| enter(Role::Worker)).take(TOO_MANY).any(|entered| entered.is_err());
     assert!(full, "a kernel with a limit");
     let refused = start().unwrap_err();
@@ -44,7 +44,7 @@ fn case() {
     assert!(line.contains("worker 0 cannot restrict its system calls: the kernel takes no filter"), "{line}");
 }
 
-/// Neither ends the process: each is on the lists.
+/// The lists allow both calls, so neither ends the process.
 fn close_and_signal() {
     prepare_signals().unwrap();
     confine().unwrap();
@@ -55,7 +55,7 @@ fn close_and_signal() {
         let thread = std::thread::spawn(move || {
             enter(role).unwrap();
             drop(quota.admit(writer.into()).unwrap());
-            // Ends when another thread has closed the other end.
+            // Returns when another thread has closed the other end.
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
             prepare_signals().unwrap();
             (0..100).for_each(|_| signal_shared(&event));

@@ -1,6 +1,6 @@
-//! The dirty log of live migration: which pages are in it, from when on, and front-ends that get it wrong.
+//! The dirty log of live migration: which pages it contains, from when on, and front-ends that misuse it.
 //!
-//! The oracle is the guest's whole memory, before and after: a page that the device changed is in the log.
+//! The tests compare all guest memory before and after: each page that the device changed must be in the log.
 //!
 //! Spec: vhost-user, "Migration".
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -44,7 +44,7 @@ fn ready(rig: &Rig, format: Format) -> (FrontEnd, Guest) {
 
 // ---- every store of every engine
 
-/// What a request reads from memory, and where the device may store: data, then the status byte on a page of its own.
+/// A request: the memory that it reads, and where the device may store its data, and its status byte (on its own page).
 struct Wish {
     kind: u32,
     sector: u64,
@@ -56,7 +56,7 @@ fn range(addr: u64, len_bytes: u32) -> GuestRange {
     GuestRange { addr, len_bytes }
 }
 
-/// Of all kinds, aligned and not, in one piece and in several, within a page and across; `data`: free memory.
+/// Requests of all types: aligned and unaligned, one piece and several, within a page and across; `data`: free memory.
 fn wishes(data: u64) -> Vec<Wish> {
     let at = |number: u64| data + number * 0x2_0000;
     let reads = [
@@ -90,7 +90,7 @@ fn status_of(number: usize) -> u64 {
     STATUS + number as u64 * 0x1000 + 17
 }
 
-/// Puts the requests into the ring, where the device does not see them yet.
+/// Puts the requests into the ring without making them available.
 fn add(guest: &mut Guest, wishes: &[Wish], round: u64) {
     for (number, wish) in wishes.iter().enumerate() {
         let header = HEADERS + number as u64 * 64;
@@ -112,7 +112,7 @@ fn add(guest: &mut Guest, wishes: &[Wish], round: u64) {
     }
 }
 
-/// Pages that the driver itself writes while requests are on their way: its part of the ring.
+/// Removes the pages that the driver itself writes meanwhile: its part of the ring.
 fn without_drivers(guest: &Guest, mut pages: BTreeSet<u64>) -> BTreeSet<u64> {
     pages.remove(&page_of(guest.layout.avail.0));
     pages
@@ -154,7 +154,7 @@ fn every_store_is_in_the_log(kind: EngineKind, format: Format) {
         assert!(missing.is_empty(), "{kind}, {format:?}, round {round}: not in the log: {missing:x?}");
         // At least each status byte, the data of seven requests, and the ring.
         assert!(changed.len() > wishes.len() + 7, "{changed:x?}");
-        // What is only read is not copied again: a migration under writes would not end.
+        // Pages that the device only reads must not be in the log: a migration under guest writes would never end.
         let read_only = wishes.iter().filter_map(|wish| wish.out).map(|out| page_of(out.addr));
         let too_many: Vec<_> = read_only.chain([HEADERS]).filter(|page| logged.contains(page)).collect();
         assert!(too_many.is_empty(), "{kind}, {format:?}: {too_many:x?}");
@@ -189,7 +189,7 @@ fn data_of_reads_that_were_under_way_is_in_the_log_that_came_meanwhile(format: F
 
     let (first, second) = (Log::new(), Log::new());
     begin(&front_end, &[(0, guest.layout)], format.usual(), &first);
-    // Another one, as when memory is plugged in.
+    // A second log, as when memory is plugged in.
     second.give(&front_end);
     first.take();
     let before = contents(&guest.view);
@@ -213,7 +213,7 @@ fn nothing_is_noted_once_logging_is_off_and_the_ring_never_stopped(format: Forma
     assert!(eventually(|| handle.held() == 1));
     let log = Log::new();
 
-    // A ring that were stopped would wait for the request that hangs, and so would the answers.
+    // If the server stopped the ring, it would wait for the request that hangs, and the replies would wait too.
     begin(&front_end, &[(0, guest.layout)], format.usual(), &log);
     end(&front_end, &[(0, guest.layout)], format.usual());
     log.take();
@@ -252,7 +252,7 @@ fn one_rings_flag_is_enough_and_its_ring_is_noted_where_the_front_end_wants_it_t
     assert!(serves(&mut guest));
     assert!(log.take().is_empty(), "nobody asked for notes");
 
-    // Behind all memory, across the end of a page.
+    // Beyond all memory, across the end of a page.
     let elsewhere = 20 * MIB + 0x1000 - 6;
     log_ring(&front_end, &(0, guest.layout), Some(elsewhere));
     assert!(serves(&mut guest));
@@ -319,7 +319,8 @@ fn region_that_is_plugged_in_under_the_log_is_noted_and_one_beyond_it_ends_the_s
 
 // ---- logs that cannot be used
 
-/// Whether a session that sends this SET_LOG_BASE under a running queue with LOG_ALL is ended, and no other.
+/// Sends this SET_LOG_BASE under a running queue with LOG_ALL. Returns whether the server ended this session and no
+/// other.
 fn is_ended(log: &Log, body: &[u8]) -> bool {
     let rig = Rig::start(Options::default());
     let (front_end, mut guest) = ready(&rig, Format::Split);

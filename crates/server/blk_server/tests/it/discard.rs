@@ -1,4 +1,4 @@
-//! DISCARD and WRITE_ZEROES end to end: what is freed, what reads as zeroes, what is refused.
+//! DISCARD and WRITE_ZEROES end to end: freed blocks, sectors that read as zeroes, requests that are refused.
 //!
 //! Spec: virtio 1.3 §5.2.6.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -33,7 +33,7 @@ fn full_disk(options: Options) -> (Rig, FrontEnd, Guest) {
     (rig, front_end, guest)
 }
 
-/// In units of 512 bytes.
+/// The file's allocated size in units of 512 bytes.
 fn allocated(rig: &Rig) -> u64 {
     std::fs::metadata(&rig.image).unwrap().blocks()
 }
@@ -112,7 +112,7 @@ fn sixteen_segments_are_done_and_seventeen_fail_untouched() {
     let done = guest.request(kind::DISCARD, 0, &segments[..16].concat(), 0);
     assert_eq!((refused.status, before - after_refused), (IOERR, 0));
     assert_eq!((done.status, rig.image_bytes(0, 65_536)), (OK, vec![0; 65_536]));
-    // A file system may need a block of its own to remember holes that were punched out of order.
+    // A file system may need a block to record holes that were punched out of order.
     assert!(before - allocated(&rig) >= 120);
     assert_eq!(front_end.config(40, 4), 16u32.to_le_bytes());
     assert_eq!(guest.read(128, 512).data, vec![0xaa; 512]);
@@ -199,7 +199,7 @@ fn inline() -> (Rig, Inline) {
     (rig, Inline { worker: worker.unwrap(), ring, view, kick })
 }
 
-/// One of each kind that reaches the image, all at once; each must succeed.
+/// Sends one request of each type that reaches the image, all at once; each must succeed.
 fn one_of_each(inline: &mut Inline) {
     let data = GuestRange { addr: MIB, len_bytes: 4096 };
     let segments = GuestRange { addr: 0x5_0000, len_bytes: 16 * 16 };

@@ -1,4 +1,4 @@
-//! Disks that come, go and change their size while the server and other guests go on.
+//! Adds, removes and resizes disks while the server and other guests continue.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::io::Read;
@@ -19,8 +19,8 @@ use crate::rig::{CALM, Guest, MIB, Options, PATIENCE, Rig, code, eventually, fea
 const OK: u8 = 0;
 const IOERR: u8 = 1;
 
-/// Writes and reads one block after another, each with its number in it, until told to stop or its disk goes. Returns
-/// how many were acknowledged.
+/// Writes and reads one block after another, each with its own number, until told to stop or until its disk is removed.
+/// Returns the number of acknowledged writes.
 fn load(guest: &mut Guest, stop: &AtomicBool, done: &AtomicU64) {
     for number in 0.. {
         if stop.load(Relaxed) {
@@ -34,7 +34,7 @@ fn load(guest: &mut Guest, stop: &AtomicBool, done: &AtomicU64) {
     }
 }
 
-/// Whether the neighbour answers again and again.
+/// Whether the neighbour's guest keeps completing requests.
 fn goes_on(done: &AtomicU64) -> bool {
     let before = done.load(Relaxed);
     eventually(|| done.load(Relaxed) > before + 20)
@@ -95,7 +95,7 @@ fn disk_removed_under_its_own_load_loses_nothing_acknowledged_and_its_neighbour_
         rig.remove(1).unwrap();
         assert!(front_end.is_closed());
         for (n, pending) in (0..).zip(&sent) {
-            // Answered with success, or not taken from the ring: there is no third.
+            // Either completed with success, or never taken from the ring.
             let status = pending.status(&guest);
             assert!([OK, 0xff].contains(&status), "status {status}");
             let written: Vec<u8> = u64::to_le_bytes(n + 1).repeat(512);
@@ -217,7 +217,7 @@ fn front_end_that_never_reads_its_replies_does_not_hold_up_a_removal() {
     message[0] = code::GET_FEATURES as u8;
     message[4] = 1;
     let (mut since, full) = (std::time::Instant::now(), CALM);
-    // Until the session has been waiting for room for a while, for which it has five seconds.
+    // Waits until the session has waited for room for a while, within its five seconds.
     while since.elapsed() < full {
         if rustix::io::write(deaf.socket(), &message).is_ok() {
             since = std::time::Instant::now();
@@ -297,7 +297,7 @@ fn server_with_a_name_or_a_socket_twice_does_not_start_and_touches_nothing() {
     let mut rig = Rig::start(Options { disks: 0, ..Options::default() });
     assert!(rig.stop().is_clean());
     let (disk, socket) = rig.disk(2);
-    // One that a dead server left: it would be removed first, but nothing is before all is checked.
+    // A socket file that a dead server left. The server removes such a file, but only after all checks.
     drop(std::os::unix::net::UnixListener::bind(rig.socket_of(1)).unwrap());
     let named_twice = vec![rig.disk(1), (DiskConfig { name: "test1".into(), ..disk }, socket)];
     let refused = start(named_twice);
@@ -418,7 +418,7 @@ fn report_tells_what_each_disk_is() {
     assert_eq!((used.read_only, used.failed, used.engine.as_str()), (false, false, "test"));
 }
 
-/// What one of many callers does, over and over: only refusals that another caller can have caused.
+/// One of many concurrent callers. Each refusal must be one that another caller can have caused.
 fn meddle(rig: &Rig, salt: u64) {
     for step in 0..30 {
         let outcome = match (step + salt) % 4 {

@@ -1,6 +1,6 @@
-//! When a write is durable: what reaches the kernel for each choice of feature bits and cache mode.
+//! When a write is durable: the calls that reach the kernel for each choice of feature bits and cache mode.
 //!
-//! Read off io_engine's recorder, the last line before the kernel. Spec: virtio 1.3 §5.2.5.2, §5.2.6.2.
+//! The calls come from io_engine's recorder. Spec: virtio 1.3 §5.2.5.2, §5.2.6.2.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use io_engine::{Record, Verb};
@@ -11,7 +11,7 @@ use crate::rig::cache_bed::{BARE, Bed, WRITEBACK, verbs};
 use crate::rig::format::{Format, on_both_formats};
 use crate::rig::{MIB, Options, Rig, code, feature, kind, segment_bytes};
 
-/// The second call was issued after the first one had completed, and both succeeded.
+/// Whether the second call was issued after the first one had completed, and both succeeded.
 fn one_after_the_other(calls: &[Record]) -> bool {
     let results = calls.iter().map(|call| call.completed.expect("answered before the kernel was done"));
     results.clone().all(|(_, result)| result >= 0)

@@ -1,5 +1,5 @@
-//! Every engine in every cache mode keeps what it promised, whatever a crash leaves behind; and the model that says
-//! so notices when one does not.
+//! Every engine in every cache mode keeps its promises after a crash, whatever the crash leaves on the disk. Other
+//! tests check that the model detects a broken promise.
 //!
 //! `random guest (rig/workload.rs) → server → engine's record → crash model (rig/crash_model.rs)`
 //!
@@ -22,7 +22,7 @@ use crate::rig::workload::{Dice, Mishap, Plan, run};
 
 // ---- every engine
 
-/// Cache modes that an engine honours, and where the image has to be for it.
+/// The cache modes that an engine supports, and the folder that its image needs.
 fn ground(kind: EngineKind) -> (&'static [CacheMode], Option<PathBuf>) {
     const BUFFERED: [CacheMode; 3] = [CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Unsafe];
     match kind {
@@ -34,7 +34,7 @@ fn ground(kind: EngineKind) -> (&'static [CacheMode], Option<PathBuf>) {
     }
 }
 
-/// The others need nothing that a kernel or a C library could lack.
+/// Other engines need nothing that a kernel or a C library could lack.
 fn depends_on_host(kind: EngineKind) -> bool {
     matches!(kind, EngineKind::IoUring | EngineKind::LinuxAio | EngineKind::PosixAio)
 }
@@ -51,7 +51,7 @@ fn history_of(kind: EngineKind, cache: CacheMode, folder: Option<PathBuf>, seed:
     run(Plan { options, fake: None, mishaps: vec![], switches: true, seed })
 }
 
-/// A history in which nothing was promised, or nothing could be lost, would prove nothing.
+/// Checks the history. It must contain promises and something to lose, or the check proves nothing.
 fn holds(history: &History) -> Checked {
     let checked = history.check().unwrap_or_else(|broken| panic!("{}", explain(history, &broken)));
     let promised = checked.promises > 0 && checked.leftovers > checked.promises;
@@ -121,7 +121,7 @@ fn mmap_keeps_its_promises() {
 const SAFE_MODES: [CacheMode; 4] =
     [CacheMode::None, CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Directsync];
 
-/// A run with calls that complete in any order and these mishaps.
+/// A run whose calls complete in any order, with these faults.
 fn with_mishaps(cache: CacheMode, seed: u64, mishaps: Vec<Mishap>) -> History {
     let (options, fake) = faulty(options(cache));
     fake.shuffle(seed);
@@ -132,7 +132,7 @@ fn mishap(step: usize, when: When, fault: Fault) -> Mishap {
     Mishap { step, when, fault }
 }
 
-/// From the first step on: the fault on calls here and there, so that `every`-th one is hit.
+/// Faults from the first step on, so that about one call in `every` is hit.
 fn scattered(seed: u64, every: u64, fault: Fault) -> Vec<Mishap> {
     let mut dice = Dice::new(seed);
     (0..400 / every).map(|n| mishap(0, When::Call(n * every + dice.below(every)), fault)).collect()
@@ -144,7 +144,7 @@ fn every_mode_and_seed(mishaps: impl Fn(u64) -> Vec<Mishap>) -> Vec<History> {
     runs.map(|(cache, seed)| with_mishaps(cache, seed, mishaps(seed))).collect()
 }
 
-/// How many calls of all histories came to this.
+/// The number of calls, over all histories, with such a result.
 fn results(histories: &[History], is_meant: fn(&io_engine::Record, i32) -> bool) -> usize {
     let calls = histories.iter().flat_map(|history| &history.calls);
     calls.filter(|call| call.completed.is_some_and(|(_, result)| is_meant(call, result))).count()
@@ -155,7 +155,7 @@ fn calls_that_complete_in_any_order_break_no_promise() {
     every_mode_and_seed(|_| vec![]).iter().for_each(|history| _ = holds(history));
 }
 
-/// A request that were answered before its last call has completed would be caught here for certain.
+/// If a request were acknowledged before its last call completed, the model would detect it here.
 #[test]
 fn calls_that_hang_for_a_while_break_no_promise() {
     every_mode_and_seed(|seed| scattered(seed, 5, Fault::Hold)).iter().for_each(|history| _ = holds(history));
@@ -214,7 +214,7 @@ fn durable_writes_that_fail_break_no_promise() {
 
 // ---- the model notices
 
-/// Without faults; whether the model still accepts the history after `change`.
+/// Runs without faults. Returns whether the model still accepts the history after `change`.
 fn breaks(cache: CacheMode, change: fn(&mut History)) -> bool {
     let mut history = with_mishaps(cache, 1, vec![]);
     holds(&history);
@@ -245,7 +245,7 @@ fn syncs_left_out_are_noticed_in_every_mode() {
     assert_eq!(SAFE_MODES.map(|cache| breaks(cache, drop_syncs)), [true; 4]);
 }
 
-/// Each sync starts before the write that completed last before it.
+/// Moves each sync's start before the write that completed last before it.
 fn hurry_syncs(history: &mut History) {
     let writes = history.calls.iter().filter(|call| call.verb == Verb::Write);
     let completions: Vec<_> = writes.filter_map(|call| call.completed).map(|(moment, _)| moment).collect();
@@ -260,7 +260,7 @@ fn syncs_that_start_before_a_write_has_completed_are_noticed() {
     assert!(breaks(CacheMode::None, hurry_syncs) && breaks(CacheMode::Writeback, hurry_syncs));
 }
 
-/// Writes are answered as soon as they are sent.
+/// Acknowledges writes as soon as they are sent.
 fn answer_early(history: &mut History) {
     for request in history.requests.iter_mut().filter(|request| request.deed == Deed::Write) {
         request.acked = request.acked.map(|(_, ok)| (request.sent, ok));
@@ -282,11 +282,11 @@ fn flushes_answered_before_they_complete_are_noticed() {
     assert!(breaks(CacheMode::None, early) && breaks(CacheMode::Writeback, early));
 }
 
-/// A step before a flush that covers a write for certain.
+/// The step before a flush that certainly covers a write.
 const QUIET: usize = 59;
 const _: () = assert!(workload::is_quiet(QUIET));
 
-/// A history in which a sync fails, and the guest is told that its flush succeeded.
+/// A history in which a sync fails, although the guest is told that its flush succeeded.
 fn hushed_up(cache: CacheMode) -> History {
     let (options, fake) = faulty(options(cache));
     let mishaps = vec![mishap(QUIET, When::Verb(Verb::Sync), Fault::Errno(Errno::IO))];
@@ -305,7 +305,7 @@ fn failed_sync_that_the_guest_is_told_was_a_success_is_noticed() {
     assert!(hushed_up(CacheMode::None).check().is_err());
 }
 
-/// The kernel calls the second try a success, and the pages are gone all the same.
+/// The kernel reports success for the second sync, although the pages are lost.
 #[test]
 fn failed_sync_that_is_tried_again_until_it_succeeds_is_noticed() {
     let mut history = hushed_up(CacheMode::Writeback);
@@ -314,7 +314,7 @@ fn failed_sync_that_is_tried_again_until_it_succeeds_is_noticed() {
     (again.issued, again.completed) = (failed, Some((failed, 0)));
     history.calls.push(again);
     assert!(history.check().is_err());
-    // It is the failed one that is held against the history, not anything else that was changed.
+    // Without the failed sync the model accepts the history, so nothing else breaks the promise.
     let is_success = |call: &io_engine::Record| call.completed.is_some_and(|(_, result)| result >= 0);
     history.calls.retain(|call| call.verb != Verb::Sync || is_success(call));
     assert_eq!(history.check().err(), None);

@@ -1,7 +1,7 @@
-//! After a sync that failed, a disk promises nothing any more: what the guest is told, and what the kernel is
-//! still asked for.
+//! After a failed sync a disk promises nothing: the errors that the guest gets, and the calls that the server still
+//! makes.
 //!
-//! docs/decisions/0012.
+//! docs/decisions/0012 has the reasons.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use disk_image::CacheMode;
@@ -51,7 +51,7 @@ impl Bed {
         self.guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(8, 8, 0), 0).status
     }
 
-    /// Statuses of write, discard, write-zeroes, flush and read.
+    /// The statuses of a write, discard, write-zeroes, flush and read.
     fn statuses(&mut self) -> [Option<u8>; 5] {
         let write = self.guest.write(0, &[1; 512]).status;
         [write, self.discard(), self.zero(), self.flush(), self.guest.read(0, 512).status]
@@ -61,7 +61,7 @@ impl Bed {
 const READS_ONLY: [Option<u8>; 5] = [IOERR, IOERR, IOERR, IOERR, OK];
 const ALL_WORK: [Option<u8>; 5] = [OK; 5];
 
-/// What a disk still does after its first flush failed.
+/// The statuses after the disk's first flush failed.
 fn after_failed_flush(cache: CacheMode) -> [Option<u8>; 5] {
     let mut bed = Bed::start(cache, feature::USUAL);
     bed.fail_next(Verb::Sync, Errno::IO);
@@ -69,7 +69,7 @@ fn after_failed_flush(cache: CacheMode) -> [Option<u8>; 5] {
     bed.statuses()
 }
 
-/// The same after a durable request failed.
+/// The statuses after a durable request failed.
 fn after_failed(
     cache: CacheMode,
     verb: Verb,
@@ -92,7 +92,7 @@ fn flush_that_failed_leaves_a_disk_that_only_reads_in_every_mode() {
     assert_eq!(modes.map(after_failed_flush), [READS_ONLY; 4]);
 }
 
-/// Nothing that a later sync could call a success reaches the kernel.
+/// No call reaches the kernel for which a later sync could report success.
 #[test]
 fn kernel_is_asked_for_reads_only_after_a_flush_failed() {
     let mut bed = Bed::start(CacheMode::Writeback, feature::USUAL);
@@ -166,7 +166,7 @@ fn durable_write_that_fails_with_eio_through_the_page_cache_fails_the_disk() {
     assert_eq!(after_failed(CacheMode::Writeback, Verb::Write, Errno::IO, write), READS_ONLY);
 }
 
-/// It is the write itself that failed: nothing else is lost.
+/// Only the write itself failed: no other data is lost.
 #[test]
 fn durable_write_that_fails_past_the_page_cache_fails_alone() {
     assert_eq!(after_failed(CacheMode::Directsync, Verb::Write, Errno::IO, write), ALL_WORK);
@@ -191,7 +191,7 @@ fn durable_discard_that_the_file_system_refuses_fails_alone() {
     assert_eq!(refused, ALL_WORK);
 }
 
-/// The first segment's failure is what the request reports; the second one's sync must not be overlooked.
+/// The request reports the first segment's failure; the server must still notice the failed sync of the second.
 #[test]
 fn sync_that_fails_in_a_later_segment_of_a_discard_fails_the_disk() {
     let mut bed = Bed::start(CacheMode::Directsync, DURABLE);

@@ -1,8 +1,8 @@
-//! Storage that really fails, under every engine: file systems that are full, an image that is cut off, a host that says
-//! EIO. Errors are the affair of the request that meets them; held ones are done when the storage is well again.
+//! Storage that really fails, under every engine: full file systems, a truncated image, a host that returns EIO. Only
+//! the request that hits an error gets it. Held requests are done when the storage works again.
 //!
-//! tmpfs and ext4 (a loop device) need the right to mount, and so does FUSE: without it the tests say that they are
-//! skipped.
+//! tmpfs and ext4 (on a loop device) need the right to mount, and so does FUSE: without it the tests print that they
+//! are skipped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::fs::File;
@@ -28,7 +28,7 @@ const IOERR: Option<u8> = Some(1);
 const CHUNK: u32 = 64 * 1024;
 const CHUNK_SECTORS: u64 = CHUNK as u64 / 512;
 
-/// Engines with a cache mode that they honour and that the storage takes.
+/// Engines, each with a cache mode that the engine and the storage support.
 const ENGINES: [(EngineKind, CacheMode); 8] = [
     (EngineKind::IoUring, CacheMode::None),
     (EngineKind::IoUring, CacheMode::Writeback),
@@ -100,7 +100,7 @@ fn waits_for_room_and_goes_on(engine: EngineKind, cache: CacheMode, small: &Smal
     let (_front_end, mut guest) = ready(&rig, feature::USUAL);
     let (held, number) = fill_until_parked(&rig, &mut guest);
     assert!(number > 0, "{engine}, {cache}: nothing fits");
-    // Others go on, and the held one is the same after a try in vain.
+    // Other requests continue, and the held one does not change after a retry that fails.
     assert_eq!(guest.read(0, CHUNK).data, chunk(0), "{engine}, {cache}");
     assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, OK);
     assert_eq!(resume(&rig), 1);
@@ -157,7 +157,7 @@ fn full_file_system_is_ioerr_and_freed_blocks_can_be_written_again() {
 
 // ---- cut off
 
-/// Where the mapping ends is where SIGBUS begins.
+/// Beyond the end of the mapped file an access raises SIGBUS.
 #[test]
 fn read_behind_the_end_of_a_truncated_image_is_ioerr_and_all_others_go_on() {
     for (engine, cache) in ENGINES {
@@ -193,7 +193,7 @@ fn parked_read_of_a_truncated_image_is_done_when_the_image_is_whole_again() {
     }
 }
 
-/// A mapping of a file on disk is not every host's.
+/// Not every host can map a file on disk.
 fn ram(engine: EngineKind) -> Option<PathBuf> {
     (engine == EngineKind::Mmap).then(|| "/dev/shm".into())
 }
@@ -215,7 +215,7 @@ impl Write for KeepLog {
     }
 }
 
-/// The tests share the log: each asks for sectors that only its own lines have.
+/// The tests share the log, so each looks for sectors that only its own lines name.
 fn keep_log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing_subscriber::fmt().with_ansi(false).with_writer(|| KeepLog).init());
@@ -226,7 +226,7 @@ fn logged(parts: &[&str]) -> bool {
     log.lines().any(|line| parts.iter().all(|part| line.contains(part)))
 }
 
-/// A host of our own, a server on it, and its guest.
+/// A FUSE file system, a server on it, and its guest.
 fn fuse(
     engine: EngineKind,
     cache: CacheMode,
@@ -240,7 +240,7 @@ fn fuse(
     Some((disk, rig, front_end, guest))
 }
 
-/// Those that this host has. A file system in this very process must not be asked for pages of a mapping.
+/// The host's engines, without mmap: a file system in this process must not serve pages of a mapping.
 fn engines_on_fuse() -> impl Iterator<Item = (EngineKind, CacheMode)> {
     let unmapped = ENGINES.into_iter().filter(|(engine, _)| *engine != EngineKind::Mmap);
     unmapped.filter(|(engine, cache)| options(*engine, *cache).is_some())
@@ -249,7 +249,7 @@ fn engines_on_fuse() -> impl Iterator<Item = (EngineKind, CacheMode)> {
 #[test]
 fn bad_spot_of_the_host_is_ioerr_there_and_nowhere_else_and_the_log_names_it() {
     keep_log();
-    // Through the page cache a durable write's EIO may mean others' data, and is the end of all writing.
+    // Through the page cache, a durable write's EIO may concern other data, so the disk refuses all later writes.
     for (engine, cache) in engines_on_fuse().filter(|(_, cache)| *cache != CacheMode::Writethrough) {
         let Some((disk, _rig, _front_end, mut guest)) = fuse(engine, cache, None) else { return };
         let bad = 2 * MIB..2 * MIB + 4096;

@@ -1,4 +1,4 @@
-//! A host that fails: errors, short transfers, full disks, requests that hang. Each is one request's affair.
+//! Host faults: errors, short transfers, full disks, requests that hang. Each affects one request only.
 //!
 //! The engine is io_engine's fake, on real files.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -35,7 +35,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 impl Bed {
-    /// Adds a read of `sector` whose buffers no other has; `slot` numbers them.
+    /// Adds a read of `sector` with its own buffers; `slot` numbers them.
     fn add_read(&mut self, slot: u64, sector: u64) -> u64 {
         let head = self.guest.area() + slot * 16;
         self.guest.scattered(kind::IN, sector, head, &[range(8 * MIB + slot * 4096, 512)]).unwrap()
@@ -72,7 +72,7 @@ fn request_that_the_host_cancels_of_its_own_is_ioerr() {
     assert_eq!(bed.guest.read(0, 512).status, OK);
 }
 
-/// Left unanswered, the next server would start at the wrong request.
+/// Without a completion, the next server would start at the wrong request.
 #[test]
 fn request_given_up_when_the_time_to_stop_is_over_is_ioerr() {
     let mut bed = bed();

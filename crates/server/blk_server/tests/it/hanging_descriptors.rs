@@ -1,4 +1,5 @@
-//! Descriptors that a front-end passes to make threads of the server wait: for a write, a look or a close that never ends.
+//! Descriptors with which a front-end tries to block the server's threads: a write, a type check or a close that never
+//! returns.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::fs::File;
@@ -33,10 +34,10 @@ fn two_disks() -> Rig {
     Rig::start(Options { disks: 2, ..Options::default() })
 }
 
-/// Fills the counter, and makes its writers wait until told to stop, whatever the server sets.
+/// Fills the eventfd's counter until told to stop, so that every writer blocks.
 fn keep_full(call: &impl AsFd, stop: &AtomicBool) {
     fcntl_setfl(call, OFlags::NONBLOCK).unwrap();
-    // Only an empty counter takes so much, and the server may signal in between.
+    // Only an empty counter accepts this value, and the server may signal in between.
     while rustix::io::write(call, &(u64::MAX - 1).to_ne_bytes()).is_err() {
         let _ = rustix::io::read(call, &mut [0; 8]);
     }
@@ -56,7 +57,7 @@ fn call_descriptor_that_is_full_and_blocks_its_writers_keeps_no_worker_waiting()
     let filler = std::thread::spawn(move || keep_full(&guest_call, &stopped));
     let served = (0..50).all(|_| {
         let pending = add_transfer(&mut guest, kind::OUT, 0, 8 * MIB, 4096);
-        // It wants an interrupt for each.
+        // The guest wants an interrupt for each completion.
         while guest.ring.pop_used().unwrap().is_some() {}
         assert!(!guest.ring.arm_interrupts().unwrap());
         guest.submit();
@@ -67,12 +68,12 @@ fn call_descriptor_that_is_full_and_blocks_its_writers_keeps_no_worker_waiting()
     assert!(served);
 }
 
-/// Of a disk that does not matter.
+/// The number of sessions of the tested disk.
 fn sessions(rig: &Rig) -> usize {
     rig.server.as_ref().unwrap().report().disks[0].sessions
 }
 
-/// Closed while its host answers: the process could not end otherwise.
+/// Closed while its FUSE host answers; otherwise the process could not exit.
 struct HangingFile {
     file: File,
     host: FuseDisk,
@@ -84,7 +85,7 @@ impl Drop for HangingFile {
     }
 }
 
-/// As memory and as call descriptor: looked at, refused, and closed; nothing of it waits.
+/// Passes the file as memory and as call descriptor. The server refuses and closes it without waiting.
 fn pass_hanging_file(front_end: &FrontEnd, file: impl AsFd) {
     let table = table_of(&[region_words(0, MIB, USER_BASE, 0)]);
     let fds = [file.as_fd()];
@@ -114,7 +115,7 @@ fn file_that_hangs_when_it_is_closed_keeps_no_session_no_cut_and_no_stop_waiting
     assert_eq!(host.hanging(), 1);
 }
 
-/// A connection whose last close waits for a peer that does not read.
+/// A connection whose last close waits for a peer that never reads.
 fn lingering() -> (TcpStream, TcpListener, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -132,7 +133,7 @@ fn lingering_socket_in_a_message_that_is_not_read_keeps_no_session_from_ending()
     let (_neighbour, mut neighbour) = guest_of(&rig, 1);
     let (stream, _listener, _peer) = lingering();
     let front_end = rig.connect();
-    // Version 3 ends the session at its first message.
+    // Header version 3 ends the session at its first message.
     let bad = [1_u32, 3, 0].map(u32::to_ne_bytes).concat();
     let frozen = rig.server.as_ref().unwrap().freeze(PATIENCE).unwrap();
     front_end.send_raw(&bad, &[]);

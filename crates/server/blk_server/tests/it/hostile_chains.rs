@@ -1,6 +1,6 @@
-//! Guests that build impossible requests: each costs that request only, and the next one works.
+//! Guests that send invalid requests: each request fails alone, and the next one works.
 //!
-//! IOERR where the status byte can be reached, else the chain is given back with length 0.
+//! It completes with IOERR if its status byte can be written, otherwise with length 0.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use virtqueue::split::RawDescriptor;
@@ -10,20 +10,20 @@ use crate::rig::packed_guest::{Hostile, hostile_guest};
 use crate::rig::raw_guest::{last, readable, table, writable};
 use crate::rig::{MIB, Options, Rig, header_bytes, kind};
 
-/// The guest has 16 MiB: this is in none of its regions.
+/// Outside the guest's 16 MiB.
 const NOWHERE: u64 = 64 * MIB;
-/// Length 0: not even the status was written.
+/// Length 0: the device did not even write the status.
 const NOT_WRITTEN: (u32, u8) = (0, 0xff);
-/// The status says IOERR, nothing else was written.
+/// The status is IOERR; the device wrote nothing else.
 const IOERR: (u32, u8) = (1, 1);
 
-/// A read of one sector in three descriptors; tests spoil one.
+/// A read of one sector in three descriptors; the tests corrupt one.
 fn normal(raw: &dyn Hostile) -> [RawDescriptor; 3] {
     let at = raw.area();
     [readable(at, 16, 1), writable(at + 0x1000, 512, 2), last(at + 0x800, 1)]
 }
 
-/// What the chain that `spoil` makes of a normal read is answered with; the next request must work.
+/// Returns the result of a read that `spoil` has corrupted. The next request must work.
 fn answered(ring: Format, spoil: impl FnOnce(&dyn Hostile, &mut [RawDescriptor; 3])) -> (u32, u8) {
     let rig = Rig::start(Options::default());
     let (_front_end, mut raw) = hostile_guest(&rig, ring);

@@ -1,4 +1,4 @@
-//! Front-ends that go for the process instead of their own disk: another disk of it must not notice.
+//! Front-ends that attack the process instead of their own disk: the process's other disk must not notice.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ const STATUS: u64 = HEADER + 64;
 /// Where they have their indirect tables, a page or two for each.
 const TABLES: u64 = 4 * MIB;
 
-/// A guest of the second disk, who is served.
+/// A working guest of the second disk.
 fn neighbour(rig: &Rig) -> (FrontEnd, Guest) {
     let mut front_end = rig.connect_to(1);
     front_end.negotiate(feature::USUAL);
@@ -53,7 +53,7 @@ fn offer_up_to(raw: &RawGuest, idx: u16) {
     raw.guest.kick();
 }
 
-/// A discard whose segments lie one byte to a page, on every second page from `first_page` on.
+/// A discard whose segment table has one byte per page, on every second page from `first_page` on.
 fn scattered_discard(first_page: u64) -> Vec<RawDescriptor> {
     let page = |number: u16| first_page + u64::from(number) * 0x2000;
     let segments = (0..256).map(|number| readable(page(number), 1, number + 2));
@@ -61,8 +61,8 @@ fn scattered_discard(first_page: u64) -> Vec<RawDescriptor> {
     header.chain(segments).chain([last(page(256), 1)]).collect()
 }
 
-/// Each fault must not cost the process two mappings: it has 65,530 by default, and 128 chains touch 32,896
-/// pages in one pass.
+/// A fault must not cost the process two mappings: the default limit is 65,530, and 128 chains touch 32,896 pages in
+/// one pass.
 #[test]
 fn memory_truncated_under_128_scattered_discards_ends_that_session_only() {
     const EXTRA: u64 = 64 * MIB;
@@ -86,9 +86,8 @@ fn memory_truncated_under_128_scattered_discards_ends_that_session_only() {
     assert!(serves(&mut other_guest));
 }
 
-/// Closing it would block for as long as it lingers: the peer reads nothing.
-/// Both chains are taken in one batch: the first finds the cut-off page, after which all of the region reads
-/// as zeroes of the server's own.
+/// The worker takes both chains in one batch: the first finds the truncated page, after which the whole region reads as
+/// zeroes.
 #[test]
 fn write_from_the_rest_of_a_truncated_region_does_not_succeed() {
     let rig = Rig::start(Options::default());
@@ -125,7 +124,7 @@ fn tcp_socket_that_lingers_is_refused_as_call_descriptor() {
     assert!(serves(&mut other_guest));
 }
 
-/// What the page cache has is copied while it is submitted: 8 GiB in one pass would be a pause for all.
+/// The kernel copies cached data during submission: 8 GiB in one pass would delay every other disk.
 #[test]
 fn large_cached_reads_of_one_disk_do_not_hold_up_another_until_they_are_done() {
     let rig =
@@ -146,7 +145,7 @@ fn large_cached_reads_of_one_disk_do_not_hold_up_another_until_they_are_done() {
     assert!(done < 128, "all large reads were done first");
 }
 
-/// Each is walked as far as a chain may go. 32 of them, a turn of good requests, would be the work of hundreds.
+/// The worker walks each chain as far as a chain may go; 32 of them would cost as much as hundreds of valid requests.
 #[test]
 fn chains_without_an_end_give_others_their_turn_after_a_few() {
     const GOOD_ONES_A_TURN: u16 = 32;
@@ -168,7 +167,7 @@ fn chains_without_an_end_give_others_their_turn_after_a_few() {
     assert!(eventually(|| passes() - before > 2 * long_turns), "{} passes", passes() - before);
 }
 
-/// An engine in which requests hang, with room for 64 at a time (and the ops of one discard).
+/// An engine whose requests hang, with room for 64 at a time (and the ops of one discard).
 fn small_engine() -> (Options, FakeHandle) {
     let config = EngineConfig { depth: 64 + 15, ..EngineConfig::default() };
     let (engine, handle) = FakeEngine::new(config).unwrap();
@@ -179,10 +178,10 @@ fn small_engine() -> (Options, FakeHandle) {
     (options, handle)
 }
 
-/// Each time the engine has room again, one of the full rings alone could take all of it.
+/// Whenever the engine has room again, one of the full rings could take all of it.
 #[test]
 fn full_rings_of_one_disk_do_not_keep_another_out_of_a_full_engine() {
-    /// 64 turns, of which one must be the other disk's.
+    /// 64 turns; one of them must be the other disk's.
     const MANY: u32 = 4096;
     let (options, handle) = small_engine();
     let rig = Rig::start(options);
@@ -197,14 +196,14 @@ fn full_rings_of_one_disk_do_not_keep_another_out_of_a_full_engine() {
     raws.iter().for_each(|raw| fill_ring(raw, 1024, kind::IN, &read));
     hold(&handle);
     raws.iter().for_each(|raw| offer_up_to(raw, 1024));
-    // Its reserve at least; with what is common to both disks, nearly all of the engine.
+    // At least its reserve; with the part that both disks share, nearly the whole engine.
     assert!(eventually(|| handle.held() >= 32));
     let pending = add_transfer(&mut other_guest, kind::OUT, 0, 8 * MIB, 4096);
     other_guest.submit();
     let done = || raws.iter().map(|raw| u32::from(raw.ring.used_idx())).sum::<u32>();
     while pending.status(&other_guest) == 0xff && done() < MANY {
         assert!(eventually(|| handle.held() > 0));
-        // Chains come back in their order: rings are filled up again with those that have.
+        // Refills the rings, in which chains complete in order.
         raws.iter().for_each(|raw| offer_up_to(raw, raw.ring.used_idx() + 1024));
         handle.release().unwrap();
     }

@@ -1,8 +1,7 @@
-//! A front-end that changes what it shares while the server reads it: in-flight logs, the dirty log, indirect tables; and
-//! one that changes configuration and memory while requests run. It loses what is its own, and no other guest notices.
+//! A front-end that changes shared memory while the server reads it: in-flight logs, the dirty log, indirect tables.
+//! Another one changes configuration and memory while requests run. Each may lose its own data; no other guest notices.
 //!
-//! Two actors each: one thread scribbles, the other goes on as if nothing were wrong; a guest of another disk is served
-//! meanwhile.
+//! Each test has two threads: one scribbles, the other behaves normally. A guest of another disk works meanwhile.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;
@@ -29,10 +28,10 @@ on_both_formats! {
     configuration_and_memory_that_change_under_requests_hurt_none_of_them,
 }
 
-/// The good guest is looked after once in so many rounds.
+/// The good guest is checked once in this many rounds.
 const LOOK_EVERY: u32 = 8;
 
-/// Calls `scribble` again and again on a thread of its own while `act` runs.
+/// Calls `scribble` again and again on its own thread while `act` runs.
 fn beside(mut scribble: impl FnMut(&mut Rng) + Send, act: impl FnOnce()) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -60,7 +59,7 @@ fn pick<T: Copy>(rng: &mut Rng, all: &[T]) -> T {
     all[rng.usize(..all.len())]
 }
 
-/// A server with a disk for the hostile one and a disk for a good guest.
+/// A server with a hostile front-end's disk and a good guest's disk.
 fn two_disks() -> (Rig, FrontEnd, Guest) {
     let rig = Rig::start(Options { disks: 2, ..Options::buffered() });
     let (front_end, good) = rig.guest_of(1);
@@ -70,12 +69,12 @@ fn two_disks() -> (Rig, FrontEnd, Guest) {
 // ---- in-flight logs
 
 const RING_SIZE: u16 = 16;
-/// More than the ring has: an entry beyond it names no descriptor.
+/// More than the ring has: entries beyond it name no descriptor.
 const LOG_ENTRIES: u16 = 1024;
 /// All parts of a ring of the rig's.
 const RING_BYTES: usize = 0xb000;
 
-/// A log that the hostile one can write.
+/// A log that the hostile front-end can write.
 struct Log {
     view: MemoryView,
     /// Before its entries, and of each.
@@ -102,7 +101,7 @@ impl Log {
         self.words.0 + self.words.1 * u64::from(entry)
     }
 
-    /// Mostly an entry beyond the ring that is in flight for a moment; now and then any other word.
+    /// Mostly marks an entry beyond the ring as in flight for a moment; sometimes changes any other word.
     fn scribble(&self, ring: Format, rng: &mut Rng) {
         for _ in 0..16 {
             self.set(self.entry(LOG_ENTRIES - 1), 1);
@@ -121,10 +120,10 @@ impl Log {
     }
 }
 
-/// A ring that is new, with a request in it, on a queue that may have been stopped for a fault.
+/// Starts a new ring with one request, on a queue that may have stopped after a fault.
 fn start_anew(front_end: &FrontEnd, ring: Format) {
     let place = front_end.new_guest(0, RING_SIZE, ring.plain());
-    // A packed ring that shows use is not taken for a new one.
+    // Zeroes the ring, because the server does not take a used packed ring for a new one.
     place.view.store(place.layout.descriptors.0, &[0; RING_BYTES]).unwrap();
     let mut guest = front_end.new_guest(0, RING_SIZE, ring.plain());
     add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 512);
@@ -179,15 +178,15 @@ fn dirty_log_that_is_written_over_changes_nothing_of_the_requests(ring: Format) 
 
 // ---- indirect tables
 
-/// Where tables lie: on words, beside them, and across the border of two regions.
+/// Table addresses: aligned, unaligned, and across the border of two regions.
 const TABLES: [u64; 3] = [0x13_0000, 0x13_1004, 12 * MIB - 0x18];
 const TABLE_BYTES: u64 = 64;
 const HEADER: u64 = 0x10_0000;
 const STATUS: u64 = 0x11_0000;
 const DATA: u64 = 0x12_0000;
 
-/// One word of an entry: an address, or length, flags and the next entry. The device may read a mixture of the bytes of
-/// several: no mixture of these addresses leads it to where the ring is.
+/// One word of a table entry: an address, or length, flags and next. The device may read bytes of several words mixed;
+/// no mixture of these addresses points into the ring.
 fn table_word(rng: &mut Rng, is_address: bool) -> u64 {
     if is_address {
         return pick(rng, &[HEADER, DATA, STATUS, DATA + 1, 12 * MIB - 256, 65 * MIB, u64::MAX]);
@@ -212,7 +211,7 @@ fn indirect_table_that_changes_while_it_is_read_is_one_request_all_the_same(ring
     };
     beside(scribble, || {
         for round in 0..10 * RACES.now() {
-            // It comes back, once, whatever it was.
+            // The request completes once, whatever it was.
             hostile.exchange(&[table(TABLES[round as usize % TABLES.len()], TABLE_BYTES as u32)]);
             assert!(round % (10 * LOOK_EVERY) != 0 || serves(&mut good), "round {round}");
         }

@@ -1,8 +1,8 @@
-//! A driver that changes rings, tables and headers while the server reads them: nobody else's data is touched.
+//! A driver that changes rings, tables and headers while the server reads them: no other guest's data changes.
 //!
-//! - What it writes is of few bytes: any mixture of them that the device may read, at any time and in any order, is a header
-//!   for sectors below 8 MiB of the image, or for none. So everything above must stay as it was.
-//! - The ring is started anew again and again: one that is scribbled over is soon broken.
+//! - It writes only a few byte values. Any mixture of them that the device may read is a header for sectors below 8 MiB
+//!   or   for no sector. So all sectors from 8 MiB on must keep their contents.
+//! - The test restarts the ring again and again, because a ring with random contents soon fails.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::Mutex;
@@ -28,29 +28,29 @@ const QUEUE_SIZE: u16 = 256;
 const RING_BYTES: usize = 0xb000;
 /// No mixture of the driver's bytes names a sector from here on.
 const OUT_OF_REACH: u64 = 8 * MIB;
-/// The good guest's sectors.
+/// The first sector of the good guest.
 const GOOD_SECTOR: u64 = 12 * MIB / 512;
 const GOOD_BYTES: u64 = MIB;
-/// What the image is full of: as a header it is of no known type.
+/// The image's initial contents; no request type has this value.
 const FILLER: u8 = 0xa5;
-/// A ring is set up anew after so many requests of the good guest.
+/// The ring is set up again after this many requests of the good guest.
 const NEW_RING_EVERY: u32 = 8;
 const STORES_AT_ONCE: u32 = 48;
 
-/// Where headers lie, data, status bytes, and tables.
+/// Addresses for headers, data, status bytes and tables.
 const PLACES: [u64; 12] = [
     0x10_0000, 0x10_0010, 0x10_0080, 0x10_0090, 0x10_00a0, 0x10_00b0, 0x11_0000, 0x11_1000, 0x11_0200,
     0x12_0000, 0x12_0001, 0x12_0080,
 ];
 const HEADERS: usize = 6;
 const TABLES: [u64; 2] = [0x13_0000, 0x13_1000];
-/// No entry is followed by the eighth: that is a byte that headers must not have.
+/// No entry names the eighth as its next: headers must not contain that byte.
 const TABLE_ENTRIES: u16 = 7;
 const LENGTHS: [u32; 8] = [16, 16, 1, 0x200, 0x400, 0x1000, 7, 0];
 /// IN, OUT, OUT, FLUSH, DISCARD, WRITE_ZEROES, and none. Not GET_ID: a serial has other bytes.
 const KINDS: [u32; 7] = [0, 1, 1, 4, 11, 13, 5];
 
-/// As the second byte of a sector it stays below 8 MiB with all that a chain can hold, or ends beyond the image's end.
+/// Whether a header with `byte` as the sector's second byte ends below 8 MiB or beyond the image's end.
 fn is_tame(byte: u8) -> bool {
     byte != 8 && !(0x20..0x80).contains(&byte)
 }
@@ -67,7 +67,7 @@ fn tame_byte(rng: &mut Rng) -> u8 {
     pick(rng, &[0, 1, 2, 3, 7, 9, 0x10, 0x1f])
 }
 
-/// For slot `at` of a ring: mostly a part of a request that begins in every fourth slot, of which one may be a table.
+/// A descriptor for slot `at`: mostly a part of a request that starts in every fourth slot, sometimes a table.
 fn any_descriptor(rng: &mut Rng, at: u16) -> RawDescriptor {
     if rng.u8(..6) == 0 {
         let (addr, len_bytes) = (pick(rng, &TABLES), pick(rng, &[16, 48, 48, 112]));
@@ -77,7 +77,7 @@ fn any_descriptor(rng: &mut Rng, at: u16) -> RawDescriptor {
     RawDescriptor { next, ..part }
 }
 
-/// Header, data, status, or anything; in a table, too, where it may be read as a header.
+/// A header, data, a status or anything else. In a table, too, which the device may read as a header.
 fn part(rng: &mut Rng, which: u16) -> RawDescriptor {
     let (next, write) = (RawDescriptor::NEXT, RawDescriptor::WRITE);
     let (addr, len_bytes, flags) = match if rng.u8(..8) == 0 { 3 } else { which } {
@@ -134,16 +134,16 @@ fn scribble_packed(guest: &Guest, rng: &mut Rng) {
     raw.set_table_descriptor(table, entry, of(part(rng, entry), 0, 0)).unwrap();
 }
 
-/// The first queue as new.
+/// Sets up the first queue as new.
 fn start_anew(front_end: &FrontEnd, guest: &mut Guest, ring: Format) {
     front_end.stop_queue(0);
-    // A packed ring that shows use is not taken for a new one.
+    // Zeroes the ring, because the server does not take a used packed ring for a new one.
     guest.view.store(guest.layout.descriptors.0, &[0; RING_BYTES]).unwrap();
     *guest = front_end.new_guest(0, QUEUE_SIZE, ring.plain());
     front_end.announce_queue(guest);
 }
 
-/// Writes a block of its own and reads it back.
+/// Writes a block of the good guest and reads it back.
 fn good_request(good: &mut Guest, number: u32) {
     let sector = GOOD_SECTOR + u64::from(number % 256) * 8;
     let data = [number as u8; 4096];
@@ -152,7 +152,7 @@ fn good_request(good: &mut Guest, number: u32) {
     assert_eq!((back.status, back.data.as_slice()), (Some(0), &data[..]), "read {number}");
 }
 
-/// Requests that the first queue has answered since it was started.
+/// Requests of the first queue that were completed since its start.
 fn answered(rig: &Rig) -> u64 {
     let report = rig.report_of(0);
     let counters = report.queues.iter().filter(|queue| queue.index == 0).map(|queue| queue.counters);

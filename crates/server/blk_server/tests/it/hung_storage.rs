@@ -1,9 +1,9 @@
-//! Storage of one disk that hangs: the disks beside it, on the same worker and engine, go on as if nothing were.
+//! One disk's storage hangs: other disks on the same worker and engine continue normally.
 //!
-//! `guest of disk 0: requests that never end … guest of disk 1: answers at once … the storage goes on: all are answered`
+//! `guest of disk 0: requests that hang … guest of disk 1: immediate answers … storage resumes: all complete`
 //!
-//! - A real file system that is frozen, where this test may mount one; the fake engine everywhere.
-//! - How many requests each disk has is counted in `io_engine` (`shares.rs`).
+//! - A frozen real file system, if the test may mount one, and io_engine's fake everywhere.
+//! - `io_engine` (`shares.rs`) tests how many requests each disk may have.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::fs::File;
@@ -31,15 +31,15 @@ use crate::rig::{FrontEnd, Guest, MIB, Options, Rig, eventually, feature, header
 const QUEUE_SIZE: u16 = 1024;
 const QUEUES: u16 = 4;
 const PAGE: u32 = 4096;
-/// For something that must happen, on a machine that is busy with other things.
+/// Longer than an event takes on a busy machine.
 const LONG: Duration = Duration::from_secs(300);
 
-/// A file system on which writes wait. It goes on when this is dropped, when the test's process has ended, and after ten
-/// minutes in any case: a process that is killed cannot end while calls of its io_uring hang. The shell is in a process
-/// group of its own, so that what kills the test's does not kill it.
+/// A file system whose writes wait. It resumes when this is dropped, when the test's process ends, and in any case
+/// after ten minutes: a killed process cannot exit while io_uring calls hang. The shell that does this has its own
+/// process group, so that a signal to the test's group does not kill it.
 struct Frozen {
     child: Child,
-    /// Closed: go on.
+    /// Closing it resumes the file system.
     hold: Option<ChildStdin>,
 }
 
@@ -76,7 +76,7 @@ fn guests(rig: &Rig, number: usize) -> (FrontEnd, Vec<Guest>) {
     (front_end, guests)
 }
 
-/// Adds a write with `pieces` of a page each; `number` tells it from the others of its queue.
+/// Adds a write of `pieces` pages; `number` identifies it within its queue.
 fn add_write(guest: &mut Guest, number: u64, pieces: u64) {
     let (header, status) = (guest.area() + number * 32, guest.area() + number * 32 + 16);
     let sector = (u64::from(guest.index) * 256 + number) * pieces * 8;
@@ -103,12 +103,12 @@ fn forty_large_writes(guests: &mut [Guest]) -> usize {
     40
 }
 
-/// What the server has taken and not answered of disk 0.
+/// The requests of disk 0 that the server has taken and not completed.
 fn in_flight(rig: &Rig) -> u64 {
     rig.report_of(0).queues.iter().map(|queue| queue.counters.in_flight).sum()
 }
 
-/// Until the server takes no more of disk 0.
+/// Waits until the server takes no more requests of disk 0.
 fn wait_until_all_is_taken(rig: &Rig) {
     let mut before = 0;
     let settled = eventually(|| {
@@ -128,7 +128,7 @@ fn answers(guest: &mut Guest, count: usize) {
     }
 }
 
-/// One request of sector 0 that succeeds.
+/// Sends one request for sector 0, which must succeed.
 fn succeeds(guest: &mut Guest, verb: u32, pieces: &[GuestRange]) {
     let head = guest.area();
     guest.scattered(verb, 0, head, pieces).unwrap();
@@ -137,16 +137,16 @@ fn succeeds(guest: &mut Guest, verb: u32, pieces: &[GuestRange]) {
     assert_eq!(guest.bytes(head + 0x800, 1), [0]);
 }
 
-/// What the guest of the other disk does while the first disk's storage hangs.
+/// The requests that the other disk's guest sends while the first disk's storage hangs.
 #[derive(Clone, Copy, PartialEq)]
 enum Beside {
-    /// For buffered writes of io_uring: the kernel puts them into 64 lines by a hash of the file, and one that is in the same
-    /// line as those that hang waits behind them (docs/decisions/0043).
+    /// For buffered writes of io_uring. The kernel sorts them into 64 lines by a hash of the file, and a write in the
+    /// line of a hanging one waits (docs/decisions/0043).
     ReadsAndFlushes,
     Everything,
 }
 
-/// More at once than one at a time, too.
+/// Sends requests one at a time, and several at once.
 fn disk_works(guest: &mut Guest, what: Beside) {
     let nine: Vec<_> = (0..9).map(|piece| range(8 * MIB + piece * 8192, PAGE)).collect();
     succeeds(guest, kind::IN, &nine[..1]);
@@ -179,7 +179,7 @@ fn bed(options: Options) -> Bed {
 fn fake_hangs(add: fn(&mut [Guest]) -> usize) {
     let (options, fake) = faulty(Options::buffered());
     let mut bed = bed(options);
-    // The other disk only reads and flushes, which do not hang.
+    // The other disk only reads and flushes, and these do not hang.
     fake.inject(When::Verb(Verb::Write), Fault::Stick, u64::MAX);
     add(&mut bed.hung);
     wait_until_all_is_taken(&bed.rig);
@@ -206,7 +206,7 @@ fn file_systems() -> Option<(SmallFs, tempfile::TempDir)> {
     Some((SmallFs::mount(Kind::Ext4, 64)?, tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()))
 }
 
-/// One image on a file system that is frozen, and one elsewhere.
+/// Serves one image on a file system that is frozen, and one on another.
 fn file_system_hangs(
     cache: CacheMode,
     engine: EngineFactory,
@@ -215,7 +215,7 @@ fn file_system_hangs(
 ) {
     let Some((fs, elsewhere)) = file_systems() else { return };
     let image = fs.path().join("disk.raw");
-    // Written, so that no block has to be found for it.
+    // Written in advance, so that the file system does not have to allocate blocks.
     std::fs::write(&image, vec![0; 16 << 20]).unwrap();
     std::os::unix::fs::symlink(elsewhere.path().join("other.raw"), image.with_extension("1")).unwrap();
     let mut bed = bed(Options { existing: Some(image), engine: Some(engine), ..Options::cached(cache) });
@@ -274,7 +274,8 @@ fn frozen_file_system_behind_posix_aio_stops_its_own_disk_only() {
     file_system_hangs(CacheMode::Writeback, posix_aio(), thousand_writes, Beside::Everything);
 }
 
-/// The kernel's own limit is four threads for each CPU. This proves something below 16 CPUs: buffered writes have 64 lines.
+/// The kernel allows four such threads per CPU. With 16 CPUs or more the test proves nothing: buffered writes have 64
+/// lines.
 #[test]
 fn one_hung_write_on_each_of_many_disks_does_not_stop_another_ones_flush() {
     let Some((fs, elsewhere)) = file_systems() else { return };

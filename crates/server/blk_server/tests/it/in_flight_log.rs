@@ -1,7 +1,7 @@
-//! Servers that die with requests in flight, and the logs of those that front-ends keep, or make up.
+//! Servers that die with requests in flight, and in-flight logs that front-ends keep or fabricate.
 //!
-//! A death is played: the guest's memory and the log are copied while the engine holds the requests, the server comes to
-//! an orderly end, and its successor gets the copy, and an image in which nothing of it was done. (Real deaths:
+//! The tests simulate a death: they copy the guest's memory and the log while the engine holds the requests, then stop
+//! the server in order. The successor gets the copies, and an image without any of those requests. (Real deaths:
 //! `bareblk/tests/it/guest_restart.rs`; deaths between any two stores: `virtqueue`.)
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -106,7 +106,7 @@ fn block(number: u64) -> Vec<u8> {
 }
 
 impl Bed {
-    /// Writes of one block each, blocks from `first` on, none waited for.
+    /// Sends writes of one block each, from block `first` on, without waiting.
     fn begin_writes(&mut self, first: u64, count: u64) {
         for number in first..first + count {
             let addr = 8 * MIB + number * BLOCK as u64;
@@ -116,7 +116,7 @@ impl Bed {
         self.guest.submit();
     }
 
-    /// Waits for `count` answers: the status of each must be OK. Nothing is answered twice, or the ring says so.
+    /// Waits for `count` completions with status OK. The ring returns an error if a request completes twice.
     fn finish(&mut self, count: u64) {
         for _ in 0..count {
             let used = self.guest.next_used().expect("an answer");
@@ -125,7 +125,7 @@ impl Bed {
         assert!(self.guest.ring.pop_used().unwrap().is_none());
     }
 
-    /// The guest's memory and the log, as they are at one moment: two copies in a row agree.
+    /// Copies the guest's memory and the log in one consistent state: two copies in a row must be equal.
     fn at_rest(&self) -> (Vec<u8>, Vec<u8>) {
         let log = self.log.view();
         let copy = || (contents(&self.guest.view, 16 * MIB), contents(&log, self.log.bytes()));
@@ -138,7 +138,7 @@ impl Bed {
         last
     }
 
-    /// The server dies; what is on its way is not done.
+    /// Simulates the server's death; requests in flight are not done.
     fn crash(self, rig: &mut Rig, let_go: impl FnOnce()) -> Crashed {
         let (memory, log) = self.at_rest();
         let_go();
@@ -163,7 +163,7 @@ struct Crashed {
 }
 
 impl Crashed {
-    /// What a front-end does that has lost its back-end: the ring's base is that of the last start.
+    /// Reconnects as a front-end does that lost its back-end: with the base of the last start.
     fn reconnect(self, rig: &Rig, format: Format) -> Bed {
         let front_end = self.connect(rig, format, feature_bits);
         Self::start(&front_end, &self.guest);
@@ -187,7 +187,7 @@ impl Crashed {
     }
 }
 
-/// All that is offered.
+/// Every offered protocol feature.
 fn feature_bits(offered: u64) -> u64 {
     offered
 }
@@ -201,7 +201,7 @@ fn assert_written(rig: &Rig, blocks: std::ops::Range<u64>) {
     }
 }
 
-/// By the server that runs; counted a moment after the guest knows.
+/// Writes that this server did; counted shortly after the guest sees them.
 fn writes(rig: &Rig) -> u64 {
     rig.server.as_ref().unwrap().report().disks[0].queues[0].counters.writes
 }
@@ -257,7 +257,7 @@ fn stale_base_with_nothing_in_flight_repeats_nothing() {
     }
 }
 
-/// QEMU reads the used index before the dying server's last answer is there, and sends 16 where the ring says 17.
+/// QEMU reads the used index before the dying server's last completion, and sends base 16 although the ring says 17.
 #[test]
 fn stale_base_with_requests_in_flight_repeats_those_alone() {
     for format in BOTH {
@@ -286,15 +286,15 @@ fn stale_base_with_requests_in_flight_repeats_those_alone() {
     }
 }
 
-/// The guest of a server that died after it had made answers visible waits for an interrupt: the one it was sent went
-/// to a descriptor that its VMM had dropped.
+/// A server died after it made completions visible. Its guest waits for an interrupt, because the last one went to a
+/// descriptor that the VMM had dropped.
 #[test]
 fn new_call_descriptor_is_signalled_for_what_the_dead_server_had_answered() {
     for format in BOTH {
         let mut rig = Rig::start(Options::default());
         let mut bed = bed(&rig, format);
         bed.begin_writes(0, 1);
-        // Not by the call descriptor: that is signalled when the queue starts, too.
+        // Does not wait for the call descriptor, because the server also signals that when the queue starts.
         assert!(eventually(|| writes(&rig) == 1));
 
         let crashed = bed.crash(&mut rig, || ());
@@ -369,8 +369,8 @@ fn queue_that_moves_between_workers_keeps_its_log() {
     }
 }
 
-/// A successor with so little room that it cannot begin all of what it is to do again, told to stop meanwhile. Returns how
-/// many blocks were written when it had.
+/// The successor's engine is so small that it cannot start every request from the log, and it is told to stop
+/// meanwhile. Returns how many blocks it had written when it stopped.
 fn stop_with_some_not_begun(format: Format, protocol: fn(u64) -> u64) -> usize {
     const COUNT: u64 = 20;
     let (options, handle) = faulty();
@@ -423,7 +423,7 @@ fn memory_that_the_server_makes_for_a_log_is_large_enough_and_sealed() {
     for format in BOTH {
         let front_end = connect(&rig, format);
         let log = Log::get(&front_end, 4);
-        // For the longest ring of the disk in either format, and the mark that says so.
+        // For the disk's longest ring in either format, and the mark of that size.
         let each = 32 + 256 * 32_u64;
         assert_eq!(log.bytes(), 4 * each.next_multiple_of(64) + 8);
         assert_eq!(log.body[16..20], [4, 0, 64, 0], "as it was asked for");
@@ -464,7 +464,7 @@ fn logs_that_cannot_be_are_refused_and_the_session_goes_on() {
     for unfit in &unfit {
         assert_eq!(set(&front_end, &good, &[unfit.as_fd()]), 1);
     }
-    // Of one that is larger than any log no more than a log is mapped.
+    // Of a file that is larger than any log, the server maps only a log's size.
     let sparse = memfd(1 << 45);
     front_end.ok(code::SET_INFLIGHT_FD, &inflight(1 << 45, 0, 1, 64), &[sparse.as_fd()]);
     front_end.ok(code::SET_INFLIGHT_FD, &good[..20], &[fd.as_fd()]);
@@ -472,7 +472,7 @@ fn logs_that_cannot_be_are_refused_and_the_session_goes_on() {
     assert!(serves(&mut front_end.start_queue(0, QUEUE_SIZE, feature::USUAL)));
 }
 
-/// What was held would stay in the first log, which nobody reads again.
+/// A second log would lose the held requests: they are in the first log, which no server reads again.
 #[test]
 fn other_log_for_a_running_ring_is_refused_and_the_same_one_again_changes_nothing() {
     for format in BOTH {
@@ -485,7 +485,7 @@ fn other_log_for_a_running_ring_is_refused_and_the_same_one_again_changes_nothin
         let other = Log::get(&bed.front_end, 1);
         assert_eq!(bed.front_end.acked(code::SET_INFLIGHT_FD, &other.body, &[other.fd.as_fd()]), 1);
         assert!(contents(&other.view(), other.bytes()).iter().all(|&byte| byte == 0), "written to");
-        // Answered while the requests hang: no ring is stopped for it.
+        // The reply comes while requests hang, because no ring has to stop.
         bed.log.give(&bed.front_end);
         assert_eq!(mappings(&bed.log.fd), 1);
         let_go(&engine);

@@ -1,6 +1,6 @@
-//! Where a request's bytes lie: any split over descriptors, indirect tables, ring sizes, memory regions.
+//! Request layouts: any split over descriptors, indirect tables, ring sizes, memory regions.
 //!
-//! VERSION_1 drivers may frame a request as they like (virtio 1.3 §2.7.4).
+//! A VERSION_1 driver may frame a request in any way (virtio 1.3 §2.7.4).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::collections::HashSet;
@@ -17,7 +17,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8).collect()
 }
 
-/// Writes `count` sectors one by one, reads them in one go.
+/// Writes `count` sectors one at a time, then reads them in one request.
 fn writes_and_reads(guest: &mut Guest, count: u64) -> bool {
     let written = (0..count).all(|sector| guest.write(sector, &[sector as u8; 512]).status == OK);
     let read = guest.read(0, count as u32 * 512);

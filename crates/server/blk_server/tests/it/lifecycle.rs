@@ -1,5 +1,4 @@
-//! The server's own life: a stop in the middle of work, the sockets it leaves and finds, and disks that
-//! grow.
+//! The server's lifecycle: stops under load, its socket files, and disks that grow.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::io::Read;
@@ -118,14 +117,14 @@ fn stop_does_not_wait_for_the_rest_of_a_message() {
     let halfway = rig.connect();
     halfway.send_raw(&[1, 0, 0], &[]);
     std::thread::sleep(CALM);
-    // Half a message has five seconds; the stop has less.
+    // A partial message may take five seconds, but the stop has less.
     let report = rig.server.take().unwrap().stop(Duration::from_secs(3));
     assert!(report.is_clean());
     assert!(halfway.is_closed());
 }
 
-/// Everything a session holds is given up when `stop` returns, or the next server finds the image
-/// locked and loses its socket to the last.
+/// `stop` must release everything that a session holds. Otherwise the next server finds the image locked, and the old
+/// one removes the new one's socket.
 #[test]
 fn server_can_be_started_again_at_once_under_a_connected_front_end() {
     let mut rig = Rig::start(Options::default());
@@ -182,7 +181,7 @@ fn back_end_channel_that_nobody_reads_holds_up_nobody() {
     front_end.ok(code::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
     std::thread::scope(|scope| {
         let growing = scope.spawn(|| (17..27).for_each(|mib| grow(&rig, mib * MIB)));
-        // A wait of five seconds each would outlast the patience.
+        // With five seconds for each, this would take longer than `PATIENCE`.
         assert!(eventually(|| growing.is_finished()));
     });
     assert_eq!(front_end.config(0, 8), (26 * MIB / 512).to_le_bytes());

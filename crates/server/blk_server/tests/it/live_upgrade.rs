@@ -1,6 +1,6 @@
-//! Sessions that freeze, go on after all, or go on in another server; and what is refused instead.
+//! Sessions that freeze and then continue, here or in another server; and upgrades that are refused.
 //!
-//! Both servers are in this process: what travels between real ones is given by hand.
+//! Both servers are in this process: the test passes their messages itself.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,7 +28,7 @@ const SOON: Duration = Duration::from_millis(100);
 const HOLD: ParkPolicy = ParkPolicy { what: ParkWhat::Any, retry_after: None };
 const BOTH: [Format; 2] = [Format::Split, Format::Packed];
 const OK: u8 = 0;
-/// A guest that may switch its write cache off.
+/// The features of a guest that may disable its write cache.
 const CONFIG_WCE: u64 = feature::CONFIG_WCE | feature::FLUSH;
 
 fn server(rig: &Rig) -> &Server {
@@ -105,7 +105,7 @@ fn sessions_that_are_cut_off_end_and_others_wait_until_it_is_clear_who_serves() 
     let cut = ["test0".to_owned()];
     std::thread::scope(|scope| {
         let cutting = scope.spawn(|| server(&rig).cut_off(&cut, PATIENCE));
-        // What is in flight is waited for.
+        // The freeze waits for requests in flight.
         std::thread::sleep(SOON);
         let_go(&fake);
         cutting.join().unwrap().unwrap();
@@ -115,7 +115,7 @@ fn sessions_that_are_cut_off_end_and_others_wait_until_it_is_clear_who_serves() 
     second.send(code::GET_FEATURES, &[], &[]);
     let mut frozen = server(&rig).freeze(PATIENCE).unwrap();
     assert!(frozen.take_parts().iter().all(|(_, _, sessions)| sessions.is_empty()));
-    // The one that ended leaves the list in a moment; the new one does not join.
+    // The session that ended leaves the list shortly; the new one is not frozen.
     assert!(eventually(|| server(&rig).report().disks[0].sessions == 0));
     drop(frozen);
     assert!(second.receive().is_some());
@@ -166,7 +166,7 @@ fn parked_requests_without_a_log_keep_their_session_here() {
 
 type Part = (String, DiskState, Vec<(Value, Vec<OwnedFd>)>);
 
-/// Freezes all, and gives it up.
+/// Freezes every session and takes its state.
 fn parts_of(rig: &mut Rig) -> Part {
     let server = rig.server.take().unwrap();
     let mut frozen = server.freeze(PATIENCE).unwrap();
@@ -180,7 +180,7 @@ fn parts_of(rig: &mut Rig) -> Part {
     (name, state, sessions)
 }
 
-/// A message's first bytes, with its descriptors; gives those that are left.
+/// Sends the first part of a message with its descriptors; returns the rest.
 fn send_half(front_end: &FrontEnd, code: u32, body: &[u8], fds: &[BorrowedFd<'_>], half: usize) -> Vec<u8> {
     const NEED_REPLY: u32 = 1 | 8;
     let size = u32::try_from(body.len()).unwrap();
@@ -188,18 +188,18 @@ fn send_half(front_end: &FrontEnd, code: u32, body: &[u8], fds: &[BorrowedFd<'_>
     let mut bytes: Vec<u8> = header.chain(body.iter().copied()).collect();
     let rest = bytes.split_off(half);
     front_end.send_raw(&bytes, fds);
-    // Until its thread has them. If it has not, they go along in the socket.
+    // Gives the session's thread time to receive them. If it has not, the descriptors move with the socket.
     std::thread::sleep(SOON);
     rest
 }
 
-/// The old one's sessions end by themselves, and with the last of them the image's lock.
+/// The new server waits for the image's lock until the old server's last session has ended.
 fn patient(mut options: Options) -> Options {
     options.image.lock_timeout = PATIENCE;
     options
 }
 
-/// Another server goes on with it.
+/// Another server takes over.
 fn hand_on(rig: &mut Rig, options: Options) {
     let (name, disk, sessions) = parts_of(rig);
     rig.start_server(patient(options));
@@ -218,7 +218,7 @@ fn guest_and_front_end_go_on_in_another_server() {
         let mut rig = Rig::start(Options::default());
         let (front_end, mut guest) = ready(&rig, format.usual() | CONFIG_WCE);
         assert!(serves(&mut guest));
-        // Write-through, by the guest's choice.
+        // The guest chose write-through.
         assert_eq!(front_end.set_config(32, &[0]), 0);
         for _ in 0..2 {
             hand_on(&mut rig, Options::default());
@@ -236,7 +236,7 @@ fn half_a_message_goes_along_with_its_descriptors() {
         let (front_end, mut guest) = ready(&rig, Format::Split.usual());
         let call = event();
         let rest = send_half(&front_end, code::SET_VRING_CALL, &[0; 8], &[call.as_fd()], half);
-        // Here, too: it comes to nothing first.
+        // Freezes and cancels once before the real upgrade.
         drop(server(&rig).freeze(PATIENCE).unwrap());
         hand_on(&mut rig, Options::default());
         assert_eq!(take_signals(&call), 0);
@@ -261,7 +261,7 @@ fn half_a_message_is_heard_to_its_end_after_a_freeze_that_came_to_nothing() {
     assert_ne!(take_signals(&call), 0);
 }
 
-/// A guest whose front-end has given a dirty log.
+/// A guest whose front-end has sent a dirty log.
 fn with_dirty_log(rig: &Rig, format: Format) -> (FrontEnd, Guest, dirty::Log) {
     let mut front_end = rig.connect();
     front_end.negotiate(format.usual());
@@ -290,7 +290,7 @@ fn migrating_guest_goes_along_and_stores_are_noted_there() {
     }
 }
 
-/// One that a front-end never uses must not keep its session where it is for ever.
+/// A log that the front-end never uses must not keep its session in the old server for ever.
 #[test]
 fn dirty_log_that_is_not_used_yet_goes_along_and_is_used_there() {
     for format in BOTH {
@@ -304,7 +304,7 @@ fn dirty_log_that_is_not_used_yet_goes_along_and_is_used_there() {
     }
 }
 
-/// Two sessions of a disk, the second of which has asked for rings that the first has.
+/// Two sessions of one disk. The second one asked for rings that the first one has.
 fn two_sessions(rig: &mut Rig) -> (Part, [(FrontEnd, Guest); 2]) {
     let first = ready(rig, Format::Split.usual());
     let mut front_end = rig.connect();
@@ -313,7 +313,7 @@ fn two_sessions(rig: &mut Rig) -> (Part, [(FrontEnd, Guest); 2]) {
     let guest = front_end.new_guest(0, 256, Format::Split.usual());
     front_end.announce_queue(&guest);
     let mut part = parts_of(rig);
-    // What it looks like when its front-end enabled the queue, and was refused because the rings were the other's.
+    // The state after its front-end enabled the queue and was refused, because the rings were the other session's.
     let waiting = part.2.iter_mut().find(|(state, _)| state["vrings"][0]["enabled"] == json!(false)).unwrap();
     waiting.0["vrings"][0]["enabled"] = json!(true);
     (part, [first, (front_end, guest)])
@@ -325,7 +325,7 @@ fn rings_stay_with_the_session_that_has_them_however_the_others_go_on() {
     let ((name, disk, mut sessions), [mut first, mut second]) = two_sessions(&mut rig);
     rig.start_server(patient(Options::default()));
     server(&rig).restore_disk(&name, &disk).unwrap();
-    // The one that waits for the rings goes on first.
+    // The session that waits for the rings continues first.
     sessions.sort_by_key(|(state, _)| state["has_lease"] == json!(true));
     for (state, fds) in sessions {
         let state: SessionState = serde_json::from_value(state).unwrap();
@@ -334,7 +334,7 @@ fn rings_stay_with_the_session_that_has_them_however_the_others_go_on() {
         session.wait_started().unwrap();
     }
     assert!(serves(&mut first.1));
-    // Then they are the other's to start.
+    // Then the other session may start them.
     first.0.stop_queue(0);
     second.0.ok(code::SET_VRING_ENABLE, &vring_state(0, 1), &[]);
     assert!(serves(&mut second.1));
@@ -364,7 +364,7 @@ fn parked_requests_go_along_in_the_log_and_are_done_there() {
             guest.next_used().unwrap();
             assert_eq!(pending.status(&guest), OK);
             assert!(serves(&mut guest));
-            // Said once more, as the front-end knows it: the same one.
+            // The front-end sends the same log again.
             log.give(&front_end);
         }
     }

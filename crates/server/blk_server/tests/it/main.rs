@@ -1,6 +1,5 @@
-//! Integration tests: one program, a module for each subject. `rig` and folders without tests are shared by modules.
-//!
-//! Not here: tests that count what the whole process uses (`tests/process`).
+//! Integration tests: one program, one module per subject. Tests that count resources of the whole process are in
+//! `tests/process`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod balancing;

@@ -1,5 +1,5 @@
-//! A front-end's memory: which tables are refused, regions that come and go under running queues, and
-//! files that are cut short behind our back.
+//! A front-end's memory: tables that are refused, regions that are added and removed under running queues, and files
+//! that are truncated while mapped.
 //!
 //! Spec: vhost-user, "Memory regions description", SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -27,7 +27,7 @@ const IOERR: u8 = 1;
 const EXTRA: u64 = 64 * MIB;
 const HIGH: u64 = 5 << 30;
 
-/// A running queue in 16 MiB of memory at guest address 0, in a file of the test's.
+/// A running queue in 16 MiB of memory at guest address 0, in the test's own file.
 fn ready_in(rig: &Rig, fd: &OwnedFd) -> (FrontEnd, Guest) {
     ready_with(rig, vec![region(fd, 0, 16 * MIB, 0)])
 }
@@ -49,14 +49,14 @@ on_both_formats! {
     queue_whose_ring_loses_its_region_goes_on_when_it_is_back,
 }
 
-/// Adds a region of the test's file; the guest may use it from now on.
+/// Adds a region of the test's file, which the guest may then use.
 fn add(front_end: &mut FrontEnd, guest: &mut Guest, region: Arc<Region>) {
     front_end.ok(code::ADD_MEM_REG, &single_region_bytes(&region), &[region.fd().as_fd()]);
     front_end.memory = Arc::new(front_end.memory.with_region(region).unwrap());
     guest.view = MemoryView::new(Arc::clone(&front_end.memory));
 }
 
-/// A pattern written to and read back from `addr`.
+/// Writes a pattern from `addr` and reads it back there.
 fn round_trip(guest: &mut Guest, addr: u64, sector: u64) -> bool {
     let data: Vec<u8> = (0..4096u64).map(|i| ((i * 7 + addr / 4096) % 253) as u8).collect();
     guest.view.store(addr, &data).unwrap();
@@ -68,7 +68,7 @@ fn round_trip(guest: &mut Guest, addr: u64, sector: u64) -> bool {
     (written, read) == (OK, OK) && back == data
 }
 
-/// Whether the table is refused and the queue goes on in the memory it had.
+/// Whether the server refuses the table and the queue continues in its old memory.
 fn table_is_refused(regions: &[[u64; 4]]) -> bool {
     let rig = Rig::start(Options::default());
     let (front_end, mut guest) = ready(&rig, feature::USUAL);
@@ -124,7 +124,7 @@ fn negotiated(rig: &Rig) -> FrontEnd {
     front_end
 }
 
-/// A page that has to be waited for is a worker that waits, with all disks that it serves.
+/// A page fault that waits would block the worker, and with it every disk of that worker.
 #[test]
 fn file_or_device_that_is_not_memory_is_refused_as_memory_and_as_log() {
     let rig = Rig::start(Options::default());
@@ -133,7 +133,7 @@ fn file_or_device_that_is_not_memory_is_refused_as_memory_and_as_log() {
     let added = [vec![0; 8], region_words(EXTRA, 4096, USER_BASE + EXTRA, 0)].concat();
     let file = std::fs::File::options().read(true).write(true).open(&rig.image).unwrap();
     let device = std::fs::File::options().read(true).write(true).open("/dev/zero").unwrap();
-    // Where the tests' folder is in memory, the file is as good as a memfd.
+    // If the tests' folder is on tmpfs, the server accepts the file like a memfd.
     let file_is_memory = rustix::fs::fstatfs(&file).unwrap().f_type == 0x0102_1994;
     let unfit = if file_is_memory { vec![device.as_fd()] } else { vec![file.as_fd(), device.as_fd()] };
     for unfit in unfit {
@@ -205,7 +205,7 @@ fn repeated_table_is_not_mapped_again_and_the_queue_runs_on() {
     hold(&engine);
     let pending = add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
-    // Answered although a request is in flight: nothing goes away.
+    // The reply comes although a request is in flight, because no region is removed.
     (0..4).for_each(|_| share(&mut front_end, regions.clone()));
     assert_eq!(mappings(&file), 2);
     let_go(&engine);
@@ -231,7 +231,7 @@ fn removal_is_answered_only_after_the_requests_in_flight_are_complete() {
     front_end.socket().set_read_timeout(Some(rig::PATIENCE)).unwrap();
     let_go(&engine);
     assert_eq!(front_end.receive().unwrap().u64(), 0);
-    // One mapping is the test's own.
+    // The test itself has one mapping.
     assert_eq!(mappings(&extra), 1);
     guest.wait_for(pending.token);
     assert_eq!(pending.status(&guest), OK);
@@ -292,7 +292,7 @@ fn memory_is_unmapped_after_the_front_end_is_gone() {
     assert!(eventually(|| mappings(&file) == 0));
 }
 
-/// A front-end that makes a region larger removes it and adds another, under a running queue.
+/// To grow a region, a front-end removes it and adds a larger one, under a running queue.
 fn queue_whose_ring_loses_its_region_goes_on_when_it_is_back(ring: Format) {
     let rig = Rig::start(Options::default());
     let file = memfd(16 * MIB);
@@ -363,7 +363,7 @@ fn ring_that_crosses_regions_is_reported_and_a_right_address_revives_it() {
 
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
-/// The machine's huge pages, as many as before when dropped.
+/// Restores the machine's number of huge pages when dropped.
 struct HugePages(u64);
 
 impl Drop for HugePages {
@@ -372,7 +372,7 @@ impl Drop for HugePages {
     }
 }
 
-/// Tries to have huge pages for one test; `None` on a machine without them, or without the right.
+/// Reserves huge pages for one test; `None` on a machine without them, or without the right.
 fn huge_memfd(bytes: u64) -> Option<(OwnedFd, HugePages)> {
     let fd = memfd_create("bareblk-huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB).ok()?;
     ftruncate(&fd, bytes).ok()?;

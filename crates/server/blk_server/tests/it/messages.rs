@@ -1,4 +1,4 @@
-//! Messages of a front-end, well-formed and not: what is accepted, what is refused, what ends a session.
+//! A front-end's messages, valid and invalid: which are accepted, which are refused, which end the session.
 //!
 //! Spec: vhost-user, "Header", "Front-end message types".
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -26,12 +26,12 @@ fn is_alive(front_end: &FrontEnd) -> bool {
     front_end.ask_u64(code::GET_QUEUE_NUM) == 4
 }
 
-/// Sends it with NEED_REPLY: it is refused, and the session goes on.
+/// Sends it with NEED_REPLY. Returns whether the server refuses it and the session continues.
 fn is_refused(front_end: &FrontEnd, code: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     front_end.acked(code, body, fds) == REFUSED && is_alive(front_end)
 }
 
-/// Sends it without NEED_REPLY on a connection of its own: the session ends.
+/// Sends it without NEED_REPLY on its own connection. Returns whether the session ends.
 fn ends_session(rig: &Rig, code: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     let front_end = negotiated(rig);
     front_end.send(code, body, fds);
@@ -371,7 +371,7 @@ fn front_end_without_protocol_features_needs_no_enable() {
     let rig = Rig::start(Options::default());
     let mut front_end = rig.connect();
     let bits = feature::USUAL & !feature::PROTOCOL & front_end.ask_u64(code::GET_FEATURES);
-    // NEED_REPLY is what tells this test that a message was carried out; the rest is as of old.
+    // The test needs NEED_REPLY to see that a message was processed; everything else is as in an old front-end.
     front_end.negotiate(feature::USUAL);
     front_end.ok(code::SET_FEATURES, &bits.to_ne_bytes(), &[]);
     front_end.share_memory(16 * MIB);
@@ -380,7 +380,7 @@ fn front_end_without_protocol_features_needs_no_enable() {
     assert!(serves(&mut guest));
 }
 
-/// Marsaglia's xorshift64: the same garbage in every run.
+/// Marsaglia's xorshift64: the same sequence in every run.
 struct Garbage(u64);
 
 impl Garbage {
@@ -399,7 +399,7 @@ impl Garbage {
         (0..count).map(|_| self.next() as u8).collect()
     }
 
-    /// Mostly small numbers, so that much of it makes some sense.
+    /// Mostly small numbers, so that many messages are nearly valid.
     fn words(&mut self, count: u64) -> Vec<u8> {
         let word = |g: &mut Self| if g.below(4) == 0 { g.next() as u32 } else { g.below(5) as u32 };
         (0..count).flat_map(|_| word(self).to_ne_bytes()).collect()

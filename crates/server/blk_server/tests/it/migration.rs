@@ -1,8 +1,9 @@
-//! A live migration under load, with a front-end of our own: memory is copied page by page while requests complete,
-//! and what is in the dirty log is copied again. In the end the copy is the memory, and the guest goes on in it.
+//! A live migration under load, done by a test front-end: it copies memory page by page while requests complete, and
+//! copies again each page in the dirty log. At the end the copy must equal the memory, and the guest continues in the
+//! copy.
 //!
-//! The driver's own stores are known to a front-end from elsewhere; so the pages that this driver writes are copied
-//! without asking, and all others only for the log's sake.
+//! A VMM learns of the driver's own stores in another way. So pages that the driver writes are copied in every pass,
+//! all other pages only if they are in the log.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::collections::BTreeSet;
@@ -31,7 +32,7 @@ on_both_formats! {
     copy_is_the_memory_while_queues_move_and_logging_goes_on_and_off,
 }
 
-/// A queue's share of memory: headers (the driver's), status bytes and data (the device's), from these on.
+/// A queue's share of memory: the first addresses of headers (the driver's), status bytes and data (the device's).
 struct Share {
     headers: u64,
     status: u64,
@@ -57,7 +58,7 @@ impl Share {
     }
 }
 
-/// What a load has on its way.
+/// The requests that a load has in flight.
 #[derive(Default)]
 struct Slots {
     tokens: [Option<u64>; DEPTH],
@@ -79,7 +80,7 @@ impl Slots {
     }
 }
 
-/// Random reads of all sizes to anywhere in the queue's data, until told to stop: what is on its way then is left.
+/// Reads of random sizes into random places of the queue's data, until told to stop. Requests in flight remain so.
 fn load(guest: &mut Guest, stop: &AtomicBool, done: &AtomicU64) -> Slots {
     let mut random = fastrand::Rng::with_seed(u64::from(guest.index) + 1);
     let mut slots = Slots::default();
@@ -110,7 +111,7 @@ fn load(guest: &mut Guest, stop: &AtomicBool, done: &AtomicU64) -> Slots {
             std::thread::yield_now();
         }
     }
-    // Some the device has not seen yet.
+    // Makes available the ones that the device has not seen yet.
     guest.submit();
     slots
 }
@@ -129,7 +130,7 @@ struct Copied {
     pages: usize,
 }
 
-/// The first pass copies all, each later one what is in the log. `meanwhile` is done between passes.
+/// Copies everything in the first pass, then what is in the log. Calls `meanwhile` between passes.
 fn copy_passes(view: &guest_mem::MemoryView, log: &Log, mut meanwhile: impl FnMut(usize)) -> Copied {
     let mut copied = Copied { copy: vec![0; MEMORY_BYTES as usize], pages: 0 };
     (0..MEMORY_BYTES)
@@ -164,7 +165,7 @@ fn start(rig: &Rig, disk: usize, format: Format, queues: u16) -> (FrontEnd, Vec<
     (front_end, guests)
 }
 
-/// Another session of the disk, whose guest is in the middle of its work.
+/// Another session of the disk, whose guest continues in the middle of its work.
 fn arrive(
     rig: &Rig,
     disk: usize,
@@ -185,7 +186,7 @@ fn arrive(
     front_end
 }
 
-/// The whole of it. `meanwhile` is done between passes.
+/// A whole migration. Calls `meanwhile` between passes.
 fn migrate(
     rig: &Rig,
     disk: usize,
@@ -231,7 +232,7 @@ fn migrate(
     assert!(differs.is_empty(), "{format:?}: not copied again: {differs:x?}");
     assert!(copied.pages > PASSES, "only {} pages were copied again", copied.pages);
 
-    // Nothing is on its way: what the device took is answered, what it did not take waits.
+    // Nothing is in flight: the device has completed every request that it took; the others wait in the ring.
     let destination = arrive(rig, disk, format, &source, &guests, &bases);
     for (guest, mut slots) in guests.iter_mut().zip(slots) {
         while slots.in_flight() > 0 {
@@ -272,7 +273,7 @@ fn copy_is_the_memory_where_queues_share_an_engine_or_hand_over(format: Format) 
     }
 }
 
-/// Switched off and on again, as a migration that is cancelled and begun anew: then all is copied anew, too.
+/// Logging stops and starts again, as when a migration is cancelled and restarted. Then everything is copied again.
 fn copy_is_the_memory_while_queues_move_and_logging_goes_on_and_off(format: Format) {
     let rig = Rig::start(Options { workers: 3, ..Options::default() });
     fill_image(&rig.image);
@@ -283,7 +284,7 @@ fn copy_is_the_memory_while_queues_move_and_logging_goes_on_and_off(format: Form
             switch(false);
             log.take();
             switch(true);
-            // All pages count as changed.
+            // Marks every page as changed.
             log.fill();
         }
     });

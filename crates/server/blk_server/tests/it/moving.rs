@@ -1,4 +1,4 @@
-//! Queues go from worker to worker, and workers come and go, while guests use their disks.
+//! Queues move between workers, and workers are added and removed, while guests use their disks.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::num::NonZeroUsize;
@@ -37,8 +37,8 @@ fn attach(rig: &Rig, queue: u16, worker: u32) -> Result<(), AdminError> {
     server(rig).attach("test0", queue, WorkerId(worker), ENOUGH)
 }
 
-/// 16 writes at once, read back 16 at once, until told to end and at least one time; each queue in a part of the disk of
-/// its own.
+/// Writes 16 blocks at once and reads them back at once, at least one time, until told to stop. Each queue has its own
+/// part of the disk.
 fn load(mut guest: Guest, end: &AtomicBool) -> u64 {
     let queue = u64::from(guest.index);
     let addr = |n: u64| (8 + 2 * queue) * MIB + n * 4096;
@@ -139,7 +139,7 @@ fn queue_with_a_request_that_hangs_stays_and_goes_on() {
     let refused = server(&rig).attach("test0", 0, WorkerId(1), SHORT).unwrap_err();
     assert!(matches!(refused, AdminError::NotDrained { queue: 0, stays: WorkerId(0), .. }), "{refused}");
     assert_eq!(worker_of(&rig, 0), 0);
-    // The next request is taken although the one before it hangs.
+    // The worker takes the next request although the one before it hangs.
     add_transfer(&mut guest, kind::IN, 8, 9 * MIB, 4096);
     guest.submit();
     assert!(eventually(|| handle.held() == 2));
@@ -163,7 +163,7 @@ fn disk_that_is_given_a_number_of_workers_is_spread_over_so_many() {
     server(&rig).spread("test0", NonZeroUsize::new(2), ENOUGH).unwrap();
     assert_eq!(places(), [3, 3, 0, 0]);
     assert!(guests.iter_mut().all(serves));
-    // No queue is bound to its worker: one that starts again may start on either, and on no other.
+    // No queue is bound to a worker: a queue that starts again may start on either of these two.
     front_end.stop_queue(2);
     front_end.stop_queue(3);
     server(&rig).remove_worker(WorkerId(0), ENOUGH).unwrap();
@@ -275,7 +275,7 @@ fn disks_with_engines_of_their_own_share_a_worker() {
         let options = Options { disks: 2, folder, other_engine: Some(source), ..with_workers(2) };
         let rig = Rig::start(options);
         let end = AtomicBool::new(false);
-        // The sessions must not end before their guests.
+        // The sessions must outlive their guests.
         let mut front_ends = [0, 1].map(|disk| rig.connect_to(disk));
         std::thread::scope(|scope| {
             let mut loads = vec![];
@@ -348,7 +348,7 @@ fn report_tells_workers_and_disks() {
     let disk = &report.disks[0];
     assert_eq!((disk.sessions, disk.queues.len(), disk.queues_offered), (1, 1, 4));
     assert_eq!((disk.image.as_path(), disk.capacity_sectors), (rig.image.as_path(), 16 * MIB / 512));
-    // A pass is counted after the guest can see what it did.
+    // The worker counts a pass after the guest can see its results.
     let counted = || {
         let counters = queue(&rig, 0).counters;
         (counters.writes, counters.reads, counters.in_flight) == (1, 1, 0)
@@ -372,7 +372,7 @@ fn kick_for_the_base_engine_wakes_a_worker_that_sleeps_on_two() {
     other.submit();
     assert!(eventually(|| handle.held() == 1));
     for _ in 0..5 {
-        // Polling is over by then.
+        // Polling has ended by then.
         std::thread::sleep(SHORT);
         assert!(serves(&mut guest));
     }

@@ -1,4 +1,4 @@
-//! Moves that meet a front-end's own stops and starts, and workers with several rings.
+//! Moves that coincide with a front-end's own stops and starts, and workers with several rings.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::rig::passed::{add_transfer, hold, let_go, serves};
 use crate::rig::workers::{ENOUGH, SHORT, fake_in_the_first_worker, guests, server, wait_for_stop};
 use crate::rig::{CALM, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready};
 
-/// One request of the queue hangs.
+/// Makes one request of the queue hang.
 fn hang(handle: &FakeHandle, guest: &mut Guest) {
     hold(handle);
     add_transfer(guest, kind::IN, 0, 8 * MIB, 4096);
@@ -49,7 +49,7 @@ fn change_that_meets_another_that_hangs_keeps_to_its_limit() {
     hang(&handle, &mut guest);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| server(&rig).attach("test0", 0, WorkerId(1), ENOUGH));
-        // Without another change, that is none at all.
+        // Without another change this does nothing.
         let stays = || server(&rig).attach("test0", 0, WorkerId(0), SHORT);
         assert!(eventually(|| matches!(stays(), Err(AdminError::OthersChange { .. }))));
         for _ in 0..2 {
@@ -85,10 +85,10 @@ fn stop_does_not_wait_for_a_move_that_hangs() {
     });
 }
 
-/// An engine that is only made once the test allows it.
+/// An engine that a worker can create only when the test allows it.
 struct SlowToStart {
     source: Arc<EngineSource>,
-    /// Says when a worker has begun to make one.
+    /// Receives a message when a worker starts to create one.
     begun: Receiver<()>,
     allow: SyncSender<()>,
 }
@@ -115,7 +115,7 @@ fn queue_that_is_attached_while_it_starts_goes_where_it_was_attached() {
     front_end.share_memory(16 * MIB);
     std::thread::scope(|scope| {
         let starting = scope.spawn(|| front_end.start_queue(0, 256, feature::USUAL));
-        // On worker 0, as the emptiest.
+        // The queue goes to worker 0, which has the fewest.
         begun.recv_timeout(PATIENCE).unwrap();
         let refused = server(&rig).attach("test1", 0, WorkerId(1), SHORT);
         assert!(matches!(refused, Err(AdminError::NotStarted { .. })), "{refused:?}");
@@ -202,7 +202,7 @@ fn queue_restarts_again_and_again_while_its_worker_is_removed() {
     });
 }
 
-/// A worker whose base engine and second engine are both io_uring: each sleep is ended by the second one's eventfd.
+/// A worker with io_uring as base engine and as second engine: the second one's eventfd ends each sleep.
 fn two_rings_serve(second: impl Fn() -> std::io::Result<IoUringEngine> + Send + Sync + 'static) {
     let first = || Ok(Box::new(IoUringEngine::new(EngineConfig::default())?) as Box<dyn Engine>);
     let source = EngineSource::new("second", 1024, Box::new(move || Ok(Box::new(second()?))));

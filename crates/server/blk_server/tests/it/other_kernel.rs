@@ -1,6 +1,6 @@
-//! Tests of this program again, on the stock kernel of a guest: Linux 6.1 on Debian 12. One boot for all of them.
+//! Runs this program's tests again in one guest with a stock kernel: Linux 6.1 of Debian 12.
 //!
-//! Disks are on ext4 there, on a virtio disk.
+//! The disks there are on ext4, on a virtio disk.
 #![cfg(target_arch = "x86_64")]
 #![allow(missing_docs, clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! Requests that the host fails and that are held: the guest waits, others go on, and in the end it is as if nothing had
-//! happened.
+//! Requests that fail on the host and are held: the guest waits, other requests continue, and in the end the guest has
+//! noticed nothing.
 //!
 //! The engine is io_engine's fake, on real files.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -27,7 +27,7 @@ use crate::rig::{
 const OK: u8 = 0;
 const IOERR: u8 = 1;
 const OPEN: u8 = 0xff;
-/// By hand only.
+/// Retries only when told to.
 const HOLD: ParkPolicy = ParkPolicy { what: ParkWhat::Any, retry_after: None };
 const BLOCK: u32 = 4096;
 const BOTH: [Format; 2] = [Format::Split, Format::Packed];
@@ -80,9 +80,9 @@ fn is_written(rig: &Rig, number: u64) -> bool {
 }
 
 impl Bed {
-    /// Writes of one block each that fail and are held.
+    /// Sends writes of one block each, which fail and are held.
     fn hold_writes(&mut self, first: u64, count: u64) -> Vec<Pending> {
-        // Told a moment after the guest knows.
+        // The counter changes shortly after the guest sees the completion.
         assert!(eventually(|| counters(&self.rig).parked == 0));
         fails(&self.fake, Verb::Write, Errno::NOSPC);
         let pending = (first..first + count).map(|number| add_write(&mut self.guest, number)).collect();
@@ -91,7 +91,7 @@ impl Bed {
         pending
     }
 
-    /// All that is on its way comes back, each with this status.
+    /// Checks that every pending request completes with this status.
     fn answered(&mut self, pending: &[Pending], status: u8) {
         for _ in pending {
             self.guest.next_used().expect("an answer");
@@ -145,7 +145,7 @@ fn parked_write_without_a_pause_is_not_tried_again() {
     bed.answered(&pending, OK);
 }
 
-/// The disk may be full in the middle of a request: what is left is done later, and what is done is not done twice.
+/// The disk may become full within a request. The rest is done later, and no part is done twice.
 #[test]
 fn transfer_that_fails_halfway_goes_on_where_it_stopped() {
     let mut bed = bed();
@@ -156,7 +156,7 @@ fn transfer_that_fails_halfway_goes_on_where_it_stopped() {
     assert!(eventually(|| counters(&bed.rig).parked == 1));
     let halfway = bed.rig.image_bytes(4096, 4096);
     assert!(halfway[..700] == block(1)[..700] && halfway[700..].iter().all(|&byte| byte == 0));
-    // Of what was written the guest's memory is not looked at again.
+    // The server does not read the guest's memory again for the part that is written.
     bed.guest.view.store(addr_of(1), &[0xee; 600]).unwrap();
     bed.fake.clear();
     resume(&bed.rig);
@@ -194,7 +194,7 @@ fn parked_discard_or_zeroes_are_done_again_as_they_were_sent() {
         let token = add_zeroing(&mut bed.guest, verb, &[segment_bytes(0, 8, 0), segment_bytes(16, 8, 0)]);
         bed.guest.submit();
         assert!(eventually(|| counters(&bed.rig).parked == 1));
-        // A guest that changes its request while it is held changes nothing.
+        // A guest that changes a held request has no effect.
         let other = segment_bytes(32, 16, 0);
         bed.guest.view.store(bed.guest.area() + 0x1000, &[other, other].concat()).unwrap();
         bed.fake.clear();
@@ -238,7 +238,7 @@ fn flush_passes_parked_writes_and_one_that_fails_is_reported_and_ends_their_wait
     assert_eq!(bed.guest.request(kind::FLUSH, 0, &[], 0).status, Some(OK));
     bed.fake.inject(When::Verb(Verb::Sync), Fault::Errno(Errno::NOSPC), 1);
     assert_eq!(bed.guest.request(kind::FLUSH, 0, &[], 0).status, Some(IOERR));
-    // The disk only reads from now on: nothing is written, whether or not it could be.
+    // The disk only reads from now on: writes fail, even if they would succeed.
     bed.fake.clear();
     resume(&bed.rig);
     bed.answered(&pending, IOERR);
@@ -278,7 +278,7 @@ fn durable_write_without_space_is_parked_and_durable_when_it_is_done() {
 
 // ---- bounds
 
-/// An engine with room for few, two disks on one worker: what one of them holds takes nothing from the other.
+/// A small engine and two disks on one worker: held requests of one disk take no room from the other.
 #[test]
 fn parked_requests_take_no_room_from_others_and_are_done_however_many_there_are() {
     let config = EngineConfig { depth: 24, ..EngineConfig::default() };
@@ -355,7 +355,7 @@ fn disk_that_is_removed_does_not_wait_for_parked_requests() {
     bed.answered(&pending, IOERR);
 }
 
-/// A worker with the fake engine, and others without.
+/// A worker with the fake engine, and others with plain ones.
 fn fake_in_the_first_worker() -> (Options, FakeHandle) {
     let (engine, handle) = FakeEngine::new(EngineConfig::default()).unwrap();
     let (engine, first) = (Mutex::new(Some(engine)), AtomicBool::new(true));
@@ -398,7 +398,7 @@ fn parked_requests_of_a_queue_that_moved_are_tried_again_in_time() {
     bed.rig.server.as_ref().unwrap().attach("test0", 0, WorkerId(0), PATIENCE).unwrap();
     let pending = bed.hold_writes(0, 3);
     bed.rig.server.as_ref().unwrap().attach("test0", 0, WorkerId(1), PATIENCE).unwrap();
-    // Nobody asks for it, and the guest does nothing.
+    // The server retries by itself; the guest does nothing.
     bed.answered(&pending, OK);
 }
 
@@ -413,7 +413,7 @@ fn parked_requests_are_done_in_the_memory_that_the_guest_has_by_then() {
     bed.guest.submit();
     assert!(eventually(|| counters(&bed.rig).parked == 3));
     bed.fake.clear();
-    // One of the three has its data in what goes away.
+    // One of the three has its data in the removed region.
     bed.front_end.remove_region(64 * MIB);
     (0..3).for_each(|_| _ = bed.guest.next_used().expect("an answer"));
     let statuses = [pending[0], pending[1], gone].map(|pending| pending.status(&bed.guest));
@@ -421,7 +421,7 @@ fn parked_requests_are_done_in_the_memory_that_the_guest_has_by_then() {
     assert!(is_written(&bed.rig, 0) && is_written(&bed.rig, 1));
 }
 
-/// Where it has been read to is the front-end's again, for something else.
+/// After the removal, the front-end may use that memory for something else.
 #[test]
 fn parked_read_whose_memory_is_withdrawn_fails_and_stores_nothing_there() {
     let mut bed = bed();
@@ -437,7 +437,7 @@ fn parked_read_whose_memory_is_withdrawn_fails_and_stores_nothing_there() {
     bed.fake.clear();
     bed.front_end.remove_region(64 * MIB);
     assert_eq!(mappings(&file), 0);
-    // Nothing but the status byte.
+    // Only the status byte is stored.
     assert_eq!((bed.guest.wait_for(read.token), read.status(&bed.guest)), (1, IOERR));
     let mut bytes = vec![0xee; BLOCK as usize];
     rustix::io::pread(&file, &mut bytes, 0).unwrap();
@@ -452,9 +452,9 @@ fn ring_that_is_cut_short_by_a_new_table_keeps_neither_the_old_one_nor_what_is_p
         let mut bed = bed_with(HOLD, CacheMode::Writeback, format);
         let file = bed.front_end.memory.regions()[0].fd().try_clone().unwrap();
         let pending = bed.hold_writes(0, 3);
-        // The last of its parts begins in the region, and ends behind it.
+        // The ring's last part begins inside the region and ends beyond it.
         share(&mut bed.front_end, vec![region(&file, 0, bed.guest.layout.used.0 + 2, 0)]);
-        // Two of the test's own, and the server's new one.
+        // Two mappings are the test's, one is the server's.
         assert_eq!(mappings(&file), 3);
         assert!(bed.guest.err_signalled());
         bed.answered(&pending, IOERR);
@@ -503,7 +503,7 @@ fn stop_that_may_not_leave_them_answers_them() {
     bed.answered(&pending, IOERR);
 }
 
-/// As for an upgrade of the server while the disk is full.
+/// As in an upgrade of the server while the disk is full.
 #[test]
 fn server_that_stops_leaves_parked_requests_in_the_log_and_the_next_one_does_them() {
     for format in BOTH {

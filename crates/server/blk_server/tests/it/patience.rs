@@ -1,4 +1,4 @@
-//! How workers wait and when they call: busy polling, interrupt coalescing.
+//! Busy polling and interrupt coalescing: how workers wait, and when they signal.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;
@@ -46,7 +46,7 @@ fn interrupt_comes_in_time_although_too_few_requests_complete() {
     let (options, handle) = faulty();
     let rig = Rig::start(Options { coalescing: coalescing(64), ..options });
     let (_front_end, mut guest) = ready(&rig, PLAIN);
-    // One request stays in flight, so that what completes might wait for it.
+    // One request stays in flight, so that completions might wait for it.
     handle.inject(When::Always, Fault::Hold, 1);
     add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
@@ -75,7 +75,7 @@ fn requests_that_complete_together_are_all_told_of() {
     assert!(eventually(|| counters(&rig).writes == 33));
 }
 
-/// A worker that does nothing by itself, a queue of it, and its guest.
+/// A worker that runs only when the test calls it, with one queue, and its guest.
 fn by_hand(engine: FakeEngine, image: Image, hold: ParkPolicy) -> (InlineWorker, Guest) {
     let disk = DiskConfig {
         name: "test".into(),
@@ -107,8 +107,8 @@ fn by_hand(engine: FakeEngine, image: Image, hold: ParkPolicy) -> (InlineWorker,
     (worker, Guest { index: 0, layout, features, view, ring, kick, call, err, next_token: 0 })
 }
 
-/// No completion comes to end the wait of the one before: what is held has none, for hours perhaps, and a queue that
-/// moves or stops with it takes no clock along.
+/// No further completion ends the wait: a held request may complete only after hours, and a queue that moves or stops
+/// loses its timer.
 #[test]
 fn interrupt_does_not_wait_for_a_request_that_fails_and_is_parked() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -128,7 +128,7 @@ fn interrupt_does_not_wait_for_a_request_that_fails_and_is_parked() {
     guest.submit();
     worker.serve();
     assert_eq!((fake.held(), done.status(&guest)), (1, 0));
-    // What is let go reads behind the end of the image now, and is held.
+    // The released read is now beyond the end of the image, and is held.
     file.set_len(0).unwrap();
     fake.release().unwrap();
     worker.serve();

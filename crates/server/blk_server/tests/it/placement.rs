@@ -1,5 +1,5 @@
-//! Disks whose requests are carried out elsewhere than on their queue's worker: data, moves, completion workers that
-//! change, errors.
+//! Disks whose requests complete on another worker than their queue's: data, moves, changes of the completion worker,
+//! errors.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ fn aio() -> EngineFactory {
 
 type Fakes = Arc<Mutex<Vec<FakeHandle>>>;
 
-/// Engines that go wrong when told to, in the order in which they were made.
+/// Engines that fail on request, in the order of their creation.
 fn faulty() -> (EngineFactory, Fakes) {
     let fakes = Fakes::default();
     let made = Arc::clone(&fakes);
@@ -54,7 +54,7 @@ fn completion(hand_over: &str, completion_worker: Option<u32>) -> Placement {
     Placement::Completion { hand_over, completion_worker: completion_worker.map(WorkerId) }
 }
 
-/// The second disk is placed; the first one is a plain one.
+/// The second disk has a completion worker; the first one has none.
 fn start(make: EngineFactory, placement: Placement, workers: usize) -> Rig {
     let source = EngineSource::placed("placed", DEPTH, make, placement);
     Rig::start(Options { disks: 2, other_engine: Some(source), workers, ..Options::default() })
@@ -85,7 +85,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Writes and reads back until told to end, or so many rounds.
+/// Writes and reads back until told to stop, or for this many rounds.
 fn load(guest: &mut Guest, rounds: u64, end: &AtomicBool) {
     let queue = u64::from(guest.index);
     let addr = |n: u64| (8 + 2 * queue) * MIB + n * 4096;
@@ -191,7 +191,7 @@ fn completion_worker_needs_no_queue_of_the_disk_and_changes_at_run_time() {
         server(&rig).set_completion_worker("test1", None, Duration::ZERO).unwrap();
     });
     assert_eq!(report(&rig).completion_worker, Some(WorkerId(2)), "who was it stays when the choice is free");
-    // What it does for others is its work: the balancer goes by these.
+    // The balancer counts a worker's requests for other queues as its work.
     let host = &server(&rig).report().workers[2];
     let worked = host.counters.submission_time + host.counters.completion_time;
     assert!(host.queues == 0 && host.counters.busy_passes > 0 && !worked.is_zero(), "{host:?}");
@@ -218,7 +218,7 @@ fn completion_worker_stays_when_the_disks_only_queue_moves_and_is_replaced_when_
                 assert!(eventually(hosts), "{placement}, turn {turn}: {:?}", report(&rig));
             }
             server(&rig).remove_worker(WorkerId(2), PATIENCE).unwrap();
-            // Worker 0 may still be on its way out of the engine, and is as good.
+            // Worker 0 may still be leaving the engine; the result is the same.
             let hosts = || report(&rig).completion_worker.is_some_and(|worker| worker != WorkerId(2));
             assert!(eventually(hosts), "{placement}: {:?}", report(&rig));
         });
@@ -257,7 +257,7 @@ fn completion_worker_that_does_not_run_dry_in_time_stays_and_goes_on() {
         "disk `test1` still has requests in flight after 0.05 s; its completion worker stays as it was"
     );
     assert_eq!(report(&rig).placement.completion_worker(), Some(WorkerId(0)));
-    // The other queue is not kept waiting by it any more.
+    // It no longer delays the other queue.
     assert!(serves(&mut guests[1]));
     fake.release().unwrap();
     assert!(guests[0].next_used().is_some());
@@ -265,7 +265,7 @@ fn completion_worker_that_does_not_run_dry_in_time_stays_and_goes_on() {
     assert!(guests.iter_mut().all(serves));
 }
 
-/// The first engine that is made never ends its first read, which is in the ring before the queue starts.
+/// The first engine never completes its first read, which is in the ring before the queue starts.
 fn stuck_from_the_start() -> (Rig, Fakes, FrontEnd, Guest) {
     let fakes = Fakes::default();
     let made = Arc::clone(&fakes);
@@ -289,10 +289,10 @@ fn stuck_from_the_start() -> (Rig, Fakes, FrontEnd, Guest) {
     (rig, fakes, front_end, guest)
 }
 
-/// Nobody waits for that change, as for one that was asked for: it must not keep the disk waiting for ever.
+/// No caller waits for this change, but it must not block the disk for ever either.
 #[test]
 fn completion_worker_that_a_starting_queue_asks_for_in_vain_is_given_up() {
-    // The completion worker may be there before the first request: then nothing is stuck, and it is tried again.
+    // The completion worker may be ready before the first request. Then nothing hangs, and the test tries again.
     let stuck = (0..20).map(|_| stuck_from_the_start()).find(|(_, fakes, ..)| {
         let is_stuck = || fakes.lock().unwrap().first().is_some_and(|fake| fake.held() > 0);
         (0..20).any(|_| {
@@ -313,8 +313,8 @@ fn completion_worker_that_a_starting_queue_asks_for_in_vain_is_given_up() {
     assert!(serves(&mut first) && serves(&mut second));
 }
 
-/// Each flush ends in another thread, and each time the placed engine's ring ends the other ring's poll of it: a
-/// stranger's descriptor is given up for less.
+/// Each flush ends on another thread. Each time, the placed engine's ring interrupts the other ring's poll of it; for a
+/// descriptor of a front-end the server would give up after fewer interruptions.
 #[test]
 fn worker_sleeps_with_io_in_flight_again_and_again() {
     for (several_threads, placement) in [(false, completion("count:1", None)), (true, shared(true))] {
@@ -338,7 +338,7 @@ fn idle_disk_in_a_placement_wakes_nobody() {
         assert!(guests.iter_mut().all(serves));
         let sleeps =
             || server(&rig).report().workers.iter().map(|worker| worker.counters.sleeps).sum::<u64>();
-        // Once what still went on after the last answer is over.
+        // Waits until work after the last completion has ended.
         let rests = || {
             let before = sleeps();
             std::thread::sleep(Duration::from_millis(500));
@@ -370,7 +370,7 @@ fn what_cannot_be_bound_or_placed_says_so() {
     front_end.share_memory(16 * MIB);
     let mut guest = front_end.start_queue(0, 256, feature::USUAL);
     guest.submit();
-    // The queue does not run, and the server goes on.
+    // The queue does not start, and the server continues.
     assert!(server(&rig).report().disks[1].queues.is_empty());
     let (_front_end, mut plain) = rig::ready(&rig, feature::USUAL);
     assert!(serves(&mut plain));

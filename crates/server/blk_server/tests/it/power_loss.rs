@@ -1,17 +1,17 @@
-//! The power goes, at every moment of a random load: each image that could be left behind keeps what the guest was
-//! promised.
+//! The power fails at every moment of a random load: each image that could be left on the disk keeps the promises to
+//! the guest.
 //!
 //! `random guest (rig/workload.rs) → server → FUSE (rig/fuse_disk.rs): every write with its bytes, every sync →
 //! each prefix × what of it may be missing or torn → image, byte by byte → promises kept?`
 //!
-//! - What no sync has covered that began after it was over may be there, or not, or in part: any of its sectors
-//!   without the others. In which order calls came is the host's business, and known: it serves one at a time.
-//! - The promise, by sector: what is left was never over and done with before something durable by word of the device
-//!   (acknowledged while the guest saw writethrough, or before it sent a flush that was acknowledged) was sent. And
-//!   nothing is there that was never sent, nor a sector that is mixed of two.
+//! - A write is certain only if a sync covers it that began after the write had ended. Any other write may be present
+//!   or   missing, as a whole or by sector. The order of calls is known, because the FUSE host serves one at a time.
+//! - The promise, for each sector: a write is durable once the device says so (it was acknowledged while the guest saw
+//!   writethrough, or before the guest sent a flush that was acknowledged). Nothing remains that had been replaced
+//!   before   such a write was sent, nothing that was never sent, and no mixture of two writes.
 //!
-//! `durability_model.rs` asks the same of the engine's own record, by reasoning about every sector instead of by drawing
-//! images; here nothing of the server's is believed, and bytes count.
+//! `durability_model.rs` checks the same with the engine's own record, by reasoning about each sector. This test draws
+//! images; it trusts nothing from the server and compares bytes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;
@@ -28,10 +28,10 @@ use crate::rig::workload::{Dice, Plan, run};
 use crate::rig::{MIB, Options};
 
 const SECTOR: usize = 512;
-/// Random images of each prefix, besides the one with everything and the one with nothing of what may be missing.
+/// Random images per prefix, besides the one with every uncertain write and the one with none.
 const DRAWS: u64 = 6;
 
-/// A load, and what the host saw of it.
+/// A load, and the calls that the host saw.
 struct Run {
     history: History,
     events: Vec<Event>,
@@ -61,7 +61,7 @@ struct Checked {
     prefixes: u64,
     images: u64,
     promises: u64,
-    /// Calls that could be missing, over all prefixes.
+    /// Uncertain calls, over all prefixes.
     in_doubt: u64,
 }
 
@@ -90,7 +90,7 @@ impl Run {
         Ok(checked)
     }
 
-    /// The power goes right after `crash`.
+    /// Checks the images of a power failure right after `crash`.
     fn check_prefix(
         &self,
         crash: Moment,
@@ -110,7 +110,7 @@ impl Run {
         for draw in 0..DRAWS + 2 {
             let mut image = stable.clone();
             for event in &in_doubt {
-                // All, nothing, or: whole, missing, torn.
+                // All, none, or at random: whole, missing, torn.
                 let fate = match draw {
                     0 => 0,
                     1 => 1,
@@ -124,7 +124,7 @@ impl Run {
         Ok(())
     }
 
-    /// `due`, by sector: requests that the guest may count on, but for those that were over before another one of them
+    /// Adds to `due`, by sector, a request that the guest may rely on, and removes those that had ended before it
     /// began.
     fn add_promise(&self, version: Version, due: &mut [Vec<Version>]) {
         for sector in self.history.requests[version - 1].sectors.clone() {
@@ -152,7 +152,7 @@ impl Run {
         Ok(())
     }
 
-    /// Zeroes may come from anything that zeroes, and were there at first.
+    /// Zeroes may come from any request that zeroes, and from the initial image.
     fn may_be_left(&self, sector: u64, found: Version, due: &[Version], crash: Moment) -> bool {
         let requests = &self.history.requests;
         let wrote = |version: &Version| {
@@ -167,7 +167,7 @@ impl Run {
     }
 }
 
-/// Does to an image what the call did to the file, in the sectors that `reaches` says.
+/// Applies the call to the image, in the sectors that `reaches` selects.
 fn apply(event: &Event, image: &mut [u8], mut reaches: impl FnMut(usize) -> bool) {
     let (start, len) = match &event.deed {
         Deed::Write { offset_bytes, bytes } => (*offset_bytes as usize, bytes.len()),
@@ -187,8 +187,8 @@ fn apply(event: &Event, image: &mut [u8], mut reaches: impl FnMut(usize) -> bool
     }
 }
 
-/// Engines that need no page cache of the host's own, and what they honour. `mmap` writes when the host likes, which a
-/// file system in the same process must not be asked for; `durability_model.rs` has it.
+/// Engines that do not need the host's page cache, and their cache modes. `mmap` writes when the kernel likes, which
+/// could deadlock with a file system in the same process; `durability_model.rs` tests it.
 const ENGINES: [(EngineKind, &[CacheMode]); 5] = [
     (EngineKind::IoUring, &SAFE),
     (EngineKind::LinuxAio, &[CacheMode::None, CacheMode::Directsync]),
@@ -225,7 +225,7 @@ fn every_image_that_a_power_loss_may_leave_keeps_what_the_guest_was_promised() {
     println!("power loss: {all:?}");
 }
 
-/// A server that forgets its syncs, seen from the host, is a host that forgets them.
+/// To the host, a server that omits its syncs looks like a host that ignores them.
 #[test]
 fn server_that_forgets_its_syncs_is_noticed_in_every_mode() {
     for cache in SAFE {
@@ -234,7 +234,7 @@ fn server_that_forgets_its_syncs_is_noticed_in_every_mode() {
     }
 }
 
-/// The last write before each sync is taken for one that came after it, as in a server that does not wait.
+/// Moves the last write before each sync behind it, as in a server that does not wait.
 #[test]
 fn sync_that_overtakes_a_write_is_noticed() {
     let Some(mut run) = load(EngineKind::Threads, CacheMode::Writeback, 2, false) else { return };
@@ -246,7 +246,7 @@ fn sync_that_overtakes_a_write_is_noticed() {
     assert!(run.check(2).is_err());
 }
 
-/// One sector in the middle of a durable write keeps what was there before.
+/// One sector in the middle of a durable write keeps its old contents.
 #[test]
 fn write_that_is_torn_after_it_was_promised_is_noticed() {
     let Some(mut run) = load(EngineKind::Threads, CacheMode::Directsync, 3, false) else { return };

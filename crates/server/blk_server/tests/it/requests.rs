@@ -1,4 +1,4 @@
-//! The guest's requests end to end: a front-end of our own, the real server, a real file with O_DIRECT.
+//! Requests end to end: a test front-end, the real server, a real file with O_DIRECT.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 #[cfg(target_arch = "x86_64")] // what a guest is made of

@@ -1,4 +1,5 @@
-//! Guests that break a ring: that queue stops and says so, the others go on, and a new setup revives it.
+//! Guests that break a ring: that queue stops and signals its error, other queues continue, and a new setup restarts
+//! it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;
@@ -21,7 +22,7 @@ on_both_formats! {
     well_behaved_queue_never_signals_its_err_fd,
 }
 
-/// A front-end with two queues started: one to be broken, one to go on.
+/// A front-end with two started queues: one to break, one to continue.
 fn two_queues(rig: &Rig) -> (FrontEnd, RawGuest, Guest) {
     let (front_end, guest, other) = two_guests(rig, Format::Split);
     (front_end, RawGuest::over(guest), other)
@@ -39,7 +40,7 @@ fn two_guests(rig: &Rig, ring: Format) -> (FrontEnd, Guest, Guest) {
     (front_end, guest, other)
 }
 
-/// The queue is stopped and says so; the other one goes on; a stop and a new setup revive it.
+/// The queue stops and signals its error. The other queue continues. A stop and a new setup restart the broken one.
 fn broken_but_revivable(front_end: &FrontEnd, raw: &mut dyn Hostile, other: &mut Guest) {
     assert!(raw.guest().err_signalled(), "the err fd stays silent");
     assert_eq!(other.read(0, 512).status, Some(0));
@@ -145,7 +146,7 @@ fn packed_chain_longer_than_what_is_not_in_flight_stops_the_queue_and_what_is_co
     fake.inject(When::Verb(Verb::Read), Fault::Hold, 1);
     raw.offer_read();
     assert!(eventually(|| fake.held() == 1));
-    // Its last descriptor lies where the ring's first was.
+    // Its last descriptor is in the slot of the ring's first.
     raw.offer(1, &[&[readable(raw.area(), 16, 0); 253][..], &[last(raw.area(), 1)]].concat());
     assert!(raw.guest.err_signalled());
     fake.release().unwrap();
@@ -203,7 +204,7 @@ fn misaligned_ring_is_reported_and_a_new_setup_works(ring: Format) {
     unusable_ring_is_reported(8 * MIB + 8, ring);
 }
 
-/// 17 bits are too many for a split ring's index; a packed ring has no slot 256, and nothing in flight when it starts.
+/// A split ring's index has only 16 bits; a packed ring has no slot 256, and nothing in flight when it starts.
 fn base_that_no_ring_of_its_format_has_fails_that_queue_alone(ring: Format) {
     let impossible = match ring {
         Format::Split => [0x1_0000, 0x8000_8000],

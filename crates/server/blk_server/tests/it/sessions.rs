@@ -1,5 +1,5 @@
-//! Sessions and the rings they start and stop: one front-end after another, two at once, and what a
-//! stop leaves behind.
+//! Sessions, and the rings that they start and stop: successive front-ends, two at once, and the state that a stop
+//! leaves.
 //!
 //! Spec: vhost-user, "Ring states", GET_VRING_BASE, SET_VRING_CALL, RESET_DEVICE.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -183,12 +183,12 @@ fn stop_is_answered_after_the_requests_in_flight_with_the_base_that_follows_them
     let_go(&engine);
     let reply = front_end.receive().unwrap();
     assert_eq!(reply.body, vring_state(0, ring.base_after(5, 15, 256)));
-    // Complete, and visible, before the answer.
+    // The requests have completed, visibly, before the reply.
     assert!(pending.iter().all(|pending| pending.status(&guest) == OK));
     assert!(pending.iter().all(|_| guest.ring.pop_used().unwrap().is_some()));
 }
 
-/// QEMU says the base of a new ring when its back-end was gone; some front-ends are one request behind.
+/// QEMU sends the base of a new ring when its back-end was gone; some front-ends are one request behind.
 fn queue_started_with_a_stale_base_runs_no_request_twice(ring: Format) {
     let rig = Rig::start(Options::default());
     let (front_end, mut guest) = ready(&rig, ring.usual());
@@ -206,8 +206,8 @@ fn queue_started_with_a_stale_base_runs_no_request_twice(ring: Format) {
     assert_eq!(front_end.stop_queue(0), ring.base_after(18, 18 * 3, 256));
 }
 
-/// Nobody knows the position of a packed ring whose device died while it was taking requests; had it been the last
-/// device of a split ring, its used index would tell.
+/// If its device died while it took requests, the position of a packed ring is unknown. For a split ring, the used
+/// index would tell it.
 #[test]
 fn packed_ring_whose_device_died_at_work_fails_alone_and_a_new_setup_revives_it() {
     let rig = Rig::start(Options::default());
@@ -220,7 +220,7 @@ fn packed_ring_whose_device_died_at_work_fails_alone_and_a_new_setup_revives_it(
     front_end.announce_queue(&guest);
     assert!(guest.err_signalled());
     assert!(serves(&mut other));
-    // What completed before the death may lie anywhere, so that not even this helps.
+    // Completions from before the death may be anywhere in the ring, so even this does not help.
     front_end.stop_queue(0);
     front_end.ok(code::SET_VRING_BASE, &vring_state(0, exact), &[]);
     front_end.ok(code::SET_VRING_KICK, &0u64.to_ne_bytes(), &[guest.kick.as_fd()]);
@@ -271,7 +271,7 @@ fn requests_available_before_the_queue_starts_are_served_without_a_kick(ring: Fo
     assert_eq!(pending.status(&guest), OK);
 }
 
-/// Of 16 entries: a packed ring's wrap counter flips every few requests, and requests lie across the ring's end.
+/// With 16 entries, a packed ring's wrap counter flips every few requests, and chains cross the ring's end.
 fn queue_stopped_and_started_again_goes_on_where_it_was(ring: Format) {
     let rig = Rig::start(Options::default());
     let front_end = connected(&rig, ring.usual());
@@ -291,7 +291,7 @@ fn queue_stopped_and_started_again_goes_on_where_it_was(ring: Format) {
     }
 }
 
-/// As after a migration: all that the next session is told is the base that the last one was answered.
+/// As after a migration: the next session gets only the base that the last one replied.
 fn queue_goes_on_in_a_new_session_with_the_base_of_the_last_one(ring: Format) {
     let rig = Rig::start(Options::default());
     let mut first = connected(&rig, ring.usual());
@@ -310,7 +310,7 @@ fn queue_goes_on_in_a_new_session_with_the_base_of_the_last_one(ring: Format) {
     assert!(serves(&mut guest));
 }
 
-/// The guest's driver starts over with a zeroed ring, again and again, after more and more requests.
+/// The guest's driver starts over with a zeroed ring, again and again, after different numbers of requests.
 fn queue_set_up_again_with_a_fresh_ring_starts_from_its_beginning(ring: Format) {
     let rig = Rig::start(Options::default());
     let front_end = connected(&rig, ring.usual());
@@ -321,7 +321,7 @@ fn queue_set_up_again_with_a_fresh_ring_starts_from_its_beginning(ring: Format) 
     }
 }
 
-/// QEMU with firmware: one queue without EVENT_IDX, then a reset, then the kernel with all features.
+/// As QEMU with firmware: one queue without EVENT_IDX, then a reset, then the kernel with all features.
 fn device_reset_is_followed_by_a_new_negotiation(ring: Format) {
     let rig = Rig::start(Options::default());
     let mut front_end = rig.connect();
@@ -372,7 +372,7 @@ fn features_that_change_under_a_running_queue_apply_to_it() {
     let rig = Rig::start(Options::default());
     let (front_end, guest) = ready(&rig, feature::USUAL);
     let offered = front_end.ask_u64(code::GET_FEATURES);
-    // A driver that starts over without telling: ring zeroed, another feature.
+    // The driver starts over without a message: zeroed ring, one feature less.
     let mut fresh = front_end.new_guest(0, 256, WITHOUT_EVENT_IDX);
     front_end.ok(code::SET_FEATURES, &(WITHOUT_EVENT_IDX & offered).to_ne_bytes(), &[]);
     front_end.ok(code::SET_VRING_ADDR, &vring_addr(0, &fresh.layout), &[]);
@@ -445,7 +445,7 @@ fn queues_on_two_workers_serve_one_disk_under_load(ring: Format) {
     assert_eq!(rig.image_bytes(0, expected.len()), expected);
 }
 
-/// 32 writes at once, read back 32 at once, many times; each queue in a part of the disk of its own.
+/// Writes 32 blocks at once and reads them back at once, many times. Each queue has its own part of the disk.
 fn load(mut guest: Guest) {
     let queue = u64::from(guest.index);
     let addr = |n: u64| (8 + 2 * queue) * MIB + n * 4096;

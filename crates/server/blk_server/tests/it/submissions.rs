@@ -1,4 +1,4 @@
-//! A server that was asked to count its submissions counts each once; any other counts none.
+//! A server with counting enabled counts each submission once; other servers count none.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use crate::rig::{Options, Rig, feature, ready};

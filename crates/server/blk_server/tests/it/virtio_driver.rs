@@ -1,11 +1,10 @@
-//! The `virtio-driver` crate as the guest: rings, messages and requests of somebody else's making.
+//! The `virtio-driver` crate as the guest: an independent implementation of rings, messages and requests.
 //!
-//! Memory is a memfd that only the server maps. The crate passes a buffer's own address on as the guest
-//! address, so on this side a plain vector of the same length lends its addresses, and what lies there is
-//! read and written through the memfd.
+//! Memory is a memfd that only the server maps. The crate uses a buffer's own address as the guest address. So a plain
+//! vector of the same length provides the addresses, and the test accesses the data through the memfd.
 //!
 //! With packed rings the crate sends SET_VRING_BASE 0, though both wrap counters of a new ring are 1 (virtio 1.3
-//! §2.8.1), which makes `0x8000_8000`: a ring that was never used starts at its beginning whatever the base.
+//! §2.8.1), that is `0x8000_8000`. The server starts an unused ring at its beginning whatever the base.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 #[cfg(target_arch = "x86_64")] // what a guest is made of
@@ -34,7 +33,7 @@ on_both_formats! {
     next_client_connects_after_the_last_one_left,
 }
 
-/// Without the bit of vhost-user itself, which the crate adds.
+/// Without vhost-user's own feature bit, which the crate adds.
 fn features(ring: Format) -> u64 {
     ring.usual() & !feature::PROTOCOL
 }
@@ -127,7 +126,7 @@ fn readable(call: &EventFd, deadline: Instant) -> bool {
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
 }
 
-/// Writes 32 blocks on each queue at once, then reads them back, all queues at once.
+/// Writes 32 blocks on each queue at once, then reads them back on all queues at once.
 fn blocks_come_back(queues: usize, features: u64) {
     let rig = Rig::start(Options::default());
     let mut client = Client::connect(&rig, queues, features);
@@ -203,8 +202,8 @@ fn flush_discard_and_zeroes_do_what_they_say(ring: Format) {
     assert_eq!(rig.image_bytes(196_608, 512), vec![0xaa; 512]);
 }
 
-/// Over split rings only: the crate panics when a packed ring's used length is not all that it gave room for, which
-/// a failed read's is not.
+/// Only with split rings: the crate panics if a packed ring's used length is less than the buffer, as after a failed
+/// read.
 #[test]
 fn request_past_the_end_is_an_error_and_the_next_one_works() {
     let rig = Rig::start(Options::default());

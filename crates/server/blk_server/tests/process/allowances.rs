@@ -1,7 +1,7 @@
-//! Front-ends of one disk that take all of the process that they can get, address space or descriptors: another disk's guest is
-//! served all the same, and so is their own disk's next one.
+//! Front-ends of one disk that use up the process's address space or descriptors: another disk's guest still works, and
+//! so does the next front-end of their own disk.
 //!
-//! In a program of its own, and one test at a time: what they take is the whole process's.
+//! These tests run in their own program, one at a time, because the limits are the whole process's.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;
@@ -14,12 +14,12 @@ use crate::rig::{FrontEnd, Options, Rig, USER_BASE, code, eventually, feature, r
 const GIB: u64 = 1 << 30;
 /// Connections of one disk.
 const SESSIONS: usize = 8;
-/// Descriptors that this process may have: the usual limit.
+/// The usual limit of a process's descriptors.
 const DESCRIPTORS: u64 = 1024;
-/// With those that one connection passes, a second one gets to the limit.
+/// A second connection that passes this many reaches the limit.
 const MOST: usize = 700;
 
-/// Waits until sessions of the first disk that are over have given back what they had, and so many are left.
+/// Waits until ended sessions of the first disk have released their resources, so that `left` sessions remain.
 fn settle(rig: &Rig, left: usize) {
     assert!(eventually(|| rig.server.as_ref().unwrap().report().disks[0].sessions == left));
 }
@@ -30,7 +30,7 @@ fn greedy(rig: &Rig) -> FrontEnd {
     front_end
 }
 
-/// Whether a guest of the second disk has its memory and its queue, and is served.
+/// Whether a guest of the second disk gets its memory and its queue, and works.
 fn neighbour_is_served(rig: &Rig) -> bool {
     let mut front_end = rig.connect_to(1);
     front_end.negotiate(feature::USUAL);
@@ -46,7 +46,7 @@ fn connections_that_map_16_tib_each_do_not_keep_another_disks_guest_from_its_mem
     let table = table_of(&[region_words(0, 1 << 44, USER_BASE, 0)]);
     let greedy: Vec<_> = (0..SESSIONS).map(|_| greedy(&rig)).collect();
     let mapped = greedy.iter().filter(|front_end| {
-        // Told, and not ended: they may go on with less.
+        // The server refuses the table and keeps the session, which may continue with less.
         front_end.acked(code::SET_MEM_TABLE, &table, &[sparse.as_fd()]) == 0
     });
     assert!((1..SESSIONS).contains(&mapped.count()));
@@ -60,7 +60,7 @@ fn connections_that_map_16_tib_each_do_not_keep_another_disks_guest_from_its_mem
     assert!(works(&rig));
 }
 
-/// The usual limit of descriptors; as before when dropped.
+/// Sets the usual descriptor limit, and the old one when dropped.
 struct FewDescriptors(Rlimit);
 
 impl FewDescriptors {
@@ -77,8 +77,8 @@ impl Drop for FewDescriptors {
     }
 }
 
-/// Passes so many descriptors, each for another purpose, so that the server keeps them all; returns how many it did before
-/// it ended the session.
+/// Passes up to `most` descriptors, each for another purpose, so that the server keeps them all. Returns the number
+/// that it accepted before it ended the session.
 fn pass(front_end: &FrontEnd, most: usize) -> usize {
     let event = event();
     let codes = [code::SET_VRING_CALL, code::SET_VRING_ERR, code::SET_VRING_KICK];
@@ -90,7 +90,7 @@ fn pass(front_end: &FrontEnd, most: usize) -> usize {
     purposes.take(most).take_while(kept).count()
 }
 
-/// Takes what is to be had, until there is none for one more.
+/// Takes descriptors until not even one more connection works.
 fn take_all_descriptors(rig: &Rig) -> Vec<FrontEnd> {
     let mut holding = Vec::new();
     loop {

@@ -1,6 +1,6 @@
-//! Nothing is left of disks that were removed: descriptors, threads, socket files.
+//! Removed disks leave nothing behind: no descriptors, threads, socket files.
 //!
-//! One test, because it counts what the whole process has.
+//! One test, because it counts the whole process's resources.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use crate::rig;
@@ -12,7 +12,7 @@ fn possessions() -> (usize, usize) {
     (count("/proc/self/fd"), count("/proc/self/task"))
 }
 
-/// Every other time with a guest that uses it, and is cut off.
+/// Adds and removes a disk; every other time with a guest that uses it and is disconnected.
 fn come_and_go(rig: &Rig, step: u32) {
     rig.add(1).unwrap();
     let guest = step.is_multiple_of(2).then(|| rig.guest_of(1));

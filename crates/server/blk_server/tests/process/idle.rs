@@ -1,6 +1,6 @@
-//! A server with started queues and nothing to do sleeps: no thread of it wakes up.
+//! An idle server with started queues sleeps: none of its threads wakes up.
 //!
-//! In a program of its own, so that no other test's server is counted.
+//! It runs in its own program, so that it counts no other test's server.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::rig::raw_guest::connected;
 use crate::rig::rest::{come_to_rest, status_kib, switches};
 use crate::rig::{Options, Rig, feature};
 
-/// How long nothing may happen.
+/// The time in which no thread may wake up.
 const WATCH: Duration = Duration::from_secs(10);
 
-/// Front-end and guests with started queues on a server with these options; then nothing happens for a while.
+/// Starts a server with these options, a front-end and guests with started queues, and watches it while idle.
 fn watch_idle(options: Options, threads_at_least: usize) {
     let rig = Rig::start(options);
     let front_end = connected(&rig, feature::USUAL);
@@ -31,7 +31,7 @@ fn watch_idle(options: Options, threads_at_least: usize) {
     assert!(guests.iter_mut().all(|guest| guest.read(0, 4096).status == Some(0)));
 }
 
-/// One after the other: the threads of the one would be counted with the other's.
+/// One after the other, because each counts the threads of both.
 #[test]
 fn idle_server_with_four_started_queues_wakes_up_no_thread_balanced_or_not() {
     let _alone = crate::alone();

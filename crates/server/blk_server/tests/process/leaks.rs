@@ -1,6 +1,6 @@
-//! Nothing is left of sessions that are over: descriptors, threads, mappings.
+//! Ended sessions leave nothing behind: no descriptors, threads, mappings.
 //!
-//! One test, because it counts what the whole process has.
+//! One test, because it counts the whole process's resources.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;
@@ -22,7 +22,7 @@ fn possessions() -> (usize, usize, usize) {
     (count("/proc/self/fd"), count("/proc/self/task"), mapped_memories())
 }
 
-/// Leaves at the worst moment of its life that `step` names.
+/// Disconnects at a bad moment, which `step` selects.
 fn come_and_go(rig: &Rig, step: u32) {
     match step % 5 {
         0 => drop(rig.connect()),
@@ -43,7 +43,7 @@ fn come_and_go(rig: &Rig, step: u32) {
         }
         _ => {
             let (front_end, _guest) = ready(rig, feature::USUAL);
-            // Refused, and the descriptors that came with it are closed.
+            // The server refuses the message and closes its descriptors.
             let fds = [event(), event()];
             front_end.send(code::SET_MEM_TABLE, &[1; 8], &[fds[0].as_fd(), fds[1].as_fd()]);
             assert!(front_end.is_closed());
@@ -57,7 +57,7 @@ fn hundreds_of_sessions_leave_no_descriptor_thread_or_mapping_behind() {
     let rig = Rig::start(Options { workers: 2, ..Options::default() });
     (0..10).for_each(|step| come_and_go(&rig, step));
     assert!(works(&rig));
-    // The last session's thread may still be on its way out.
+    // The last session's thread may still be exiting.
     let mut before = possessions();
     let settled = |before: &mut (usize, usize, usize)| {
         let now = possessions();

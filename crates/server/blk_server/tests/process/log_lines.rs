@@ -1,4 +1,4 @@
-//! The lines that this process has logged.
+//! Captures the lines that this process logs.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::fmt::{Debug, Write};
@@ -12,7 +12,7 @@ use crate::alone;
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Keeps what is logged, from any thread, as information, warning or error.
+/// Keeps lines of any thread, at levels info, warning and error.
 struct Keeper;
 
 struct Line(String);
@@ -44,7 +44,7 @@ impl Subscriber for Keeper {
     fn exit(&self, _: &Id) {}
 }
 
-/// Keeps lines from now on; none are there. The process is this test's until the guard is dropped.
+/// Clears the lines and keeps new ones. Until the guard is dropped, no other test runs.
 pub fn keep_lines() -> MutexGuard<'static, ()> {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Keeper).unwrap());
@@ -57,7 +57,7 @@ pub fn counted() -> usize {
     LINES.lock().unwrap().len()
 }
 
-/// A test asks for words that only its own lines have: an earlier test's server may log its last lines late.
+/// Use words that only the test's own lines contain: an earlier test's server may log its last lines late.
 pub fn lines_with(words: &str) -> usize {
     LINES.lock().unwrap().iter().filter(|line| line.contains(words)).count()
 }

@@ -1,4 +1,4 @@
-//! What a guest or a front-end can make the server log: one line for one mistake, few for many.
+//! Log lines that a guest or a front-end can cause: one line for one mistake, few for many.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::os::fd::AsFd;
@@ -31,7 +31,7 @@ fn driver_without_version_1_that_tries_for_ever_is_refused_with_one_line() {
     let rig = Rig::start(Options::default());
     let legacy = (feature::CONFIG_WCE | feature::PROTOCOL).to_ne_bytes();
     for _ in 0..20 {
-        // QEMU does not ask to be told, and connects again.
+        // QEMU does not set NEED_REPLY, and connects again.
         let front_end = rig.connect();
         front_end.send(code::SET_FEATURES, &legacy, &[]);
         assert!(front_end.is_closed());

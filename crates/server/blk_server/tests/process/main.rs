@@ -1,8 +1,6 @@
-//! Tests that change or count what belongs to the whole process: descriptors, threads, log lines, CPU time.
+//! Tests that change or count resources of the whole process: descriptors, threads, log lines, CPU time.
 //!
-//! Each test holds `alone()` while it runs, so they run one at a time.
-//!
-//! Not here: everything else (`tests/it`).
+//! Each test holds `alone()` while it runs, so they run one at a time. All other tests are in `tests/it`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod allowances;
@@ -20,7 +18,7 @@ mod worker_threads;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The process is this test's until the guard is dropped.
+/// Until the guard is dropped, no other test runs.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

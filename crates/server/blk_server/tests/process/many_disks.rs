@@ -1,6 +1,6 @@
-//! A thousand disks, most without a front-end: no thread wakes up, and each costs little.
+//! A thousand disks, most without a front-end: no thread wakes up, and each disk costs little.
 //!
-//! In a program of its own, so that no other test's server is counted.
+//! It runs in its own program, so that it counts no other test's server.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::time::{Duration, Instant};
@@ -15,22 +15,22 @@ use crate::rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, feature};
 
 /// Disks in one process.
 const DISKS: usize = 1000;
-/// Of them with a front-end and a started queue.
+/// Disks with a front-end and a started queue.
 const USED: usize = 50;
-/// How long nothing may happen.
+/// The time in which no thread may wake up.
 const WATCH: Duration = Duration::from_secs(5);
 /// Image and listening socket.
 const FDS_OF_AN_IDLE_DISK: usize = 2;
-/// What the front-end passes (memory, kick, call, err), the connection, and the session's own wake-up and pause.
+/// The front-end's descriptors (memory, kick, call, err), the connection, and the session's own wake-up and pause.
 const FDS_OF_A_SESSION: usize = 7;
-/// The other ends: the same, but for wake-up and pause.
+/// The other ends: the same without wake-up and pause.
 const FDS_OF_A_FRONT_END: usize = 5;
-/// Anything above is a buffer or a thread that somebody made for each disk.
+/// More would mean a buffer or a thread for each disk.
 const MOST_KIB_OF_AN_IDLE_DISK: u64 = 8;
-/// A thread's stack as far as it was used, the rings' buffers, and the guest's bookkeeping of the tests.
+/// The used part of a thread's stack, the rings' buffers, and the test guest's bookkeeping.
 const MOST_KIB_OF_A_STARTED_QUEUE: u64 = 256;
 
-/// As many descriptors as the system lets us have.
+/// Raises the descriptor limit as far as the system allows.
 fn raise_descriptor_limit(needed: usize) {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
@@ -38,7 +38,7 @@ fn raise_descriptor_limit(needed: usize) {
     assert!(enough, "{needed} descriptors are needed, the hard limit is {:?}", limit.maximum);
 }
 
-/// What the process has: descriptors, private memory in KiB.
+/// The process's resources: descriptors, private memory in KiB.
 #[derive(Clone, Copy)]
 struct Cost {
     fds: usize,
@@ -50,7 +50,7 @@ impl Cost {
         Self { fds: count("/proc/self/fd"), kib: status_kib("RssAnon:") }
     }
 
-    /// Prints what each of `number` has cost since `before`, and returns it.
+    /// Prints the average cost of each of `number` since `before`, and returns it.
     fn each_since(self, before: Self, number: usize, what: &str) -> (usize, u64) {
         let (fds, kib) = (self.fds - before.fds, self.kib.saturating_sub(before.kib));
         let each = |total: f64| total / number as f64;

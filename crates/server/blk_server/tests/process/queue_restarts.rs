@@ -1,16 +1,16 @@
-//! A front-end that restarts its queue again and again, with bad requests in the ring: logs stay short.
+//! A front-end restarts its queue again and again, with invalid requests in the ring: the log stays short.
 //!
-//! In a program of its own because it counts the lines that the whole process logs.
+//! It runs in its own program, because it counts the lines that the whole process logs.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use crate::log_lines;
 use crate::rig::raw_guest::{raw_guest, table};
 use crate::rig::{MIB, Options, Rig, code, eventually, vring_state};
 
-/// Five per disk and ten seconds are allowed; this leaves room for a very slow machine.
+/// The server allows five per disk and ten seconds; the rest is for a very slow machine.
 const FEW_LINES: usize = 20;
 const RESTARTS: u16 = 200;
-/// In the ring at each start.
+/// Invalid requests in the ring at each start.
 const BAD_REQUESTS: u16 = 5;
 
 #[test]

@@ -1,6 +1,6 @@
-//! A guest that fills its ring with invalid requests for ever: logs stay short, other queues are served.
+//! A guest keeps filling its ring with invalid requests: the log stays short, and other queues still work.
 //!
-//! In a program of its own because it counts the lines that the whole process logs.
+//! It runs in its own program, because it counts the lines that the whole process logs.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,10 +9,10 @@ use crate::log_lines;
 use crate::rig::raw_guest::{PLAIN, RawGuest, connected, last, readable, table, writable};
 use crate::rig::{Options, Rig, header_bytes};
 
-/// Five per queue and ten seconds are allowed; this leaves room for a very slow machine.
+/// The server allows five per queue and ten seconds; the rest is for a very slow machine.
 const FEW_LINES: usize = 100;
 
-/// Chains that are wrong in five ways: cut-off header, loop, empty table, unknown type, no status.
+/// Five invalid chains: cut-off header, loop, empty table, unknown type, no status.
 fn prepare(raw: &RawGuest) -> [u16; 5] {
     let at = raw.area();
     raw.store(at, &header_bytes(77, 0));
@@ -30,7 +30,7 @@ fn prepare(raw: &RawGuest) -> [u16; 5] {
     [0, 2, 3, 4, 6]
 }
 
-/// Offers invalid requests as fast as they come back until told to stop; returns how many there were.
+/// Sends invalid requests as fast as they complete until told to stop; returns their number.
 fn flood(raw: &mut RawGuest, stop: &AtomicBool) -> u64 {
     let heads = prepare(raw);
     let mut answered = 0;

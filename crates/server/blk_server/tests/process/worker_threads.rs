@@ -1,6 +1,6 @@
-//! Workers run where their options say, from before their engine is made: CPUs, class, nice value; names.
+//! Workers run with the CPUs, class, nice value and name of their options, even before they create their engine.
 //!
-//! Run once more in a guest with two NUMA nodes and control groups, where there is more to see
+//! The tests run again in a guest with two NUMA nodes and control groups, which allow more checks
 //! (`worker_threads/in_a_guest.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -39,7 +39,7 @@ fn own_cpus() -> Vec<u32> {
     parse_cpus(&Seen::here().cpus).unwrap()
 }
 
-/// What the process may do without asking anybody, on a thread that has given up the right to more.
+/// Runs `act` on a thread without CAP_SYS_NICE.
 fn without_cap_sys_nice<T: Send>(act: impl FnOnce() -> T + Send) -> T {
     let thread = || {
         let mut sets = capabilities(None).unwrap();
@@ -84,7 +84,7 @@ fn worker_without_options_runs_as_the_process_does() {
     assert_eq!(worker.group, here.group);
 }
 
-/// Needs a right that a tester may not have; whoever lacks it is told so.
+/// Needs a right that the tester may not have; without it, the error names it.
 #[test]
 fn real_time_class_is_set_or_refused_with_what_is_missing() {
     let _alone = alone();
@@ -135,7 +135,7 @@ fn server_with_a_worker_that_cannot_be_does_not_start_and_leaves_nothing() {
     assert_eq!(error.to_string(), "worker 1 cannot run with its options");
     let why = std::error::Error::source(&error).unwrap().to_string();
     assert!(why.starts_with("CPU 1023 is offline or does not exist: online are 0"), "{why}");
-    // A thread that was joined is in the list for a moment more: the kernel tells the joiner first.
+    // A joined thread stays in /proc for a moment: the kernel wakes the joiner first.
     let patience = Instant::now() + Duration::from_secs(300);
     while !worker_threads().is_empty() {
         assert!(Instant::now() < patience, "{:?}", worker_threads());

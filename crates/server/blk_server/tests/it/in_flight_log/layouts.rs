@@ -1,16 +1,16 @@
-//! Logs that are larger or smaller than the rings: asked for before the guest chose, made by a server before this one, or
-//! by the front-end.
+//! In-flight logs that are larger or smaller than the rings: requested before the guest chose its sizes, made by an
+//! older server, or made by the front-end.
 
 use super::*;
 
-/// What QEMU asks for by default, whatever its guest's firmware and driver choose then.
+/// QEMU's default request, whatever its guest's firmware and driver choose later.
 const ASKED: u16 = 128;
 
 fn asked(front_end: &FrontEnd) -> Log {
     Log::asked(front_end, 1, ASKED)
 }
 
-/// As servers before this one laid it out, and as front-ends make it themselves: for exactly these rings.
+/// The layout of older servers and of front-ends that make the log: exactly these rings.
 pub fn tight(format: Format, queues: u16, queue_size: u16) -> Log {
     let entries = u64::from(queue_size);
     let each = if format == Format::Split { 16 + entries * 16 } else { 32 + entries * 32 };
@@ -22,8 +22,8 @@ fn options(queue_size: u16) -> Options {
     Options { queue_size, ..Options::default() }
 }
 
-/// A server dies with `count` requests in flight; a successor whose disk allows rings of up to `then` descriptors does
-/// them, and nothing else.
+/// A server dies with `count` requests in flight. A successor whose disk allows rings of up to `then` descriptors
+/// resubmits these requests and no others.
 fn dies_and_is_followed(
     format: Format,
     log: impl FnOnce(&FrontEnd) -> Log,
@@ -85,7 +85,7 @@ fn ring_that_has_no_room_in_its_log_is_served_without_one() {
         let mut fits = front_end.start_queue(1, ASKED, format.usual());
         let mut has_no_place = front_end.start_queue(2, ASKED, format.usual());
         assert!(serves(&mut longer) && serves(&mut fits) && serves(&mut has_no_place));
-        // Of the log only the second half is in use.
+        // The server uses only the second half of the log.
         let (half, all) = (log.bytes() as usize / 2, contents(&log.view(), log.bytes()));
         let is_used = |part: &[u8]| part.iter().any(|&byte| byte != 0);
         assert!(!is_used(&all[..half]) && is_used(&all[half..]));

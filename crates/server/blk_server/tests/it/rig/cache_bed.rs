@@ -1,4 +1,4 @@
-//! A guest with one queue, the cache mode it sees, and what the kernel is asked for on its behalf.
+//! A guest with one queue, its cache mode, and the calls that the server makes for its requests.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use io_engine::{Record, Recorder, Verb};
@@ -6,7 +6,7 @@ use rustix::io::ReadWriteFlags;
 
 use crate::rig::{self, FrontEnd, Guest, Options, Rig, code, feature, kind, ready};
 
-/// Where the `writeback` byte lies in the configuration space (virtio 1.3 §5.2.4).
+/// Offset of the `writeback` byte in the configuration space (virtio 1.3 §5.2.4).
 pub const WRITEBACK: u32 = 32;
 /// No cache-related bit.
 pub const BARE: u64 = feature::USUAL & !feature::FLUSH;
@@ -19,7 +19,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// A driver that accepts these `features`, where they are offered, on a disk with `--cache none`.
+    /// A driver that accepts the offered ones of these `features`, on a disk with `--cache none`.
     pub fn start(features: u64) -> Self {
         Self::start_on(Options::default(), features)
     }
@@ -31,14 +31,14 @@ impl Bed {
         Self { recorder, front_end, guest, rig }
     }
 
-    /// What the kernel is asked for on behalf of one request, which must succeed.
+    /// Sends one request, which must succeed, and returns the calls that the server made for it.
     pub fn calls(&mut self, kind: u32, data: &[u8]) -> Vec<Record> {
         self.recorder.clear();
         assert_eq!(self.guest.request(kind, 0, data, 0).status, Some(0));
         self.recorder.records()
     }
 
-    /// Whether a write is durable when it completes: flagged so, or followed by a sync.
+    /// Whether a write is durable when it completes: the call has the flag, or a sync follows.
     pub fn write_is_durable(&mut self) -> bool {
         let calls = self.calls(kind::OUT, &[1; 4096]);
         assert_eq!(calls[0].verb, Verb::Write);
@@ -46,7 +46,7 @@ impl Bed {
         calls[0].flags & ReadWriteFlags::DSYNC.bits().cast_signed() != 0
     }
 
-    /// The front-end goes and comes back with the same memory and ring, as QEMU does.
+    /// Disconnects the front-end and connects it again with the same memory and ring, as QEMU does.
     pub fn reconnect(&mut self, features: u64) {
         let memory = self.front_end.memory.clone();
         self.front_end = self.rig.connect();

@@ -1,19 +1,20 @@
-//! What a crash could leave on the disk, read off the engine's record, held against what the guest was promised.
+//! Computes from the engine's record what a crash could leave on the disk, and compares that with the promises to the
+//! guest.
 //!
 //! `requests (the guest's side) + calls (the kernel's side) → per sector: candidates at a crash → promise kept?`
 //!
-//! - The disk: a call may reach stable storage at any moment from its issue on, its sectors in any order and each
-//!   without the others. It is there for good once it completed with `RWF_DSYNC`, or once a sync succeeded that was
-//!   issued after it had completed. What was issued after that may replace it; what had completed before may not.
-//! - A sync that failed may have taken the only report of anything that had completed before it ended: no later
-//!   sync, and none beside it, makes that stable. The same goes for a durable write that failed through the page
-//!   cache, except that a sync beside it is believed if it ended first: a window that docs/decisions/0012 names.
-//! - The promise: a sector holds the last write that was durable by word of the device (acknowledged while the guest
-//!   saw writethrough, or before it sent a flush that was acknowledged), or one that is not older than that.
+//! - The disk: a call may reach stable storage at any moment from its issue on, its sectors in any order and
+//!   independently.   It is certainly there once it completed with `RWF_DSYNC`, or once a sync succeeded that was
+//!   issued after the call had   completed. Calls issued after that may replace it; calls completed before may not.
+//! - A failed sync may have consumed the only error report for any call that had completed before the sync ended. No
+//!   later or   concurrent sync makes those calls stable. The same holds for a durable write that failed through the
+//!   page cache, except   that a concurrent sync counts if it ended first: docs/decisions/0012 describes this window.
+//! - The promise: a sector holds the last write that the device declared durable (acknowledged while the guest saw
+//!   writethrough, or before it sent a flush that was acknowledged), or a write that is not older.
 //!
-//! Sectors are lost independently of each other, and the promise is one about each sector. So no crash images are
-//! drawn: at every acknowledgement each sector is held against everything that could be left in it, which covers
-//! every image. What a seed decides is the workload and the order in which calls complete.
+//! Sectors are lost independently, and the promise is about each sector. So the model draws no crash images: at every
+//! acknowledgement it checks each sector against everything that could be left in it, which covers every image. A seed
+//! determines the workload and the order in which calls complete.
 //!
 //! Spec: virtio 1.3 §5.2.6.2.
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used)]
@@ -22,14 +23,14 @@ use std::ops::Range;
 
 use io_engine::{Record, Verb};
 
-/// By the recorder's counter.
+/// A value of the recorder's counter.
 pub type Moment = u64;
-/// Which request a sector's contents come from, counted from 1; 0: what was there at first.
+/// The request that wrote a sector, counted from 1; 0: the initial contents.
 pub type Version = usize;
 
 const SECTOR_BYTES: u64 = 512;
 const EIO: i32 = 5;
-/// Results after which the engine makes the same call again: the kernel did nothing.
+/// Results after which the engine repeats the call: the kernel did nothing.
 const TRY_AGAIN: [i32; 2] = [4, 11];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,13 +46,13 @@ pub enum Deed {
 pub struct Request {
     pub deed: Deed,
     pub sectors: Range<u64>,
-    /// Of its ops.
+    /// The token of its ops.
     pub token: u64,
-    /// Before it was sent.
+    /// Taken before it was sent.
     pub sent: Moment,
-    /// After its status was seen, and whether that was OK.
+    /// Taken after its status was seen; and whether that was OK.
     pub acked: Option<(Moment, bool)>,
-    /// The guest sees writethrough: what is acknowledged is durable.
+    /// The guest sees writethrough, so an acknowledged write is durable.
     pub writethrough: bool,
 }
 
@@ -61,13 +62,13 @@ impl Request {
     }
 }
 
-/// What happened, from both sides.
+/// Everything that happened, from both sides.
 #[derive(Clone, Debug)]
 pub struct History {
     pub requests: Vec<Request>,
     pub calls: Vec<Record>,
     pub sectors: u64,
-    /// Through the page cache, where one call may take the error of another's pages.
+    /// Uses the page cache, where one call may consume the error of another call's pages.
     pub shares_errors: bool,
     /// `--cache unsafe`: flushes mean nothing.
     pub promises_nothing: bool,
@@ -87,23 +88,23 @@ pub struct Broken {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     pub crashes: usize,
-    /// Sectors, over all crashes, whose contents were promised.
+    /// Sectors with a promise, over all crashes.
     pub promises: usize,
-    /// Contents that could be left where something was promised.
+    /// Possible contents of sectors with a promise.
     pub leftovers: usize,
 }
 
-/// A write or `fallocate`, or a part of one, on its way to stable storage.
+/// A write or `fallocate`, or a part of one, that may be on stable storage.
 struct Piece {
     version: Version,
     sectors: Range<u64>,
     issued: Moment,
     completed: Option<Moment>,
-    /// From when on it is on stable storage for certain.
+    /// The moment from which it is certainly on stable storage.
     stable: Option<Moment>,
 }
 
-/// A sync, or what may take a sync's error.
+/// A sync, or another call that may consume a sync's error.
 struct Sync {
     issued: Moment,
     completed: Moment,
@@ -111,7 +112,7 @@ struct Sync {
 }
 
 impl History {
-    /// Every crash right after an acknowledgement, and one at the end.
+    /// Checks a crash right after every acknowledgement, and one at the end.
     pub fn check(&self) -> Result<Checked, Broken> {
         let pieces = self.pieces();
         let promised: Vec<_> = self.requests.iter().map(|request| self.promised(request)).collect();
@@ -156,13 +157,13 @@ impl History {
         Ok(())
     }
 
-    /// Whether `left` was over and done with before `promised` was sent.
+    /// Whether `left` had ended before `promised` was sent.
     pub fn is_older(&self, left: Version, promised: Version) -> bool {
         let Some(left) = left.checked_sub(1) else { return true };
         self.requests[left].acked.is_some_and(|(acked, _)| acked < self.requests[promised - 1].sent)
     }
 
-    /// From when on the guest may count on the request.
+    /// The moment from which the guest may rely on the request.
     pub fn promised(&self, request: &Request) -> Option<Moment> {
         let acked = request.acked_ok().filter(|_| request.deed != Deed::Flush && !self.promises_nothing)?;
         let flushes = self.requests.iter().filter(|flush| flush.deed == Deed::Flush && flush.sent > acked);
@@ -176,7 +177,7 @@ impl History {
         writes.flat_map(|call| self.pieces_of(call, &syncs)).collect()
     }
 
-    /// The part of a call that was done, and the rest, which nobody can tell anything about.
+    /// The part of a call that was done, and the rest, whose state is unknown.
     fn pieces_of(&self, call: &Record, syncs: &[Sync]) -> Vec<Piece> {
         let end_bytes = call.offset_bytes + call.len_bytes;
         let done_bytes = match (call.verb, call.completed) {
@@ -199,7 +200,7 @@ impl History {
         vec![piece(call.offset_bytes..done_end, stable), piece(done_end..end_bytes, None)]
     }
 
-    /// The request that the call was made for: a tag is used again only after its request was acknowledged.
+    /// The request for which the call was made. A tag is reused only after its request was acknowledged.
     fn version_of(&self, call: &Record) -> Version {
         let sent = |request: &&Request| request.token == call.token && request.sent < call.issued;
         let request = self.requests.iter().rposition(|request| sent(&request));
@@ -238,8 +239,8 @@ impl History {
             .collect()
     }
 
-    /// Whether a sector of the image, read after everything was acknowledged, may come from `found`; zeroes may
-    /// come from anything that zeroes.
+    /// Whether a sector of the image, read after every acknowledgement, may hold `found`; zeroes may come from any
+    /// request that zeroes.
     pub fn may_read(&self, sector: u64, found: Version) -> bool {
         let is_zero = |version: Version| version == 0 || self.requests[version - 1].deed == Deed::Zero;
         let writers = (1..).zip(&self.requests).filter(|(_, request)| request.sectors.contains(&sector));

@@ -1,4 +1,4 @@
-//! A front-end's dirty log, its messages, and all of a guest's memory compared page by page.
+//! A front-end's dirty log and its messages; and a page-by-page comparison of guest memory.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +10,7 @@ use virtqueue::RingLayout;
 use super::passed::memfd;
 use super::{FrontEnd, MIB, code, feature, vring_addr};
 
-/// All that the guests of these tests have.
+/// The memory of each guest in these tests.
 pub const MEMORY_BYTES: u64 = 16 * MIB;
 const PAGE: usize = 0x1000;
 const _: () = assert!(PAGE as u64 == LOG_PAGE_BYTES);
@@ -24,7 +24,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// For [`MEMORY_BYTES`], and no more.
+    /// Exactly large enough for [`MEMORY_BYTES`].
     pub fn new() -> Self {
         Self::of_bytes(MEMORY_BYTES / LOG_PAGE_BYTES / 8)
     }
@@ -39,19 +39,19 @@ impl Log {
         log_body(self.bytes, 0)
     }
 
-    /// SET_LOG_BASE, which is always answered.
+    /// Sends SET_LOG_BASE, which always has a reply.
     pub fn give(&self, front_end: &FrontEnd) {
         front_end.send(code::SET_LOG_BASE, &self.body(), &[self.fd.as_fd()]);
         let reply = front_end.receive().expect("an answer");
         assert_eq!((reply.code, reply.flags, reply.body), (code::SET_LOG_BASE, 1 | 4, self.body()));
     }
 
-    /// Sets all bits: who begins anew copies everything.
+    /// Sets all bits: a restarted migration copies everything.
     pub fn fill(&self) {
         rustix::io::pwrite(&self.fd, &vec![0xff; usize::try_from(self.bytes).unwrap()], 0).unwrap();
     }
 
-    /// Clears the log; the addresses of the pages in it.
+    /// Clears the log; returns the addresses of its pages.
     pub fn take(&self) -> BTreeSet<u64> {
         self.bits.take().into_iter().collect()
     }
@@ -61,14 +61,14 @@ pub fn log_body(bytes: u64, offset_bytes: u64) -> Vec<u8> {
     [bytes.to_ne_bytes(), offset_bytes.to_ne_bytes()].concat()
 }
 
-/// SET_FEATURES with LOG_ALL, or without.
+/// Sends SET_FEATURES with or without LOG_ALL.
 pub fn log_all(front_end: &FrontEnd, features: u64, on: bool) {
     let offered = front_end.ask_u64(code::GET_FEATURES);
     let all = if on { feature::LOG_ALL } else { 0 };
     front_end.ok(code::SET_FEATURES, &(features & offered | all).to_ne_bytes(), &[]);
 }
 
-/// SET_VRING_ADDR as before, with the used ring noted at `log_addr` or not.
+/// Sends SET_VRING_ADDR as before, with or without logging of the used ring at `log_addr`.
 pub fn log_ring(front_end: &FrontEnd, &(index, layout): &(u16, RingLayout), log_addr: Option<u64>) {
     let mut body = vring_addr(index, &layout);
     body[4..8].copy_from_slice(&log_addr.map_or(0, |_| F_LOG).to_ne_bytes());
@@ -76,7 +76,7 @@ pub fn log_ring(front_end: &FrontEnd, &(index, layout): &(u16, RingLayout), log_
     front_end.ok(code::SET_VRING_ADDR, &body, &[]);
 }
 
-/// What QEMU sends when a migration begins, and when it ends, with the rings' numbers and places.
+/// Sends QEMU's messages for the start or the end of a migration of these rings.
 pub fn begin(front_end: &FrontEnd, rings: &[(u16, RingLayout)], features: u64, log: &Log) {
     log.give(front_end);
     log_all(front_end, features, true);
@@ -105,7 +105,7 @@ pub fn page_of(addr: u64) -> u64 {
     addr / LOG_PAGE_BYTES * LOG_PAGE_BYTES
 }
 
-/// A copy of one page.
+/// Copies one page.
 pub fn copy_page(view: &MemoryView, addr: u64, to: &mut [u8]) {
     let at = usize::try_from(addr).unwrap();
     view.read(addr, &mut to[at..at + PAGE]).unwrap();

@@ -1,4 +1,4 @@
-//! Disks that are added to a running server, by number: `Rig` has those with small numbers already.
+//! Disks that are added to a running server, by number; `Rig` already has the lowest numbers.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use disk_image::{HostOpener, Image, ImageOptions};
 
 use super::{FrontEnd, Guest, MIB, PATIENCE, Rig, feature, numbered};
 
-/// What a removal of the tests waits for requests that hang.
+/// The time that the tests' removals wait for requests that hang.
 pub const BRIEFLY: Duration = Duration::from_millis(300);
 
 impl Rig {
@@ -30,7 +30,7 @@ impl Rig {
         numbered(&self.socket, number)
     }
 
-    /// A disk like the server's first ones, with a new image of 16 MiB if there is none.
+    /// A disk like the server's first ones; makes a 16 MiB image if there is none.
     pub fn disk(&self, number: usize) -> (DiskConfig, SocketConfig) {
         let path = self.image_of(number);
         if !path.exists() {
@@ -64,7 +64,7 @@ impl Rig {
         self.running().remove_disk(&Self::name(number), true, PATIENCE)
     }
 
-    /// A guest of a disk by number, with one started queue.
+    /// A guest of disk `number` with one started queue.
     pub fn guest_of(&self, number: usize) -> (FrontEnd, Guest) {
         let mut front_end = self.connect_to(number);
         front_end.negotiate(feature::USUAL);
@@ -78,7 +78,7 @@ impl Rig {
         disks.into_iter().find(|disk| disk.name == Self::name(number)).unwrap()
     }
 
-    /// What is in the file of a disk by number.
+    /// Bytes of the image of disk `number`.
     pub fn bytes_of(&self, number: usize, offset_bytes: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         File::open(self.image_of(number)).unwrap().read_exact_at(&mut bytes, offset_bytes).unwrap();
@@ -86,7 +86,7 @@ impl Rig {
     }
 }
 
-/// How many entries a folder has: descriptors and threads of this process, say.
+/// The number of entries in a folder, such as this process's descriptors or threads.
 pub fn count(folder: &str) -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }

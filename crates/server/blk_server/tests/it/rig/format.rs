@@ -1,4 +1,4 @@
-//! The two formats of a ring, so that a test of requests or sessions runs over both.
+//! The two ring formats, so that one test of requests or sessions runs with both.
 //!
 //! `on_both_formats! { a, b }` makes two tests of `fn a(ring: Format)`, and two of `b`.
 //!
@@ -16,7 +16,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// What a usual guest accepts.
+    /// The features that a usual guest accepts.
     pub fn usual(self) -> u64 {
         match self {
             Self::Split => feature::USUAL,
@@ -24,13 +24,13 @@ impl Format {
         }
     }
 
-    /// The same without EVENT_IDX: each used chain that is published is signalled.
+    /// The same without EVENT_IDX: the device signals each used chain.
     pub fn plain(self) -> u64 {
         self.usual() & !feature::EVENT_IDX
     }
 
-    /// What GET_VRING_BASE answers after these requests, all complete: chains in a split ring, descriptors in a
-    /// packed one, whose wrap counters start at 1 (virtio 1.3 §2.8.1; vhost-user, "Ring states").
+    /// The reply to GET_VRING_BASE after these requests have completed: it counts chains in a split ring, descriptors
+    /// in a packed one, whose wrap counters start at 1 (virtio 1.3 §2.8.1; vhost-user, "Ring states").
     pub fn base_after(self, chains: u32, descriptors: u32, queue_size: u32) -> u32 {
         match self {
             Self::Split => chains,
@@ -43,7 +43,7 @@ impl Format {
     }
 }
 
-/// What the rings need to know of the features that a guest accepted.
+/// The ring features among the features that a guest accepted.
 pub fn ring_features(features: u64) -> RingFeatures {
     RingFeatures {
         event_idx: features & feature::EVENT_IDX != 0,
@@ -52,7 +52,7 @@ pub fn ring_features(features: u64) -> RingFeatures {
     }
 }
 
-/// See the file's head.
+/// Makes two tests of each function, one per format.
 #[allow(unused_macros)] // not every program of tests has two formats
 macro_rules! on_both_formats {
     ($($test:ident),+ $(,)?) => {

@@ -1,10 +1,9 @@
-//! One image on a file system of our own (FUSE): what the server asks of the host is seen here as it comes, written
-//! down, and failed on request.
+//! One image on a FUSE file system that records the server's calls and fails them on request.
 //!
 //! `server → kernel → /dev/fuse → read, write, fsync, fallocate → (fault?) → bytes in memory, Event`
 //!
-//! - One thread serves all calls, so they come one after the other: an event's place in the list is its place in time.
-//! - A call is over when its answer is sent; the moment is taken just before.
+//! - One thread serves all calls, one after the other: the order of events is the order in time.
+//! - A call ends when its answer is sent; the time is taken just before.
 #![allow(
     dead_code,
     missing_docs,
@@ -28,7 +27,7 @@ use fuser::{
     ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
-/// Nothing but this process changes anything.
+/// Only this process changes the file system.
 const TTL: Duration = Duration::from_secs(3600);
 const IMAGE: INodeNo = INodeNo(2);
 const NAME: &str = "disk.raw";
@@ -47,7 +46,7 @@ pub enum Deed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub deed: Deed,
-    /// When it was seen, and when it was over.
+    /// When the call came, and when it ended.
     pub begun: u64,
     pub done: u64,
 }
@@ -59,7 +58,7 @@ pub enum Call {
     Sync,
 }
 
-/// Calls of a kind that touch a range fail.
+/// Makes calls of one type fail that touch a range.
 #[derive(Clone, Debug)]
 pub struct Failing {
     pub call: Call,
@@ -91,7 +90,7 @@ impl Shared {
     }
 }
 
-/// A mounted file system with one file; gone when dropped.
+/// A mounted file system with one file; unmounted when dropped.
 pub struct FuseDisk {
     session: Option<BackgroundSession>,
     folder: PathBuf,
@@ -99,7 +98,7 @@ pub struct FuseDisk {
 }
 
 impl FuseDisk {
-    /// `None` where this test must not mount, or the kernel has no FUSE.
+    /// `None` if the test may not mount, or the kernel has no FUSE.
     pub fn mount(bytes: usize, clock: Clock) -> Option<Self> {
         let state = State { bytes: vec![0; bytes], ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), clock });
@@ -142,14 +141,14 @@ impl FuseDisk {
         self.shared.state().failing.clear();
     }
 
-    /// From now on syncs are answered and do nothing: what a broken host does, or a server that forgets them.
+    /// From now on the host answers syncs and does nothing, like a broken host, or a server that omits them.
     pub fn drop_syncs(&self) {
         self.shared.state().drops_syncs = true;
     }
 }
 
 impl FuseDisk {
-    /// From now on a close of the file, and a question for the file system's type, get no answer before this value is dropped.
+    /// From now on, a close of the file and a statfs get no answer before this value is dropped.
     pub fn hang(&self) {
         self.shared.state().hangs = true;
     }
@@ -159,7 +158,7 @@ impl FuseDisk {
         self.shared.state().held.len()
     }
 
-    /// Answers what hangs, and all that comes.
+    /// Answers the calls that hang, and all later ones.
     pub fn let_go(&self) {
         let mut state = self.shared.state();
         state.hangs = false;
@@ -172,14 +171,14 @@ impl FuseDisk {
 impl Drop for FuseDisk {
     fn drop(&mut self) {
         self.let_go();
-        // Lazily: after a test that failed, somebody may still have the image open.
+        // Lazy: after a failed test a process may still have the image open.
         let _ = Command::new("umount").arg("--lazy").arg(&self.folder).status();
         drop(self.session.take());
         let _ = std::fs::remove_dir(&self.folder);
     }
 }
 
-/// What the kernel talks to.
+/// Serves the kernel's calls.
 struct Host(Arc<Shared>);
 
 impl Host {
@@ -206,7 +205,7 @@ impl Host {
         }
     }
 
-    /// Now, or when nothing hangs any more.
+    /// Runs `answer` now, or when nothing hangs any more.
     fn answer(&self, answer: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state();
         if state.hangs {
@@ -364,7 +363,7 @@ impl Filesystem for Host {
         if mode & ZEROING == 0 {
             return reply.error(Errno::EOPNOTSUPP);
         }
-        // Whoever asks whether it works does so behind the end.
+        // A probe for support uses a range beyond the end.
         if range.start >= range.end {
             return reply.ok();
         }

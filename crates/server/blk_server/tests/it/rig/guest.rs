@@ -1,4 +1,4 @@
-//! One queue of a guest: its requests, synchronously or batch by batch.
+//! One queue of a guest: sends requests synchronously or in batches.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -9,16 +9,15 @@ use virtqueue::{DriverQueue, RingFeatures, RingLayout};
 
 use super::{MIB, PATIENCE, kind};
 
-/// What came back for a request.
+/// The completion of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// `None`: the chain came back with length 0, nothing was written.
+    /// `None`: the chain completed with length 0, the device wrote nothing.
     pub status: Option<u8>,
     pub data: Vec<u8>,
     pub used_bytes: u32,
 }
 
-/// One queue, driven synchronously or batch by batch.
 pub struct Guest {
     pub index: u16,
     pub layout: RingLayout,
@@ -31,7 +30,7 @@ pub struct Guest {
     pub next_token: u64,
 }
 
-/// Each queue's requests live from 4 MiB on, a MiB for each queue.
+/// The requests of each queue start at 4 MiB, with one MiB per queue.
 const DATA_BASE: u64 = 4 * MIB;
 
 impl Guest {
@@ -43,7 +42,7 @@ impl Guest {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// Header, data to the device, room for data from it, status; each in a descriptor of its own.
+    /// Sends header, data to the device, room for data from it, and status, each in its own descriptor.
     pub fn request(&mut self, kind: u32, sector: u64, out: &[u8], room: u32) -> Answer {
         let (header, data, status) = (self.area(), self.area() + 0x1000, self.area() + 0x800);
         self.view.store(header, &header_bytes(kind, sector)).unwrap();
@@ -61,7 +60,7 @@ impl Guest {
         self.exchange(&readable, &writable)
     }
 
-    /// Any chain; the last writable byte is taken for the status.
+    /// Sends any chain; its last writable byte is the status.
     pub fn exchange(&mut self, readable: &[GuestRange], writable: &[GuestRange]) -> Answer {
         let token = self.add(readable, writable);
         self.submit();
@@ -94,14 +93,14 @@ impl Guest {
         }
     }
 
-    /// Used length of the request; others that complete meanwhile must not.
+    /// The used length of the request. No other request may complete meanwhile.
     pub fn wait_for(&mut self, token: u64) -> u32 {
         let used = self.next_used().expect("nothing completed");
         assert_eq!(used.token, token);
         used.written_bytes
     }
 
-    /// The next completed request, waiting for the call fd.
+    /// Waits on the call fd for the next completed request.
     pub fn next_used(&mut self) -> Option<virtqueue::Used> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -123,7 +122,7 @@ impl Guest {
         self.request(kind::OUT, sector, data, 0)
     }
 
-    /// Whether the server reported a fault of this queue within the patience of a test.
+    /// Whether the server reports a fault of this queue before the test's time limit.
     pub fn err_signalled(&self) -> bool {
         wait_readable(&self.err, Instant::now() + PATIENCE)
     }

@@ -1,4 +1,4 @@
-//! An in-flight log that a front-end keeps, made by itself.
+//! An in-flight log that a front-end makes and keeps.
 
 use std::os::fd::AsFd;
 
@@ -10,12 +10,12 @@ use super::{FrontEnd, Rig, code};
 pub struct Log(Vec<u8>, std::os::fd::OwnedFd);
 
 impl Log {
-    /// Of one queue with 256 entries, as a front-end may make it itself.
+    /// A log for one queue of 256 entries, as a front-end may make it.
     pub fn new() -> Self {
         Self::with(16_384, 256)
     }
 
-    /// Of one queue with 256 entries, as a server makes it for a front-end that asks for 128.
+    /// A log for one queue of 256 entries, as a server makes it for a front-end that asks for 128.
     pub fn larger_than_asked() -> Self {
         Self::with(32 + 256 * 32 + 32 + 8, 128)
     }
@@ -30,7 +30,7 @@ impl Log {
         front_end.ok(code::SET_INFLIGHT_FD, &self.0, &[self.1.as_fd()]);
     }
 
-    /// A front-end that has this log, and of the protocol's features what `protocol` leaves of those that are offered.
+    /// A front-end with this log and the offered protocol features that `protocol` selects.
     pub fn front_end(&self, rig: &Rig, format: Format, protocol: u64) -> FrontEnd {
         let front_end = rig.connect();
         let offered = front_end.ask_u64(code::GET_FEATURES);

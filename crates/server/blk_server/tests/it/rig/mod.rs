@@ -1,8 +1,6 @@
-//! A server in this process and a front-end of our own that can do everything right, or anything wrong.
+//! A server in this process, and a test front-end that can send anything, valid or not.
 //!
 //! `Rig` (image file, socket, server) ← `FrontEnd` (vhost-user messages, guest memory) ← `Guest` (one queue)
-//!
-//! Not here: assertions about the server; those are in the tests.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 pub mod cache_bed;
@@ -44,9 +42,9 @@ use virtqueue::{DriverQueue, RingLayout};
 pub use guest::{Answer, Guest, header_bytes, wait_readable};
 pub use vhost_user::code;
 
-/// How long a test waits for something that must happen: only what hangs takes so long.
+/// The time that a test waits for an event that must happen; only a hang takes so long.
 pub const PATIENCE: Duration = Duration::from_secs(300);
-/// How long a test watches that something does not happen.
+/// The time that a test watches for an event that must not happen.
 pub const CALM: Duration = Duration::from_millis(200);
 pub const MIB: u64 = 1 << 20;
 /// The front-end's own addresses: guest addresses plus this.
@@ -81,7 +79,7 @@ pub mod kind {
 pub struct Options {
     pub image: ImageOptions,
     pub image_bytes: u64,
-    /// Instead of a new one, for the first disk.
+    /// An image for the first disk, instead of a new one.
     pub existing: Option<PathBuf>,
     pub queues: u16,
     pub queue_size: u16,
@@ -90,9 +88,9 @@ pub struct Options {
     pub recorder: Option<Recorder>,
     pub folder: Option<PathBuf>,
     pub workers: usize,
-    /// Disks of the server, each with a socket of its own; all but the first are plain ones.
+    /// The number of disks, each with its own socket; only the first one has these options.
     pub disks: usize,
-    /// Of all disks but the first, instead of the server's engine.
+    /// The engine of all disks but the first, instead of the server's engine.
     pub other_engine: Option<Arc<EngineSource>>,
     /// The server counts what it submits.
     pub counting: bool,
@@ -147,7 +145,7 @@ pub struct Rig {
 
 impl Rig {
     pub fn start(options: Options) -> Self {
-        // Not /tmp: that may be a tmpfs, and O_DIRECT should mean something.
+        // Not /tmp, which may be a tmpfs without real O_DIRECT.
         let parent = options.folder.clone().unwrap_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")));
         let folder = tempfile::Builder::new().prefix("rig-").tempdir_in(parent).unwrap();
         let image = options.existing.clone().unwrap_or_else(|| folder.path().join("disk.raw"));
@@ -155,7 +153,7 @@ impl Rig {
             let image = numbered(&image, number);
             File::create(image).unwrap().set_len(options.image_bytes).unwrap();
         }
-        // The folder may be too deep for a socket address.
+        // The folder's path may be too long for a socket address.
         let name = format!("{}.sock", folder.path().file_name().unwrap().display());
         let socket = std::env::temp_dir().join(name);
         let mut rig = Self { folder, image, socket, server: None };
@@ -235,12 +233,12 @@ impl Rig {
     }
 }
 
-/// The file of disk `number`: the first one has the plain name.
+/// The file of disk `number`; the first disk's has no number.
 fn numbered(path: &Path, number: usize) -> PathBuf {
     if number == 0 { path.to_owned() } else { path.with_extension(number.to_string()) }
 }
 
-/// A connection of its own, and memory that it shares.
+/// A connection, and the memory that it shares.
 pub struct FrontEnd {
     connection: vhost_user::FrontEnd,
     pub memory: Arc<GuestMemory>,
@@ -260,17 +258,17 @@ impl FrontEnd {
         self.send_flags(code, Header::REQUEST, body, fds);
     }
 
-    /// Errors are ignored: the server may have closed already, which the test finds out by reading.
+    /// Ignores errors: the server may have closed the connection already; the test notices when it reads.
     pub fn send_flags(&self, code: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) {
         let _ = self.connection.send(code, flags, body, fds);
     }
 
-    /// Errors are ignored: the server may have closed already, which the test finds out by reading.
+    /// Ignores errors: the server may have closed the connection already; the test notices when it reads.
     pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let _ = self.connection.send_bytes(bytes, fds);
     }
 
-    /// One byte out of band, and what comes with it.
+    /// Sends one out-of-band byte with these descriptors.
     pub fn send_urgent(&self, fds: &[BorrowedFd<'_>]) {
         let _ = vhost_user::send(self.socket(), &[0], fds, SendFlags::OOB);
     }
@@ -307,7 +305,7 @@ impl FrontEnd {
         assert_eq!(self.acked(code, body, fds), 0, "request {code} failed");
     }
 
-    /// Features and protocol features, as a usual front-end does it.
+    /// Negotiates features and protocol features as a usual front-end does.
     pub fn negotiate(&self, features: u64) {
         let offered = self.ask_u64(code::GET_FEATURES);
         let protocol = self.ask_u64(code::GET_PROTOCOL_FEATURES);
@@ -316,7 +314,7 @@ impl FrontEnd {
         self.ok(code::SET_FEATURES, &(features & offered).to_ne_bytes(), &[]);
     }
 
-    /// One region of `bytes` at guest address 0.
+    /// Shares one region of `bytes` at guest address 0.
     pub fn share_memory(&mut self, bytes: u64) {
         self.share_regions(&[(0, bytes)]);
     }
@@ -351,7 +349,7 @@ impl FrontEnd {
         self.memory = Arc::new(GuestMemory::new(kept).unwrap());
     }
 
-    /// Sets up and starts queue `index` in the usual order; the features decide about the ring's format.
+    /// Sets up and starts queue `index` in the usual order; the features determine the ring format.
     pub fn start_queue(&self, index: u16, queue_size: u16, features: u64) -> Guest {
         let guest = self.new_guest(index, queue_size, features);
         self.announce_queue(&guest);
@@ -359,7 +357,7 @@ impl FrontEnd {
         guest
     }
 
-    /// The guest's half of a queue; the server is told nothing.
+    /// The guest's half of a queue; sends no message.
     pub fn new_guest(&self, index: u16, queue_size: u16, features: u64) -> Guest {
         let base = u64::from(index) * 0x1_0000;
         let layout = RingLayout {
@@ -376,7 +374,7 @@ impl FrontEnd {
         Guest { index, layout, features, view, ring, kick, call, err, next_token: 0 }
     }
 
-    /// NUM, ADDR, BASE, CALL, ERR, KICK.
+    /// Sends NUM, ADDR, BASE, CALL, ERR and KICK.
     pub fn announce_queue(&self, guest: &Guest) {
         let index = guest.index;
         self.ok(code::SET_VRING_NUM, &vring_state(index, guest.layout.queue_size.into()), &[]);
@@ -405,7 +403,7 @@ impl FrontEnd {
     }
 }
 
-/// Everything a guest needs to use a disk with one queue: connect, negotiate, share 16 MiB, start.
+/// Connects, negotiates, shares 16 MiB and starts one queue.
 pub fn ready(rig: &Rig, features: u64) -> (FrontEnd, Guest) {
     let mut front_end = rig.connect();
     front_end.negotiate(features);
@@ -461,7 +459,7 @@ pub fn segment_bytes(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
     bytes
 }
 
-/// Repeats `check` until it holds or the patience of a test is over.
+/// Repeats `check` until it returns true or the time is up.
 pub fn eventually(mut check: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {

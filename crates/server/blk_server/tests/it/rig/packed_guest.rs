@@ -1,6 +1,6 @@
-//! A guest with a packed ring that keeps no rule, and what it has in common with one that has a split ring.
+//! A packed-ring guest that breaks any rule, and a trait that it shares with the split-ring one.
 //!
-//! `Hostile`: chains in any state of disrepair, whatever the format. `PackedGuest`: the ring slot by slot.
+//! `Hostile` sends invalid chains in either format. `PackedGuest` writes the ring slot by slot.
 //!
 //! Spec: virtio 1.3 §2.8.
 
@@ -22,19 +22,19 @@ const USED: u16 = 1 << 15;
 pub trait Hostile {
     fn guest(&self) -> &Guest;
 
-    /// Used length of the chain that the first descriptor begins, and its status byte.
+    /// The used length of the chain that starts with the first descriptor, and its status byte.
     fn exchange(&mut self, descriptors: &[RawDescriptor]) -> (u32, u8);
 
     /// Makes an ordinary read available; its tag is 0 each time.
     fn offer_read(&mut self);
 
-    /// Tag and used length of the read that comes back next.
+    /// The tag and used length of the next read that completes.
     fn next_used_read(&mut self) -> Option<(u32, u32)>;
 
-    /// Whether an ordinary read on this queue is answered as it should be.
+    /// Whether the device completes an ordinary read on this queue correctly.
     fn works(&mut self) -> bool;
 
-    /// Where the header is; status at +0x800, data from +0x1000 on.
+    /// The address of the header; status at +0x800, data from +0x1000 on.
     fn area(&self) -> u64 {
         self.guest().area()
     }
@@ -50,7 +50,7 @@ pub trait Hostile {
     /// Writes an indirect table.
     fn set_table(&self, addr: u64, descriptors: &[RawDescriptor]);
 
-    /// Puts the header of a read of sector 0 and an unwritten status where they belong.
+    /// Writes the header of a read of sector 0, and an unset status.
     fn prepare_read(&self) {
         self.store(self.area(), &header_bytes(kind::IN, 0));
         self.store(self.area() + 0x800, &[0xff]);
@@ -93,7 +93,7 @@ pub fn hostile_guest(rig: &Rig, ring: Format) -> (FrontEnd, Box<dyn Hostile>) {
     (front_end, hostile_over(guest, ring))
 }
 
-/// Takes a guest's queue over.
+/// Wraps a guest's queue.
 pub fn hostile_over(guest: Guest, ring: Format) -> Box<dyn Hostile> {
     match ring {
         Format::Split => Box::new(RawGuest::over(guest)),
@@ -101,7 +101,7 @@ pub fn hostile_over(guest: Guest, ring: Format) -> Box<dyn Hostile> {
     }
 }
 
-/// A place in the ring (virtio 1.3 §2.8.1).
+/// A position in the ring (virtio 1.3 §2.8.1).
 #[derive(Clone, Copy, Debug)]
 pub struct Position {
     pub slot: u16,
@@ -115,13 +115,13 @@ impl Position {
         self.slot = u16::try_from(ahead % usize::from(queue_size)).unwrap();
     }
 
-    /// Flags with which a driver makes a descriptor available here.
+    /// The flags that make a descriptor at this position available.
     pub fn available(self) -> u16 {
         if self.wrap_counter { AVAIL } else { USED }
     }
 }
 
-/// See the file's head.
+/// Writes a packed ring slot by slot.
 pub struct PackedGuest {
     pub guest: Guest,
     pub next: Position,
@@ -138,15 +138,15 @@ impl PackedGuest {
         self.guest.layout.descriptors.0 + u64::from(slot) * 16
     }
 
-    /// Anything anywhere, but for the flags.
+    /// Writes every field but the flags.
     fn set_at(&self, addr: u64, descriptor: RawDescriptor, id: u16) {
         self.store(addr, &descriptor.addr.to_le_bytes());
         self.store(addr + 8, &descriptor.len_bytes.to_le_bytes());
         self.store(addr + 12, &id.to_le_bytes());
     }
 
-    /// In one store, as a driver does it: with the first byte of two the device may take the chain, and the second one
-    /// would be stored over its answer.
+    /// In one store, as a driver does it. If two bytes were stored in turn, the device could take the chain after the
+    /// first, and the second would overwrite its answer.
     fn set_flags(&self, slot: u16, flags: u16) {
         let addr = GuestAddress(self.slot_addr(slot) + 14);
         // Release: pairs with the device's acquire of the flags.
@@ -167,7 +167,7 @@ impl PackedGuest {
         self.guest.kick();
     }
 
-    /// Id and length of the next used descriptor, if it comes; the chain had so many.
+    /// The id and length of the next used descriptor, if there is one; `descriptors` is the chain's length.
     pub fn take_used(&mut self, descriptors: usize) -> Option<(u16, u32)> {
         let deadline = Instant::now() + PATIENCE;
         let addr = self.slot_addr(self.next_used.slot);
@@ -203,7 +203,7 @@ impl Hostile for PackedGuest {
 
     fn exchange(&mut self, descriptors: &[RawDescriptor]) -> (u32, u8) {
         self.prepare_read();
-        // What lies behind the chain's end would be another chain.
+        // Descriptors behind the chain's end would form another chain.
         let end = descriptors.iter().position(|descriptor| descriptor.flags & RawDescriptor::NEXT == 0);
         let descriptors = &descriptors[..=end.expect("a chain that ends")];
         self.offer(0, descriptors);
@@ -212,7 +212,7 @@ impl Hostile for PackedGuest {
         (used_bytes, self.byte(self.area() + 0x800))
     }
 
-    /// `next` is left out, and the order of the fields is another one (virtio 1.3 §2.8.7).
+    /// A packed table has no `next`, and another order of fields (virtio 1.3 §2.8.7).
     fn set_table(&self, addr: u64, descriptors: &[RawDescriptor]) {
         for (at, descriptor) in (addr..).step_by(16).zip(descriptors) {
             self.set_at(at, *descriptor, 0);

@@ -1,6 +1,5 @@
-//! What a front-end passes besides messages, and what becomes of it: descriptors of all kinds, regions
-//! laid out by hand, requests of which many are on their way at once, an engine that holds them, and what
-//! /proc says about this process.
+//! Memory regions and descriptors that a front-end passes, requests that hang or are in flight together, and figures
+//! from /proc about this process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -33,13 +32,13 @@ pub fn let_go(handle: &FakeHandle) {
     handle.release().unwrap();
 }
 
-/// Whether a front-end that does everything right is served.
+/// Whether the server serves a well-behaved front-end.
 pub fn works(rig: &Rig) -> bool {
     let (_front_end, mut guest) = ready(rig, feature::USUAL);
     serves(&mut guest)
 }
 
-/// Whether a queue writes, and reads back what it wrote.
+/// Whether a queue can write and read back.
 pub fn serves(guest: &mut Guest) -> bool {
     let data: Vec<u8> = (0..4096u32).map(|i| (i % 241) as u8).collect();
     guest.write(64, &data).status == Some(0) && guest.read(64, 4096).data == data
@@ -49,7 +48,7 @@ pub fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// Takes what was signalled so far.
+/// Reads the signals so far.
 pub fn take_signals(fd: &OwnedFd) -> u64 {
     let mut count = [0; 8];
     rustix::io::read(fd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
@@ -86,14 +85,14 @@ pub fn share(front_end: &mut FrontEnd, regions: Vec<Arc<Region>>) {
     front_end.memory = Arc::new(GuestMemory::new(regions).unwrap());
 }
 
-/// How often the file is mapped in this process: by the test, the server, or both.
+/// The number of mappings of the file in this process, by the test and the server.
 pub fn mappings(fd: &OwnedFd) -> usize {
     let inode = rustix::fs::fstat(fd).unwrap().st_ino.to_string();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
 }
 
-/// A request on its way.
+/// A request in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Pending {
     pub token: u64,
@@ -101,7 +100,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// 0xff as long as the device has not answered.
+    /// 0xff until the device answers.
     pub fn status(&self, guest: &Guest) -> u8 {
         let mut byte = [0];
         guest.view.read(self.status_addr, &mut byte).unwrap();
@@ -109,7 +108,7 @@ impl Pending {
     }
 }
 
-/// Adds a request for `bytes` at `sector`, from or to guest address `addr`, without telling the device.
+/// Adds a request for `bytes` at `sector`, with data at guest address `addr`, without making it available.
 pub fn add_transfer(guest: &mut Guest, verb: u32, sector: u64, addr: u64, bytes: u32) -> Pending {
     let header = (4 + u64::from(guest.index)) * MIB + 0x8_0000 + (guest.next_token % 1024) * 32;
     let status_addr = header + 16;
@@ -125,7 +124,7 @@ pub fn add_transfer(guest: &mut Guest, verb: u32, sector: u64, addr: u64, bytes:
     Pending { token, status_addr }
 }
 
-/// Where the requests of `Guest::request` have their data.
+/// The data address of the requests of `Guest::request`.
 pub fn data_addr(guest: &Guest) -> u64 {
     (4 + u64::from(guest.index)) * MIB + 0x1000
 }

@@ -1,4 +1,4 @@
-//! A guest that keeps no rule of the ring, and what tests need besides: faults in the engine, big requests.
+//! A split-ring guest that breaks any rule, and helpers for engine faults and large requests.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -10,13 +10,12 @@ use virtqueue::{DriverQueue, RingLayout};
 
 use super::{Answer, FrontEnd, Guest, Options, PATIENCE, Rig, feature, header_bytes, kind, wait_readable};
 
-/// Features without EVENT_IDX: each used chain that is published is signalled.
+/// Features without EVENT_IDX: the device signals each used chain.
 pub const PLAIN: u64 = feature::USUAL & !feature::EVENT_IDX;
 
-/// Where a raw guest's well-behaved request lies: its descriptors are the ring's last three.
+/// The first descriptor of a raw guest's valid request, which uses the ring's last three.
 const NORMAL_HEAD: u16 = 253;
 
-/// Shorter to write in tests.
 pub fn range(addr: u64, len_bytes: u32) -> GuestRange {
     GuestRange { addr, len_bytes }
 }
@@ -57,7 +56,7 @@ impl RawGuest {
         Self { guest, ring, taken: 0 }
     }
 
-    /// Where its header is; status at +0x800, data from +0x1000 on.
+    /// The address of its header; status at +0x800, data from +0x1000 on.
     pub fn area(&self) -> u64 {
         self.guest.area()
     }
@@ -72,7 +71,7 @@ impl RawGuest {
         byte[0]
     }
 
-    /// Descriptors from the ring's first on.
+    /// Writes descriptors from the ring's first on.
     pub fn set(&self, descriptors: &[RawDescriptor]) {
         (0..).zip(descriptors).for_each(|(index, descriptor)| self.ring.set_descriptor(index, *descriptor));
     }
@@ -83,7 +82,7 @@ impl RawGuest {
         }
     }
 
-    /// Puts the header of a read of sector 0 and an unwritten status where they belong.
+    /// Writes the header of a read of sector 0, and an unset status.
     pub fn prepare_read(&self) {
         self.store(self.area(), &header_bytes(kind::IN, 0));
         self.store(self.area() + 0x800, &[0xff]);
@@ -94,7 +93,7 @@ impl RawGuest {
         self.guest.kick();
     }
 
-    /// The next used entry, waiting for the call fd.
+    /// Waits on the call fd for the next used entry.
     pub fn next_used(&mut self) -> Option<(u32, u32)> {
         let deadline = Instant::now() + PATIENCE;
         while self.ring.used_idx() == self.taken {
@@ -107,7 +106,7 @@ impl RawGuest {
         Some(self.ring.used_entry(self.taken.wrapping_sub(1)))
     }
 
-    /// Used length of the chain that starts with the ring's first descriptor, and its status byte.
+    /// The used length of the chain that starts with the ring's first descriptor, and its status byte.
     pub fn exchange(&mut self, descriptors: &[RawDescriptor]) -> (u32, u8) {
         self.prepare_read();
         self.set(descriptors);
@@ -117,7 +116,7 @@ impl RawGuest {
         (used_bytes, self.byte(self.area() + 0x800))
     }
 
-    /// Whether an ordinary read on this queue is answered as it should be.
+    /// Whether the device completes an ordinary read on this queue correctly.
     pub fn works(&mut self) -> bool {
         let area = self.area();
         self.prepare_read();
@@ -145,7 +144,7 @@ pub fn connected(rig: &Rig, features: u64) -> FrontEnd {
 }
 
 impl FrontEnd {
-    /// A queue whose ring lies at `base`, started; the requests of [`Guest::request`] still lie low.
+    /// Starts a queue whose ring is at `base`; the requests of [`Guest::request`] stay at low addresses.
     pub fn start_queue_at(&self, base: u64, index: u16, queue_size: u16, features: u64) -> Guest {
         let layout = RingLayout {
             queue_size,

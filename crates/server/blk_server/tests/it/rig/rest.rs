@@ -1,4 +1,4 @@
-//! Whether the server's threads rest, and what this process uses of memory, as /proc tells it.
+//! Whether the server's threads are idle, and how much memory this process uses, from /proc.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::eventually;
 
-/// Polling ends, and threads settle, within this.
+/// Polling ends and threads become idle within this time.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// The server's threads, by id, and how often each was put to sleep or pushed aside.
+/// The server's threads by ID, with the number of their context switches.
 pub fn switches() -> BTreeMap<String, (String, u64)> {
     let task = |entry: fs::DirEntry| {
         let status = fs::read_to_string(entry.path().join("status")).ok()?;
@@ -22,7 +22,7 @@ pub fn switches() -> BTreeMap<String, (String, u64)> {
     fs::read_dir("/proc/self/task").unwrap().filter_map(|entry| task(entry.unwrap())).collect()
 }
 
-/// Waits until none of them has done anything for a while.
+/// Waits until none of them has run for a while.
 pub fn come_to_rest() -> bool {
     eventually(|| {
         let before = switches();

@@ -1,4 +1,4 @@
-//! Real file systems that are soon full: mounted for a test, gone with it.
+//! Small real file systems, mounted for one test.
 #![allow(dead_code, missing_docs, missing_debug_implementations, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
@@ -6,23 +6,21 @@ use std::process::Command;
 
 use xtask::skip::{Reason, skip};
 
-/// Which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// In memory.
     Tmpfs,
-    /// In a file, by way of a loop device.
+    /// In a file, on a loop device.
     Ext4,
 }
 
 pub struct SmallFs {
     folder: PathBuf,
-    /// Of a file system in a file.
+    /// The folder of a file system in a file.
     backing: Option<tempfile::TempDir>,
 }
 
 impl SmallFs {
-    /// Of so many MiB. `None`, with a word of explanation, where this test must not mount.
+    /// Mounts one of `mib` MiB. `None`, with a line of explanation, if the test may not mount.
     pub fn mount(kind: Kind, mib: u64) -> Option<Self> {
         let folder = tempfile::Builder::new().prefix("small-fs-").tempdir().unwrap().keep();
         let (mounted, backing) = match kind {
@@ -53,13 +51,13 @@ impl SmallFs {
         &self.folder
     }
 
-    /// Of a tmpfs.
+    /// Grows a tmpfs.
     pub fn grow(&self, mib: u64) {
         let size = format!("remount,size={mib}m");
         run(Command::new("mount").args(["-o", &size]).arg(&self.folder)).unwrap();
     }
 
-    /// Takes room until it is removed.
+    /// Makes a file that takes space until it is removed.
     pub fn ballast(&self, bytes: usize) -> PathBuf {
         let path = self.folder.join("ballast");
         std::fs::write(&path, vec![1; bytes]).unwrap();

@@ -1,4 +1,4 @@
-//! Servers with several workers, of which the first may hang; and how long their tests wait.
+//! Servers with several workers, of which the first may hang, and time limits for their tests.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,15 +11,15 @@ use super::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually};
 
 /// Long enough for requests in flight on a busy machine.
 pub const ENOUGH: Duration = PATIENCE;
-/// For what never drains.
+/// For requests that never complete.
 pub const SHORT: Duration = Duration::from_millis(50);
 
 pub fn server(rig: &Rig) -> &Server {
     rig.running()
 }
 
-/// Waits until a queue of the first disk, served by the first worker, is being stopped with requests in flight: from then
-/// on it does not even stay where it is when it is told to.
+/// Waits until a queue of the first disk, on the first worker, is stopping with requests in flight. From then on even
+/// an attach to its own worker fails.
 pub fn wait_for_stop(rig: &Rig, queue: u16) {
     let stays = || server(rig).attach("test0", queue, WorkerId(0), SHORT);
     assert!(eventually(|| matches!(stays(), Err(AdminError::NotDrained { .. }))), "no stop");
@@ -32,7 +32,7 @@ pub fn guests(front_end: &mut FrontEnd, features: u64, count: u16) -> Vec<Guest>
     (0..count).map(|index| front_end.start_queue(index, 256, features)).collect()
 }
 
-/// Two workers: the fake engine in the first; in all others, where nothing is injected, a plain one.
+/// The first worker has the fake engine; the others have plain ones, without faults.
 pub fn fake_in_the_first_worker() -> (Options, FakeHandle) {
     let (options, handle) = faulty();
     let fake = options.engine.unwrap();

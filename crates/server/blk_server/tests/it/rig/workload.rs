@@ -1,7 +1,7 @@
-//! A guest with two queues that writes, zeroes, discards, flushes and switches its cache at random, and keeps
-//! account of what it sent and what it was told.
+//! A guest with two queues that writes, zeroes, discards, flushes and switches its cache at random. It records what it
+//! sent and what the device answered.
 //!
-//! Each sector of a write holds the request's number, so that the image can be read as a history, too.
+//! Each sector of a write holds the request's number, so the image shows which requests reached it.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::Instant;
@@ -13,11 +13,11 @@ use io_engine::{FakeHandle, Fault, Recorder, When};
 use crate::rig::crash_model::{Deed, History, Request, Version};
 use crate::rig::{self, FrontEnd, Guest, Options, PATIENCE, Rig, feature, header_bytes, kind, segment_bytes};
 
-/// What a usual driver accepts.
+/// The features that a usual driver accepts.
 pub const FEATURES: u64 = feature::USUAL | feature::CONFIG_WCE;
-/// Where the `writeback` byte lies in the configuration space (virtio 1.3 §5.2.4).
+/// Offset of the `writeback` byte in the configuration space (virtio 1.3 §5.2.4).
 const WRITEBACK: u32 = 32;
-/// Requests keep to multiples of this, whatever the file system's blocks are.
+/// Requests are aligned to this, whatever the file system's block size.
 const UNIT_SECTORS: u64 = 8;
 const UNITS: u64 = 24;
 const MAX_UNITS: u64 = 6;
@@ -28,7 +28,7 @@ const DEPTH: usize = 8;
 const SLOT_BYTES: u64 = 0x1_0000;
 const STEPS: usize = 120;
 const _: () = assert!(is_quiet(STEPS - 1));
-/// Polls without news before calls that hang are let go.
+/// Polls without completions before calls that hang are released.
 const STALLED: u32 = 200;
 
 /// Marsaglia's xorshift64.
@@ -47,26 +47,26 @@ impl Dice {
     }
 }
 
-/// Something to go wrong, once, after a step of the workload; where all [is quiet](is_quiet) then, before the write
-/// and the flush that are done alone.
+/// A fault that happens once, after a step of the workload. In a [quiet](is_quiet) step it comes before the write and
+/// the flush that are done alone.
 pub struct Mishap {
     pub step: usize,
     pub when: When,
     pub fault: Fault,
 }
 
-/// What is served, and what happens to it.
+/// The options of the disk, and the faults.
 pub struct Plan {
     pub options: Options,
     pub fake: Option<FakeHandle>,
     pub mishaps: Vec<Mishap>,
-    /// Whether the guest switches its cache on and off.
+    /// Whether the guest enables and disables its cache.
     pub switches: bool,
     pub seed: u64,
 }
 
-/// Whether everything is waited for after this step, and then a write and a flush are done alone: so every history
-/// has promises that nothing else can have kept.
+/// Whether the guest waits for every request after this step, then sends a write and a flush alone. So every history
+/// has promises that no other request can have kept.
 pub const fn is_quiet(step: usize) -> bool {
     step % 30 == 29
 }
@@ -84,13 +84,13 @@ struct Driver {
     lanes: Vec<Lane>,
     requests: Vec<Request>,
     writethrough: bool,
-    /// By request: how often the cache had been switched when it was sent.
+    /// For each request, how often the cache had been switched when it was sent.
     switches_at: Vec<u32>,
     switches: u32,
     dice: Dice,
 }
 
-/// Carries the plan out and returns what happened. Checks what the image holds in the end.
+/// Runs the plan and returns the history. Checks the image's final contents.
 pub fn run(plan: Plan) -> History {
     let Plan { options, fake, mut mishaps, switches, seed } = plan;
     let recorder = options.recorder.clone().expect("a recorder");
@@ -200,7 +200,7 @@ impl Driver {
         });
     }
 
-    /// Takes what has come back. Returns how many requests.
+    /// Takes completions and returns their number.
     fn poll(&mut self) -> usize {
         let mut count = 0;
         for lane in &mut self.lanes {
@@ -209,7 +209,8 @@ impl Driver {
                 let ok = lane.finish(number) == 0;
                 let request = &mut self.requests[number];
                 request.acked = Some((self.recorder.mark(), ok));
-                // What is in flight while the guest switches may be taken either way: it counts on nothing.
+                // A request in flight while the guest switches may be treated either way, so the guest does not rely on
+                // it.
                 request.writethrough &= self.switches_at[number] == self.switches;
                 count += 1;
             }
@@ -285,7 +286,7 @@ fn sector_contents(version: Version) -> Vec<u8> {
     (version as u64).to_le_bytes().repeat(64)
 }
 
-/// What the image holds is what the last requests left there, each sector whole.
+/// The image must hold what the last requests wrote, each sector whole.
 fn check_image(rig: &Rig, history: &History) {
     let image = rig.image_bytes(0, usize::try_from(SECTORS * 512).unwrap());
     for (sector, bytes) in (0..).zip(image.chunks_exact(512)) {

@@ -1,5 +1,5 @@
-//! A server whose workers tell where they run: each writes down what /proc says of its thread, and touches memory,
-//! at the moment when its engine is made.
+//! A server whose workers report where they run: when it creates its engine, each records its /proc entry and touches
+//! memory.
 
 use std::fs;
 use std::sync::mpsc::{Receiver, channel};
@@ -15,11 +15,11 @@ use io_engine::{EngineConfig, IoUringEngine};
 
 use crate::rig::{MIB, Rig};
 
-/// Blocks small enough to come from the thread's own arena, and enough of them to be most of it.
+/// Small enough to come from the thread's own arena; enough blocks to be most of it.
 const BLOCK_BYTES: usize = 64 << 10;
 const BLOCKS: usize = 64;
 
-/// A thread, as /proc showed it.
+/// A thread's properties from /proc.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub name: String,
@@ -29,13 +29,13 @@ pub struct Seen {
     pub policy: u64,
     pub priority: u64,
     pub group: String,
-    /// Memory that the thread allocated and wrote to: in its heap, and on its stack.
+    /// Addresses of memory that the thread allocated and wrote: on its heap, and on its stack.
     pub heap_addr: usize,
     pub stack_addr: usize,
 }
 
 impl Seen {
-    /// The thread that asks.
+    /// The calling thread.
     pub fn here() -> Self {
         Self::of("/proc/thread-self")
     }
@@ -52,7 +52,7 @@ impl Seen {
             line.trim().to_owned()
         };
         let stat = read("stat");
-        // From the third one on, the state: names may hold anything.
+        // From the third field (the state) on, because names may contain anything.
         let fields: Vec<i64> = stat
             .rsplit_once(')')
             .unwrap()
@@ -75,7 +75,7 @@ impl Seen {
         }
     }
 
-    /// Nodes with pages of the mapping that `addr` is in, and how many.
+    /// The NUMA nodes of the pages in the mapping that contains `addr`, with their counts.
     pub fn pages_by_node(addr: usize) -> Vec<(u32, u64)> {
         let maps = fs::read_to_string("/proc/self/numa_maps").unwrap();
         let start = |line: &str| usize::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap();

@@ -1,6 +1,6 @@
-//! What takes a machine of one's own: two NUMA nodes, control groups, CPUs to switch off.
+//! Tests that need a whole machine: two NUMA nodes, control groups, CPUs that go offline.
 //!
-//! The tests of this program again, in a guest with four CPUs; those below do nothing anywhere else.
+//! This program's tests run again in a guest with four CPUs; outside the guest, the tests below do nothing.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn tests_pass_in_a_guest_with_two_nodes_and_control_groups() {
     assert!(!passed.output.console.contains("skipped:"), "{}", passed.output.console);
 }
 
-/// Whether this is the guest; `/own-tests` is how the program is called there.
+/// Whether this runs in the guest, where the program is `/own-tests`.
 fn in_guest() -> bool {
     let in_guest = std::env::current_exe().is_ok_and(|program| program == Path::new("/own-tests"));
     if !in_guest {
@@ -41,7 +41,7 @@ fn in_guest() -> bool {
     in_guest
 }
 
-/// From the kernel's other account of it than the one that bareblk reads.
+/// From another kernel file than the one that bareblk reads.
 fn node_of(cpu: u32) -> u32 {
     let links = fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}")).unwrap();
     let names = links.map(|link| link.unwrap().file_name().into_string().unwrap());
@@ -52,7 +52,7 @@ fn in_group(path: &str) -> WorkerOptions {
     WorkerOptions { cgroup: Some(path.into()), ..WorkerOptions::default() }
 }
 
-/// The hierarchy, mounted, with controllers for threads switched on.
+/// Mounts the hierarchy and enables the controllers for threads.
 fn groups() {
     if !Path::new(GROUPS).join("cgroup.procs").exists() {
         let status = std::process::Command::new("mount").args(["-t", "cgroup2", "none", GROUPS]).status();
@@ -69,7 +69,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(Path::new(GROUPS).join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
-/// A new group for threads of a process in the root.
+/// Makes a threaded group for a process in the root.
 fn threaded(name: &str) {
     fs::create_dir(Path::new(GROUPS).join(name)).unwrap();
     write(&format!("{name}/cgroup.type"), "threaded");
@@ -98,7 +98,7 @@ fn memory_of_a_bound_worker_is_on_its_node() {
     let nodes: Vec<u32> = (0..4).map(node_of).collect();
     println!("BB:NODES={nodes:?}");
 
-    // A new thread may get the arena of one that has ended, with that one's pages. Beds that stay keep theirs.
+    // A new thread may get the arena of an ended thread, with its pages. Beds that stay keep their arenas.
     let mut beds = Vec::new();
     while beds.len() < 5 {
         let bed = start((0..4).map(|cpu| on(&[cpu])).collect()).unwrap();
@@ -112,7 +112,7 @@ fn memory_of_a_bound_worker_is_on_its_node() {
     panic!("workers have memory of other nodes, whatever arenas they get");
 }
 
-/// Workers whose heap or stack is not on their node, but for a tenth of its pages.
+/// Workers with more than a tenth of their heap or stack outside their node.
 fn memory_elsewhere(seen: &[Seen], nodes: &[u32]) -> Vec<String> {
     let workers = seen.iter().zip(nodes);
     let places =
@@ -138,7 +138,7 @@ fn worker_is_in_its_group_and_the_groups_limit_holds_for_it_alone() {
     threaded("slow");
     threaded("free");
     write("slow/cpu.max", "3000 100000");
-    // Both ways to name a group; this process is in the root.
+    // Names a group in both ways; this process is in the root.
     let bed = start(vec![in_group("/slow"), in_group("free")]).unwrap();
     assert_eq!((bed.seen[0].group.as_str(), bed.seen[1].group.as_str()), ("/slow", "/free"));
     assert_eq!(Seen::here().group, "/");
@@ -164,7 +164,7 @@ fn worker_is_in_its_group_and_the_groups_limit_holds_for_it_alone() {
     assert_eq!(cpu_stat("free", "nr_throttled"), 0);
 }
 
-/// As docs/how-to/workers.md has it: the process in a group of its own, its workers in threaded ones below.
+/// As in docs/how-to/workers.md: the process in its own group, its workers in threaded groups below.
 #[test]
 fn groups_below_the_processs_own_are_named_without_a_slash() {
     let _alone = alone();
