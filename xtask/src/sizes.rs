@@ -7,6 +7,20 @@ use std::time::Duration;
 /// If it is 1, the checks have their full size.
 pub const LONG_ENV: &str = "BAREBLK_LONG";
 
+/// Set to 1 where a program of tests runs again in a guest (`guest::OwnTests`): under emulation, tens of times slower.
+pub const EMULATED_ENV: &str = "BAREBLK_EMULATED";
+
+/// `here` wherever the processor itself runs the tests, which is in each run; `emulated` when they run again in a guest, for
+/// what its kernel does differently.
+#[must_use]
+pub fn unless_emulated<T>(here: T, emulated: T) -> T {
+    of_env(std::env::var(EMULATED_ENV).ok().as_deref(), here, emulated)
+}
+
+fn of_env<T>(set: Option<&str>, unset: T, one: T) -> T {
+    if set == Some("1") { one } else { unset }
+}
+
 /// One quantity in its two sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size<T> {
@@ -136,7 +150,7 @@ impl<T: Copy> Size<T> {
     }
 
     fn of(self, long: Option<&str>) -> T {
-        if long == Some("1") { self.full } else { self.smoke }
+        of_env(long, self.smoke, self.full)
     }
 }
 

@@ -14,6 +14,7 @@ use super::image::GuestImage;
 use super::output::GuestOutput;
 use super::vm::Vm;
 use crate::packages;
+use crate::sizes::EMULATED_ENV;
 
 /// Sparse on the host.
 const STORAGE_BYTES: u64 = 1 << 30;
@@ -118,7 +119,7 @@ impl OwnTests {
         format!(
             "mkdir -p {storage} && mkfs.ext4 -q /dev/vda && mount /dev/vda {storage} || exit 1
              echo BB:KERNEL=$(uname -r)
-             TMPDIR={} RUST_BACKTRACE=1 /own-tests --show-output{wanted}{skip}",
+             TMPDIR={} {EMULATED_ENV}=1 RUST_BACKTRACE=1 /own-tests --show-output{wanted}{skip}",
             quoted(self.temporary_files)
         )
     }

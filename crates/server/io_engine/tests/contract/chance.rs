@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use io_engine::{Durability, Event, OpError, OpKind, Unmap};
 
+use xtask::sizes::unless_emulated;
+
 use crate::bed::{Bed, pattern};
 
-const STEPS: u32 = 3000;
 const SLOTS: u64 = 48;
 const SLOT_BYTES: u64 = 64 << 10;
 /// A sleep that a lost wake-up prolongs to this is one that nothing would have ended.
@@ -123,7 +124,7 @@ pub fn stream_with_cancellations_completes_and_its_data_is_right(bed: Bed) {
     println!("seed {seed}");
     let slots = vec![Slot::default(); SLOTS as usize];
     let mut stream = Stream { bed, slots, state: seed, cancelled: false };
-    (0..STEPS).for_each(|_| stream.step());
+    (0..unless_emulated(3000, 1000)).for_each(|_| stream.step());
     while stream.bed.engine.in_flight() > 0 {
         stream.bed.engine.submit().unwrap();
         stream.reap();

@@ -15,6 +15,7 @@ use disk_image::Alignment;
 use guest_mem::sigbus;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
+use xtask::sizes::unless_emulated;
 use xtask::skip::{Reason, skip};
 
 use super::*;
@@ -378,11 +379,12 @@ fn stream_survives_truncations_at_any_moment_and_what_is_kept_stays_right() {
     file.write_all_at(&pattern(0, FULL_BYTES), 0).unwrap();
     let mut engine = engine_on(&file);
     let (stop, faults) = (AtomicBool::new(false), sigbus::faults());
+    let rounds = unless_emulated(4000, 200);
     std::thread::scope(|scope| {
         scope.spawn(|| truncate_at_random(&file, &stop));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut state = 0x9e37_79b9_7f4a_7c15;
-            (0..4000).for_each(|round| checked_batch(&mut engine, &file, round, &mut state));
+            (0..rounds).for_each(|round| checked_batch(&mut engine, &file, round, &mut state));
         }));
         stop.store(true, Ordering::Relaxed);
         assert!(outcome.is_ok(), "see above");
