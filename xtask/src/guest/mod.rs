@@ -43,4 +43,4 @@ pub use output::{Console, GuestOutput};
 pub use own_tests::{OwnTests, TestsPassed};
 pub use qemu::{Firmware, Qemu};
 pub use running::RunningVm;
-pub use vm::{Accel, Vm};
+pub use vm::{Accel, KERNEL_COMMAND_LINE, Vm};

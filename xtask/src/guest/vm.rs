@@ -336,5 +336,5 @@ impl Vm {
 /// A serial console without kernel messages, which would mix with the script's lines; `dmesg` has them all. The kernel
 /// does not check its timer: on a busy machine an emulated timer is late, and the kernel would panic. It does not zero
 /// pages on allocation (Debian's default), which takes a tenth of an emulated boot.
-pub(super) const KERNEL_COMMAND_LINE: &str =
+pub const KERNEL_COMMAND_LINE: &str =
     "console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check init_on_alloc=0";

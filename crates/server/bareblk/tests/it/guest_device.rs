@@ -2,6 +2,8 @@
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+use std::sync::OnceLock;
+
 use rustix::process::Signal;
 use xtask::guest::GuestOutput;
 
@@ -99,63 +101,72 @@ fn options_of_two_disks_show_in_one_guest_and_a_read_only_one_refuses_writes() {
 
 // ---- discard
 
-/// Writes 16 MiB, discards the first half and zeroes the second. Busybox runs its own `blkdiscard` first, which cannot
-/// zero.
+/// On each disk, writes 16 MiB, discards the first half and zeroes the second. Busybox runs its own `blkdiscard` first,
+/// which cannot zero.
 const DISCARD: &str = "
-    dd if=/dev/urandom of=/dev/vda bs=1M count=16 conv=fsync 2> /dev/null || fail write
-    echo BB:DISCARD_MAX=$(attribute vda queue/discard_max_bytes)
-    before=$(checksum vda 8 8)
+    for disk in vda vdb; do
+        dd if=/dev/urandom of=/dev/$disk bs=1M count=16 conv=fsync 2> /dev/null || fail write
+        echo BB:$disk/DISCARD_MAX=$(attribute $disk queue/discard_max_bytes)
+        checksum $disk 8 8 > /tmp/$disk
+    done
     echo written; read go
-    /tools/blkdiscard -o 0 -l 8M /dev/vda; echo BB:DISCARD_STATUS=$?
-    [ \"$(checksum vda 8 8)\" = $before ] && echo BB:REST=untouched
-    echo BB:NONZERO_DISCARDED=$(nonzero_bytes vda 0 8)
+    for disk in vda vdb; do
+        /tools/blkdiscard -o 0 -l 8M /dev/$disk; echo BB:$disk/DISCARD_STATUS=$?
+        [ \"$(checksum $disk 8 8)\" = \"$(cat /tmp/$disk)\" ] && echo BB:$disk/REST=untouched
+        echo BB:$disk/NONZERO_DISCARDED=$(nonzero_bytes $disk 0 8)
+    done
     echo discarded; read go
-    /tools/blkdiscard -z -o 8M -l 8M /dev/vda || fail 'blkdiscard -z'
-    echo BB:NONZERO_ZEROED=$(nonzero_bytes vda 8 8)
+    for disk in vda vdb; do
+        /tools/blkdiscard -z -o 8M -l 8M /dev/$disk || fail 'blkdiscard -z'
+        echo BB:$disk/NONZERO_ZEROED=$(nonzero_bytes $disk 8 8)
+    done
     echo BB:COMPLAINTS=$(complaints)";
 
-/// The image's allocated bytes after each of the three steps.
-fn discard_in_a_guest(disk: &Served) -> ([u64; 3], GuestOutput) {
-    let mut vm = spawn(&disk.vm(DISCARD));
-    line(&mut vm, "written");
-    let written = disk.allocated_bytes();
-    vm.send_line("go").unwrap();
-    line(&mut vm, "discarded");
-    let discarded = disk.allocated_bytes();
-    vm.send_line("go").unwrap();
-    let output = finish(vm);
-    ([written, discarded, disk.allocated_bytes()], output)
+/// What a guest said, and the allocated bytes of its disks' images after each of the three steps. `/dev/vda` may be
+/// discarded, `/dev/vdb` not. One guest for the two tests.
+fn discarded() -> &'static (GuestOutput, [[u64; 3]; 2]) {
+    static DISCARDED: OnceLock<(GuestOutput, [[u64; 3]; 2])> = OnceLock::new();
+    DISCARDED.get_or_init(|| {
+        let disks = [Served::new(64 * MIB, &[]), Served::new(64 * MIB, &["--discard", "off"])];
+        let allocated = || disks.each_ref().map(Served::allocated_bytes);
+        let mut vm = spawn(&disks[0].vm(DISCARD).disk_socket(disks[1].socket(), 2));
+        let mut after_next = |step: &str| {
+            line(&mut vm, step);
+            let bytes = allocated();
+            vm.send_line("go").unwrap();
+            bytes
+        };
+        let (written, discarded) = (after_next("written"), after_next("discarded"));
+        let (seen, zeroed) = (finish(vm), allocated());
+        (seen, [0, 1].map(|disk| [written[disk], discarded[disk], zeroed[disk]]))
+    })
 }
 
 #[test]
 fn discarded_blocks_are_freed_and_zeroed_ones_are_kept_and_both_read_as_zeroes() {
-    let disk = Served::new(64 * MIB, &[]);
+    let (seen, [[written, discarded, zeroed], _]) = discarded();
 
-    let ([written, discarded, zeroed], seen) = discard_in_a_guest(&disk);
-
-    assert!(written >= 16 * MIB && number(&seen, "DISCARD_MAX") > 0, "{}", seen.console);
-    assert_eq!(number(&seen, "DISCARD_STATUS"), 0, "{}", seen.console);
-    assert_eq!(discarded, written - 8 * MIB);
-    assert_eq!(value(&seen, "REST"), "untouched", "{}", seen.console);
-    assert_eq!(number(&seen, "NONZERO_DISCARDED"), 0);
+    assert!(*written >= 16 * MIB && number(seen, "vda/DISCARD_MAX") > 0, "{}", seen.console);
+    assert_eq!(number(seen, "vda/DISCARD_STATUS"), 0, "{}", seen.console);
+    assert_eq!(*discarded, written - 8 * MIB);
+    assert_eq!(value(seen, "vda/REST"), "untouched", "{}", seen.console);
+    assert_eq!(number(seen, "vda/NONZERO_DISCARDED"), 0);
     // The guest asks for zeroes without UNMAP.
     assert_eq!(zeroed, discarded);
-    assert_eq!(number(&seen, "NONZERO_ZEROED"), 0);
-    assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
+    assert_eq!(number(seen, "vda/NONZERO_ZEROED"), 0);
+    assert_eq!(number(seen, "COMPLAINTS"), 0, "{}", seen.console);
 }
 
 #[test]
 fn image_whose_discard_is_off_keeps_its_blocks() {
-    let disk = Served::new(64 * MIB, &["--discard", "off"]);
+    let (seen, [_, [written, discarded, zeroed]]) = discarded();
 
-    let ([written, discarded, zeroed], seen) = discard_in_a_guest(&disk);
-
-    assert_eq!(number(&seen, "DISCARD_MAX"), 0, "{}", seen.console);
-    assert_ne!(number(&seen, "DISCARD_STATUS"), 0, "{}", seen.console);
+    assert_eq!(number(seen, "vdb/DISCARD_MAX"), 0, "{}", seen.console);
+    assert_ne!(number(seen, "vdb/DISCARD_STATUS"), 0, "{}", seen.console);
     assert_eq!([discarded, zeroed], [written; 2]);
-    assert_eq!(value(&seen, "REST"), "untouched", "{}", seen.console);
-    assert!(number(&seen, "NONZERO_DISCARDED") > 0, "{}", seen.console);
-    assert_eq!(number(&seen, "NONZERO_ZEROED"), 0);
+    assert_eq!(value(seen, "vdb/REST"), "untouched", "{}", seen.console);
+    assert!(number(seen, "vdb/NONZERO_DISCARDED") > 0, "{}", seen.console);
+    assert_eq!(number(seen, "vdb/NONZERO_ZEROED"), 0);
 }
 
 // ---- growth

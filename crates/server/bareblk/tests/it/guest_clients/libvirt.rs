@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use tempfile::TempDir;
-use xtask::guest::{DebianFolder, Qemu};
+use xtask::guest::{DebianFolder, KERNEL_COMMAND_LINE, Qemu};
 use xtask::skip::{Reason, skip};
 
 use super::debian_13;
@@ -149,7 +149,7 @@ fn domain(kernel: &Path, initrd: &str, disk: &Served) -> String {
              <type arch='x86_64' machine='q35'>hvm</type>
              <kernel>{}</kernel>
              <initrd>{initrd}</initrd>
-             <cmdline>console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check</cmdline>
+             <cmdline>{KERNEL_COMMAND_LINE}</cmdline>
            </os>
            <features><acpi/></features>
            <devices>
