@@ -1,6 +1,4 @@
-//! What commands change in a queue: its descriptors and memory, draining, stopping, moving, leaving.
-//!
-//! Not here: the commands (`worker/commands.rs`), what a session hands over beside the ring (`session/state.rs`).
+//! What a worker's commands change in a queue: descriptors and memory; draining, stopping, moving, leaving.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,25 +9,25 @@ use io_engine::{FileId, WatchId};
 use super::{Queue, State};
 use crate::data_path::queue::queue_start::Ending;
 
-/// Where the ring stands.
+/// The state of a drained queue's ring that the next server needs to serve it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingState {
     pub(crate) position: u32,
-    /// It had a fault: left alone until the front-end stops or resets it.
+    /// The ring had a fault: no server touches it until the front-end stops or resets it.
     pub(crate) is_broken: bool,
 }
 
-/// Why the queue cannot be left to somebody else.
+/// Why the next server cannot serve the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CannotLeave {
-    /// Guest memory, or that of the in-flight log, was truncated.
+    /// The front-end truncated guest memory or the in-flight log.
     LostMemory,
-    /// Requests that are parked, and no log that has them.
+    /// Requests are parked, and the queue has no log that lists them.
     Parked { requests: usize },
 }
 
 impl Queue {
-    /// Another worker serves it from now on, under these names; nothing is in flight.
+    /// Another worker serves the queue from now on, under these numbers. Nothing is in flight.
     pub(crate) fn arrive(&mut self, id: u32, file: FileId, watch: WatchId) {
         debug_assert!(self.pending_interrupt.due().is_none(), "a quiet queue owes no call: see `publish`");
         (self.id, self.file, self.watch) = (id, file, watch);
@@ -37,7 +35,7 @@ impl Queue {
         self.resume();
     }
 
-    /// Leaves the ring to whoever serves it next, who may count on kicks, and tells where to go on.
+    /// Returns the ring's position. Whatever serves the ring next can rely on kicks.
     pub(crate) fn leave(&mut self) -> u32 {
         self.log_left_parked();
         let _ = self.ring.enable_kicks();
@@ -52,14 +50,14 @@ impl Queue {
         self.err = err;
     }
 
-    /// Takes nothing more until [`Queue::resume`].
+    /// The queue takes no requests until [`Queue::resume`].
     pub(crate) fn drain(&mut self) {
         if self.state == State::Running {
             self.state = State::Draining;
         }
     }
 
-    /// Takes nothing more for good: it is about to stop.
+    /// The queue takes no more requests and stops soon.
     pub(crate) fn begin_stop(&mut self, ending: Ending) {
         if self.state != State::Broken {
             self.state = State::Stopping;
@@ -73,18 +71,17 @@ impl Queue {
         }
     }
 
-    /// Whether it is about to stop, and has to finish first what the server before it had begun.
+    /// Whether a queue that stops must first finish requests that the previous server had begun.
     pub(crate) fn must_redo(&self) -> bool {
         self.state == State::Stopping && !self.leaves_unbegun && self.ring.to_redo() > 0
     }
 
-    /// Whether the front-end has cut off the memory of the in-flight log.
+    /// Whether the front-end truncated the memory of the in-flight log.
     pub(crate) fn lost_log(&self) -> bool {
         self.log.as_ref().is_some_and(|log| log.is_poisoned())
     }
 
-    /// Goes over to a new memory table. That the ring is there as a whole, and where it was, its session has made sure
-    /// of: a queue that broke here would go on holding the old table, and store what is parked into it.
+    /// Changes to a new memory table. The session has checked that the new table holds the whole ring at its old place.
     pub(crate) fn set_memory(&mut self, memory: Arc<GuestMemory>) {
         let view = MemoryView::new(memory);
         match self.ring.rebind(&view) {
@@ -99,8 +96,8 @@ impl Queue {
         }
     }
 
-    /// Returns the ring's state; only parked requests are still in flight. The queue can go on afterwards, or the next
-    /// server continues with the ring. The next server can rely on kicks.
+    /// Returns the ring's state; only parked requests are in flight. Afterwards this queue or the next server can
+    /// continue with the ring, and can rely on kicks.
     pub(crate) fn leave_as_it_is(&mut self) -> Result<RingState, CannotLeave> {
         if self.view.is_poisoned() || self.lost_log() {
             return Err(CannotLeave::LostMemory);

@@ -1,21 +1,19 @@
-//! Fewer interrupts for a guest with many requests in flight: one for several completions, or after a time.
+//! Interrupt coalescing: one interrupt for several completions, or after a time.
 //!
 //! `completions published → PendingInterrupt (count, since when) → due → call fd`
 //!
-//! - Off unless a disk asks for it: it trades latency for the guest's processor time.
-//! - A queue with nothing left in flight is never kept waiting: no further completion would come to end the wait.
-//!
-//! Not here: whether the driver wants to be called at all (`virtqueue`), sleeping until one is due (`worker/mod.rs`).
+//! - Off by default: it saves the guest's processor time and costs latency.
+//! - An interrupt never waits when the queue has nothing in flight, because no completion would trigger it.
 
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// More completions than any queue has entries.
+/// More completions than a queue has descriptors.
 const MAX_COUNT: u32 = 1024;
-/// Longer than this is no pause between two completions.
+/// Longer than any useful pause between two completions.
 const MAX_TIME: Duration = Duration::from_millis(10);
 
-/// How many completions one interrupt may stand for, and how long the first of them may wait for it.
+/// Most completions for one interrupt, and the longest wait of the first of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coalescing {
     count: u32,
@@ -49,7 +47,7 @@ impl FromStr for Coalescing {
     }
 }
 
-/// Not a count and a time in their limits.
+/// The text is no count and time within their limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "give completions and microseconds, such as 16,50: 2 to {MAX_COUNT} completions, 1 to {} microseconds",
@@ -57,7 +55,7 @@ impl FromStr for Coalescing {
 )]
 pub struct InvalidCoalescing;
 
-/// What a queue owes its driver.
+/// Completions of which the driver was not told yet.
 #[derive(Debug, Default)]
 pub(crate) struct PendingInterrupt {
     coalescing: Option<Coalescing>,
@@ -70,11 +68,11 @@ impl PendingInterrupt {
         Self { coalescing, count: 0, since: None }
     }
 
-    /// `completed` requests were published; `in_flight` are left. Whether to call the driver now.
+    /// Adds `completed` requests that were published; `in_flight` are left. Returns whether to call the driver now.
     #[inline]
     pub(crate) fn add(&mut self, completed: u32, in_flight: usize, now: Instant) -> bool {
         let Some(Coalescing { count, time }) = self.coalescing else { return true };
-        // What was answered without the engine is not counted, but published all the same.
+        // A request that was answered without the engine is published, but not in `completed`.
         self.count += completed.max(1);
         let since = *self.since.get_or_insert(now);
         in_flight == 0 || self.count >= count || now.saturating_duration_since(since) >= time
@@ -85,7 +83,7 @@ impl PendingInterrupt {
         (self.count, self.since) = (0, None);
     }
 
-    /// When to call the driver at the latest; `None`: nothing is owed.
+    /// When to call the driver at the latest. `None`: no interrupt is pending.
     #[inline]
     pub(crate) fn due(&self) -> Option<Instant> {
         let time = self.coalescing?.time;

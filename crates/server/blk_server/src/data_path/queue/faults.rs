@@ -1,6 +1,4 @@
-//! A queue that breaks, and log lines about its requests that failed, were refused or are stuck.
-//!
-//! A fault of the ring stops its queue until the front-end stops or resets it: err fd, one log line.
+//! Breaks a queue whose ring, kick or memory is unusable, and logs requests that failed, were refused or are stuck.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,7 +16,7 @@ use crate::data_path::queue::in_flight::{Finished, RequestInfo};
 use crate::host::error_line::error_line;
 
 impl Queue {
-    /// The guest's memory is gone: nothing more may be expected of this queue.
+    /// The guest's memory is gone.
     pub(crate) fn break_memory(&mut self) {
         self.state = State::Broken;
     }
@@ -27,7 +25,7 @@ impl Queue {
         self.break_with(&format!("its kick descriptor can no longer be polled: {errno}"));
     }
 
-    /// No worker serves it any more.
+    /// No worker can serve the queue any more.
     pub(crate) fn break_moved(&mut self) {
         self.break_with("no worker can serve it");
     }
@@ -55,7 +53,7 @@ impl Queue {
         }
     }
 
-    /// Logs requests that have been in flight for too long, each once.
+    /// Logs each stuck request once.
     pub(crate) fn report_stuck(&mut self, now: Instant) {
         while self.in_flight.has_stuck(now) && self.disk.host_log_allowed(now).is_some() {
             let Some((RequestInfo { kind, sector, bytes, .. }, age)) = self.in_flight.report_stuck(now)
@@ -76,7 +74,7 @@ pub(super) fn log_refused(disk: &Disk, queue: u16, now: Instant, fault: &dyn std
     }
 }
 
-/// One log line, and the front-end told.
+/// Logs the fault and signals the front-end's err fd.
 pub(crate) fn report_ring_fault(disk: &Disk, queue: u16, err: Option<&Arc<OwnedFd>>, what: &str) {
     if let Some(Allowed { suppressed }) = disk.log_allowed(Instant::now()) {
         error!(disk = disk.name(), queue, suppressed, "queue stopped until the guest resets it: {what}");

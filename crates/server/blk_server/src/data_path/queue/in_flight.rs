@@ -1,19 +1,17 @@
-//! The requests of one queue that are being worked on, one slot per tag.
+//! The requests of one queue that are in flight, one slot per tag.
 //!
-//! A tag is what the ring calls a request: the head of its chain in a split ring, the buffer id in a
-//! packed one. A tag that becomes available again while its slot is taken is a fault of the ring.
-//!
-//! Not here: the log that outlives this process (`virtqueue`), the engine's own bookkeeping of ops (`io_engine`); a request may be several ops.
+//! A tag is the head of a chain in a split ring, the buffer id in a packed one. A tag that becomes available while its
+//! slot is taken is a fault of the ring. A request may have several ops.
 
 use std::time::{Duration, Instant};
 
 use io_engine::OpError;
 use virtio_blk::ReplySlot;
 
-/// A request that takes longer than this is reported once.
+/// The server reports once a request that takes longer.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(30);
 
-/// What a request is about, for messages.
+/// What a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestInfo {
     pub(crate) kind: RequestKind,
@@ -23,13 +21,12 @@ pub(crate) struct RequestInfo {
 }
 
 impl RequestInfo {
-    /// Of the first byte: what somebody who looks at the image's file wants to know.
+    /// The offset in the image, for log lines.
     pub(crate) fn offset_bytes(&self) -> u64 {
         self.sector.saturating_mul(disk_image::SECTOR_BYTES)
     }
 }
 
-/// What a request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     Read,
@@ -51,10 +48,10 @@ impl std::fmt::Display for RequestKind {
     }
 }
 
-/// What success means.
+/// What the status OK of a request means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestDurability {
-    /// Done, or visible to every reader.
+    /// The request is done; a write is visible to every reader.
     Done,
     /// This request's data is durable.
     Durable,
@@ -72,22 +69,22 @@ struct Slot {
     started: Instant,
     reported: bool,
     is_parked: bool,
-    /// How often it was tried before.
+    /// Earlier tries.
     tries: u32,
 }
 
-/// A request all of whose ops are complete.
+/// A request whose ops are all complete.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
     pub(crate) reply: ReplySlot,
     pub(crate) info: RequestInfo,
     pub(crate) stored_bytes: u64,
     pub(crate) failed: Option<OpError>,
-    /// How often it was tried before.
+    /// Earlier tries.
     pub(crate) tries: u32,
 }
 
-/// A request that was parked, on its way to be tried again.
+/// A request that was parked and is about to start again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retry {
     pub(crate) reply: ReplySlot,
@@ -95,7 +92,7 @@ pub(crate) struct Retry {
     pub(crate) tries: u32,
 }
 
-/// See the file's head.
+/// The requests in flight of one queue.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     slots: Box<[Option<Slot>]>,
@@ -112,12 +109,12 @@ impl InFlight {
         self.count
     }
 
-    /// Of them, those that are parked (`parked.rs`).
+    /// Parked requests among [`InFlight::count`].
     pub(crate) fn parked(&self) -> usize {
         self.parked
     }
 
-    /// Those that the engine has.
+    /// Requests that the engine has.
     #[inline]
     pub(crate) fn in_engine(&self) -> usize {
         self.count - self.parked
@@ -128,7 +125,7 @@ impl InFlight {
         self.slots.get(usize::from(tag)).is_some_and(Option::is_some)
     }
 
-    /// Called before the request's ops are given to the engine.
+    /// Fills the slot before the engine gets the request's ops.
     #[inline]
     pub(crate) fn begin(&mut self, tag: u16, reply: ReplySlot, info: RequestInfo, ops: u16, now: Instant) {
         let slot = &mut self.slots[usize::from(tag)];
@@ -149,7 +146,7 @@ impl InFlight {
         self.count += 1;
     }
 
-    /// A request that was about to be finished stays in flight, without ops.
+    /// Keeps a failed request in flight, without ops.
     pub(crate) fn park(&mut self, tag: u16, finished: &Finished, now: Instant) {
         let &Finished { reply, info, tries, .. } = finished;
         self.begin(tag, reply, info, 0, now);
@@ -159,7 +156,7 @@ impl InFlight {
         }
     }
 
-    /// A parked request is about to be tried again: its tag is free until it begins.
+    /// Takes a parked request out of its slot, so that it can begin again.
     pub(crate) fn take_parked(&mut self, tag: u16) -> Option<Retry> {
         let entry = self.slots.get_mut(usize::from(tag))?;
         let &mut Slot { reply, info, tries, .. } = entry.as_mut().filter(|slot| slot.is_parked)?;
@@ -168,20 +165,19 @@ impl InFlight {
         Some(Retry { reply, info, tries })
     }
 
-    /// The request that has just begun is one that was parked.
+    /// Gives a request that has begun again the state from before it was parked.
     pub(crate) fn note_retry(&mut self, tag: u16, tries: u32, stored_bytes: u64) {
         if let Some(Some(slot)) = self.slots.get_mut(usize::from(tag)) {
             (slot.tries, slot.stored_bytes) = (tries, stored_bytes);
         }
     }
 
-    /// What the request's success means; `None` if the tag is free.
+    /// `None` if the tag is free.
     pub(crate) fn durability(&self, tag: u16) -> Option<RequestDurability> {
         Some(self.slots.get(usize::from(tag))?.as_ref()?.info.durability)
     }
 
-    /// One op of the request is complete; the request itself when it was the last one. The first
-    /// failure stays.
+    /// Completes one op. Returns the request if it was the last one, with the first failure.
     #[inline]
     pub(crate) fn complete_op(
         &mut self,
@@ -205,12 +201,12 @@ impl InFlight {
         Some(Finished { reply, info, stored_bytes, failed, tries })
     }
 
-    /// Whether [`InFlight::report_stuck`] has something to report.
+    /// Whether [`InFlight::report_stuck`] would return a request.
     pub(crate) fn has_stuck(&self, now: Instant) -> bool {
         self.slots.iter().flatten().any(|slot| slot.is_stuck(now))
     }
 
-    /// The request that is longest stuck and was not reported yet; reports it once.
+    /// The oldest stuck request that was not returned before.
     pub(crate) fn report_stuck(&mut self, now: Instant) -> Option<(RequestInfo, Duration)> {
         let stuck = self.slots.iter_mut().flatten().filter(|slot| slot.is_stuck(now));
         let oldest = stuck.min_by_key(|slot| slot.started)?;

@@ -1,13 +1,11 @@
-//! One running queue: from an available chain to ops for the engine, and back to the used ring.
+//! One running queue: takes chains, gives their ops to the engine, and answers them.
 //!
 //! `take_requests (pop → parse → check range → in-flight slot → op)` … engine …
 //! `complete (slot → status byte → used ring)`, `publish (used index → call fd)`
 //!
-//! - Owned by one worker; nothing here is shared, locked, or allocated per request.
-//! - What goes wrong inside a chain costs that request: IOERR, or length 0 where the status byte cannot
-//!   be reached. What goes wrong with the ring stops this queue: err fd, one log line; the others go on.
-//!
-//! Not here: from one request to its ops (`queue/starter.rs`), what is parked (`queue/parking.rs`), which queue is served when, and sleeping (`worker/mod.rs`); bytes of the ring (`virtqueue`).
+//! - One worker owns the queue. Nothing here is shared, locked, or allocated per request.
+//! - A bad chain fails with IOERR, or goes back with length 0 if its status byte cannot be written.
+//! - A bad ring stops its queue (`faults.rs`); other queues go on.
 
 pub(crate) mod coalescing;
 pub(crate) mod in_flight;
@@ -46,14 +44,14 @@ use faults::log_refused;
 pub(crate) use faults::report_ring_fault;
 use starter::Starter;
 
-/// Requests taken from one queue before the next one has its turn, and before what is done becomes visible to the guest:
-/// with all that a deep queue has, guest and worker would wait for each other in turns (decision 0031).
+/// Most requests taken from a queue before the next queue and before publishing. Without a limit, guest and worker
+/// would idle in turns (docs/decisions/0031).
 const BATCH: usize = 32;
-/// Most ops that one request needs: a discard's segments.
+/// Most ops of one request: a discard has one for each segment.
 const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
 const _: () = assert!(MAX_OPS <= LEAST_SHARE, "a disk's share is enough for any request");
 
-/// What one request took in a pass that was timed; zero in the others.
+/// What one request took in a pass that was timed; zero in other passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TimeSample {
     taken: Duration,
@@ -61,7 +59,7 @@ pub(crate) struct TimeSample {
 }
 
 impl TimeSample {
-    /// Each of `taken` requests took the same part of `submission`, each of `completed` the same of `completion`.
+    /// Divides `submission` among the `taken` requests, `completion` among the `completed` ones.
     pub(crate) fn new(submission: Duration, taken: usize, completion: Duration, completed: usize) -> Self {
         let part = |time: Duration, count: usize| time / u32::try_from(count).unwrap_or(u32::MAX).max(1);
         Self { taken: part(submission, taken), completed: part(completion, completed) }
@@ -73,45 +71,45 @@ pub(crate) struct SubmitContext<'w> {
     pub(crate) engine: &'w mut dyn Engine,
     pub(crate) pool: &'w mut BufferPool,
     pub(crate) now: Instant,
-    /// Of the disk's turn, all its queues together.
+    /// Left for all queues of the disk in this pass.
     pub(crate) budget: &'w mut Budget,
 }
 
-/// What became of a request that was taken.
+/// What became of a request that the queue took.
 enum Outcome {
-    /// Nothing to wait for.
+    /// It is answered without the engine.
     Finished { status: Status, stored_bytes: u64 },
-    /// Its ops are with the engine.
+    /// The engine has its ops.
     Submitted,
-    /// The disk's share of the pool is used up: the chain goes back into the ring until a request completes.
+    /// The disk's share of the pool is used up: the chain stays in the ring until a request completes.
     Later,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
-    /// Takes nothing more; what is in flight completes.
+    /// Takes no requests; those in flight complete.
     Draining,
-    /// The same, and for good.
+    /// Like draining, but never runs again.
     Stopping,
-    /// Like draining, until the front-end stops or resets the queue.
+    /// Takes no requests until the front-end stops or resets the queue.
     Broken,
 }
 
-/// See the file's head.
+/// One running queue.
 pub(crate) struct Queue {
     disk: Arc<Disk>,
     session: Arc<SessionLink>,
     index: u16,
-    /// The worker's number for this queue; part of every op's token.
+    /// The worker's number for this queue, part of every op's token.
     id: u32,
     view: MemoryView,
     ring: DeviceQueue,
-    /// Where the ring's log is, if there is one.
+    /// Memory of the in-flight log.
     log: Option<Arc<GuestMemory>>,
     leaves_unbegun: bool,
     chain: Chain,
-    /// Of the request that is looked at.
+    /// Of the discard or write-zeroes request that is being started.
     segments: SegmentBuffer,
     in_flight: InFlight,
     parked: ParkedRequests,
@@ -121,15 +119,14 @@ pub(crate) struct Queue {
     call: Option<Arc<OwnedFd>>,
     err: Option<Arc<OwnedFd>>,
     state: State,
-    /// It is about to stop: nothing is parked any more, unless it stays in the log.
+    /// The queue is about to stop. Failed requests are parked only if the log keeps them.
     ends: bool,
     leaves_parked: bool,
-    /// The last look at the ring ended because engine or pool had no room for this disk, not because it was empty.
+    /// The queue stopped taking requests because the engine or the pool had no room for the disk.
     waits_for_room: bool,
-    /// Completions that the driver was not told of yet.
     pending_interrupt: PendingInterrupt,
     counted: QueueCounters,
-    /// Requests of this pass, for their share of its time.
+    /// Requests of this pass; `worker_time` counts their part of it.
     taken: u32,
     completed: u32,
     meter: Arc<QueueMeter>,
@@ -137,13 +134,13 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// # Errors
-    /// What is wrong with the ring.
+    /// The fault of the ring.
     pub(crate) fn new(start: &QueueStart, id: u32, file: FileId, watch: WatchId) -> Result<Self, String> {
         let view = MemoryView::new(Arc::clone(&start.memory));
         let layout = start.layout.ok_or("a ring address lies in no memory region")?;
         let ring = open_ring(start, &view, layout)?;
         layout.note_device_stores(view.memory(), start.ring);
-        // `seg_max` promised this much, whatever size the driver then chose for the queue.
+        // `seg_max` promised this many segments, whatever size the driver chose for the queue.
         let longest = layout.queue_size.max(start.disk.queue_size());
         let image = start.disk.image();
         let zeroes = image.discard_limits().is_some() || image.write_zeroes_limits().is_some();
@@ -178,7 +175,7 @@ impl Queue {
         })
     }
 
-    /// In descriptors.
+    /// Number of descriptors.
     pub(crate) fn size(&self) -> u16 {
         self.ring.layout().queue_size
     }
@@ -199,7 +196,7 @@ impl Queue {
         self.view.memory()
     }
 
-    /// Steps 2 to 5 for every chain that is available, up to [`BATCH`] and the disk's budget. Returns how many there were.
+    /// Steps 2 to 5 for available chains, up to [`BATCH`] and the disk's budget. Returns the number of requests.
     #[inline]
     pub(crate) fn take_requests(&mut self, context: &mut SubmitContext<'_>) -> usize {
         self.waits_for_room = false;
@@ -210,7 +207,7 @@ impl Queue {
         {
             if context.engine.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
-                context.budget.end(); // the disk's other queues have no room either
+                context.budget.end(); // the disk's other queues share the room
                 break;
             }
             match self.ring.pop(&mut self.chain) {
@@ -236,7 +233,7 @@ impl Queue {
         taken
     }
 
-    /// Returns false if the request had to go back into the ring.
+    /// Returns false if the chain went back into the ring.
     #[inline]
     fn start_request(&mut self, tag: u16, context: &mut SubmitContext<'_>) -> bool {
         if self.in_flight.is_taken(tag) {
@@ -292,7 +289,7 @@ impl Queue {
         }
     }
 
-    /// A chain that is no request: IOERR if it is known where the status byte goes.
+    /// A malformed chain fails with IOERR if it has a status byte.
     fn finish_refused(&mut self, tag: u16) {
         match reply_slot(&self.chain, &self.view) {
             Ok(reply) if !self.in_flight.is_taken(tag) => {
@@ -303,7 +300,7 @@ impl Queue {
         }
     }
 
-    /// The status byte is not to be had: the chain goes back with nothing written.
+    /// The status byte cannot be written: the chain goes back with length 0.
     fn finish_unreachable(&mut self, tag: u16) {
         if self.in_flight.is_taken(tag) {
             self.break_ring(&RingFault::HeadInFlight { head: tag });
@@ -312,7 +309,7 @@ impl Queue {
         }
     }
 
-    /// Step 7: an op is complete; with a request's last one, status byte and used ring.
+    /// Steps 6 and 7 for one op. The last op of a request writes its status byte and used entry.
     #[inline]
     pub(crate) fn complete(&mut self, tag: u16, completion: &mut Completion, now: Instant) {
         let &mut Completion { result, stored_bytes, .. } = completion;
@@ -321,7 +318,7 @@ impl Queue {
         }
         let Some(finished) = self.in_flight.complete_op(tag, result, stored_bytes) else { return };
         if finished.info.kind == RequestKind::Read {
-            // After the data is there, before the driver can know; failed reads may have stored something, too.
+            // The data is stored, and the driver does not know yet. A failed read may have stored data, too.
             completion.buffers.note_filled(self.view.memory());
         }
         let status = match finished.failed {
@@ -360,24 +357,24 @@ impl Queue {
         }
     }
 
-    /// A request that was answered without the engine.
+    /// Counts a request that was answered without the engine.
     fn count_other(&mut self, status: Status) {
         self.counted.other += 1;
         self.counted.errors += u64::from(status == Status::IoErr);
     }
 
-    /// The engine says that it is done; whether that is what was promised is another matter.
+    /// The status of a request of which the engine reports success.
     #[inline]
     fn succeeded(&self, info: &RequestInfo) -> Status {
-        // Data was taken from memory that was gone by then: zeroes of ours may have been written.
+        // If memory was lost, zeroes may have been written in place of the guest's data.
         let lost_memory = self.view.is_poisoned() && info.kind != RequestKind::Read;
-        // An overlapping sync may have taken the kernel's only report of what was lost.
+        // The kernel reports lost pages once. A sync at the same time may have got the only report.
         let lost_pages = info.durability != RequestDurability::Done && self.disk.has_failed();
         if lost_memory || lost_pages { Status::IoErr } else { Status::Ok }
     }
 
-    /// A sync that failed ends all promises. So does the same inside a write: one may fail for reasons of its
-    /// own, but where others' lost pages may be meant, `EIO` is taken for that.
+    /// After a failed sync the disk promises no durability any more. A durable write that fails with EIO through the
+    /// page cache counts as a failed sync, because EIO may mean other writes' pages.
     #[cold]
     fn note_failed(&self, tag: u16, completion: &Completion) {
         let promised = self.in_flight.durability(tag) == Some(RequestDurability::Durable);
@@ -387,7 +384,7 @@ impl Queue {
         }
     }
 
-    /// Step 8, once per pass: completions become visible, and the driver is told if it wants to be.
+    /// Step 8, once per pass: makes completions visible and calls the driver if it asked for that.
     #[inline]
     pub(crate) fn publish(&mut self, sample: TimeSample, now: Instant) {
         if self.ring.publish() {
@@ -398,8 +395,8 @@ impl Queue {
                 self.call_driver();
             }
         } else if self.pending_interrupt.due().is_some() && self.in_flight.in_engine() == 0 {
-            // The last one in the engine failed and is parked: no completion comes to end the wait, and a queue that now
-            // moves or stops takes no clock along.
+            // The last request in the engine failed and is parked, so no completion will trigger the interrupt. A
+            // queue that moves or stops must not owe an interrupt.
             self.call_driver();
         }
         self.counted.worker_time += sample.taken * self.taken + sample.completed * self.completed;
@@ -409,7 +406,7 @@ impl Queue {
         self.meter.store(&self.counted);
     }
 
-    /// Tells the driver of everything published since the last time, if it wants to hear of it.
+    /// Calls the driver if it asked for that.
     #[inline]
     fn call_driver(&mut self) {
         self.pending_interrupt.clear();
@@ -421,7 +418,7 @@ impl Queue {
         }
     }
 
-    /// When the driver is to be told of completions that it was not told of, at the latest.
+    /// When to call the driver at the latest.
     #[inline]
     pub(crate) fn call_due(&self) -> Option<Instant> {
         self.pending_interrupt.due()
@@ -433,12 +430,12 @@ impl Queue {
         }
     }
 
-    /// The worker polls the ring: kicks are not needed.
+    /// The worker polls the ring, so the driver need not kick.
     pub(crate) fn disable_kicks(&mut self) {
         self.ring.disable_kicks();
     }
 
-    /// The worker will not look again without a kick. Returns whether it should look after all.
+    /// The worker waits for a kick from now on. Returns whether requests are available already.
     pub(crate) fn enable_kicks(&mut self) -> bool {
         if self.state != State::Running {
             return self.must_redo();
@@ -449,7 +446,7 @@ impl Queue {
         })
     }
 
-    /// Whether requests are available that engine or pool had no room for.
+    /// Whether available requests wait for room in the engine or the pool.
     pub(crate) fn waits_for_room(&self) -> bool {
         self.waits_for_room
     }

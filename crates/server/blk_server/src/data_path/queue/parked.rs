@@ -1,14 +1,11 @@
-//! Requests that the host failed and that are parked: kept in flight, tried again later, instead of reported to the guest.
+//! The list of a queue's parked requests: they failed on the host and stay in flight until a retry succeeds.
 //!
-//! `completion failed → ParkPolicy::wants → ParkedRequests (the guest waits) → due, or resumed → tried again → answered | parked again`
+//! `completion failed → ParkPolicy::wants → ParkedRequests → due, or resumed → tried again → answered | parked again`
 //!
-//! - A parked request keeps its tag, and so its place in the ring and in the in-flight log; it has nothing in the engine
-//!   and none of its worker's buffers. There are never more than the queue has descriptors.
-//! - Room for all of them is made when the queue starts; without a policy there is nothing.
-//! - A sync is never parked: a second one that succeeds says nothing about what the first one lost (docs/decisions/0012).
-//!
-//! Why it is so: docs/decisions/0038. Not here: trying again, and when there is no time for it (`queue/mod.rs`,
-//! `queue/parking.rs`).
+//! - A parked request keeps its tag, so it keeps its place in the ring and in the in-flight log. It has nothing in the
+//!   engine and no buffers of the worker.
+//! - The list is allocated when the queue starts, and only with a policy.
+//! - A failed sync is never parked (docs/decisions/0012). Other choices: docs/decisions/0038.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,30 +16,29 @@ use io_engine::OpError;
 use rustix::io::Errno;
 use virtio_blk::{SegmentBuffer, Segments};
 
-/// How often the queue looks at parked requests that wait for `ctl resume`: their disk may have failed for good meanwhile.
+/// With `ctl resume` only: how often to check whether the disk has failed for good.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Which failures are parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkWhat {
-    /// Whatever a repair of the host's storage may cure.
+    /// Every failure that a repair of the host's storage may cure.
     Any,
-    /// No space left, or no quota.
+    /// Lack of space or quota.
     NoSpace,
 }
 
-/// How a disk holds requests that the host failed.
+/// Which failed requests a disk parks, and when it tries them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParkPolicy {
-    /// Which.
+    /// Which failures.
     pub what: ParkWhat,
-    /// How long until they are tried again by themselves; `None`: only when somebody asks for it.
+    /// Pause before each retry; `None`: the queue retries only on `ctl resume`.
     pub retry_after: Option<Duration>,
 }
 
 impl ParkPolicy {
-    /// Whether waiting may help. What was given up, what the host cannot do at all, and memory of the guest that is
-    /// gone, will be the same the next time.
+    /// Whether a retry may help. It cannot help cancelled requests, unsupported requests or lost memory.
     pub(crate) fn wants(&self, error: OpError) -> bool {
         match (self.what, error) {
             (_, OpError::Cancelled) => false,
@@ -70,34 +66,33 @@ impl fmt::Display for ParkWhat {
     }
 }
 
-/// Whether there would have been room on a larger file system.
+/// Whether a larger file system or quota would have had room.
 pub(crate) fn is_no_space(errno: Errno) -> bool {
     matches!(errno, Errno::NOSPC | Errno::DQUOT)
 }
 
-/// What is left of one.
+/// A parked request.
 #[derive(Debug)]
 pub(crate) struct ParkedRequest {
     pub(crate) tag: u16,
-    /// Of a read or write: what is not yet done.
+    /// The part of a read or write that is not done.
     pub(crate) buffers: IoVecs,
 }
 
-/// Those of one queue.
+/// The parked requests of one queue.
 #[derive(Debug, Default)]
 pub(crate) struct ParkedRequests {
     policy: Option<ParkPolicy>,
     /// Oldest first.
     requests: VecDeque<ParkedRequest>,
-    /// How many, from the front, are to be tried again as soon as there is room.
+    /// How many, from the front, the queue tries again as soon as there is room.
     to_retry: usize,
     due: Option<Instant>,
-    /// Of discards and zeroes in flight, by tag: the guest may have written over its own by the time they are tried
-    /// again.
+    /// Segments of discard and write-zeroes requests in flight, by tag: the guest may overwrite its own before a retry.
     segments: Box<[SegmentBuffer]>,
-    /// Requests that were parked and are not yet answered.
+    /// Requests that were parked and are not answered.
     open: u64,
-    /// Of those since the last time that there was none: answered with an error.
+    /// Answered with an error since `open` was last 0.
     failed: u64,
     all: u64,
 }
@@ -110,7 +105,7 @@ pub(crate) struct AllAnswered {
 }
 
 impl ParkedRequests {
-    /// `zeroes`: whether the disk takes discards or zeroes.
+    /// `zeroes`: whether the disk offers discard or write zeroes.
     pub(crate) fn new(policy: Option<ParkPolicy>, queue_size: u16, zeroes: bool) -> Self {
         if policy.is_none() {
             return Self::default();
@@ -133,7 +128,7 @@ impl ParkedRequests {
         self.requests.is_empty()
     }
 
-    /// For as long as the request is in flight.
+    /// Copies the segments while the request is in flight.
     pub(crate) fn keep_segments(&mut self, tag: u16, segments: &Segments<'_>) {
         if let Some(kept) = self.segments.get_mut(usize::from(tag)) {
             kept.keep(segments);
@@ -144,7 +139,7 @@ impl ParkedRequests {
         self.segments.get(usize::from(tag)).map(SegmentBuffer::kept)
     }
 
-    /// `is_first`: it was not parked before.
+    /// `is_first`: the request was not parked before.
     pub(crate) fn push(&mut self, request: ParkedRequest, is_first: bool, now: Instant) {
         self.requests.push_back(request);
         let (open, pause) = (u64::from(is_first), self.policy.map_or(LOOK_AGAIN, |policy| policy.pause()));
@@ -153,13 +148,12 @@ impl ParkedRequests {
         self.due.get_or_insert(now + pause);
     }
 
-    /// When [`ParkedRequests::look`] is to be called.
     #[inline]
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// It is time, unless only somebody's word counts; `hopeless`: nothing is to be had by waiting any longer.
+    /// Marks the requests for a retry if they are due. With `ctl resume` only, marks them if the disk is `hopeless`.
     pub(crate) fn look(&mut self, now: Instant, hopeless: bool) {
         if self.due.is_none_or(|due| now < due) {
             return;
@@ -173,7 +167,7 @@ impl ParkedRequests {
         }
     }
 
-    /// Those that are parked now, which are so many.
+    /// Marks all for a retry, and returns their number.
     pub(crate) fn retry_all(&mut self) -> usize {
         self.to_retry = self.requests.len();
         self.due = None;
@@ -194,7 +188,7 @@ impl ParkedRequests {
         self.requests.iter_mut()
     }
 
-    /// A request that was parked is answered. Returns something if it was the last one.
+    /// A request that was parked is answered. Returns the totals if no other is left.
     pub(crate) fn answered(&mut self, failed: bool) -> Option<AllAnswered> {
         self.failed += u64::from(failed);
         self.open = self.open.saturating_sub(1);

@@ -1,13 +1,13 @@
-//! A queue's parked requests: when a failure is parked, trying again, and what becomes of them when the queue stops or moves.
+//! Parks failed requests of a queue and tries them again.
 //!
-//! `complete → hold … (due, resumed, about to stop) → retry_parked → op → complete`
+//! `complete → park … (due, resumed, about to stop) → retry_parked → op → complete`
 //!
-//! - They are in flight for the guest and for the log, and not for the engine: a queue whose engine has nothing left is
-//!   quiet, may change its memory and move to another worker, with all that it holds.
-//! - A queue that is about to stop holds nothing more: where the in-flight log reaches whoever serves the ring next,
-//!   they stay in it; elsewhere they are tried once more, and answered as that ends.
+//! - To the guest and the log, a parked request is in flight. The engine does not have it, so a queue with parked
+//!   requests only can change its memory and move to another worker.
+//! - A queue that stops parks nothing more. If the next server reads the in-flight log, parked requests stay in the
+//!   log. Otherwise the queue tries them once more and reports the result.
 //!
-//! Not here: the list of them (`parked.rs`), who asks (`worker/commands.rs`).
+//! The list of parked requests: `parked.rs`.
 
 use std::time::Instant;
 
@@ -25,12 +25,12 @@ use crate::data_path::queue::parked::{AllAnswered, ParkPolicy, ParkedRequest, is
 use crate::data_path::queue::queue_start::Ending;
 
 impl Queue {
-    /// Whether the request stays in flight although it failed.
+    /// Whether to park the request instead of reporting the error.
     #[cold]
     pub(super) fn should_park(&self, finished: &Finished, error: OpError) -> bool {
         let RequestInfo { kind, .. } = finished.info;
         let wanted = self.parked.policy().is_some_and(|policy| policy.wants(error));
-        // What a failed sync lost, no second try brings back; and without the memory there is nothing to write.
+        // No retry restores what a failed sync lost. Without the guest's memory there is nothing to write.
         let hopeless = kind == RequestKind::Flush || kind != RequestKind::Read && self.disk.has_failed();
         let may_wait = !self.ends || self.leaves_parked;
         wanted && !hopeless && may_wait && !self.view.is_poisoned()
@@ -82,7 +82,7 @@ impl Queue {
         );
     }
 
-    /// A request that was parked before is answered.
+    /// Logs the end of parking after the last answer.
     #[cold]
     pub(super) fn parked_answered(&mut self, failed: bool) {
         if let Some(AllAnswered { requests, failed }) = self.parked.answered(failed) {
@@ -91,38 +91,34 @@ impl Queue {
         }
     }
 
-    /// When [`Queue::look_at_parked`] is to be called.
     #[inline]
     pub(crate) fn retry_due(&self) -> Option<Instant> {
         self.parked.due()
     }
 
-    /// Whether some are to be tried again now.
+    /// Returns whether parked requests are to be tried again now.
     pub(crate) fn look_at_parked(&mut self, now: Instant) -> bool {
         self.parked.look(now, self.disk.has_failed());
         self.has_retries()
     }
 
-    /// Whether requests are to be tried again in the next pass. Not during a drain, which ends sooner without them: they
-    /// wait for the end of it.
+    /// Whether the next pass tries parked requests again. Not during a drain, which would then take longer.
     #[inline]
     pub(crate) fn has_retries(&self) -> bool {
         self.parked.has_retries() && self.state != State::Draining
     }
 
-    /// Somebody asks for it. Returns how many there are.
+    /// Has all parked requests tried again, and returns their number.
     pub(crate) fn resume_parked(&mut self) -> usize {
         self.parked.retry_all()
     }
 
-    /// Whether a request of this queue would find no room now: none was left at its last look, or the disk's other queues
-    /// have taken it since.
+    /// Whether a request of this queue would find no room now.
     pub(crate) fn has_no_room(&self, engine: &dyn Engine) -> bool {
         self.waits_for_room || engine.room_of(self.file) < MAX_OPS
     }
 
-    /// Those that are to be tried again go to the engine, as far as it has room, and no more than the disk's turn has. Returns how
-    /// many were looked at.
+    /// Starts parked requests again within the engine's room and the disk's budget. Returns their number.
     #[cold]
     pub(super) fn retry_parked(&mut self, context: &mut SubmitContext<'_>) -> usize {
         let mut tried = 0;
@@ -142,7 +138,7 @@ impl Queue {
     fn retry(&mut self, tag: u16, buffers: IoVecs, context: &mut SubmitContext<'_>) {
         let Some(Retry { reply, info, tries }) = self.in_flight.take_parked(tag) else { return };
         self.counted.retries += 1;
-        // Of a read that has lost its memory nobody can tell any more.
+        // If a read has lost its memory, its stored bytes are unknown.
         let stored_bytes = match (info.kind, buffers.remaining_bytes()) {
             (RequestKind::Read, rest_bytes @ 1..) => info.bytes.saturating_sub(rest_bytes),
             _ => 0,
@@ -182,8 +178,8 @@ impl Queue {
         }
     }
 
-    /// The queue is about to stop. With its session it does so as in a crash: nobody is told where the ring stands, and
-    /// whoever serves it next goes by the log. Otherwise the front-end says whether it knows what is in the log.
+    /// The queue is about to stop. When its session ends, the front-end learns no ring position, and the next server
+    /// reads the log, as after a crash. On a stop by the front-end, `leaves_unbegun` says whether it reads the log.
     pub(super) fn stop_parking(&mut self, ending: Ending) {
         let has_log = self.log.is_some() && !self.lost_log();
         self.leaves_parked |= has_log && (self.leaves_unbegun || ending == Ending::Session);
@@ -193,13 +189,13 @@ impl Queue {
         }
     }
 
-    /// Whether whoever waits for the queue has nothing more to wait for.
+    /// Whether a command that waits for the last request in flight can be carried out.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.in_flight.in_engine() == 0 && (self.parked.is_empty() || !self.ends || self.leaves_parked)
     }
 
-    /// The buffers of parked requests lie in the memory that the queue uses from now on. Those that are not in it are given up.
+    /// Finds the buffers of parked requests in the queue's new memory. Requests whose buffers are not there fail.
     pub(super) fn rebind_parked(&mut self) {
         let lost: usize = self
             .parked
@@ -213,7 +209,7 @@ impl Queue {
         }
     }
 
-    /// The queue goes: what it holds is in the log, for whoever serves the ring next.
+    /// The queue goes, and its parked requests stay in the log.
     pub(super) fn log_left_parked(&self) {
         if !self.parked.is_empty() {
             let (disk, queue, requests) = (self.disk.name(), self.index, self.in_flight.parked());

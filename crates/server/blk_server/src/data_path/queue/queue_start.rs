@@ -1,6 +1,4 @@
-//! What a worker needs to run a queue, and how a queue stops.
-//!
-//! Not here: the running queue (`queue/mod.rs`), how a worker is asked (`command.rs`).
+//! What a worker needs to start a queue, and why a queue stops.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,26 +19,25 @@ pub(crate) struct QueueStart {
     pub(crate) session: Arc<SessionLink>,
     pub(crate) index: u16,
     pub(crate) memory: Arc<GuestMemory>,
-    /// `None`: an address lies in no region.
+    /// `None`: an address is in no memory region.
     pub(crate) layout: Option<RingLayout>,
     pub(crate) ring: RingFeatures,
-    /// As the front-end sent it: 16 bits of a split ring's index, two positions of a packed ring.
+    /// As in SET_VRING_BASE: 16 bits of a split ring's index, or two positions of a packed ring.
     pub(crate) base: u32,
-    /// If the ring turns out to be in use, its guest may have switched the cache off before this process.
+    /// If the ring is in use, its guest may have disabled the cache before this process started.
     pub(crate) cache_choice_unknown: bool,
     pub(crate) kick: Arc<OwnedFd>,
     pub(crate) call: Option<Arc<OwnedFd>>,
     pub(crate) err: Option<Arc<OwnedFd>>,
-    /// Where the queue counts.
     pub(crate) meter: Arc<QueueMeter>,
-    /// What is in flight is noted there, for the server after this one.
+    /// The in-flight log.
     pub(crate) log: Option<LogArea>,
-    /// A stop leaves what the last server had begun and this one has not to the next (GET_VRING_BASE_INFLIGHT).
+    /// On a stop, requests that only the previous server had begun stay in the log (GET_VRING_BASE_INFLIGHT).
     pub(crate) leaves_unbegun: bool,
 }
 
 impl QueueStart {
-    /// Queue 0 of a disk that has no front-end; its write cache starts as the image's cache mode says.
+    /// Queue 0 of a disk without front-end. Its write cache starts in the image's cache mode.
     pub(crate) fn alone(
         disk: DiskConfig,
         memory: Arc<GuestMemory>,
@@ -73,11 +70,11 @@ impl QueueStart {
     }
 }
 
-/// With what a queue stops.
+/// Why a queue stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The front-end wants it to, and to hear where its ring stands.
+    /// The front-end stops the ring and waits for its position.
     Ring,
-    /// Its session, whose front-end is told nothing any more.
+    /// The session ends. The front-end learns no position.
     Session,
 }

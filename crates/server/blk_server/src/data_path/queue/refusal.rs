@@ -1,12 +1,10 @@
-//! Why requests that make sense are refused: by the image's limits, or by what became of the disk.
-//!
-//! Not here: what is no request at all (`virtio_blk`, `virtqueue`).
+//! Why a well-formed request is refused: the image's limits, or the state of the disk.
 
 use guest_mem::{AccessError, FillError};
 
 use crate::data_path::queue::in_flight::RequestKind;
 
-/// Why a well-formed request is not carried out: IOERR, and a log line.
+/// Why a well-formed request is refused. It fails with IOERR and a log line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(transparent)]

@@ -1,15 +1,14 @@
-//! A ring is opened where the last device left it, whatever the front-end believes.
+//! Opens a ring where the previous device left it, even if the front-end names another position.
 //!
 //! `SET_VRING_BASE + ring in memory → DeviceQueue`, one log line if they disagree
 //!
-//! - A base is checked here and not when it is sent: what it has to look like depends on the ring's format,
-//!   and front-ends may negotiate later.
-//! - With an in-flight log it is the log that knows, in both formats, and what was in flight is done again first.
-//! - A split ring knows where it goes on. A packed one often does; where it does not, the front-end's base counts,
-//!   and one that cannot be true costs this queue and no other.
+//! - The base is checked here and not when it arrives: its format depends on the ring's, which front-ends may negotiate
+//!   later.
+//! - With an in-flight log, the log names the position. Requests that it lists are done again first.
+//! - A split ring shows its position. A packed ring often does; otherwise the front-end's base counts. An impossible base
+//!   breaks this queue only.
 //!
-//! Spec: vhost-user, "Ring states", SET_VRING_BASE. Not here: positions and rings (`virtqueue`), the queue's
-//! life afterwards (`queue/mod.rs`).
+//! Spec: vhost-user, "Ring states", SET_VRING_BASE.
 
 use std::time::Instant;
 
@@ -25,7 +24,7 @@ use crate::data_path::queue::queue_start::QueueStart;
 use crate::host::error_line::error_line;
 
 /// # Errors
-/// What is wrong with the ring or its base.
+/// The fault of the ring or its base.
 pub(crate) fn open_ring(
     start: &QueueStart,
     view: &MemoryView,
@@ -54,7 +53,7 @@ pub(crate) fn open_ring(
     Ok(ring)
 }
 
-/// A front-end that knows nothing of packed rings' wrap counters and says 0 for a fresh one is not worth a line.
+/// Logs nothing for a fresh packed ring: front-ends that ignore wrap counters say 0 for it.
 fn log_other_position(start: &QueueStart, ring: &DeviceQueue) {
     if start.ring.packed && ring.was_fresh() {
         return;
@@ -68,7 +67,7 @@ fn log_other_position(start: &QueueStart, ring: &DeviceQueue) {
     }
 }
 
-/// A server before this one did not come to the end of its requests, or the front-end has mixed something up.
+/// The previous server had requests in flight, or the front-end sent another ring's log.
 fn log_recovery(start: &QueueStart, Recovery { redone, was_foreign }: Recovery) {
     let Some(Allowed { suppressed }) = start.disk.log_allowed(Instant::now()) else { return };
     let (disk, queue) = (start.disk.name(), start.index);
@@ -84,7 +83,7 @@ fn log_recovery(start: &QueueStart, Recovery { redone, was_foreign }: Recovery) 
     }
 }
 
-/// The guest may have switched its cache off where this process did not hear of it.
+/// The guest may have disabled its cache without this process's knowledge.
 pub(crate) fn assume_writethrough(disk: &Disk, session: &SessionLink) {
     if disk.guest_cache().assume_writethrough() {
         let disk = disk.name();

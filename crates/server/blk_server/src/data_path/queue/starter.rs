@@ -1,8 +1,6 @@
-//! One parsed request → ops for the engine, or an answer at once: steps 4 and 5.
+//! Steps 4 and 5: turns one parsed request into ops for the engine, or answers it at once.
 //!
 //! `Request → checked range of the image → in-flight slot → op(s), pushed`
-//!
-//! Not here: taking requests from the ring and answering them (`queue/mod.rs`).
 
 use disk_image::CheckedRange;
 use guest_mem::{IoVecs, MemoryView};
@@ -19,7 +17,7 @@ use crate::data_path::worker::buffers::NoBuffers;
 const UNSUPPORTED: Outcome = Outcome::Finished { status: Status::Unsupp, stored_bytes: 0 };
 const NOTHING_TO_DO: Outcome = Outcome::Finished { status: Status::Ok, stored_bytes: 0 };
 
-/// Everything needed to turn one parsed request into ops: steps 4 and 5.
+/// Starts one request: what it needs of its queue and worker.
 pub(super) struct Starter<'q, 'w, 'l> {
     pub(super) disk: &'q Disk,
     pub(super) view: &'q MemoryView,
@@ -47,7 +45,7 @@ impl Starter<'_, '_, '_> {
         }
     }
 
-    /// What success has to mean; refuses what cannot be carried out like that.
+    /// Returns what success will mean to the guest.
     #[inline]
     fn check_writable(&self, kind: RequestKind) -> Result<RequestDurability, Refusal> {
         if self.disk.image().read_only() {
@@ -104,7 +102,7 @@ impl Starter<'_, '_, '_> {
         Ok(Outcome::Submitted)
     }
 
-    /// A request that was parked. `buffers`: what is left of a read or write.
+    /// Starts a request that was parked. `buffers`: the part of a read or write that is not done.
     #[cold]
     pub(super) fn restart(&mut self, info: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
         match info.kind {
@@ -113,7 +111,7 @@ impl Starter<'_, '_, '_> {
                 self.transfer_rest(info, buffers, |range, _| OpKind::Read { range })
             }
             RequestKind::Write => {
-                // The guest may have chosen another cache mode by now.
+                // The guest may have changed its cache mode since.
                 let info = RequestInfo { durability: self.check_writable(RequestKind::Write)?, ..info };
                 self.transfer_rest(info, buffers, |range, durability| OpKind::Write { range, durability })
             }
@@ -133,7 +131,7 @@ impl Starter<'_, '_, '_> {
         start(self, &buffer.kept())
     }
 
-    /// The image may be shorter by now.
+    /// Checks the range again: the image may be shorter now.
     fn transfer_rest(
         &mut self,
         info: RequestInfo,
@@ -168,7 +166,7 @@ impl Starter<'_, '_, '_> {
         Ok(Outcome::Submitted)
     }
 
-    /// Answered without the engine: up to 20 bytes, fewer if the driver has less room.
+    /// Stores up to 20 bytes, or fewer if the driver has less room.
     fn get_id(&self, data: Data<'_>) -> Result<Outcome, Refusal> {
         let stored_bytes = u64::from(data.store(self.view, self.disk.serial())?);
         Ok(Outcome::Finished { status: Status::Ok, stored_bytes })
@@ -191,7 +189,7 @@ impl Starter<'_, '_, '_> {
         self.segments((RequestKind::WriteZeroes, durability), segments, limits.max_sectors, op_kind)
     }
 
-    /// All segments are checked before the first one is started.
+    /// Checks all segments before it starts the first one.
     fn segments(
         &mut self,
         (kind, durability): (RequestKind, RequestDurability),
