@@ -1,8 +1,6 @@
 //! How workers wake the balancer, and how a worker knows that it was busy.
 //!
 //! `busy worker → BusyWatch::look → Bell::ring → the balancer's thread`
-//!
-//! Not here: what the balancer does then (`balancer.rs`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,16 +11,16 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::host::signal::signal;
 
-/// Between two readings, and over which a worker's own work is looked at.
+/// Time between two readings of the balancer, and between two looks of a worker.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);
-/// A worker that works for less than this part of the period (one in so many) does not ring. Low, because one that is kept
-/// from running gets no more done, however much it has to do.
+/// A worker that works for less than this part of the period (one in so many) does not ring. The part is small, because
+/// a worker that gets little processor time does little work, however much it has to do.
 const RINGS_FROM: u32 = 50;
 /// How workers wake the balancer.
 #[derive(Debug)]
 pub(crate) struct Bell {
     pub(crate) origin: Instant,
-    /// Rings before this many milliseconds after the origin are not heard.
+    /// The bell ignores rings before this many milliseconds after the origin.
     due_ms: AtomicU64,
     quit: AtomicBool,
     pub(crate) fd: OwnedFd,
@@ -35,12 +33,12 @@ impl Bell {
         Ok(Self { origin: Instant::now(), due_ms: AtomicU64::new(0), quit: AtomicBool::new(false), fd })
     }
 
-    /// Called by busy workers: one of them per period makes a system call.
+    /// Called by busy workers. One of them per period makes a system call.
     pub(crate) fn ring(&self, now: Instant) {
         let now_ms = self.millis(now);
         let due_ms = self.due_ms.load(Ordering::Relaxed);
         let next_ms = now_ms.saturating_add(whole_millis(PERIOD));
-        // Relaxed: the number orders nothing but the rings themselves, which the exchange does.
+        // Relaxed: the number orders only the rings, and the exchange does that.
         let exchange =
             |from| self.due_ms.compare_exchange(from, next_ms, Ordering::Relaxed, Ordering::Relaxed);
         if now_ms >= due_ms && exchange(due_ms).is_ok() {
@@ -48,13 +46,13 @@ impl Bell {
         }
     }
 
-    /// Rings that come sooner than this are not heard.
+    /// The bell ignores rings for this long.
     pub(crate) fn pause(&self, now: Instant, length: Duration) {
         let due_ms = self.millis(now).saturating_add(whole_millis(length));
         self.due_ms.fetch_max(due_ms, Ordering::Relaxed);
     }
 
-    /// Sleeps until a worker rings. `false`: for the last time.
+    /// Sleeps until a worker rings. Returns false after [`Bell::quit`].
     pub(crate) fn wait(&self) -> bool {
         let mut counter = [0u8; 8];
         while rustix::io::read(&self.fd, &mut counter) == Err(rustix::io::Errno::INTR) {}
@@ -68,9 +66,8 @@ impl Bell {
         signal(&self.fd);
     }
 
-    /// Whether [`Bell::quit`] was called.
     pub(crate) fn is_quitting(&self) -> bool {
-        // Relaxed: a balancer that sees it late takes one reading more.
+        // Relaxed: a balancer that sees it late takes one more reading.
         self.quit.load(Ordering::Relaxed)
     }
 
@@ -83,7 +80,7 @@ fn whole_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A worker's view of its own work: whether it is worth ringing.
+/// Whether a worker was busy enough to ring.
 #[derive(Debug)]
 pub(crate) struct BusyWatch {
     bell: Arc<Bell>,
@@ -101,7 +98,7 @@ impl BusyWatch {
         self.since + PERIOD
     }
 
-    /// `work`: how long the worker has worked since it was made.
+    /// `work`: how long the worker has worked since its start.
     pub(crate) fn look(&mut self, now: Instant, work: Duration) {
         let worked = work.saturating_sub(self.work);
         let length = now.saturating_duration_since(self.since);

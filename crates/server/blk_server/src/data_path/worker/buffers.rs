@@ -1,45 +1,43 @@
-//! The worker's pool of buffer descriptions: a request takes one that is large enough and gives it back.
+//! The worker's pool of buffer descriptions: each request takes one that is large enough and gives it back.
 //!
-//! - Bounded: small ones for as many requests as the engine takes, a few large ones for requests with
-//!   many pieces. Each disk has its share of the large ones, as it has of the engine's places (`io_engine::Shares`): a
-//!   request that finds none waits in its ring for another one of its own disk.
-//! - Filled when queues start, not per request; shared by all queues of a worker, so an idle disk has none.
-//!
-//! Not here: what is in them (`guest_mem::IoVecs`).
+//! - Small ones suffice for as many requests as the engine takes. A few large ones serve requests with many pieces.
+//! - Each disk has its share of the large ones (`io_engine::Shares`). A request that finds none waits in its ring until
+//!   its disk gives one back.
+//! - The pool grows when queues start, not per request. All queues of a worker share it.
 
 use std::sync::Arc;
 
 use guest_mem::{FillError, GuestMemory, GuestRange, IoVecs, MemoryView};
 use io_engine::{FileId, LEAST_SHARE, Shares};
 
-/// Pieces of a small one: most requests have one to four.
+/// Pieces of a small one. Most requests have one to four.
 const SMALL_PIECES: usize = 8;
-/// Pieces of a large one: a chain of 1024 descriptors, of which each may be split between regions.
+/// Pieces of a large one: a chain of 1024 descriptors, each split between two regions.
 const LARGE_PIECES: usize = 2048;
-/// Large ones per engine, 32 KiB each; with many disks half as many, and [`LEAST_LARGE`] for each.
+/// Large ones per engine, 32 KiB each. With many disks there are more, because each disk keeps its reserve.
 const LARGE_COUNT: u32 = 32;
-/// Of each disk.
+/// The smallest reserve of a disk.
 const LEAST_LARGE: u32 = 1;
 
 /// Why a request gets no buffers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoBuffers {
-    /// As many as the disk may have are in use: try again when a request completes.
+    /// The disk has used up its share: try again when one of its requests completes.
     Exhausted,
-    /// Its data is not in the guest's memory, or has more pieces than any request may have.
+    /// The data is not in guest memory, or has too many pieces.
     Refused(FillError),
 }
 
-/// See the file's head.
+/// The buffer descriptions of one engine.
 #[derive(Debug)]
 pub(crate) struct BufferPool {
     small: Vec<IoVecs>,
     large: Vec<IoVecs>,
-    /// Of the large ones, by disk.
+    /// Each disk's share of the large ones.
     shares: Shares,
-    /// Large ones ever made.
+    /// All large ones, in the pool or in use.
     large_made: usize,
-    /// Small ones ever made; never more than `limit`.
+    /// All small ones, in the pool or in use; at most `limit`.
     made: usize,
     depth: usize,
     limit: usize,
@@ -54,16 +52,16 @@ impl BufferPool {
         Self { small, large, shares, large_made: 0, made: 0, depth, limit: depth, disks: 0 }
     }
 
-    /// Requests of one more disk will come.
+    /// Adds a disk.
     pub(crate) fn attach(&mut self, file: FileId) {
         self.shares.attach(file);
         self.disks += 1;
-        // What an engine takes at most, with the shares of its files: small ones never run out before.
+        // The most that the engine takes, with the shares of its files, so small ones never run out first.
         self.limit = self.limit.max(self.depth + self.depth / 2 + self.disks * LEAST_SHARE);
         self.make_large();
     }
 
-    /// None of its requests is in flight any more.
+    /// Removes a disk, of which no request is in flight.
     pub(crate) fn detach(&mut self, file: FileId) {
         self.shares.detach(file);
         self.disks -= 1;
@@ -77,7 +75,7 @@ impl BufferPool {
         self.large_made = places;
     }
 
-    /// Makes room for `requests` more requests in flight, up to the limit.
+    /// Adds small ones for `requests` more requests in flight, up to the limit.
     pub(crate) fn reserve(&mut self, requests: usize) {
         let new = requests.min(self.limit - self.made);
         self.small.reserve(self.limit);
@@ -85,7 +83,7 @@ impl BufferPool {
         self.made += new;
     }
 
-    /// Describes `ranges` of `view`, for a request of the disk behind `file`.
+    /// Describes `ranges` of `view` for a request of the disk `file`.
     #[inline]
     pub(crate) fn fill(
         &mut self,
@@ -122,8 +120,8 @@ impl BufferPool {
         }
     }
 
-    /// Takes back what a completed request of the disk behind `file` used. `memory`: what its queue uses now; buffers that hold
-    /// another let go of it, so that removed regions are unmapped.
+    /// Takes back the buffers of a completed request. Buffers of another memory than the queue's present `memory`
+    /// release it, so that removed regions are unmapped.
     #[inline]
     pub(crate) fn give_back(&mut self, file: FileId, mut buffers: IoVecs, memory: &Arc<GuestMemory>) {
         if buffers.holds(memory) {
@@ -132,14 +130,14 @@ impl BufferPool {
             buffers.release();
         }
         match buffers.capacity() {
-            // A request without data never took any, and one that was held had some of its own, as many as it needed.
+            // A request without data took none. A request that was parked has buffers of its own, of exactly its size.
             capacity if capacity < SMALL_PIECES => {}
             capacity if capacity < LARGE_PIECES => {
                 if self.small.len() < self.made {
                     self.small.push(buffers);
                 }
             }
-            // One that was held takes the place of one of the disk's own.
+            // Buffers of a request that was parked may replace the disk's.
             _ => {
                 if self.shares.used(file).is_some_and(|used| used > 0) {
                     self.large.push(buffers);
@@ -149,7 +147,7 @@ impl BufferPool {
         }
     }
 
-    /// Lets go of a memory that is no longer used.
+    /// Releases a memory in all buffers.
     pub(crate) fn forget(&mut self, memory: &Arc<GuestMemory>) {
         let all = self.small.iter_mut().chain(&mut self.large);
         all.filter(|buffers| buffers.holds(memory)).for_each(IoVecs::release);
@@ -185,8 +183,7 @@ mod tests {
         (0..9).map(|page| GuestRange { addr: page * 8192, len_bytes: 4096 })
     }
 
-    /// As after a request was held: its first buffers came home at once, and those that it was tried again with came from
-    /// nowhere.
+    /// As after a request was parked: the queue gave back its first buffers at once, and allocated those of the retry.
     #[test]
     fn buffers_that_are_not_the_pools_do_not_make_it_larger() {
         let (mut pool, memory, [file]) = (BufferPool::new(4), Arc::default(), files());

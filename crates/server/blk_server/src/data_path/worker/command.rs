@@ -1,9 +1,7 @@
-//! What other threads ask of a worker, and how they reach it.
+//! Commands for a worker, and how other threads send them.
 //!
-//! A worker shares no state with other threads. They send it a [`Command`] and signal its wakeup fd; an answer comes through
-//! a channel of its own.
-//!
-//! Not here: the worker's thread (`workers.rs`), what the worker does with a command (`worker/commands.rs`).
+//! A worker shares no state with other threads. They send it a [`Command`] and signal its wakeup fd. A command brings a
+//! channel for its answer. The worker carries commands out in `worker/commands.rs`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,13 +16,13 @@ use crate::data_path::queue::queue_start::{Ending, QueueStart};
 use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::signal::signal;
 
-/// Has a worker without a thread carry out what it was sent, if this wakeup fd is its own.
+/// Steps a worker without a thread, if this is its wakeup fd.
 #[cfg(feature = "test-util")]
 type StepWorker = fn(&Arc<OwnedFd>);
 
 #[cfg(feature = "test-util")]
 thread_local! {
-    /// Set where a worker has no thread of its own.
+    /// Set on a thread that steps its worker itself.
     pub(crate) static STEPS_WORKER: std::cell::Cell<Option<StepWorker>> = const { std::cell::Cell::new(None) };
 }
 
@@ -33,48 +31,49 @@ thread_local! {
 #[error("the worker is gone")]
 pub(crate) struct WorkerGone;
 
-/// A queue that a worker cannot serve, given back.
+/// A queue that the worker gives back because it cannot serve it.
 pub(crate) struct Unsuitable {
     pub(crate) queue: Box<Queue>,
     pub(crate) why: String,
 }
 
-/// What other threads ask of a worker. Queues are named by the number that `Start` or `Adopt` answered with.
+/// What a worker can be asked to do. `Start` and `Adopt` answer with the queue's number, which other commands use.
 pub(crate) enum Command {
-    /// Answers `None` if the queue cannot run (already logged).
+    /// Answers `None` if the queue cannot run; the worker has logged why.
     Start(Arc<QueueStart>, SyncSender<Option<u32>>),
     BeginStop(u32, Ending),
-    /// Answered, with the ring's position, when nothing is in flight any more.
+    /// Answers with the ring's position when nothing is in flight.
     Stop(u32, SyncSender<u32>),
-    /// Answered, with the queue itself, when nothing is in flight any more.
+    /// Answers with the queue itself when nothing is in flight.
     Release(u32, SyncSender<Box<Queue>>),
-    /// Answers whether the queue is still here, and goes on; otherwise it has been sent.
+    /// Answers whether the queue is still here; it then goes on. Otherwise the worker has sent it.
     CancelRelease(u32, SyncSender<bool>),
-    /// Answered at once, by a worker that does not hang.
+    /// A worker that does not hang answers at once.
     Ping(SyncSender<()>),
-    /// Serve a queue that another worker released.
+    /// Serves a queue that another worker released.
     Adopt(Box<Queue>, SyncSender<Result<u32, Unsuitable>>),
     SetCall(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
     SetErr(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
-    /// A memory that holds the ring where it was. `drain`: only when nothing is in flight, because regions go away.
+    /// Changes to a memory that holds the ring at its old place. `drain`: waits until nothing is in flight, because
+    /// regions go away.
     SetMemory {
         queue: u32,
         memory: Arc<GuestMemory>,
         drain: bool,
         done: SyncSender<()>,
     },
-    /// Gives up what can be given up, of all disks or of one: they were told to end at once.
+    /// Cancels requests that can be cancelled, of one disk or of all.
     Cancel(Option<u64>),
-    /// Starts the worker's engine of the source, whether or not queues here use it. The answer says whether it runs.
+    /// Starts the worker's engine of this source, even if no queue here uses it. Answers whether it runs.
     StartEngine(Arc<EngineSource>, Option<SyncSender<io::Result<()>>>),
-    /// Tries the disk's parked requests again; answers how many there are.
+    /// Tries the disk's parked requests again. Answers with their number.
     Resume(u64, SyncSender<usize>),
-    /// Ends if it has no queues, and answers whether it does.
+    /// Ends the worker if it has no queues. Answers whether it ends.
     Retire(SyncSender<bool>),
     Quit,
 }
 
-/// How to reach a worker.
+/// Where to send a worker's commands.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
     pub(crate) id: WorkerId,

@@ -1,12 +1,10 @@
-//! What other threads ask of a worker, and how it obeys: queues that start, stop, change memory, come and go.
+//! Carries out the worker's commands: queues start, stop, change memory, arrive and leave.
 //!
-//! `wakeup → Command → …` and, where the queue must be quiet first: `drain → last completion → drained → answer`
+//! `wakeup → Command → …`; if the queue must be quiet first: `drain → last completion → drained → answer`
 //!
-//! A queue that moves: `Release → drained → the queue itself, through the answer → Adopt on the other worker →
-//! resume, look at the ring`. Nothing is in flight meanwhile, and what the driver adds waits in the ring: it is found
-//! by that look. A release that takes too long is cancelled; the queue then goes on here.
-//!
-//! Not here: who asks (`workers.rs`, `assignment/mod.rs`).
+//! A queue moves: `Release → drained → the queue itself as the answer → Adopt on the other worker → resume, look at the
+//! ring`. Nothing is in flight meanwhile. Requests that the driver adds wait in the ring, and that look finds them. A
+//! release that takes too long is cancelled, and the queue goes on here.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,7 +23,7 @@ use crate::data_path::worker::command::{Command, Unsuitable};
 use crate::data_path::worker::timers::Timer;
 use crate::host::signal::drain;
 
-/// What a queue needs of the worker that serves it.
+/// What a worker prepares for a queue before it serves it.
 struct Prepared {
     engine: usize,
     file: FileId,
@@ -35,7 +33,7 @@ struct Prepared {
 impl Worker {
     pub(super) fn take_commands(&mut self) {
         drain(&self.wakeup);
-        // What comes after the command to end is dropped with the channel: whoever sent it asks another worker.
+        // Commands after the last one are dropped with the channel; their senders ask another worker.
         while !self.quit
             && let Ok(command) = self.commands.try_recv()
         {
@@ -167,7 +165,7 @@ impl Worker {
         }
     }
 
-    /// Finds the engine, attaches the image, watches the kick; undoes the first ones when a later one fails.
+    /// Finds the engine, attaches the image and watches the kick. Undoes these steps if a later one fails.
     fn prepare(&mut self, disk: &Disk, kick: &Arc<OwnedFd>, id: u32) -> Result<Prepared, String> {
         let engine = self.engines.enter(disk.engine());
         let engine = engine.map_err(|error| format!("its engine cannot be started: {error}"))?;
@@ -190,24 +188,22 @@ impl Worker {
         self.engines.leave(prepared.engine);
     }
 
-    /// From now on the queue is served here.
+    /// Serves the queue from now on.
     fn put(&mut self, id: u32, queue: Queue, engine: usize) {
         if let Some(engine) = self.engines.get_mut(engine) {
             engine.engine.use_memory(queue.memory());
             engine.pool.reserve(usize::from(queue.size()));
         }
-        // What it holds has its time wherever it is served.
         if let Some(due) = queue.retry_due() {
             self.timers.set(Timer::Retry, due);
         }
         let disk = self.turns.join(queue.disk().id());
         self.queues[id as usize] = Some(WorkerQueue::new(queue, engine, disk));
-        // Scanned once without waiting for a kick: it may have been lost with the last server, or have gone to the
-        // worker that the queue comes from.
+        // Looks at the ring without a kick: the kick may have gone to the previous server or worker.
         self.activate(id);
     }
 
-    /// The other end of `leave`: the queue is back at its work, here.
+    /// Serves a queue that another worker released.
     fn adopt(&mut self, mut queue: Box<Queue>) -> Result<u32, Unsuitable> {
         let Some(id) = self.free_place() else {
             return Err(Unsuitable { queue, why: "it has too many queues".into() });
@@ -217,7 +213,7 @@ impl Worker {
             Ok(prepared) => prepared,
             Err(why) => return Err(Unsuitable { queue, why }),
         };
-        // A fault of its memory may have been seen here already, by who looked at other queues.
+        // This worker may have seen the fault of the queue's memory already, for other queues.
         self.seen_faults = self.seen_faults.wrapping_sub(1);
         queue.arrive(id, prepared.file, prepared.watch);
         debug!(disk = disk.name(), "queue taken over");
@@ -225,7 +221,7 @@ impl Worker {
         Ok(id)
     }
 
-    /// Whether it was in time; the queue then goes on here.
+    /// Returns whether the queue is still here. It then goes on.
     fn cancel_release(&mut self, id: u32) -> bool {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return false };
         if entry.leave.take().is_none() {
@@ -251,22 +247,22 @@ impl Worker {
         let _ = done.send(());
     }
 
-    /// The engine learns of the new memory first, so that regions which stay are not let go in between. That is
-    /// also why ops may be in flight: unless the queue was drained before, nothing of the old memory goes away.
+    /// Tells the engine of the new memory first, so that regions in both tables stay registered. Ops may therefore be
+    /// in flight, unless regions go away: then the queue was drained before.
     fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         let Some(engine) = self.engines.get_mut(entry.engine) else { return };
         let old = Arc::clone(entry.queue.memory());
         engine.engine.use_memory(&memory);
         entry.queue.set_memory(Arc::clone(&memory));
-        // A queue that broke over the new memory keeps the old one until it stops.
+        // A queue that broke keeps its old memory until it stops.
         let broke = Arc::ptr_eq(entry.queue.memory(), &old);
         engine.engine.forget_memory(if broke { &memory } else { &old });
         engine.pool.forget(&old);
         self.activate_if_retrying(id);
     }
 
-    /// Nothing of the queue is in flight any more, and what was is visible to the driver.
+    /// Nothing of the queue is in flight, and the driver can see all completions: carries out what waits for that.
     pub(super) fn drained(&mut self, id: u32) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         if let Some(NewMemory { memory, done }) = entry.memory.take() {
@@ -289,13 +285,13 @@ impl Worker {
         self.forget(&queue, engine);
         match (stop, leave) {
             (Some(done), _) => end(queue, &done),
-            // The thread that asked keeps the answer's other end until it is here: see `assignment/mod.rs`.
+            // The receiver exists: see `released` in `assignment/frozen.rs`.
             (None, Some(taken)) => drop(taken.send(Box::new(queue))),
             (None, None) => {}
         }
     }
 
-    /// Lets go of everything that the queue had here.
+    /// Frees what the worker kept for the queue.
     fn forget(&mut self, queue: &Queue, engine: usize) {
         self.engines.base().unwatch(queue.watch);
         if let Some(slot) = self.engines.get_mut(engine) {
@@ -307,12 +303,12 @@ impl Worker {
     }
 }
 
-/// The queue ends; its ring's position goes to whoever waits for it.
+/// Ends the queue, and answers with its ring's position.
 fn end(mut queue: Queue, done: &SyncSender<u32>) {
     drain(&queue.kick);
     let position = queue.leave();
     debug!(disk = queue.disk().name(), position, "queue stopped");
-    // Lets go of the memory and the descriptors before whoever waits goes on.
+    // Frees memory and descriptors before the answer.
     drop(queue);
     let _ = done.send(position);
 }

@@ -1,12 +1,10 @@
-//! The engines of one worker: a base engine that it also sleeps in, and one for each further `EngineSource` in use.
+//! The engines of one worker: a base engine, and one for each other `EngineSource` in use.
 //!
-//! `EngineSource → (made with the first queue that names it) → Slot: engine, files, buffers → (gone with the last)`
+//! `EngineSource → (starts with the first queue that names it) → Slot: engine, files, buffers → (ends with the last)`
 //!
-//! - Almost always there is one. Kicks and the wakeup are watched by the base engine only; while requests are in
-//!   flight in others too, the worker sleeps on all their descriptors.
-//! - A file is attached once per engine and disk, however many queues use it.
-//!
-//! Not here: what is submitted (`queue/mod.rs`), when to sleep (`worker/mod.rs`).
+//! - Almost always there is only the base engine. It watches kicks and the wakeup fd. With requests in flight in other
+//!   engines, the worker sleeps on the descriptors of all.
+//! - A file is attached once per engine and disk, even if several queues use it.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,14 +19,14 @@ use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::worker::buffers::BufferPool;
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// Watch tokens of the other engines: this, plus the place. Whoever meets one has woken, and need not act.
+/// Watch tokens of other engines: this plus the engine's index. The event only ends the sleep.
 pub(crate) const ENGINE: WatchToken = WatchToken(1 << 33);
-/// The base engine's place.
+/// The base engine's index.
 pub(crate) const BASE: usize = 0;
 
 /// One engine, and what the worker keeps for it.
 pub(crate) struct Slot {
-    /// The base engine's watch of what this one sleeps on.
+    /// The base engine's watch of this engine's descriptor.
     descriptor: Option<WatchId>,
     source: Arc<EngineSource>,
     pub(crate) engine: Box<dyn Engine>,
@@ -55,7 +53,7 @@ impl Slot {
     }
 }
 
-/// See the file's head.
+/// The engines of one worker.
 pub(crate) struct Engines {
     worker: WorkerId,
     slots: Vec<Option<Slot>>,
@@ -66,7 +64,7 @@ impl Engines {
         Ok(Self { worker, slots: vec![Some(Slot::start(worker, base)?)] })
     }
 
-    /// The base engine is there from the start to the end.
+    /// The base engine, which is never removed.
     #[inline]
     pub(crate) fn base(&mut self) -> &mut dyn Engine {
         match &mut self.slots[BASE] {
@@ -89,7 +87,7 @@ impl Engines {
         self.slots.iter().flatten().map(|slot| slot.in_flight).sum()
     }
 
-    /// Step 5's system call: one per engine that has something, so almost always one.
+    /// Step 5's system call: one for each engine with new calls, so almost always one.
     #[inline]
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         self.iter_mut().try_for_each(|slot| slot.engine.submit())
@@ -100,13 +98,13 @@ impl Engines {
         self.iter_mut().for_each(|slot| slot.engine.reap(events));
     }
 
-    /// What was done since it was last asked for other workers, and for requests that go on: work without an event.
+    /// Work without an event since the last call: for other workers, and for requests that go on.
     #[inline]
     pub(crate) fn take_unseen_work(&mut self) -> usize {
         self.iter_mut().map(|slot| slot.engine.take_unseen_work()).sum()
     }
 
-    /// Sleeps until there is something to reap, in whichever engine.
+    /// Sleeps until an engine has something to reap.
     pub(crate) fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
         if self.slots.len() > 1 {
             self.end_unneeded();
@@ -118,7 +116,7 @@ impl Engines {
         self.wait_for_all(limit)
     }
 
-    /// Ends engines without queues that need not run on.
+    /// Ends engines without queues that need not keep running.
     fn end_unneeded(&mut self) {
         for at in 1..self.slots.len() {
             if self.get_mut(at).is_some_and(|slot| slot.is_unneeded()) {
@@ -136,7 +134,7 @@ impl Engines {
         }
     }
 
-    /// Starts the engine of a source if this worker has none. Without a queue it ends when it need not run on.
+    /// Starts the source's engine if this worker has none. It may end while no queue uses it.
     pub(crate) fn start_unused(&mut self, source: &Arc<EngineSource>) -> io::Result<()> {
         if !self.slots.iter().flatten().any(|slot| Arc::ptr_eq(&slot.source, source)) {
             self.put(Slot::start(self.worker, Arc::clone(source))?)?;
@@ -144,7 +142,7 @@ impl Engines {
         Ok(())
     }
 
-    /// The base engine watches what the others sleep on.
+    /// Sleeps in the base engine, which watches the descriptors of the others.
     fn wait_for_all(&mut self, limit: Option<Duration>) -> io::Result<()> {
         let (base, others) = self.base_and_others();
         let (mut may_sleep, mut due) = (true, None);
@@ -166,7 +164,7 @@ impl Engines {
         }
     }
 
-    /// The engine of a disk, made if it is the first to name it, with one more queue.
+    /// Returns the index of a disk's engine, for one more queue. Starts the engine if it does not run.
     pub(crate) fn enter(&mut self, source: Option<&Arc<EngineSource>>) -> io::Result<usize> {
         let known = |slot: &Slot| source.is_none_or(|source| Arc::ptr_eq(&slot.source, source));
         let at = self.slots.iter().position(|slot| slot.as_ref().is_some_and(known));
@@ -181,7 +179,7 @@ impl Engines {
         Ok(at)
     }
 
-    /// One more beside the base engine, which watches it from now on.
+    /// Adds an engine, which the base engine watches from now on.
     fn put(&mut self, mut slot: Slot) -> io::Result<usize> {
         let at = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         let descriptor = Arc::new(slot.engine.descriptor()?);
@@ -194,7 +192,7 @@ impl Engines {
         Ok(at)
     }
 
-    /// One queue fewer; an engine without any ends, but for the base.
+    /// One queue fewer uses the engine. An engine without queues ends, except for the base engine.
     pub(crate) fn leave(&mut self, at: usize) {
         let Some(slot) = self.get_mut(at) else { return };
         slot.queues -= 1;
@@ -230,7 +228,7 @@ impl Engines {
         }
     }
 
-    /// Gives up every request that can be given up; of one disk, if it is named.
+    /// Cancels requests that can be cancelled, of one disk or of all.
     pub(crate) fn cancel(&mut self, disk: Option<u64>) {
         for slot in self.slots.iter_mut().flatten() {
             match disk {

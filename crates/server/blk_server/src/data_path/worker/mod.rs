@@ -1,16 +1,13 @@
-//! A worker: one thread with one event loop that owns its engines, its queues and all on their path.
+//! A worker: one thread with one event loop that owns its engines and its queues.
 //!
-//! [`Worker::pass`] reads like the eight steps of ARCHITECTURE.md. One pass takes all available chains,
-//! submits them with one system call, reaps what is complete, publishes each used index once and signals
-//! each call fd at most once. After work it polls for a while (`poller.rs`), then arms kicks, looks
-//! again, and sleeps in the engine, where kicks, completions and commands wake it alike.
+//! [`Worker::pass`] reads like the eight steps of ARCHITECTURE.md: it takes available chains, submits them with one
+//! system call, reaps completions, publishes each used index once, and signals each call fd at most once. After work
+//! the worker polls for a while (`poller.rs`). Then it arms kicks, looks once more, and sleeps in the engine, where
+//! kicks, completions and commands wake it.
 //!
-//! - Only *active* queues are looked at: one that stays empty is armed and left out until its kick.
-//! - Other threads talk to a worker by [`Command`]s (`workers.rs`), never through shared state.
-//! - Nothing here assumes that there is only one worker, or that a disk's queues are on the same one: a queue may
-//!   come from another worker and go to the next (`worker/commands.rs`).
-//!
-//! Not here: whose turn it is (`turn.rs`), what happens to one request (`queue/mod.rs`), where ops go (`io_engine`).
+//! - A pass looks only at *active* queues. A queue that stays empty is armed and rests until its kick.
+//! - Other threads send [`Command`]s to the worker and share no state with it.
+//! - A disk's queues may be on several workers, and move between them (`worker/commands.rs`).
 
 pub(crate) mod bell;
 pub(crate) mod buffers;
@@ -49,25 +46,25 @@ use crate::data_path::worker::turn::Turns;
 use crate::data_path::worker::worker_options::WorkerId;
 use engines::{ENGINE, Engines};
 
-/// A queue that was empty this many passes in a row is armed and not looked at until its kick.
+/// After this many empty passes the worker arms the queue and lets it rest until its kick.
 const IDLE_PASSES: u32 = 64;
-/// With requests in flight a worker looks at least this often whether one is stuck.
+/// How often a worker with requests in flight looks for stuck ones.
 const STUCK_CHECK: Duration = Duration::from_secs(10);
-/// Watch token of the worker's own wakeup; queues use their number, which has 32 bits.
+/// Watch token of the worker's wakeup fd. Queues use their number, which has 32 bits.
 const WAKEUP: WatchToken = WatchToken(1 << 32);
-/// One pass in so many is timed, for the counters.
+/// One of this many passes is timed, for the counters.
 const TIMED_PASSES: u64 = 16;
 
-/// A queue and what its worker keeps about it.
+/// A queue, and what its worker keeps for it.
 struct WorkerQueue {
     queue: Queue,
-    /// Which of the worker's engines its ops go to.
+    /// Index of its engine.
     engine: usize,
-    /// Its disk's place among the worker's turns.
+    /// Its disk's place in `Turns`.
     disk: usize,
     active: bool,
     idle_passes: u32,
-    /// What somebody waits for, once nothing of it is in flight.
+    /// Who waits until nothing of the queue is in flight.
     stop: Option<SyncSender<u32>>,
     leave: Option<SyncSender<Box<Queue>>>,
     memory: Option<NewMemory>,
@@ -78,12 +75,12 @@ impl WorkerQueue {
         Self { queue, engine, disk, active: false, idle_passes: 0, stop: None, leave: None, memory: None }
     }
 
-    /// Somebody waits for its last request in flight.
+    /// Whether a thread waits until nothing of the queue is in flight.
     fn is_awaited(&self) -> bool {
         self.stop.is_some() || self.leave.is_some() || self.memory.is_some()
     }
 
-    /// Called when the ring was empty. Whether it has been for so long that it waits for a kick now.
+    /// Counts a pass in which the ring was empty. Returns whether the queue rests from now on.
     fn rests(&mut self) -> bool {
         self.idle_passes = self.idle_passes.saturating_add(1);
         if self.idle_passes <= IDLE_PASSES || self.queue.waits_for_room() {
@@ -98,7 +95,7 @@ impl WorkerQueue {
     }
 }
 
-/// A memory table that a queue goes over to once nothing of it is in flight.
+/// A queue's new memory table, until nothing of the queue is in flight.
 struct NewMemory {
     memory: Arc<GuestMemory>,
     done: SyncSender<()>,
@@ -109,9 +106,9 @@ pub(crate) struct Worker {
     commands: Receiver<Command>,
     wakeup: Arc<OwnedFd>,
     queues: Vec<Option<WorkerQueue>>,
-    /// Queues that are looked at in every pass, by number.
+    /// The active queues, by number.
     turns: Turns,
-    /// Numbers of queues that got completions in this pass.
+    /// Queues that took requests or got completions in this pass, by number.
     touched: Vec<u32>,
     events: Vec<Event>,
     poller: Poller,
@@ -119,15 +116,15 @@ pub(crate) struct Worker {
     timers: Timers,
     counted: WorkerCounters,
     counters: Arc<WorkerMeter>,
-    /// Only where the request path is measured.
+    /// Only in a server that measures its request path.
     meter: Option<Arc<SubmissionMeter>>,
-    /// Only where queues are balanced.
+    /// Only if the server balances queues.
     balance: Option<BusyWatch>,
     quit: bool,
 }
 
 impl Worker {
-    /// Starts its base engine, on the thread that will run it.
+    /// Starts its base engine. Call it on the worker's thread.
     pub(crate) fn new(
         id: WorkerId,
         base: Arc<EngineSource>,
@@ -159,8 +156,7 @@ impl Worker {
         })
     }
 
-    /// The same worker, which counts into `counters`, and in `meter`, if there is one, how long requests take to reach
-    /// the kernel.
+    /// Sets where the worker counts, and where it notes how long requests take to reach the kernel.
     pub(crate) fn with_meters(
         mut self,
         counters: Arc<WorkerMeter>,
@@ -172,7 +168,7 @@ impl Worker {
         self
     }
 
-    /// The same worker, which rings when it is busy, if there is a bell.
+    /// Sets the bell that the worker rings when it is busy.
     pub(crate) fn with_bell(mut self, bell: Option<Arc<Bell>>) -> Self {
         self.balance = bell.map(|bell| {
             let watch = BusyWatch::new(bell, Instant::now());
@@ -195,12 +191,12 @@ impl Worker {
         }
     }
 
-    /// With busy polling for as long as it has queues.
+    /// A worker with busy polling never sleeps while it has queues.
     fn keeps_polling(&self, now: Instant) -> bool {
         self.poller.keeps_polling(now) && !(self.poller.is_busy() && self.turns.is_empty())
     }
 
-    /// Steps 2 to 8 for everything that is there now. Returns whether there was anything.
+    /// Steps 2 to 8 for everything that is available. Returns whether there was anything.
     #[inline]
     pub(crate) fn pass(&mut self, now: Instant) -> bool {
         let timed = self.counted.busy_passes.is_multiple_of(TIMED_PASSES);
@@ -222,7 +218,7 @@ impl Worker {
         taken > 0 || completed > 0
     }
 
-    /// Returns the number of requests that were taken.
+    /// Returns the number of requests.
     #[inline]
     fn take_requests(&mut self, now: Instant) -> usize {
         let mut all = 0;
@@ -244,7 +240,7 @@ impl Worker {
             if taken > 0 {
                 all += taken;
                 entry.idle_passes = 0;
-                // What was answered without the engine is published with the rest of the pass.
+                // The pass also publishes requests that were answered without the engine.
                 self.touched.push(id);
             } else if !self.poller.is_busy() && entry.rests() {
                 self.turns.rest(&mut pass);
@@ -260,13 +256,13 @@ impl Worker {
         }
     }
 
-    /// Returns the number of events, with what was done without one.
+    /// Returns the number of events, and of work without an event.
     #[inline]
     fn reap(&mut self, now: Instant) -> usize {
         self.engines.reap(&mut self.events);
         let mut events = std::mem::take(&mut self.events);
         let count = events.len() + self.engines.take_unseen_work();
-        // Looked at where they lie: each is as wide as a cache line, and a copy waits for the stores of the last.
+        // Borrows each event: it is as wide as a cache line, and a copy would wait for the engine's stores.
         for event in &mut events {
             match *event {
                 Event::Completed(ref mut completion) => self.complete(completion, now),
@@ -319,7 +315,7 @@ impl Worker {
         }
     }
 
-    /// Counts the pass, and says what its requests took if it was timed.
+    /// Counts the pass. Returns what its requests took if the pass was timed.
     #[inline]
     fn note_pass(
         &mut self,
@@ -368,9 +364,8 @@ impl Worker {
         }
     }
 
-    /// Lets every active queue kick again. Returns whether one of them has work after all. Queues of a disk
-    /// without room in the engine stay as they are, also those that the last pass did not ask: a completion wakes the
-    /// worker, not a kick, and the next pass looks at them.
+    /// Enables the kicks of all active queues. Returns whether one of them has work after all. Queues of a disk without
+    /// room in the engine stay active: a completion wakes the worker for them.
     pub(crate) fn arm(&mut self) -> bool {
         let mut pass = self.turns.begin();
         while let Some(id) = self.turns.next(&mut pass) {
@@ -393,7 +388,7 @@ impl Worker {
         false
     }
 
-    /// No time limit and so no wake-up when idle; with requests in flight, a look for stuck ones.
+    /// Sleeps until an event. An idle worker has no time limit; with requests in flight the limit is [`STUCK_CHECK`].
     pub(crate) fn sleep(&mut self) {
         if sigbus::faults() != self.seen_faults {
             self.end_faulted_sessions();
@@ -408,7 +403,7 @@ impl Worker {
         self.poller.woke(Instant::now());
     }
 
-    /// Does what no event tells the worker to do.
+    /// Does what is due. No event reports it.
     #[cold]
     fn run_timers(&mut self, now: Instant) {
         for timer in Timer::ALL {
@@ -423,7 +418,7 @@ impl Worker {
         }
     }
 
-    /// Calls drivers whose completions have waited long enough for further ones.
+    /// Calls drivers whose completions have waited long enough.
     fn make_due_calls(&mut self, now: Instant) {
         for entry in self.queues.iter_mut().flatten() {
             entry.queue.call_if_due(now);
@@ -433,7 +428,7 @@ impl Worker {
         }
     }
 
-    /// The next pass tries parked requests again whose time has come.
+    /// Marks parked requests that are due, for the next pass.
     fn look_at_parked(&mut self, now: Instant) {
         for id in (0..).take(self.queues.len()) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
@@ -458,21 +453,21 @@ impl Worker {
     }
 
     fn engine_failed(&self, error: &std::io::Error) {
-        // Without its engine this worker can serve nobody, and guests would wait for ever.
+        // The worker cannot serve its guests without the engine, and they would wait for ever.
         error!("the I/O engine failed, the server ends: {error}");
         std::process::abort();
     }
 
     fn watch_failed(&mut self, id: u64, errno: rustix::io::Errno) {
         if WatchToken(id) == WAKEUP || id >= ENGINE.0 {
-            // Deaf to commands, or to one of its engines: queues could not be stopped, or would wait for ever.
+            // The worker would no longer hear commands or one of its engines.
             self.engine_failed(&errno.into());
         }
         let Ok(index) = u32::try_from(id) else { return };
         self.with(index, |entry| entry.queue.break_kick(errno));
     }
 
-    /// An access of ours met a page that a front-end had cut off: its session ends, the others go on.
+    /// This process touched a page that a front-end had truncated: ends that front-end's session.
     #[cold]
     fn end_faulted_sessions(&mut self) {
         self.seen_faults = sigbus::faults();

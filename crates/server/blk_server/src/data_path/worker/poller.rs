@@ -1,24 +1,20 @@
-//! How long a worker polls before it sleeps: long enough to catch the next request, not longer.
+//! How long a worker polls before it sleeps: long enough to catch the next request.
 //!
-//! A sleep and its wake-up cost both sides microseconds. After work, the worker polls for a window that
-//! adapts to the gaps between one piece of work and the next: a gap that was shorter than the limit could have
-//! been polled through, so the window grows; a longer one could not, and the polling was for nothing, so it
-//! shrinks, down to none. An idle worker therefore does not poll at all, and neither does one whose requests
-//! come more slowly than polling can bridge.
+//! A sleep and its wake-up cost both sides microseconds. After work the worker therefore polls for a window, which
+//! adapts to the gaps between events. Polling could have bridged a gap below the limit, so the window grows. After a
+//! longer gap the window shrinks, down to zero: an idle worker does not poll, nor does one with rare requests.
 //!
-//! - With [`BUSY_POLL`] it polls for ever once a queue runs: for who gives it a processor of its own.
-//! - Never gives up the processor voluntarily while polling: with `sched_yield` a client that sleeps
-//!   falls to a tenth of its speed as soon as other threads compete.
-//!
-//! Not here: what is polled (`worker/mod.rs`).
+//! - With [`BUSY_POLL`] the worker always polls while it has queues. It needs a processor of its own.
+//! - The worker never yields while it polls: with `sched_yield`, a sleeping client falls to a tenth of its speed as
+//!   soon as other threads compete.
 
 use std::time::{Duration, Instant};
 
-/// The longest window unless the user says otherwise: about twice a wake-up between two threads.
+/// The default of the longest window: about twice a wake-up between two threads.
 pub const DEFAULT_POLL: Duration = Duration::from_micros(50);
-/// As the longest window: a worker with a queue never sleeps, and its guests need not kick.
+/// As the longest window: a worker with queues never sleeps, and guests need not kick.
 pub const BUSY_POLL: Duration = Duration::MAX;
-/// Windows below this are not worth a look at the clock.
+/// A smaller window is not worth reading the clock.
 const SMALLEST_WINDOW: Duration = Duration::from_micros(4);
 
 /// One worker's polling window.
@@ -35,7 +31,7 @@ impl Poller {
         Self { limit, window: limit, last_progress: Instant::now() }
     }
 
-    /// Whether a worker that has a queue never sleeps.
+    /// Whether the worker never sleeps while it has queues.
     pub(crate) fn is_busy(&self) -> bool {
         self.limit == BUSY_POLL
     }
@@ -44,12 +40,12 @@ impl Poller {
         self.last_progress = now;
     }
 
-    /// Whether to look again instead of going to sleep.
+    /// Whether to look again instead of sleeping.
     pub(crate) fn keeps_polling(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.last_progress) < self.window
     }
 
-    /// Learns from a sleep that an event ended `now`: the whole gap counts, polling and sleep.
+    /// Adapts the window after a sleep that ended `now`. The gap is the time of polling and sleep.
     pub(crate) fn woke(&mut self, now: Instant) {
         let gap = now.saturating_duration_since(self.last_progress);
         self.window = if self.is_busy() {

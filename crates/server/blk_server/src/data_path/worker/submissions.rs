@@ -1,15 +1,11 @@
-//! How long requests take from the ring to the kernel: counted by a server that was asked to.
+//! Counts how long requests take from the ring to the kernel, in servers started by `Server::start_counting`.
 //!
 //! `Worker::pass (chains taken … engine's submit returned) → SubmissionMeter → Server::submissions`
-//!
-//! - A server counts nothing unless it is started by `Server::start_counting`: for whoever measures.
-//!
-//! Not here: what a worker does meanwhile (`worker/mod.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Requests that were handed to the engine, and the time that took.
+/// Requests that the engine got, and how long that took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Submissions {
     /// Requests taken from the ring and submitted.
@@ -19,7 +15,7 @@ pub struct Submissions {
 }
 
 impl Submissions {
-    /// What came after `earlier`, a reading of the same server.
+    /// The difference to `earlier`, a reading of the same server.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self { requests: self.requests - earlier.requests, total_ns: self.total_ns - earlier.total_ns }
@@ -33,7 +29,7 @@ impl Submissions {
     }
 }
 
-/// The counters of a server: written by its workers, read by others.
+/// A server's counters: its workers write them, other threads read them.
 #[derive(Debug, Default)]
 pub(crate) struct SubmissionMeter {
     requests: AtomicU64,
@@ -41,12 +37,12 @@ pub(crate) struct SubmissionMeter {
 }
 
 impl SubmissionMeter {
-    /// `requests` were taken in a pass that has submitted them, `spent` after it began.
+    /// Counts `requests` of one pass, which were submitted `spent` after it began.
     pub(crate) fn note(&self, spent: Duration, requests: usize) {
         if requests > 0 {
             let requests = requests as u64;
             let spent_ns = u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX);
-            // Relaxed: two sums that nobody derives an order from.
+            // Relaxed: two sums, from which no thread derives an order.
             self.requests.fetch_add(requests, Relaxed);
             self.total_ns.fetch_add(spent_ns.saturating_mul(requests), Relaxed);
         }

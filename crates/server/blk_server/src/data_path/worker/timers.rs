@@ -1,10 +1,10 @@
-//! When the worker has to do what no event tells it to do: one instant for each kind of work.
+//! When a worker must do what no event tells it to do: one instant for each kind of work.
 //!
-//! A pass compares only the earliest instant. Nothing is allocated.
+//! A pass compares only the earliest instant.
 
 use std::time::{Duration, Instant};
 
-/// What the worker does at an instant, in the order in which it does what is due in the same pass.
+/// What the worker does, in the order in which one pass does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
     /// Calls drivers whose coalesced completions have waited long enough. Ends the worker's sleep.
@@ -30,7 +30,7 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// The timer is due at `due`, or earlier if it already was.
+    /// Sets the timer, unless it is due earlier already.
     #[inline]
     pub(crate) fn set(&mut self, timer: Timer, due: Instant) {
         self.due[timer as usize] = earlier(self.due[timer as usize], due);
@@ -43,7 +43,7 @@ impl Timers {
         self.earliest.is_some_and(|earliest| now >= earliest)
     }
 
-    /// Whether this timer is due. It is then no longer set.
+    /// Whether this timer is due. If so, it is no longer set.
     pub(crate) fn take_due(&mut self, timer: Timer, now: Instant) -> bool {
         let is_due = self.due[timer as usize].take_if(|due| now >= *due).is_some();
         if is_due {
@@ -52,7 +52,7 @@ impl Timers {
         is_due
     }
 
-    /// How long the worker may sleep because of those timers that end its sleep. `None`: no limit.
+    /// Time until the first timer that ends a sleep. `None`: none is set.
     pub(crate) fn sleep_limit(&self) -> Option<Duration> {
         let wakes = [Timer::Call, Timer::Retry].into_iter().filter_map(|timer| self.due[timer as usize]);
         wakes.min().map(|due| due.saturating_duration_since(Instant::now()))

@@ -1,30 +1,29 @@
-//! Turns: in which order a worker looks at its queues, and how much it takes of one disk in a pass.
+//! The order in which a worker looks at its queues, and how much it takes of one disk in a pass.
 //!
-//! `kick → active → (a pass: each disk's turn, in it one queue after the other, while its budget lasts) → at rest`
+//! `kick → active → (a pass: disk after disk, queue after queue while the disk's budget lasts) → at rest`
 //!
-//! - The budget is the disk's: a guest with 64 queues gets what a guest with one gets.
-//! - The next turn of a disk begins with the queue behind the last one that was served, and the next pass with the
-//!   disk behind the first one of this pass.
-//! - A budget delays nothing else: a pass that took something is followed by the next one at once.
-//! - Room is made when a queue comes. Nothing is allocated when it is kicked.
+//! - Each disk has one budget: a guest with 64 queues gets as much as a guest with one.
+//! - A disk's next turn begins after the queue that was served last. The next pass begins after the disk with which
+//!   this pass began.
+//! - A spent budget delays no request for long: the worker begins the next pass at once.
+//! - Memory is allocated when a queue joins, not when it is kicked.
 //!
-//! Not here: what a request costs while the engine carries it out, and calls that are resumed (`turn.rs` of
-//! `io_engine`, by the same rule), when a queue is at rest (`worker/mod.rs`).
+//! The engine has a similar budget for calls and resumed calls: `turn.rs` of `io_engine`.
 
 use std::collections::VecDeque;
 
 use virtqueue::MAX_QUEUE_SIZE;
 
-/// Requests taken from one disk in a pass: twice what one of its queues may give (`BATCH` in `queue/mod.rs`).
+/// Most requests of a disk in a pass: as many as two of its queues may give (`BATCH` in `queue/mod.rs`).
 const REQUESTS: usize = 64;
-/// Descriptors read for them: as many as [`BYTES`] has pages.
+/// Most descriptors of a disk in a pass: as many as [`BYTES`] has pages.
 const DESCRIPTORS: usize = 4 * REFUSED_DESCRIPTORS;
-/// What a chain counts that is refused: as the longest there is, because its walk may have been that long.
+/// A refused chain costs as much budget as the longest chain.
 pub(crate) const REFUSED_DESCRIPTORS: usize = MAX_QUEUE_SIZE as usize;
-/// Data of them. How much of it is moved at once is the engine's to bound.
+/// Most data of a disk in a pass. The engine limits how much of it moves at once.
 const BYTES: u64 = 16 << 20;
 
-/// What is left of a disk's turn.
+/// What the worker may still take of a disk in this pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Budget {
     pub(crate) requests: usize,
@@ -40,14 +39,14 @@ impl Budget {
         self.requests == 0 || self.descriptors == 0 || self.bytes == 0
     }
 
-    /// One request was taken, of which `descriptors` were read.
+    /// Counts one request with this many descriptors.
     #[inline]
     pub(crate) fn take(&mut self, descriptors: usize) {
         self.requests = self.requests.saturating_sub(1);
         self.descriptors = self.descriptors.saturating_sub(descriptors);
     }
 
-    /// Nothing more can be taken of the disk in this pass: none of its queues is asked in vain.
+    /// The disk has no room, so the pass skips its other queues.
     #[inline]
     pub(crate) fn end(&mut self) {
         self.requests = 0;
@@ -64,7 +63,7 @@ impl Budget {
 struct DiskQueues {
     disk: u64,
     queues: usize,
-    /// Those that are looked at, the next one first.
+    /// The active queues, the next one first.
     active: VecDeque<u32>,
 }
 
@@ -72,21 +71,21 @@ struct DiskQueues {
 #[derive(Debug)]
 pub(crate) struct Pass {
     disks_left: usize,
-    /// Of the disk whose turn it is: the last one in `Turns::active`.
+    /// Of the disk that has its turn, which is the last one in `Turns::active`.
     queues_left: usize,
     pub(crate) budget: Budget,
 }
 
-/// See the file's head.
+/// The queues of one worker, by disk.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     disks: Vec<Option<DiskQueues>>,
-    /// Places of disks with active queues, the next one first.
+    /// Places of disks with active queues, the next disk first.
     active: VecDeque<usize>,
 }
 
 impl Turns {
-    /// A queue of `disk` is served here from now on. Returns the disk's place.
+    /// Adds a queue of `disk`. Returns the disk's place.
     pub(crate) fn join(&mut self, disk: u64) -> usize {
         let known = |place: &Option<DiskQueues>| place.as_ref().is_some_and(|known| known.disk == disk);
         let place = self.disks.iter().position(known).unwrap_or_else(|| self.add(disk));
@@ -107,7 +106,7 @@ impl Turns {
         place
     }
 
-    /// The other end of [`Turns::join`].
+    /// Removes a queue.
     pub(crate) fn leave(&mut self, place: usize, queue: u32) {
         let Some(Some(disk)) = self.disks.get_mut(place) else { return };
         disk.active.retain(|&active| active != queue);
@@ -118,7 +117,7 @@ impl Turns {
         self.disks[place].take_if(|disk| disk.queues == 0);
     }
 
-    /// The queue, which is at rest, is to be looked at.
+    /// Makes a resting queue active.
     pub(crate) fn activate(&mut self, place: usize, queue: u32) {
         let Some(Some(disk)) = self.disks.get_mut(place) else { return };
         if disk.active.is_empty() {
@@ -127,24 +126,23 @@ impl Turns {
         disk.active.push_back(queue);
     }
 
-    /// Whether no queue is to be looked at.
+    /// Whether no queue is active.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.active.is_empty()
     }
 
-    /// Begins a pass over all active queues.
     #[inline]
     pub(crate) fn begin(&mut self) -> Pass {
         let pass = Pass { disks_left: self.active.len(), queues_left: 0, budget: Budget::FULL };
         if pass.disks_left > 1 {
-            // The disk that was first is last now, and goes on from there in `next`.
+            // `next` rotates once more, so the pass begins with the second disk.
             self.active.rotate_left(1);
         }
         pass
     }
 
-    /// The queue to be looked at next.
+    /// The next queue of the pass.
     #[inline]
     pub(crate) fn next(&mut self, pass: &mut Pass) -> Option<u32> {
         while pass.queues_left == 0 || pass.budget.is_spent() {
@@ -159,7 +157,7 @@ impl Turns {
         queues.back().copied()
     }
 
-    /// The queue that [`Turns::next`] gave last is not to be looked at again before it is active.
+    /// Lets the queue that [`Turns::next`] returned last rest until it is active again.
     pub(crate) fn rest(&mut self, pass: &mut Pass) {
         let Some(disk) = self.current() else { return };
         disk.active.pop_back();
@@ -169,7 +167,7 @@ impl Turns {
         }
     }
 
-    /// The disk whose turn it is.
+    /// The disk that has its turn.
     #[inline]
     fn current(&mut self) -> Option<&mut DiskQueues> {
         let place = *self.active.back()?;

@@ -1,8 +1,4 @@
-//! How a worker's thread runs: its CPUs, its share of them, its control group.
-//!
-//! `WorkerOptions → Applied on the worker's own thread, before it allocates anything → its engine, queues, buffers`
-//!
-//! Not here: what it does (`worker/mod.rs`), how options take effect (`worker_thread.rs`).
+//! How a worker's thread runs: its CPUs, nice value, scheduling class and control group.
 
 use std::fmt;
 use std::io;
@@ -35,7 +31,7 @@ const PRIORITIES: std::ops::RangeInclusive<u8> = 1..=99;
 const NICES: std::ops::RangeInclusive<i8> = -20..=19;
 
 impl SchedulingClass {
-    /// Of the real-time classes.
+    /// The priority of a real-time class.
     #[must_use]
     pub fn priority(self) -> Option<u8> {
         match self {
@@ -58,7 +54,7 @@ impl fmt::Display for SchedulingClass {
     }
 }
 
-/// No scheduling class.
+/// The text names no scheduling class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give other, batch, idle, fifo:P or rr:P, with a priority P from 1 to 99")]
 pub struct InvalidClass;
@@ -82,22 +78,22 @@ impl FromStr for SchedulingClass {
     }
 }
 
-/// How a worker's thread runs; everything left out stays as the process has it.
+/// How a worker's thread runs. Without an option it runs as the process does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerOptions {
-    /// CPUs it may run on, ascending; empty: wherever the process may.
+    /// CPUs that it may run on, ascending; empty: all CPUs of the process.
     pub cpus: Vec<u32>,
     /// -20 to 19.
     pub nice: Option<i8>,
-    /// See there.
+    /// Its scheduling class.
     pub class: Option<SchedulingClass>,
-    /// A control group (version 2, threaded): from the root of the hierarchy if it begins with a slash (the mount
-    /// point may stand before it), else below the process's own group.
+    /// A control group (version 2, threaded). With a leading slash the path begins at the root of the hierarchy (the
+    /// mount point may precede it), otherwise at the process's own group.
     pub cgroup: Option<PathBuf>,
 }
 
 impl WorkerOptions {
-    /// What can be said without asking the system.
+    /// Checks what can be checked without the system.
     pub(crate) fn check_ranges(&self) -> Result<(), WorkerOptionsError> {
         if let Some(&cpu) = self.cpus.iter().find(|&&cpu| cpu > MAX_CPU) {
             return Err(WorkerOptionsError::CpuTooHigh { cpu });
@@ -116,13 +112,13 @@ impl WorkerOptions {
 /// Why a worker cannot run as its options say.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerOptionsError {
-    /// Nobody can be bound to it.
+    /// No thread can be bound to the CPU.
     #[error("CPU {cpu} is too high: the highest possible is {MAX_CPU}")]
     CpuTooHigh {
         /** As given. */
         cpu: u32,
     },
-    /// Switched off, or not there.
+    /// The CPU is off or does not exist.
     #[error("CPU {} is offline or does not exist: online are {}", format_cpus(cpus), format_cpus(online))]
     Offline {
         /** Those that are not online. */
@@ -130,7 +126,7 @@ pub enum WorkerOptionsError {
         /** All that are. */
         online: Vec<u32>,
     },
-    /// Kept from us.
+    /// The process may not use the CPU.
     #[error(
         "CPU {} is outside the process's affinity mask: it may run on {} (a cpuset, or the affinity it was started with)",
         format_cpus(cpus),
@@ -142,13 +138,13 @@ pub enum WorkerOptionsError {
         /** All that it may. */
         allowed: Vec<u32>,
     },
-    /// No such value.
+    /// Out of range.
     #[error("nice {nice} is out of range: give -20 (the largest share) to 19 (the smallest)")]
     Nice {
         /** As given. */
         nice: i8,
     },
-    /// Takes more than we may.
+    /// The process may not choose this value.
     #[error(
         "nice {nice} is not permitted: the process needs CAP_SYS_NICE, or a limit RLIMIT_NICE of {} (it is {limit})",
         20 - i32::from(*nice)
@@ -159,13 +155,13 @@ pub enum WorkerOptionsError {
         /** `RLIMIT_NICE`, as `ulimit -e` shows it. */
         limit: String,
     },
-    /// No such priority.
+    /// Out of range.
     #[error("class {class} is out of range: priorities are 1 (lowest) to 99")]
     Priority {
         /** As given. */
         class: SchedulingClass,
     },
-    /// Takes more than we may.
+    /// The process may not choose this class.
     #[error("class {class} is not permitted: {why}")]
     ClassDenied {
         /** As given. */
@@ -173,10 +169,10 @@ pub enum WorkerOptionsError {
         /** What is missing. */
         why: String,
     },
-    /// See there.
+    /// The thread cannot join its control group.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// The system refused.
+    /// Another error.
     #[error("cannot {action}")]
     System {
         /** What was tried. */

@@ -1,11 +1,9 @@
 //! Puts a thread where its options say: control group, CPUs, scheduling class, nice value, in this order.
 //!
-//! - On the thread itself and before it allocates: what it touches first lies on its own node. Threads that it
-//!   starts later (of its engine) inherit all four.
-//! - The group comes first: joining one with a cpuset sets the affinity anew.
-//! - All or nothing for whoever starts a worker: a thread that cannot be as it should ends.
-//!
-//! Not here: the options (`worker_options.rs`), the groups' rules (`cgroup.rs`).
+//! - The thread does so itself before it allocates, so that its memory comes from its own node. Threads that it starts
+//!   later inherit all four.
+//! - The group comes first, because a cpuset resets the affinity.
+//! - If one of them fails, the thread ends, and its worker does not start.
 
 use std::io;
 
@@ -38,7 +36,7 @@ pub(crate) fn apply(options: &WorkerOptions) -> Result<(), WorkerOptionsError> {
 }
 
 impl WorkerOptions {
-    /// Whether a worker could run like this here and now: tried out on a thread that ends at once.
+    /// Checks whether a worker could run like this, on a thread that ends at once.
     ///
     /// # Errors
     /// [`WorkerOptionsError`], the first that applies.
@@ -50,8 +48,8 @@ impl WorkerOptions {
     }
 }
 
-/// Says where the calling thread, a worker's, runs; by default only to whoever asks for details. Returns its node,
-/// from which its memory comes; `None` if there may be several.
+/// Logs where the calling worker runs, by default at level debug. Returns the node that its memory comes from; `None`:
+/// there may be several.
 pub(crate) fn log_start(id: WorkerId, options: &WorkerOptions) -> Option<u32> {
     let cpus = allowed_cpus().unwrap_or_default();
     let (cpus, node) = (format_cpus(&cpus), numa::node_of(&cpus));
@@ -65,14 +63,14 @@ pub(crate) fn log_start(id: WorkerId, options: &WorkerOptions) -> Option<u32> {
     node
 }
 
-/// Makes what the calling thread, a worker's, needs to interrupt guests without waiting for their front-ends.
+/// Lets the calling worker interrupt guests without waiting for their front-ends.
 pub(crate) fn prepare_signals(id: WorkerId) {
     if let Err(error) = io_engine::prepare_signals() {
         warn!(worker = %id, "a front-end can make this worker wait for ever, by filling its call descriptor: {error}");
     }
 }
 
-/// Workers that share CPUs take turns: allowed, but seldom meant.
+/// Warns if workers share CPUs, which is seldom intended.
 pub(crate) fn warn_if_crowded(workers: &[WorkerOptions]) {
     let Some(allowed) = allowed_cpus() else { return };
     if let Some(cpus) = crowded(workers, &allowed) {
@@ -84,7 +82,7 @@ pub(crate) fn warn_if_crowded(workers: &[WorkerOptions]) {
     }
 }
 
-/// The CPUs of `workers` if they are fewer than these.
+/// The CPUs of `workers`, if there are fewer CPUs than workers.
 fn crowded(workers: &[WorkerOptions], allowed: &[u32]) -> Option<Vec<u32>> {
     let cpus_of = |worker: &WorkerOptions| {
         if worker.cpus.is_empty() { allowed.to_vec() } else { worker.cpus.clone() }
@@ -99,7 +97,7 @@ fn system(action: impl Into<String>, source: io::Error) -> WorkerOptionsError {
     WorkerOptionsError::System { action: action.into(), source }
 }
 
-/// `None` on a host with more CPUs than the set has room for.
+/// `None`: the host has more CPUs than a `CpuSet` holds.
 fn allowed_cpus() -> Option<Vec<u32>> {
     let set = sched_getaffinity(None).ok()?;
     Some((0..=MAX_CPU).filter(|&cpu| set.is_set(cpu as usize)).collect())
@@ -115,7 +113,7 @@ fn bind(cpus: &[u32]) -> Result<(), WorkerOptionsError> {
     if let Some(online) = online_cpus().filter(|online| !not_in(online).is_empty()) {
         return Err(WorkerOptionsError::Offline { cpus: not_in(&online), online });
     }
-    // The kernel would let a thread leave the affinity it was started with; whoever set that meant it.
+    // The kernel would let the thread leave the affinity that the process was started with, but the operator chose it.
     let not_allowed = |allowed: Vec<u32>| WorkerOptionsError::NotAllowed { cpus: not_in(&allowed), allowed };
     if let Some(allowed) = allowed_cpus().filter(|allowed| !not_in(allowed).is_empty()) {
         return Err(not_allowed(allowed));
@@ -124,7 +122,7 @@ fn bind(cpus: &[u32]) -> Result<(), WorkerOptionsError> {
     cpus.iter().for_each(|&cpu| set.set(cpu as usize));
     let action = || format!("bind the worker to CPU {}", format_cpus(cpus));
     sched_setaffinity(None, &set).map_err(|errno| system(action(), errno.into()))?;
-    // Of a set that it finds partly impossible, the kernel takes the rest.
+    // The kernel ignores CPUs of the set that it cannot use.
     match allowed_cpus() {
         Some(bound) if bound != cpus => Err(not_allowed(bound)),
         _ => Ok(()),
@@ -166,7 +164,7 @@ fn why_no_class(class: SchedulingClass) -> String {
 }
 
 fn set_nice(nice: i8) -> Result<(), WorkerOptionsError> {
-    // Of one thread, in Linux.
+    // On Linux this concerns one thread.
     setpriority_process(None, nice.into()).map_err(|errno| match errno {
         Errno::ACCESS | Errno::PERM => {
             WorkerOptionsError::NiceDenied { nice, limit: limit_text(Resource::Nice) }
@@ -211,7 +209,7 @@ mod tests {
         assert_eq!(error.to_string(), expected);
     }
 
-    /// On a thread of its own, as whoever is bound stays so.
+    /// On a thread of its own, which stays bound.
     #[test]
     fn cpu_outside_the_affinity_is_refused_with_those_inside() {
         let cpus = allowed_cpus().unwrap();

@@ -1,7 +1,4 @@
-//! A worker from outside: its thread.
-//!
-//! Not here: what other threads ask of it (`command.rs`), which queue goes to which worker (`assignment/mod.rs`), the loop
-//! that obeys (`worker/mod.rs`).
+//! A worker's thread: starts it, waits for its end.
 
 use std::io;
 use std::sync::Arc;
@@ -23,20 +20,20 @@ use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 use crate::data_path::worker::worker_thread;
 use crate::error::ServerError;
 
-/// What all workers of a server have in common.
+/// What all workers of a server share.
 #[derive(Clone, Debug)]
 pub(crate) struct Trade {
-    /// Where every worker sleeps, and the engine of disks that name none.
+    /// The engine in which workers sleep, and which disks use that name none.
     pub(crate) base: Arc<EngineSource>,
-    /// Longest polling before a worker sleeps.
+    /// Longest polling window.
     pub(crate) poll: Duration,
-    /// Only where the request path is measured.
+    /// Only in a server that measures its request path.
     pub(crate) meter: Option<Arc<SubmissionMeter>>,
-    /// Only where queues are balanced.
+    /// Only if the server balances queues.
     pub(crate) bell: Option<Arc<Bell>>,
 }
 
-/// A worker's thread, ended when dropped.
+/// A worker's thread. It ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct WorkerThread {
     pub(crate) address: Address,
@@ -55,7 +52,7 @@ impl WorkerThread {
     }
 
     /// # Errors
-    /// If the thread, or its engine, does not start, or cannot run as its options say.
+    /// The thread or its engine does not start, or the thread cannot run as its options say.
     pub(crate) fn start(id: WorkerId, options: WorkerOptions, trade: &Trade) -> Result<Self, ServerError> {
         let (commands, received) = channel();
         let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -66,14 +63,14 @@ impl WorkerThread {
         let as_told = options.clone();
         let body = move || {
             let _guard = AbortOnPanic;
-            // The engine is made here and not before: its memory comes from the node where this thread runs.
+            // This thread starts the engine, so that its memory comes from the node of the thread.
             let start = || {
                 worker_thread::apply(&as_told).map_err(|source| ServerError::Worker { id, source })?;
                 let worker = Worker::new(id, trade.base, received, bell, trade.poll);
                 let worker = worker.map_err(ServerError::Engine)?;
                 let node = worker_thread::log_start(id, &as_told);
                 worker_thread::prepare_signals(id);
-                // Where it runs is settled; the thread does nothing but serve from now on.
+                // The thread is placed, and only serves from now on.
                 sandbox::enter(Role::Worker).map_err(|source| ServerError::Sandbox { id, source })?;
                 Ok((worker, node))
             };
@@ -94,7 +91,7 @@ impl WorkerThread {
         Ok(Self { address, options, node, meter, thread: Some(thread) })
     }
 
-    /// Waits for the end of a worker that was told to.
+    /// Waits for the end of a worker that was told to end.
     pub(crate) fn join(&mut self) {
         let _ = self.thread.take().map(JoinHandle::join);
     }
@@ -107,8 +104,7 @@ impl Drop for WorkerThread {
     }
 }
 
-/// A worker or session that panicked would leave guests waiting for ever; a server that is gone is
-/// restarted.
+/// Ends the server if a worker or session panics: guests would wait for ever. A service manager restarts the server.
 pub(crate) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
