@@ -1,27 +1,24 @@
-//! How long one change of workers and queues may take as a whole: one deadline for all its steps, and a stop of the
-//! server cuts it short.
-//!
-//! Not here: what is changed (`assignment/mod.rs`), how long that may take (the caller).
+//! One deadline for all steps of a change of workers and queues. A stop of the server ends the change early.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Between two looks at a lock that somebody has.
+/// Pause between two attempts to take a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
-/// Between two looks whether the server stops, for who waits for an answer: nobody does but for a change.
+/// Pause between two checks whether the server stops.
 const STOP_PAUSE: Duration = Duration::from_millis(10);
 
-/// Further than anybody waits, and near enough to be counted with.
+/// Longer than any wait, and small enough to add to an instant.
 const FAR_AWAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// When `timeout`, which may be any number, will be over.
+/// The end of `timeout`, which may be any number.
 pub(crate) fn deadline_in(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(FAR_AWAY)
 }
 
-/// See the file's head.
+/// The deadline of one change.
 #[derive(Debug)]
 pub(crate) struct Deadline<'a> {
     timeout: Duration,
@@ -30,19 +27,18 @@ pub(crate) struct Deadline<'a> {
 }
 
 impl<'a> Deadline<'a> {
-    /// `stopping`: set once and for all when the server stops.
+    /// The server sets `stopping` when it stops.
     pub(crate) fn new(timeout: Duration, stopping: &'a AtomicBool) -> Self {
         Self { timeout, deadline: deadline_in(timeout), stopping }
     }
 
-    /// As it was given.
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Whether it is over because the server stops.
+    /// Whether the server stops.
     pub(crate) fn is_cut_short(&self) -> bool {
-        // Relaxed: nothing else is read on the strength of it; who sees it late waits a moment longer.
+        // Relaxed: no other data depends on it; a thread that sees it late waits a moment longer.
         self.stopping.load(Relaxed)
     }
 
@@ -50,7 +46,7 @@ impl<'a> Deadline<'a> {
         self.is_cut_short() || Instant::now() >= self.deadline
     }
 
-    /// `None`: somebody else still has it.
+    /// `None`: another thread held the lock until the deadline.
     pub(crate) fn lock<'m, T>(&self, mutex: &'m Mutex<T>) -> Option<MutexGuard<'m, T>> {
         loop {
             match mutex.try_lock() {
@@ -62,7 +58,7 @@ impl<'a> Deadline<'a> {
         }
     }
 
-    /// `None`: no answer yet, or there will be none. Looks once even if it is over.
+    /// `None`: no answer in time, or the sender is gone. Looks once even after the deadline.
     pub(crate) fn receive<T>(&self, answers: &Receiver<T>) -> Option<T> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());

@@ -1,4 +1,4 @@
-//! Engines on workers that serve no queue of the disk, but that the disk's engine source needs there.
+//! Starts engines on workers that serve no queue of the disk, if the disk's engine source needs them there.
 //!
 //! `queue started or moved → Command::StartEngine → the engine runs as long as Engine::keeps_running says`
 
@@ -15,21 +15,22 @@ use crate::data_path::worker::worker_options::WorkerId;
 use crate::error::AdminError;
 
 impl WorkerSet {
-    /// Starts the extra engine of a disk with a running queue, and does not wait for it.
+    /// Starts the extra engine of a disk with a running queue. Does not wait for it.
     pub(super) fn start_extra_engine(&self, disk: &Disk) {
         let Some(source) = disk.engine() else { return };
         let Some(id) = source.extra_worker(disk.name()) else { return };
         let table = self.table();
         let Some(worker) = table.address(id).filter(|_| Some(id) != table.leaving) else { return };
         drop(table);
-        // A worker that ends drops the command; the source gets along without it.
+        // A worker that ends drops the command, and the source works without the engine.
         let _ = worker.send(Command::StartEngine(Arc::clone(source), None));
     }
 
-    /// Starts the engine of a source on `worker`, whether or not that serves a queue of it.
+    /// Starts the engine of a source on `worker`, even if the worker serves no queue of it. `None`: the worker gives no
+    /// answer within `deadline`. The inner result is the engine's.
     ///
     /// # Errors
-    /// The worker is gone, or gives no answer within `deadline` (`None`). Otherwise why its engine does not start.
+    /// The worker is gone.
     pub(crate) fn start_engine(
         &self,
         source: &Arc<EngineSource>,

@@ -1,11 +1,9 @@
-//! Queues that no worker has: drained and taken from their workers, until they are given back or are another process's.
+//! Frozen queues: drained and taken from their workers, until they go back or another process serves them.
 //!
-//! `freeze: Release to all, side by side → all drained → the queues themselves ─ thaw → Adopt, where each was`
+//! `freeze: Release to all at once → all drained → the queues themselves ─ thaw → Adopt by the same workers`
 //!
-//! - All of them or none: one that does not drain in time has those before it given back.
-//! - Whoever freezes holds [`Changes`]: nobody moves queues meanwhile, and no worker goes.
-//!
-//! Not here: what of a queue the next process needs (`queue/changes.rs`).
+//! - Freezing succeeds for all queues or for none: if one does not drain in time, the others go back.
+//! - The caller holds [`Changes`], so that no queue moves meanwhile and no worker ends.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};
@@ -19,7 +17,7 @@ use crate::data_path::queue::Queue;
 use crate::data_path::worker::command::{Address, Command};
 use crate::error::AdminError;
 
-/// A queue that was drained.
+/// A drained queue without a worker.
 pub(crate) struct FrozenQueue {
     seat: Arc<Seat>,
     queue: Box<Queue>,
@@ -35,19 +33,19 @@ impl FrozenQueue {
     }
 }
 
-/// It was not drained in time.
+/// A queue was not drained in time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NotFrozen {
     pub(crate) queue: u16,
 }
 
-/// For as long as it lives, queues and workers stay where they are.
+/// While it lives, queues and workers stay where they are.
 #[derive(Debug)]
 pub(crate) struct Changes<'a> {
     _admin: MutexGuard<'a, ()>,
 }
 
-/// One on its way out.
+/// A queue that its worker was asked to release.
 struct Leaving<'a> {
     seat: &'a Arc<Seat>,
     place: MutexGuard<'a, Place>,
@@ -56,12 +54,12 @@ struct Leaving<'a> {
 }
 
 impl WorkerSet {
-    /// Waits for changes that are being made.
+    /// Waits until other changes are finished.
     pub(crate) fn hold_changes(&self, timeout: Duration) -> Result<Changes<'_>, AdminError> {
         self.admin(&self.deadline(timeout)).map(|admin| Changes { _admin: admin })
     }
 
-    /// A queue that has ended, because no worker could serve it, is not among them.
+    /// Freezes those of the queues that have a worker.
     pub(crate) fn freeze<'q>(
         &self,
         queues: impl Iterator<Item = &'q QueueHandle>,
@@ -99,7 +97,7 @@ impl WorkerSet {
         }
     }
 
-    /// They go on where they were.
+    /// Gives the queues back to their workers.
     pub(crate) fn thaw(&self, queues: Vec<FrozenQueue>) {
         for FrozenQueue { seat, queue } in queues {
             take_back(&seat, &mut seat.place(), queue);
@@ -108,7 +106,7 @@ impl WorkerSet {
     }
 }
 
-/// What a worker was asked to release. `None`: not drained in time; the queue goes on.
+/// Waits for a queue that its worker was asked to release. `None`: not drained in time; the queue goes on.
 pub(super) fn released(
     worker: &Address,
     id: u32,
@@ -118,14 +116,14 @@ pub(super) fn released(
     if let Some(queue) = deadline.receive(queue) {
         return Some(queue);
     }
-    // It may have been sent just now: the worker alone knows.
+    // The worker may have sent it just now; only the worker knows.
     match worker.ask(|done| Command::CancelRelease(id, done)) {
         Ok(false) => queue.recv().ok(),
         _ => None,
     }
 }
 
-/// Gives the queue to the worker that had it.
+/// Gives a queue back to its worker.
 pub(super) fn take_back(seat: &Seat, place: &mut Place, queue: Box<Queue>) {
     place.id = match adopt(&place.worker, queue) {
         Ok(id) => Some(id),

@@ -1,6 +1,4 @@
-//! Whether the workers are alive: each is asked, and each that does not hang answers at once, busy or not.
-//!
-//! Not here: who wants to know (a watchdog, in the program), what a worker that hangs is waiting for.
+//! Checks whether the workers are alive: a worker that does not hang answers at once, even if it is busy.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -9,19 +7,19 @@ use super::WorkerSet;
 use crate::data_path::worker::command::Command;
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// Workers that have been asked and have not answered yet. It keeps no worker from ending.
+/// Workers that were asked and have not answered. A worker can end meanwhile.
 #[derive(Debug, Default)]
 pub struct LivenessCheck {
     silent: Vec<(WorkerId, Receiver<()>)>,
 }
 
 impl LivenessCheck {
-    /// Waits for the answers; names those who still owe theirs when the time is over. To be asked again for these.
+    /// Waits for answers. Returns the workers that have not answered in time; the next call waits for these.
     pub fn silent_after(&mut self, timeout: Duration) -> Vec<WorkerId> {
         let begin = Instant::now();
         self.silent.retain(|(_, answer)| {
             let left = timeout.saturating_sub(begin.elapsed());
-            // One that has ended in order owes nothing.
+            // A worker that has ended in order does not count.
             matches!(answer.recv_timeout(left), Err(RecvTimeoutError::Timeout))
         });
         self.silent.iter().map(|(id, _)| *id).collect()
@@ -29,7 +27,7 @@ impl LivenessCheck {
 }
 
 impl WorkerSet {
-    /// Asks all workers. It wakes those that sleep.
+    /// Asks all workers, and wakes those that sleep.
     pub(crate) fn check_liveness(&self) -> LivenessCheck {
         let addresses: Vec<_> = self.table().workers.iter().map(|worker| worker.address.clone()).collect();
         let asked = addresses.into_iter().filter_map(|address| {

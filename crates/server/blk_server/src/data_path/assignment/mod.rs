@@ -1,16 +1,14 @@
-//! Which worker serves which queue, now and when it starts; and moving queues between workers.
+//! Which worker serves which queue; moves queues between workers.
 //!
-//! `start_queue (wish, or the least busy) → Seat ─ attach: release, drained, adopted ─→ another worker`
+//! `start_queue (where it is attached, or the least busy) → Seat ─ move: release, drained, adopted ─→ another worker`
 //!
-//! - A [`Seat`] is a running queue seen from outside: it knows the worker, and its lock is held by whoever talks to the
-//!   worker about the queue. So a session's message and a move never meet: one waits for the other, at most as long
-//!   as a move may drain.
-//! - Changes of workers and queues by the operator or the balancer come one at a time (`admin`), each within one
-//!   [`Deadline`] for all that it waits for; a stop of the server ends them.
-//! - A queue that a worker is just starting has no seat yet: whoever attaches it waits until it has one.
-//! - Order of locks: `admin`, then `table` (held for look-ups only, never while asking a worker), then a seat's, which is never waited for with `table` held.
-//!
-//! `spread.rs`: all queues of a disk. `extra_engine.rs`: an engine on a worker that serves no queue of the disk. `liveness.rs`: who answers. Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
+//! - A [`Seat`] is a running queue seen from outside. A thread that talks to the worker about the queue holds the
+//!   seat's lock. A session's message and a move therefore wait for each other, at most as long as a move may drain.
+//! - The operator and the balancer change workers and queues one at a time (`admin`). Each change has one [`Deadline`].
+//!   A stop of the server ends it.
+//! - A queue that a worker is starting has no seat yet. `attach` waits until it has one.
+//! - Order of locks: `admin`, `table`, a seat's. A thread holds `table` for look-ups only: it neither asks a worker nor
+//!   waits for a seat's lock meanwhile.
 
 pub(crate) mod deadline;
 
@@ -47,34 +45,34 @@ use crate::error::ServerError;
 
 pub(crate) use frozen::{Changes, FrozenQueue, NotFrozen};
 
-/// Between two looks whether a queue that is being started has its seat.
+/// Pause between two looks for the seat of a queue that is being started.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// A running queue from outside its worker.
+/// A running queue, seen from outside its worker.
 #[derive(Debug)]
 struct Seat {
     disk: Arc<Disk>,
     index: u16,
     size: u16,
     meter: Arc<QueueMeter>,
-    /// As in `place`, for who only wants to know: `place` may be locked for as long as a move takes.
+    /// A copy of `place` that can be read without its lock.
     worker: AtomicU32,
     place: Mutex<Place>,
 }
 
-/// Where a queue is served, and by which number.
+/// The worker that serves a queue, and the worker's number for the queue.
 #[derive(Debug)]
 struct Place {
     worker: Address,
-    /// `None`: it has ended.
+    /// `None`: the queue has ended.
     id: Option<u32>,
-    /// Its ring's position, if no worker could serve it any more.
+    /// The ring's position, if the queue ended because no worker could serve it.
     ended_at: Option<u32>,
 }
 
 impl Seat {
     fn worker(&self) -> WorkerId {
-        // Relaxed: a number that may have changed by the time it is used, whatever its order.
+        // Relaxed: the number may change before it is used, whatever the order.
         WorkerId(self.worker.load(Relaxed))
     }
 
@@ -83,7 +81,7 @@ impl Seat {
     }
 }
 
-/// A session's hold on its queue.
+/// A session's handle of its queue.
 #[derive(Debug)]
 pub(crate) struct QueueHandle {
     seat: Arc<Seat>,
@@ -96,16 +94,16 @@ impl QueueHandle {
     }
 
     pub(crate) fn set_err(&self, err: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
-        // Answered, so that a peer that repeats it cannot pile up descriptors in the worker's channel.
+        // The worker answers, so that a front-end that repeats it cannot pile up descriptors in the worker's channel.
         self.ask(|id, done| Command::SetErr(id, err, done)).map(drop)
     }
 
-    /// `memory` holds the ring where it was.
+    /// `memory` holds the ring at its old place.
     pub(crate) fn set_memory(&self, memory: Arc<GuestMemory>, drain: bool) -> Result<(), WorkerGone> {
         self.ask(|queue, done| Command::SetMemory { queue, memory, drain, done }).map(drop)
     }
 
-    /// Takes nothing more from the ring from now on; [`QueueHandle::stop`] waits.
+    /// The queue takes no more requests. [`QueueHandle::stop`] waits for its end.
     pub(crate) fn begin_stop(&self, ending: Ending) {
         let place = self.seat.place();
         if let Some(id) = place.id {
@@ -113,10 +111,10 @@ impl QueueHandle {
         }
     }
 
-    /// Returns the ring's position once everything submitted is complete.
+    /// Returns the ring's position once nothing is in flight.
     pub(crate) fn stop(self) -> Option<u32> {
         let mut place = self.seat.place();
-        // Taken, so that a move that waited for the seat finds nothing: the number may soon mean another queue.
+        // Clears the number, which may soon mean another queue: a move may be waiting for the lock.
         let position = match place.id.take() {
             Some(id) => place.worker.ask(|done| Command::Stop(id, done)).ok(),
             None => place.ended_at,
@@ -139,16 +137,16 @@ impl QueueHandle {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// In the order of their numbers.
+    /// Ascending by number.
     workers: Vec<WorkerThread>,
-    /// Gets no queues any more.
+    /// A worker that is being removed, and gets no more queues.
     leaving: Option<WorkerId>,
     next_id: u32,
     seats: Vec<Arc<Seat>>,
-    /// Queues that a worker was asked to start, by disk and queue, until they have their seats.
+    /// Queues that a worker is starting, by disk and queue.
     starting: Vec<(u64, u16)>,
-    /// Where queues were attached by name, by disk and queue: they start there again.
-    wishes: HashMap<(u64, u16), WorkerId>,
+    /// Where the operator attached queues, by disk and queue. They start there again.
+    attached: HashMap<(u64, u16), WorkerId>,
 }
 
 impl Table {
@@ -161,10 +159,10 @@ impl Table {
         self.workers.iter().map(|worker| &worker.address).find(|address| address.id == id).cloned()
     }
 
-    /// The worker that was wished for; else, of those that may serve the disk, the one with the fewest queues of this
-    /// disk, and of those the one with the fewest of all.
+    /// The worker to which the queue is attached. Otherwise, of those that may serve the disk, the worker with the
+    /// fewest queues of the disk, then with the fewest of all.
     fn worker_for(&self, disk: &Disk, queue: u16) -> Option<Address> {
-        if let Some(&id) = self.wishes.get(&(disk.id(), queue)).filter(|&&id| Some(id) != self.leaving) {
+        if let Some(&id) = self.attached.get(&(disk.id(), queue)).filter(|&&id| Some(id) != self.leaving) {
             return self.address(id);
         }
         let places: Vec<_> =
@@ -181,19 +179,19 @@ impl Table {
     }
 }
 
-/// All workers of a server, and which queue is where.
+/// All workers of a server, and their queues.
 #[derive(Debug)]
 pub(crate) struct WorkerSet {
     trade: Trade,
     admin: Mutex<()>,
     table: Mutex<Table>,
-    /// The server stops: changes are not finished.
+    /// The server stops, and changes end early.
     stopping: AtomicBool,
 }
 
 impl WorkerSet {
     /// # Errors
-    /// If a thread or an engine does not start, or a thread cannot run as its options say.
+    /// A thread or an engine does not start, or a thread cannot run as its options say.
     pub(crate) fn start(workers: &[WorkerOptions], trade: Trade) -> Result<Arc<Self>, ServerError> {
         warn_if_crowded(workers);
         let mut table = Table::default();
@@ -219,7 +217,7 @@ impl WorkerSet {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends changes that wait for something, now and later.
+    /// Ends changes that wait, now and later.
     pub(crate) fn stop_changes(&self) {
         // Relaxed: see `Deadline::is_cut_short`.
         self.stopping.store(true, Relaxed);
@@ -229,7 +227,7 @@ impl WorkerSet {
         Deadline::new(timeout, &self.stopping)
     }
 
-    /// Held by one change of workers and queues at a time.
+    /// Taken by one change of workers and queues at a time.
     pub(crate) fn admin(&self, deadline: &Deadline<'_>) -> Result<MutexGuard<'_, ()>, AdminError> {
         deadline.lock(&self.admin).ok_or_else(|| match deadline.is_cut_short() {
             true => AdminError::Stopping,
@@ -237,7 +235,7 @@ impl WorkerSet {
         })
     }
 
-    /// `None`: the queue cannot run; logged, and its err fd signalled.
+    /// `None`: the queue cannot run. The worker has logged why and signalled the err fd.
     pub(crate) fn start_queue(
         self: &Arc<Self>,
         start: QueueStart,
@@ -246,7 +244,7 @@ impl WorkerSet {
         let start = Arc::new(start);
         loop {
             let worker = self.table().worker_for(&start.disk, start.index).ok_or(WorkerGone)?;
-            // One that retired in between has dropped the command; there is another by now.
+            // A worker that retired meanwhile dropped the command. Another worker exists.
             let Ok(id) = worker.ask(|done| Command::Start(Arc::clone(&start), done)) else { continue };
             if id.is_some() {
                 self.start_extra_engine(&start.disk);
@@ -255,7 +253,7 @@ impl WorkerSet {
         }
     }
 
-    /// Hands a queue over. An extra engine of its disk may have ended meanwhile.
+    /// Moves a queue, and starts its disk's extra engine, which may have ended meanwhile.
     fn move_queue(&self, seat: &Seat, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
         let moved = move_queue(seat, to, deadline);
         self.start_extra_engine(&seat.disk);
@@ -275,16 +273,16 @@ impl WorkerSet {
         QueueHandle { seat, set: Arc::clone(self) }
     }
 
-    /// Gives up what can be given up, of one disk or of all.
+    /// Cancels requests that can be cancelled, of one disk or of all.
     pub(crate) fn cancel(&self, disk: Option<u64>) {
         for worker in &self.table().workers {
             let _ = worker.address.send(Command::Cancel(disk));
         }
     }
 
-    /// Forgets where queues of a disk that goes were attached.
+    /// Forgets where the operator attached the disk's queues.
     pub(crate) fn forget_disk(&self, disk: u64) {
-        self.table().wishes.retain(|&(known, _), _| known != disk);
+        self.table().attached.retain(|&(known, _), _| known != disk);
     }
 
     pub(crate) fn queue_reports(&self, disk: u64) -> Vec<QueueReport> {
@@ -319,7 +317,7 @@ impl WorkerSet {
             (report, Arc::clone(&worker.meter))
         };
         let known: Vec<_> = table.workers.iter().map(known).collect();
-        // What the kernel counts is read without the table.
+        // Reads the kernel's counters without the lock.
         drop(table);
         known.into_iter().map(|(report, meter)| WorkerReport { counters: meter.read(), ..report }).collect()
     }
@@ -332,9 +330,8 @@ impl WorkerSet {
         self.table().workers.len()
     }
 
-    /// Starts one more worker.
     pub(crate) fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
-        // Started without any lock: a worker in a frozen control group must not keep others from theirs.
+        // Holds no lock: a worker in a frozen control group may take for ever to start.
         let id = self.table().next_id();
         let worker = WorkerThread::start(id, options, &self.trade)?;
         let mut table = self.table();
@@ -345,7 +342,7 @@ impl WorkerSet {
         Ok(id)
     }
 
-    /// Moves the worker's queues to the others, then ends it.
+    /// Moves the worker's queues to others, then ends it.
     pub(crate) fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), AdminError> {
         let deadline = self.deadline(timeout);
         let _admin = self.admin(&deadline)?;
@@ -354,11 +351,11 @@ impl WorkerSet {
         let mut table = self.table();
         table.leaving = None;
         moved?;
-        table.wishes.retain(|_, wish| *wish != id);
+        table.attached.retain(|_, worker| *worker != id);
         let at = table.workers.iter().position(|worker| worker.address.id == id);
         let ended = at.map(|at| table.workers.remove(at));
         drop(table);
-        // Waits for its thread, which ends at once.
+        // Joins the thread, which ends at once.
         drop(ended);
         info!(worker = id.0, "worker removed");
         Ok(())
@@ -374,8 +371,7 @@ impl WorkerSet {
         Ok(address)
     }
 
-    /// Until the worker has nothing more and ends: a queue that was on its way when the worker began to leave may
-    /// still have arrived.
+    /// Repeats until the worker has no queue and ends: a queue may have been on its way to it.
     fn move_all(&self, from: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
         loop {
             let seats: Vec<_> = self.table().seats.clone();
@@ -390,7 +386,7 @@ impl WorkerSet {
         }
     }
 
-    /// Hands a queue over, or notes where it is to start.
+    /// Moves the queue to `worker`, or notes to start it there.
     pub(crate) fn attach(
         &self,
         disk: &Disk,
@@ -407,7 +403,7 @@ impl WorkerSet {
         self.attach_one(disk, queue, worker, &deadline)
     }
 
-    /// By whoever holds `admin`.
+    /// The caller holds `admin`.
     fn attach_one(
         &self,
         disk: &Disk,
@@ -418,7 +414,7 @@ impl WorkerSet {
         let name = (disk.id(), queue);
         let mut table = self.table();
         let to = table.address(worker).ok_or(AdminError::NoWorker { id: worker })?;
-        let wish = table.wishes.insert(name, worker);
+        let before = table.attached.insert(name, worker);
         drop(table);
         let moved = self.seat_of(disk, queue, deadline).and_then(|seat| match seat {
             Some(seat) => self.move_queue(&seat, &to, deadline),
@@ -426,16 +422,16 @@ impl WorkerSet {
         });
         if moved.is_err() {
             let mut table = self.table();
-            match wish {
-                Some(wish) => table.wishes.insert(name, wish),
-                None => table.wishes.remove(&name),
+            match before {
+                Some(before) => table.attached.insert(name, before),
+                None => table.attached.remove(&name),
             };
         }
         moved
     }
 
-    /// The queue's seat, if it runs. Of one that is just being started nobody knows whether it saw a wish that is new:
-    /// so it is waited for.
+    /// The queue's seat, if it runs. Waits for a queue that is being started, because it may not have seen a new entry
+    /// in `attached`.
     fn seat_of(
         &self,
         disk: &Disk,
@@ -461,7 +457,7 @@ impl WorkerSet {
     }
 }
 
-/// A queue on its way to its seat.
+/// A queue that is being started, until it has its seat.
 struct Starting<'a> {
     set: &'a WorkerSet,
     queue: (u64, u16),
@@ -480,12 +476,12 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// For the balancer, whose moves are no wishes: a queue that starts again starts where it is emptiest.
+/// The balancer's moves are not remembered: a restarted queue goes to the least loaded worker.
 impl Balanced for Arc<WorkerSet> {
     fn read(&self) -> Reading {
         let workers = self.worker_reports();
         let table = self.table();
-        let attached = |seat: &Arc<Seat>| table.wishes.contains_key(&(seat.disk.id(), seat.index));
+        let attached = |seat: &Arc<Seat>| table.attached.contains_key(&(seat.disk.id(), seat.index));
         let seats: Vec<_> = table.seats.iter().map(|seat| (Arc::clone(seat), attached(seat))).collect();
         drop(table);
         let queues = seats.into_iter().map(|(seat, attached)| QueueReading {
@@ -511,7 +507,7 @@ impl Balanced for Arc<WorkerSet> {
         let to = table.address(to).ok_or(AdminError::NoWorker { id: to })?;
         let seat = table.seats.iter().find(|seat| seat.disk.name() == disk && seat.index == queue);
         let seat = seat.map(Arc::clone).ok_or("the queue has stopped")?;
-        if table.wishes.contains_key(&(seat.disk.id(), queue)) {
+        if table.attached.contains_key(&(seat.disk.id(), queue)) {
             return Err("it was attached by hand just now".into());
         }
         drop(table);
@@ -519,8 +515,7 @@ impl Balanced for Arc<WorkerSet> {
     }
 }
 
-/// Drains the queue, takes it from its worker and gives it to another; if either is not possible it stays, or goes
-/// back, where it was.
+/// Drains the queue and gives it to another worker. If it does not drain, or the other worker refuses it, it stays.
 fn move_queue(seat: &Seat, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
     let not_drained = || {
         let (disk, queue, stays) = (seat.disk.name().to_owned(), seat.index, seat.worker());
@@ -534,7 +529,7 @@ fn move_queue(seat: &Seat, to: &Address, deadline: &Deadline<'_>) -> Result<(), 
     let (ping, answered) = sync_channel(1);
     let _ = to.send(Command::Ping(ping));
     let queue = release(&place.worker, id, deadline).ok_or_else(not_drained)?;
-    // A worker that hangs (in an image's file system, say) looks idle, and would keep the queue for as long.
+    // A worker that hangs, such as in an image's file system, looks idle, and would not serve the queue.
     let adopted = match deadline.receive(&answered) {
         Some(()) => adopt(to, queue),
         None => Err(Unsuitable { queue, why: "it does not answer".into() }),
@@ -559,7 +554,7 @@ fn release(worker: &Address, id: u32, deadline: &Deadline<'_>) -> Option<Box<Que
 }
 
 fn adopt(worker: &Address, queue: Box<Queue>) -> Result<u32, Unsuitable> {
-    // A worker ends only when it was told to retire, by whoever holds `admin`: it is there to answer.
+    // The worker lives: only a change retires a worker, and this one holds `admin`.
     worker.ask(|done| Command::Adopt(queue, done)).unwrap_or_else(|WorkerGone| {
         error!("a worker ended with a queue on its way; the server ends");
         std::process::abort()

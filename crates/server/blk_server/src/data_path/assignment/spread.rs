@@ -1,10 +1,7 @@
-//! All queues of a disk at once: to workers that somebody named, or spread over some number of them; their held
-//! requests tried again.
+//! Changes that concern all queues of a disk: attaches or spreads them, resumes their parked requests.
 //!
-//! - Named workers are wishes, as for a queue attached by hand; a number is only a limit, within which the balancer may
-//!   move queues.
-//!
-//! Not here: one queue (`assignment/mod.rs`).
+//! Queues stay attached to workers that the operator named. A number of workers is a limit, within which the balancer
+//! may move queues.
 
 use std::cmp::Reverse;
 use std::num::NonZeroUsize;
@@ -19,7 +16,7 @@ use crate::data_path::worker::worker_options::WorkerId;
 use crate::error::AdminError;
 
 impl WorkerSet {
-    /// Queue after queue to these workers in turn. Those that were handed over before one that fails stay there.
+    /// Attaches the disk's queues to these workers in turn. After a failure, queues that were moved before stay there.
     pub(crate) fn attach_all(
         &self,
         disk: &Disk,
@@ -37,16 +34,16 @@ impl WorkerSet {
         queues.into_iter().try_for_each(|(queue, &worker)| self.attach_one(disk, queue, worker, &deadline))
     }
 
-    /// Has the disk's parked requests tried again. Returns how many there are.
+    /// Tries the disk's parked requests again. Returns their number.
     pub(crate) fn resume(&self, disk: &Disk, timeout: Duration) -> Result<usize, AdminError> {
         let deadline = self.deadline(timeout);
-        // A queue on its way between two workers would be missed.
+        // No queue moves meanwhile, so none is missed.
         let _admin = self.admin(&deadline)?;
         let workers: Vec<_> = self.table().workers.iter().map(|worker| worker.address.clone()).collect();
         let mut all = 0;
         for worker in workers {
             let (done, resumed) = sync_channel(1);
-            // One that has ended has no queues.
+            // A worker that has ended has no queues.
             if worker.send(Command::Resume(disk.id(), done)).is_err() {
                 continue;
             }
@@ -56,7 +53,7 @@ impl WorkerSet {
         Ok(all)
     }
 
-    /// Forgets where queues of the disk were attached, and spreads those that run over `most` workers, or all.
+    /// Forgets where queues of the disk are attached, and spreads its running queues over `most` workers, or over all.
     pub(crate) fn spread(
         &self,
         disk: &Disk,
@@ -71,7 +68,7 @@ impl WorkerSet {
         moves.into_iter().try_for_each(|(seat, to)| move_queue(&seat, &to, &deadline))
     }
 
-    /// Most queues stay where they are: the workers with most of the disk's queues keep it.
+    /// Moves few queues: the workers with most of the disk's queues keep serving it.
     fn moves_to_spread(&self, disk: &Disk) -> Vec<(Arc<Seat>, Address)> {
         let table = self.table();
         let all: Vec<WorkerId> = table.seats.iter().map(|seat| seat.worker()).collect();
@@ -83,7 +80,7 @@ impl WorkerSet {
         let mut workers: Vec<_> = table.workers.iter().map(|worker| worker.address.clone()).collect();
         workers.sort_by_key(|worker| (Reverse(own_queues(worker.id)), queues(worker.id), worker.id));
         workers.truncate(disk.most_workers().unwrap_or(usize::MAX));
-        // With how many queues of the disk each may still be given.
+        // Each worker with the number of queues that it may still get.
         let (count, workers_count) = (own.len(), workers.len().max(1));
         let share = |place: usize| count / workers_count + usize::from(place < count % workers_count);
         let mut left: Vec<_> = workers.into_iter().enumerate().map(|(at, one)| (one, share(at))).collect();
