@@ -2,21 +2,19 @@
 //!
 //! `plain numbers on the request path → stored once per pass → Server::report → JSON, tables, the balancer`
 //!
-//! - A line of [`counters!`] declares a counter: its field, its JSON key, its unit and its column in tables. The macro
-//!   makes the plain struct with serde, the atomic copy, and everything that handles all counters alike. A new counter
-//!   needs a line here and the place that counts it.
-//! - Loads and stores are relaxed: each number stands for itself and has one writer at a time. A queue that moves keeps
-//!   its numbers; the channel that it moves through orders the two writers.
-//! - Counters begin with what they belong to and never go back. A queue's counters move with it to another worker.
-//!
-//! Not here: what is counted when (`queue/mod.rs`, `worker/mod.rs`), the report (`report.rs`).
+//! - A line of [`counters!`] declares a counter: its field, JSON key, unit and column. The macro makes the plain struct
+//!   with serde, the atomic copy, and all functions that treat counters alike. A new counter needs a line here and the
+//!   place that counts it.
+//! - Loads and stores are relaxed: no other data depends on a counter, and it has one writer at a time. The channel
+//!   through which a queue moves orders its two writers.
+//! - A counter starts at 0 with its queue or worker and never decreases. A queue's counters move with it.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What a counter is called and what its number means.
+/// The name of a counter, and the meaning of its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterInfo {
     /// Its key in JSON.
@@ -36,12 +34,12 @@ pub enum CounterUnit {
     Bytes,
     /// Nanoseconds since the start.
     Nanoseconds,
-    /// How many there are at the moment: a gauge.
+    /// The present number: a gauge.
     Now,
 }
 
 /// Declares counters: `/// meaning`, `"JSON key" => field: type, unit, "column";`. The worker stores those of
-/// `counted`; those of `read` come from elsewhere when a reading is taken.
+/// `counted`. A reading takes those of `read` from the kernel.
 macro_rules! counters {
     (
         $(#[$plain_meta:meta])* pub struct $plain:ident;
@@ -104,27 +102,27 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What a queue has done since it was started.
+    /// What a queue has done since its start.
     pub struct QueueCounters;
     struct QueueCells;
     counted {
         /// Reads answered.
         "reads" => reads: u64, Count, "READS";
-        /// Bytes of them.
+        /// Bytes read.
         "read_bytes" => read_bytes: u64, Bytes, "MB";
         /// Writes answered.
         "writes" => writes: u64, Count, "WRITES";
-        /// Bytes of them.
+        /// Bytes written.
         "written_bytes" => written_bytes: u64, Bytes, "MB";
         /// Flushes answered.
         "flushes" => flushes: u64, Count, "FLUSHES";
         /// Discards and write-zeroes answered.
         "other" => other: u64, Count, "OTHER";
-        /// Requests answered with an error; their kind counts them too.
+        /// Requests answered with an error; also counted by their kind.
         "errors" => errors: u64, Count, "ERRORS";
-        /// Requests taken and not yet answered.
+        /// Requests taken and not answered.
         "in_flight" => in_flight: u64, Now, "IN FLIGHT";
-        /// Of them, those that the host failed and that are parked.
+        /// Parked requests among them.
         "held" => parked: u64, Now, "HELD";
         /// Retries of parked requests.
         "retries" => retries: u64, Count, "";
@@ -134,22 +132,22 @@ counters! {
         "kicks" => kicks: u64, Count, "KICKS";
         /// Moves to another worker.
         "moves" => moves: u64, Count, "MOVES";
-        /// Time its requests took on the worker, submission and completion, estimated from samples.
+        /// Time that the worker spent on its requests, estimated from samples.
         "worker_ns" => worker_time: Duration, Nanoseconds, "";
     }
     read {}
 }
 
 counters! {
-    /// What a worker has done since it was made.
+    /// What a worker has done since its start.
     pub struct WorkerCounters;
     struct WorkerCells;
     counted {
-        /// Passes that found something to do.
+        /// Passes that found work.
         "busy_passes" => busy_passes: u64, Count, "BUSY";
-        /// Passes that found nothing: polling.
+        /// Passes that found none: polling.
         "idle_passes" => idle_passes: u64, Count, "IDLE";
-        /// Times that it went to sleep.
+        /// Times that the worker went to sleep.
         "sleeps" => sleeps: u64, Count, "SLEEPS";
         /// Time spent taking and submitting requests, estimated from samples.
         "submission_ns" => submission_time: Duration, Nanoseconds, "SUBMITTING ms";
@@ -159,7 +157,7 @@ counters! {
     read {
         /// Processor time of its thread.
         "cpu_ns" => cpu_time: Duration, Nanoseconds, "CPU ms";
-        /// Time that its thread was ready to run and had no processor.
+        /// Time that its thread was ready to run but had no processor.
         "wait_ns" => wait_time: Duration, Nanoseconds, "";
     }
 }
@@ -172,7 +170,7 @@ impl QueueCounters {
     }
 }
 
-/// Of one queue.
+/// A queue's counters, as other threads read them.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct QueueMeter {
@@ -180,19 +178,17 @@ pub(crate) struct QueueMeter {
 }
 
 impl QueueMeter {
-    /// Called by the queue's worker.
     #[inline]
     pub(crate) fn store(&self, counted: &QueueCounters) {
         self.cells.store(counted);
     }
 
-    /// As last stored.
     pub(crate) fn read(&self) -> QueueCounters {
         self.cells.load()
     }
 }
 
-/// Of one worker.
+/// A worker's counters, as other threads read them.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct WorkerMeter {
@@ -202,31 +198,29 @@ pub(crate) struct WorkerMeter {
 }
 
 impl WorkerMeter {
-    /// Called by the worker's thread when it starts.
+    /// Notes that the calling thread is the worker's.
     pub(crate) fn runs_here(&self) {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         self.thread.store(thread.unsigned_abs(), Relaxed);
     }
 
-    /// The kernel's number of the thread.
     pub(crate) fn thread(&self) -> u32 {
         self.thread.load(Relaxed)
     }
 
-    /// Called by the worker.
     #[inline]
     pub(crate) fn store(&self, counted: &WorkerCounters) {
         self.cells.store(counted);
     }
 
-    /// As last stored, with the kernel's times of the thread.
+    /// Returns the counters with the kernel's times of the thread.
     pub(crate) fn read(&self) -> WorkerCounters {
         let (cpu_time, wait_time) = scheduled(self.thread());
         WorkerCounters { cpu_time, wait_time, ..self.cells.load() }
     }
 }
 
-/// How long a thread of this process ran, and how long it was ready but had no processor; zero if unknown.
+/// How long a thread of this process ran, and how long it was ready without a processor; zero if unknown.
 fn scheduled(thread: u32) -> (Duration, Duration) {
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).unwrap_or_default();
     let mut numbers = text.split_whitespace().map(|number| number.parse().unwrap_or(0));
@@ -234,7 +228,7 @@ fn scheduled(thread: u32) -> (Duration, Duration) {
     (next(), next())
 }
 
-/// A counter's type, as the number that is stored and written to JSON.
+/// The type of a counter, as a number to store and to write to JSON.
 trait Number: Copy + Default {
     fn to_number(self) -> u64;
     fn from_number(number: u64) -> Self;
@@ -251,7 +245,7 @@ impl Number for u64 {
     }
 }
 
-/// In nanoseconds: 584 years fit.
+/// In nanoseconds, which suffice for 584 years.
 impl Number for Duration {
     #[inline]
     fn to_number(self) -> u64 {
@@ -270,7 +264,7 @@ fn since<N: Number>(unit: CounterUnit, now: N, before: N) -> N {
     }
 }
 
-/// How serde writes and reads a counter.
+/// Writes and reads a counter with serde.
 mod number {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -289,7 +283,7 @@ mod number {
 mod tests {
     use super::*;
 
-    /// A different number in each counter, taken from its place in the list.
+    /// Gives each counter a different number, its place in the list.
     fn numbered<T: for<'de> Deserialize<'de>>(all: &[CounterInfo]) -> T {
         let numbers = all.iter().zip(1_u64..).map(|(counter, n)| (counter.key.to_owned(), n.into()));
         serde_json::from_value(serde_json::Value::Object(numbers.collect())).unwrap()

@@ -1,6 +1,4 @@
-//! From a kick to a call: workers, their queues, and the disks that these serve.
-//!
-//! Not here: front-ends (`session`), what an operator changes (`control`).
+//! From a kick to a call: workers, their queues and the disks of these.
 
 pub(crate) mod assignment;
 pub(crate) mod counters;

@@ -1,8 +1,6 @@
-//! What a server reports about itself: a reading of its counters, taken while its workers go on.
+//! What a server reports about itself: a reading of its counters while its workers go on.
 //!
 //! `Worker (single writer, relaxed stores) → counters → Server::report → ctl, balancer, tests`
-//!
-//! Not here: the counters (`counters.rs`), how the report is sent or printed (`bareblk`).
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -16,7 +14,7 @@ use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 /// A whole server.
 #[derive(Clone, Debug, Default)]
 pub struct ServerReport {
-    /// In the order of their numbers.
+    /// Ascending by number.
     pub workers: Vec<WorkerReport>,
     /// In the order in which they were added.
     pub disks: Vec<DiskReport>,
@@ -29,13 +27,13 @@ pub struct ServerReport {
 pub struct WorkerReport {
     /// Its number.
     pub id: WorkerId,
-    /// As it was made.
+    /// Its options.
     pub options: WorkerOptions,
-    /// NUMA node of its CPUs, and so of its memory; `None`: bound to no single node, or unknown.
+    /// NUMA node of its CPUs and its memory. `None`: several nodes, or unknown.
     pub node: Option<u32>,
-    /// Queues that it serves now.
+    /// Queues that it serves.
     pub queues: usize,
-    /// What it has done.
+    /// Its counters.
     pub counters: WorkerCounters,
 }
 
@@ -46,25 +44,25 @@ pub struct DiskReport {
     pub name: String,
     /// Its image.
     pub image: PathBuf,
-    /// Where front-ends connect.
+    /// Its socket.
     pub socket: PathBuf,
     /// Capacity, in sectors of 512 bytes.
     pub capacity_sectors: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// A sync failed: nothing is written any more.
+    /// A sync failed, so the disk writes nothing any more.
     pub failed: bool,
-    /// Which requests that the host failed are parked.
+    /// Which failed requests are parked.
     pub park: Option<ParkPolicy>,
     /// Name of its engine's source.
     pub engine: String,
-    /// Where its requests are carried out, and what that came to.
+    /// Its placement, with the placement's counters.
     pub placement: PlacementReport,
     /// Front-ends connected.
     pub sessions: usize,
     /// Queues offered.
     pub queues_offered: u16,
-    /// Queues that run now.
+    /// Queues that run.
     pub queues: Vec<QueueReport>,
 }
 
@@ -73,28 +71,28 @@ pub struct DiskReport {
 pub struct QueueReport {
     /// Its number on the disk.
     pub index: u16,
-    /// Who serves it.
+    /// The worker that serves it.
     pub worker: WorkerId,
     /// Descriptors.
     pub size: u16,
-    /// What it has done.
+    /// Its counters.
     pub counters: QueueCounters,
 }
 
 /// What the balancer has done.
 #[derive(Clone, Debug, Default)]
 pub struct BalanceReport {
-    /// Readings that it took: none while no worker is busy.
+    /// Readings that it took; none while no worker is busy.
     pub readings: u64,
     /// Queues moved.
     pub moves: u64,
-    /// Moves that did not come about.
+    /// Moves that failed.
     pub failed: u64,
     /// The last 64, oldest first.
     pub decisions: Vec<BalanceDecision>,
 }
 
-/// A queue that the balancer moved, or wanted to.
+/// A queue that the balancer moved or tried to move.
 #[derive(Clone, Debug)]
 pub struct BalanceDecision {
     /// When.
@@ -103,25 +101,25 @@ pub struct BalanceDecision {
     pub disk: String,
     /// The queue's number.
     pub queue: u16,
-    /// Who served it.
+    /// The worker that served it.
     pub from: WorkerId,
-    /// Who should.
+    /// The worker that should serve it.
     pub to: WorkerId,
-    /// For people, with the figures.
+    /// The reason, with figures, for people.
     pub why: String,
-    /// What came of it.
+    /// The result.
     pub outcome: MoveOutcome,
 }
 
-/// What came of a decision.
+/// The result of a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MoveOutcome {
-    /// It was moved.
+    /// The queue was moved.
     Moved {
-        /// From the decision until the other worker had it.
+        /// Time from the decision until the other worker had it.
         took: Duration,
     },
-    /// It stays where it was.
+    /// The queue stays.
     Failed {
         /// Why.
         error: String,

@@ -1,8 +1,6 @@
-//! Where workers get an engine from: disks that name the same source share one engine in each worker.
+//! Where workers get their engines from: disks that name the same source share one engine in each worker.
 //!
-//! `DiskConfig::engine → Worker (one engine per source, made with the first queue, gone with the last) → io_engine`
-//!
-//! Not here: which engine suits which image (`io_engine::choose`), what a placed engine does (`io_engine`).
+//! `DiskConfig::engine → Worker (one engine per source, from its first queue to its last) → io_engine`
 
 use std::io;
 use std::sync::Arc;
@@ -11,28 +9,27 @@ use io_engine::{Engine, PlacedEngines, Placement, PlacementReport};
 
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// A discard may need as many operations as it has segments.
+/// A discard needs as many ops as it has segments.
 pub(crate) const MIN_DEPTH: u32 = 16;
 const _: () = assert!(MIN_DEPTH as usize >= virtio_blk::MAX_SEGMENTS);
 const _: () = assert!(disk_image::limits::MAX_SEGMENTS as usize <= virtio_blk::MAX_SEGMENTS);
 
-/// Makes an engine; called on the thread of the worker that will use it.
+/// Makes an engine, on the thread of the worker that will use it.
 pub type EngineFactory = Box<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sync>;
 
-/// Disks with clones of the same `Arc` share an engine, and its depth, in each worker.
+/// Disks with clones of the same `Arc` share an engine and its depth in each worker.
 pub struct EngineSource {
-    /// For logs and reports: "io_uring", say.
+    /// For logs and reports, such as "io_uring".
     pub name: String,
-    /// Most requests in flight per worker: the depth of the engines.
+    /// Depth of the engines: most requests in flight per worker.
     pub depth: u32,
     engines: Engines,
 }
 
-/// What makes the engines.
 enum Engines {
-    /// Each worker's engine is independent of the others'.
+    /// Each worker has an independent engine.
     Own(EngineFactory),
-    /// Workers depend on each other's engines.
+    /// The workers' engines depend on each other.
     Placed(PlacedEngines),
 }
 
@@ -44,12 +41,12 @@ impl std::fmt::Debug for EngineSource {
 }
 
 impl EngineSource {
-    /// A source by this name, of engines of `depth` from `make`.
+    /// A source of engines of `depth` that `make` makes.
     pub fn new(name: impl Into<String>, depth: u32, make: EngineFactory) -> Arc<Self> {
         Arc::new(Self { name: name.into(), depth, engines: Engines::Own(make) })
     }
 
-    /// A source for one disk with a placement: see [`PlacedEngines::new`].
+    /// A source for one disk with a placement; see [`PlacedEngines::new`].
     pub fn placed(
         name: impl Into<String>,
         depth: u32,
@@ -60,13 +57,13 @@ impl EngineSource {
         Arc::new(Self { name: name.into(), depth, engines })
     }
 
-    /// Its placement, and what that did.
+    /// Its placement, with the placement's counters.
     #[must_use]
     pub fn placement_report(&self) -> PlacementReport {
         self.placed_engines().map_or_else(PlacementReport::default, PlacedEngines::report)
     }
 
-    /// `None`: the workers' engines are independent of each other.
+    /// `None`: each worker has an independent engine.
     pub(crate) fn placed_engines(&self) -> Option<&PlacedEngines> {
         match &self.engines {
             Engines::Own(_) => None,
@@ -74,7 +71,7 @@ impl EngineSource {
         }
     }
 
-    /// The engine of one worker.
+    /// Makes the engine of one worker.
     pub(crate) fn engine(&self, worker: WorkerId) -> io::Result<Box<dyn Engine>> {
         match &self.engines {
             Engines::Own(make) => make(),
@@ -82,13 +79,13 @@ impl EngineSource {
         }
     }
 
-    /// Most workers whose queues may be of this source. `None`: no limit.
+    /// Most workers that may serve queues of this source. `None`: no limit.
     pub(crate) fn most_workers(&self) -> Option<usize> {
         self.placed_engines().map(PlacedEngines::most_workers)
     }
 
-    /// A worker that needs an engine of this source while queues of `disk` run, even if it serves none of them. The
-    /// caller does not wait for what the engine does then.
+    /// The worker that needs an engine of this source while queues of `disk` run, even if it serves none of them. The
+    /// caller does not wait until the engine runs.
     pub(crate) fn extra_worker(&self, disk: &str) -> Option<WorkerId> {
         let engines = self.placed_engines()?;
         let worker = engines.placement().completion_worker()?;

@@ -1,6 +1,4 @@
-//! The last flush of an image, and how long anybody waits for it.
-//!
-//! Not here: flushes of a guest (`queue/mod.rs`).
+//! Flushes an image when its disk goes.
 
 use std::io;
 use std::sync::Arc;
@@ -9,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::data_path::disk::Disk;
 
-/// What the last flush gets even if the requests in flight took all the time.
+/// Time for the last flush, even if the deadline is nearer.
 const LAST_FLUSH_AT_LEAST: Duration = Duration::from_secs(5);
 
-/// Syncs the image, unless it is only read, on a thread of its own: a device that hangs must not keep the server from
-/// ending.
+/// Syncs the image unless it is read-only. A thread of its own does it, so that a device that hangs cannot keep the
+/// server from ending.
 pub(crate) fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
     if disk.image().read_only() {
         return Ok(());
@@ -22,7 +20,7 @@ pub(crate) fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
     let file = Arc::clone(disk.image().file());
     let flush = move || {
         let result = file.sync_data();
-        // Before the result: whoever starts the next server on it must not find the image locked.
+        // Drops the file first: the next server must not find the image locked.
         drop(file);
         let _ = done.send(result);
     };

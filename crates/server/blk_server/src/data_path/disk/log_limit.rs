@@ -1,27 +1,26 @@
-//! A limit on log lines that a guest or a front-end can cause: a few, then a count of the rest; the same words once an hour.
-//!
-//! Not here: lines that only the operator can cause; those are never held back.
+//! Limits log lines that a guest or a front-end can cause: a few, then a count of the rest; the same words once an
+//! hour.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-/// Lines per [`PERIOD`] and queue.
+/// Lines per [`PERIOD`].
 const LINES: u32 = 5;
 const PERIOD: Duration = Duration::from_secs(10);
-/// How long the same words are left out.
+/// How long a line with the same words is left out.
 const SAME_WORDS: Duration = Duration::from_secs(3600);
-/// Most lines whose words are remembered; the oldest is forgotten.
+/// Most lines whose words are remembered.
 const REMEMBERED: usize = 16;
 
 /// The line may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowed {
-    /// How many like it were left out since the last one, if any.
+    /// How many lines were left out since the last one that was written.
     pub suppressed: Option<u64>,
 }
 
-/// One queue's allowance.
+/// The limit of one disk's lines.
 #[derive(Debug)]
 pub struct LogLimit {
     period_start: Instant,
@@ -36,18 +35,18 @@ pub struct LogLimit {
 struct Written {
     words_hash: u64,
     at: Instant,
-    /// How often it was left out since.
+    /// How often the line was left out since.
     suppressed: u64,
 }
 
 impl LogLimit {
-    /// Nothing written yet.
+    /// A limit before its first line.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { period_start: now, lines: 0, suppressed: 0, written: VecDeque::new() }
     }
 
-    /// `None`: leave the line out.
+    /// `None`: leave out the line.
     pub fn allow(&mut self, now: Instant) -> Option<Allowed> {
         if now.saturating_duration_since(self.period_start) >= PERIOD {
             self.period_start = now;
@@ -62,7 +61,7 @@ impl LogLimit {
         Some(Allowed { suppressed: (suppressed > 0).then_some(suppressed) })
     }
 
-    /// As `allow`, and the same words only once an hour. What is left out for that is reported when they are written again.
+    /// Like `allow`, but the same words only once an hour. The next such line reports how many were left out.
     pub fn allow_once(&mut self, words: &str, now: Instant) -> Option<Allowed> {
         let mut hasher = DefaultHasher::new();
         words.hash(&mut hasher);
@@ -102,7 +101,7 @@ mod tests {
     fn same_words_are_written_once_an_hour_and_their_repeats_counted() {
         let start = Instant::now();
         let mut limit = LogLimit::new(start);
-        // Three times a second, for an hour.
+        // Three times a second for an hour.
         let times = (0..3 * 3600).map(|third| start + third * Duration::from_millis(333));
         let allowed = times.filter(|&now| limit.allow_once("no VERSION_1", now).is_some()).count();
         let again = limit.allow_once("no VERSION_1", start + SAME_WORDS);

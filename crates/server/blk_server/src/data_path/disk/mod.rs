@@ -1,10 +1,8 @@
 //! One disk: its image and what a guest is told about it. Sessions and queues share it.
 //!
-//! - A disk outlives its sessions; it may have several at once while one front-end replaces another.
-//! - Rings are started in one session at a time: whoever holds the [`RingLease`].
-//! - A session uses the disk from the first lease it gets until it ends. A disk that was retired gives no leases.
-//!
-//! Not here: opening the image (`disk_image`), the socket (`listener.rs`).
+//! - A disk outlives its sessions, and may have several while one front-end replaces another.
+//! - Only the session with the [`RingLease`] starts rings.
+//! - A session uses the disk from its first lease until it ends. A retired disk gives no leases.
 
 pub(crate) mod engine_source;
 pub(crate) mod flush;
@@ -34,41 +32,41 @@ use crate::data_path::queue::parked::ParkPolicy;
 use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::error_line::error_line;
 
-/// Longest serial: what GET_ID answers with (virtio 1.3 §5.2.6).
+/// Length of the longest serial, which GET_ID returns (virtio 1.3 §5.2.6).
 pub const SERIAL_BYTES: usize = DEVICE_ID_BYTES;
 /// Most queues per disk: QEMU passes queue numbers in eight bits with SET_VRING_KICK.
 pub const MAX_QUEUES: u16 = 256;
-/// How long a session waits for another one to stop its rings: a front-end that left may still have
-/// I/O in flight, and one that migrates away is about to stop.
+/// How long a session waits until another one stops its rings. The other front-end may have left with I/O in flight, or
+/// may be about to migrate away.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What to serve.
+/// A disk to serve.
 #[derive(Debug)]
 pub struct DiskConfig {
-    /// Names the disk in logs.
+    /// Name of the disk, also in logs.
     pub name: String,
-    /// Open and locked.
+    /// The image, open and locked.
     pub image: Image,
     /// At most [`SERIAL_BYTES`] bytes, printable ASCII.
     pub serial: String,
-    /// Queues offered, 1 to [`MAX_QUEUES`]; one that is never enabled costs nothing.
+    /// Queues offered, 1 to [`MAX_QUEUES`]. A queue that the guest never enables costs nothing.
     pub queues: u16,
     /// Largest queue accepted, in descriptors: a power of two from 2 to 1024.
     pub queue_size: u16,
     /// Whether the guest may change the write-cache mode that the image's cache mode starts with.
     pub wce: Wce,
-    /// Where its requests go; `None`: the server's.
+    /// Engine of its requests; `None`: the server's.
     pub engine: Option<Arc<EngineSource>>,
-    /// Most workers that serve it at a time unless queues are attached by hand; `None`: all.
+    /// Most workers that serve it unless the operator attaches queues; `None`: all.
     pub workers: Option<NonZeroUsize>,
     /// Whether guests get one interrupt for several completions.
     pub coalescing: Option<Coalescing>,
-    /// Which requests that the host failed are held; `None`: all are answered with an error.
+    /// Which failed requests are parked; `None`: all are answered with an error.
     pub park: Option<ParkPolicy>,
 }
 
 impl DiskConfig {
-    /// Whether a disk could be served with these, before its image is opened or made.
+    /// Checks the settings before the image is opened or made.
     ///
     /// # Errors
     /// [`InvalidDisk`].
@@ -95,7 +93,7 @@ impl DiskConfig {
 /// Why a disk cannot be served as configured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidDisk {
-    /// Not printable ASCII, or too long.
+    /// The serial is too long or not printable ASCII.
     #[error("serial `{serial}` is not 1 to {max} printable ASCII characters")]
     Serial {
         /** As given. */
@@ -103,7 +101,7 @@ pub enum InvalidDisk {
         /** [`SERIAL_BYTES`]. */
         max: usize,
     },
-    /// None, or too many.
+    /// There are no queues, or too many.
     #[error("{queues} queues; 1 to {max} are possible")]
     Queues {
         /** As given. */
@@ -111,7 +109,7 @@ pub enum InvalidDisk {
         /** [`MAX_QUEUES`]. */
         max: u16,
     },
-    /// Not a power of two in range.
+    /// The queue size is no power of two in range.
     #[error("queue size {queue_size} is not a power of two from 2 to {max}")]
     QueueSize {
         /** As given. */
@@ -134,12 +132,12 @@ pub(crate) enum LeaseError {
 struct LeaseState {
     /// The session whose rings are started.
     holder: Option<u64>,
-    /// Sessions that had rings started and have not ended.
+    /// Sessions that have started rings and have not ended.
     users: Vec<u64>,
     retired: bool,
 }
 
-/// See the file's head.
+/// One disk.
 #[derive(Debug)]
 pub(crate) struct Disk {
     id: u64,
@@ -162,12 +160,12 @@ pub(crate) struct Disk {
     most_workers: AtomicUsize,
     coalescing: Option<Coalescing>,
     park: Option<ParkPolicy>,
-    /// The worker that uses the image's own file description.
+    /// The worker that uses the image's first file description.
     own_file: Mutex<Option<WorkerId>>,
 }
 
 impl Disk {
-    /// `opener`: opens its image again, for further workers. `budget`: what its front-ends share with those of other disks.
+    /// `opener` opens the image again for further workers. Front-ends of all disks share `budget`.
     pub(crate) fn new(
         config: DiskConfig,
         opener: &Arc<dyn Opener>,
@@ -220,32 +218,32 @@ impl Disk {
         self.engine.as_ref()
     }
 
-    /// Of its queues' interrupts.
+    /// How the queues coalesce interrupts.
     pub(crate) fn coalescing(&self) -> Option<Coalescing> {
         self.coalescing
     }
 
-    /// What becomes of requests that the host fails.
+    /// Which failed requests the queues park.
     pub(crate) fn park_policy(&self) -> Option<ParkPolicy> {
         self.park
     }
 
-    /// Most workers that its queues are spread over.
+    /// Most workers that may serve its queues.
     pub(crate) fn most_workers(&self) -> Option<usize> {
-        // Relaxed: a number that stands for itself.
+        // Relaxed: no other data depends on it.
         let most = Some(self.most_workers.load(Ordering::Relaxed)).filter(|most| *most > 0);
         let placed = self.engine().and_then(|source| source.most_workers());
         most.into_iter().chain(placed).min()
     }
 
-    /// From now on; queues that run are moved by whoever calls this.
+    /// Concerns queues that start from now on. The caller moves those that run.
     pub(crate) fn set_most_workers(&self, most: Option<NonZeroUsize>) {
         self.most_workers.store(most.map_or(0, NonZeroUsize::get), Ordering::Relaxed);
     }
 
-    /// The image for one worker, open in its own right: the kernel tells of pages that it lost once to each file
-    /// description. If several workers synced one and the same, one would be told, and another's sync succeed over
-    /// lost data. Locks are shared by all.
+    /// The image for one worker, with a file description of its own: the kernel reports lost pages once to each
+    /// description. If workers shared one, the first sync would get the report, and another worker's sync would succeed
+    /// over lost data. All descriptions share the locks.
     pub(crate) fn file_for(&self, worker: WorkerId) -> Arc<File> {
         if self.takes_own_file(worker) {
             return Arc::clone(self.image.file());
@@ -262,13 +260,13 @@ impl Disk {
         })
     }
 
-    /// The first one that asks has it. Decided under a lock that nobody holds while a file is opened.
+    /// The first worker that asks gets the first file description. No file is opened under the lock.
     fn takes_own_file(&self, worker: WorkerId) -> bool {
         let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
         *owner.get_or_insert(worker) == worker
     }
 
-    /// The worker lets go of what `file_for` gave it.
+    /// The worker no longer uses the file from `file_for`.
     pub(crate) fn file_not_used(&self, worker: WorkerId) {
         let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
         if *owner == Some(worker) {
@@ -289,7 +287,7 @@ impl Disk {
         self.queue_size
     }
 
-    /// What its front-ends may take of the process.
+    /// What its front-ends may use of the process's resources.
     pub(crate) fn quota(&self) -> &Arc<Quota> {
         &self.quota
     }
@@ -299,7 +297,7 @@ impl Disk {
         &self.guest_cache
     }
 
-    /// What a write of a guest in this mode has to be when it completes.
+    /// How durable a write must be when it completes, for a guest in this cache mode.
     #[inline]
     pub(crate) fn durability(&self, cache: WriteCache) -> Durability {
         match cache {
@@ -308,7 +306,7 @@ impl Disk {
         }
     }
 
-    /// Whether nothing is ever made durable: `--cache unsafe`.
+    /// Whether flushes do nothing: `--cache unsafe`.
     pub(crate) fn ignores_flushes(&self) -> bool {
         self.image.cache().ignores_flushes()
     }
@@ -328,7 +326,7 @@ impl Disk {
         })
     }
 
-    /// The configuration space at this moment.
+    /// The configuration space now.
     pub(crate) fn device_config(&self, cache: WriteCache) -> DeviceConfig {
         let image = &self.image;
         let topology = image.topology();
@@ -353,9 +351,9 @@ impl Disk {
         }
     }
 
-    /// Lets sessions that wait for the lease see that they were told to end.
+    /// Wakes sessions that wait for the lease, so that they see that they must end.
     pub(crate) fn wake_waiters(&self) {
-        // Under the lock: a waiter has either not looked yet or is asleep already.
+        // Under the lock, a session either has not checked yet or already sleeps.
         let _lease = self.lease();
         self.lease_free.notify_all();
     }
@@ -364,7 +362,7 @@ impl Disk {
         self.lease.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on no session starts rings. `false`: one uses the disk, and nothing has changed, unless `force`.
+    /// No session starts rings from now on. `false`: a session uses the disk, so without `force` nothing changes.
     pub(crate) fn retire(&self, force: bool) -> bool {
         let mut lease = self.lease();
         lease.retired |= force || lease.users.is_empty();
@@ -380,31 +378,31 @@ impl Disk {
         self.lease().users.retain(|&user| user != session.id());
     }
 
-    /// Whether a line that a guest or a front-end caused may be logged: per disk, because a new
-    /// session, or another ring, costs a hostile one nothing.
+    /// Whether to log a line that a guest or a front-end caused. The limit is the disk's, because a hostile guest can
+    /// open as many sessions and rings as it likes.
     pub(crate) fn log_allowed(&self, now: Instant) -> Option<Allowed> {
         self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
-    /// The same for a line that a front-end would cause several times a second, for ever: the same words once an hour.
+    /// Like [`Disk::log_allowed`], for a line that a front-end can repeat for ever: the same words once an hour.
     pub(crate) fn log_allowed_once(&self, words: &str, now: Instant) -> Option<Allowed> {
         self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow_once(words, now)
     }
 
-    /// The same for lines about what the host does wrong: a guest's junk must not crowd these out.
+    /// Like [`Disk::log_allowed`], with a separate limit for failures of the host, so that a guest cannot crowd these
+    /// out.
     pub(crate) fn host_log_allowed(&self, now: Instant) -> Option<Allowed> {
         self.host_log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
-    /// Whether a durable write that failed with EIO may have lost other data than its own: the kernel reports
-    /// pages that the page cache lost to whoever syncs first.
+    /// Whether EIO from a durable write may mean data of other writes: the kernel reports pages that the page cache
+    /// lost to the first sync.
     pub(crate) fn shares_errors(&self) -> bool {
         !self.image.cache().is_direct()
     }
 
-    /// A sync failed. What was lost is forgotten by the kernel and by the device: a later sync that succeeds
-    /// says nothing about it. So nothing is written any more, and nothing promised, until somebody has looked
-    /// (docs/decisions/0012).
+    /// A sync failed. Kernel and device forget what they lost, so a later sync that succeeds proves nothing. Until an
+    /// operator restarts the server, the disk writes nothing (docs/decisions/0012).
     #[cold]
     pub(crate) fn mark_failed(&self) {
         if !self.failed.swap(true, Ordering::Relaxed) {
@@ -417,7 +415,7 @@ impl Disk {
         }
     }
 
-    /// As the process before this one had it: see [`Disk::mark_failed`].
+    /// A sync of the previous server failed; see [`Disk::mark_failed`].
     pub(crate) fn was_failed(&self) {
         self.failed.store(true, Ordering::Relaxed);
         warn!(disk = self.name, "taken over from a server that could not sync the image: it is only read");
@@ -429,7 +427,7 @@ impl Disk {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Waits until no other session has rings started.
+    /// Waits until no other session has started rings.
     pub(crate) fn lease_rings(disk: &Arc<Self>, session: &SessionLink) -> Result<RingLease, LeaseError> {
         Self::lease_rings_within(LEASE_TIMEOUT, disk, session)
     }
@@ -462,7 +460,7 @@ fn start_mode(image: &Image) -> WriteCache {
     if image.cache().starts_writethrough() { WriteCache::Writethrough } else { WriteCache::Writeback }
 }
 
-/// The right of one session to start rings; given up when dropped.
+/// The right of one session to start rings, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct RingLease {
     disk: Arc<Disk>,

@@ -1,6 +1,4 @@
 //! What workers and a disk know of a session: its id, its cache mode, and how to end it.
-//!
-//! Not here: what only sessions and the server share (`session/shared.rs`).
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,17 +14,17 @@ use crate::host::signal::signal;
 pub(crate) enum EndReason {
     /// The server stops, or the disk is removed.
     Stop,
-    /// Another front-end needs the place, and this one never said anything.
+    /// Another front-end needs the place, and this one has sent nothing.
     MadeRoom,
     /// The front-end truncated the memory it shares.
     MemoryFault(String),
 }
 
-/// One per session.
+/// A session as workers and its disk see it.
 #[derive(Debug)]
 pub(crate) struct SessionLink {
     id: u64,
-    /// Whether writes may complete before they are durable; set by the session, read by workers.
+    /// Whether writes may complete before they are durable. The session sets it; workers read it.
     writeback: AtomicBool,
     /// Wakes the session's thread.
     wake: Arc<OwnedFd>,
@@ -48,8 +46,7 @@ impl SessionLink {
     }
 
     pub(crate) fn write_cache(&self) -> WriteCache {
-        // Relaxed: a guest that changes the mode waits for the answer before it relies on it, and the
-        // answer is sent after the store.
+        // Relaxed: the guest relies on a new mode only after the answer, which is sent after the store.
         if self.writeback.load(Ordering::Relaxed) { WriteCache::Writeback } else { WriteCache::Writethrough }
     }
 
@@ -57,13 +54,13 @@ impl SessionLink {
         self.writeback.store(cache == WriteCache::Writeback, Ordering::Relaxed);
     }
 
-    /// Asks the session's thread to end it. The first reason stays.
+    /// Asks the session's thread to end the session. The first reason counts.
     pub(crate) fn end(&self, reason: EndReason) {
         self.note_end(reason);
         signal(&self.wake);
     }
 
-    /// As `end`, but the thread is not woken: it sees the reason when something else wakes it.
+    /// Like `end`, but does not wake the thread.
     pub(crate) fn note_end(&self, reason: EndReason) {
         self.lock().get_or_insert(reason);
     }

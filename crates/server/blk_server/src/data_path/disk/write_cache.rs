@@ -1,18 +1,16 @@
-//! The write-cache mode of a disk's guest: what it starts with, what it chose, and for how long that counts.
+//! The write-cache mode of a disk's guest: how it starts, what the guest chose, and how long the choice counts.
 //!
-//! A disk starts with what its `--cache` says; each driver that attaches starts there again, unless the guest's
-//! choice was writethrough: that one is remembered longer than a session. A guest that switches the cache off
-//! (`VIRTIO_BLK_F_CONFIG_WCE`, writeback = 0) stops sending flushes and counts on each write being durable. The
-//! front-end keeps that choice and never repeats it: not after a guest's reboot, not after it reconnected. So it is
-//! kept here until the guest chooses again.
+//! A disk starts in the mode of its `--cache`, and so does each driver that attaches. The choice of writethrough
+//! outlives its session: a guest that disables the cache (`VIRTIO_BLK_F_CONFIG_WCE`, writeback = 0) sends no more
+//! flushes and relies on durable writes. The front-end does not repeat the choice after a reboot or a reconnection, so
+//! the disk keeps it until the guest chooses again.
 //!
-//! A ring in use that this process has not opened before belongs to a guest that may have chosen elsewhere: before this
-//! process, or on another host. It is taken for the careful one (docs/decisions/0011). What counts is a ring that was
-//! opened, not one that somebody tried to start. The front-end's stop (GET_VRING_BASE) ends what is known of it, but for
-//! its own session and for one that was connected then and goes on exactly there: a migration from one VMM to another
-//! behind this server.
+//! The guest of a ring in use may have chosen without this process: before its start, or on another host. If this
+//! process has not opened that ring, it assumes writethrough (docs/decisions/0011). A stop by the front-end
+//! (GET_VRING_BASE) makes the ring unknown again, except to sessions that were connected then and continue at the same
+//! position: the front-end's own, or one to which the guest migrates behind this server.
 //!
-//! Spec: virtio 1.3 §5.2.5, §5.2.6.2. Not here: what durable means for an operation (`io_engine`).
+//! Spec: virtio 1.3 §5.2.5, §5.2.6.2.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -20,17 +18,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use virtio_blk::{Negotiated, WriteCache, initial_write_cache};
 
-/// Who decides about a disk's write-cache mode.
+/// Who chooses a disk's write-cache mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wce {
-    /// The guest may change what the disk starts with (`VIRTIO_BLK_F_CONFIG_WCE`).
+    /// The guest may change the first mode (`VIRTIO_BLK_F_CONFIG_WCE`).
     #[default]
     Guest,
-    /// It stays what the disk starts with.
+    /// The first mode stays.
     Fixed,
 }
 
-/// The file behind a guest's memory: that of one VMM, for as long as the guest lives there.
+/// The file of a guest's memory, which identifies the VMM in which the guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryFile {
     device: u64,
@@ -38,7 +36,7 @@ pub(crate) struct MemoryFile {
 }
 
 impl MemoryFile {
-    /// `None`: the kernel does not say.
+    /// `None`: fstat fails.
     #[allow(clippy::unnecessary_cast)] // other widths on other machines
     pub(crate) fn of(fd: impl AsFd) -> Option<Self> {
         let stat = rustix::fs::fstat(fd).ok()?;
@@ -46,55 +44,53 @@ impl MemoryFile {
     }
 }
 
-/// A ring, as a session shows it.
+/// A ring that a session wants to start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shown {
     pub(crate) queue: usize,
     pub(crate) session: u64,
     pub(crate) memory: Option<MemoryFile>,
-    /// As the front-end sent it.
     pub(crate) base: u32,
 }
 
-/// What is known of a queue's ring.
+/// What this process knows of a queue's ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Nothing,
-    /// It was opened in this memory.
+    /// This process opened it in this memory.
     Opened(MemoryFile),
-    /// Its front-end stopped it at this position, with this session the last to have connected.
+    /// Its front-end stopped it at this position, when `newest_session` was the last that had connected.
     Left {
         position: u32,
         newest_session: u64,
     },
 }
 
-/// One disk's. Written by session threads, which change it only while they hold the disk's rings or are
-/// told by the guest; each value stands for itself, so nothing is ordered by it.
+/// The mode of one disk's guest. Session threads write it, and only while they hold the disk's rings or because the
+/// guest asked. No other data depends on its values.
 #[derive(Debug)]
 pub(crate) struct GuestChoice {
-    /// What the disk starts with.
+    /// The mode in which the disk starts.
     start: WriteCache,
-    /// The guest's choice, if it was this one.
+    /// Whether the guest chose writethrough.
     writethrough: AtomicBool,
-    /// By queue: which ring this process may meet again without having missed a choice.
+    /// By queue: rings of whose guest this process has missed no choice.
     known: Mutex<Box<[Known]>>,
     newest_session: AtomicU64,
 }
 
 impl GuestChoice {
-    /// Of a disk that starts with `start`.
     pub(crate) fn new(start: WriteCache, queues: u16) -> Self {
         let known = Mutex::new(vec![Known::Nothing; usize::from(queues)].into());
         Self { start, writethrough: AtomicBool::new(false), known, newest_session: AtomicU64::new(0) }
     }
 
-    /// The mode shown to a front-end before a driver has accepted features.
+    /// The mode before a driver has accepted features.
     pub(crate) fn mode_at_first(&self) -> WriteCache {
         if self.writethrough.load(Relaxed) { WriteCache::Writethrough } else { self.start }
     }
 
-    /// The mode in which a driver that accepted these features starts.
+    /// The first mode of a driver that accepted these features.
     pub(crate) fn mode_for(&self, negotiated: Negotiated) -> WriteCache {
         initial_write_cache(self.mode_at_first(), negotiated)
     }
@@ -104,32 +100,32 @@ impl GuestChoice {
         self.writethrough.store(cache == WriteCache::Writethrough, Relaxed);
     }
 
-    /// What another process has to be told to go on: whether the choice is writethrough.
+    /// Whether the choice is writethrough, for the next process.
     pub(crate) fn is_writethrough(&self) -> bool {
         self.writethrough.load(Relaxed)
     }
 
-    /// As another process had it.
+    /// Takes over the previous process's value.
     pub(crate) fn restore(&self, writethrough: bool) {
         self.writethrough.store(writethrough, Relaxed);
     }
 
-    /// A front-end has connected; sessions count upwards.
+    /// A front-end has connected. Numbers of sessions ascend.
     pub(crate) fn session_begins(&self, session: u64) {
         self.newest_session.fetch_max(session, Relaxed);
     }
 
-    /// The queue's ring runs, in this memory.
+    /// The queue's ring runs in this memory.
     pub(crate) fn ring_opened(&self, queue: usize, memory: Option<MemoryFile>) {
         self.note(queue, memory.map_or(Known::Nothing, Known::Opened));
     }
 
-    /// The front-end stopped the queue at this position: the guest may go elsewhere, choose there, and come back.
+    /// The front-end stopped the queue at this position. Its guest may choose elsewhere and come back.
     pub(crate) fn ring_left(&self, queue: usize, position: u32) {
         self.note(queue, Known::Left { position, newest_session: self.newest_session.load(Relaxed) });
     }
 
-    /// The device was reset: the next ring is another one.
+    /// The device was reset. The next ring is another one.
     pub(crate) fn ring_forgotten(&self, queue: usize) {
         self.note(queue, Known::Nothing);
     }
@@ -140,11 +136,11 @@ impl GuestChoice {
         }
     }
 
-    /// Whether the guest of this ring cannot have chosen since this process served it.
+    /// Whether this process has missed no choice of the ring's guest.
     pub(crate) fn knows(&self, ring: &Shown) -> bool {
         match self.known().get(ring.queue) {
             Some(Known::Opened(memory)) => ring.memory == Some(*memory),
-            // One that connects later may bring a guest that was elsewhere in between.
+            // A later session may bring back a guest that was elsewhere meanwhile.
             Some(Known::Left { position, newest_session }) => {
                 ring.session <= *newest_session && ring.base == *position
             }
@@ -156,7 +152,7 @@ impl GuestChoice {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the guest for one that switched its cache off. Returns whether that is news.
+    /// Assumes that the guest disabled its cache. Returns whether this changes the mode.
     pub(crate) fn assume_writethrough(&self) -> bool {
         !self.writethrough.swap(true, Relaxed) && self.start == WriteCache::Writeback
     }

@@ -5,8 +5,8 @@
 //! - The base is checked here and not when it arrives: its format depends on the ring's, which front-ends may negotiate
 //!   later.
 //! - With an in-flight log, the log names the position. Requests that it lists are done again first.
-//! - A split ring shows its position. A packed ring often does; otherwise the front-end's base counts. An impossible base
-//!   breaks this queue only.
+//! - A split ring shows its position. A packed ring often does; otherwise the front-end's base counts. An impossible
+//!   base breaks this queue only.
 //!
 //! Spec: vhost-user, "Ring states", SET_VRING_BASE.
 
