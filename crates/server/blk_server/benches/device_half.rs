@@ -1,4 +1,4 @@
-//! What one request costs in the device half: kick, ring, parsing, in-flight slot, status, call; no I/O.
+//! Measures one request in the device half: kick, ring, parsing, in-flight slot, status, call; no I/O.
 //!
 //! A driver fills the ring with reads and kicks; the real worker loop serves them on this thread with an
 //! engine that completes at once and moves no data. Only the device half is on the clock.

@@ -1,6 +1,4 @@
-//! A driver, and the real worker loop on the same thread: what the benchmarks of the device half put on the clock.
-//!
-//! Not here: what is measured (`../device_half.rs`, `../against_bare.rs`).
+//! A driver and the real worker loop on the same thread, for the benchmarks of the device half.
 
 use std::hint::black_box;
 use std::os::fd::OwnedFd;
