@@ -130,18 +130,16 @@ impl InFlight {
     pub(crate) fn begin(&mut self, tag: u16, reply: ReplySlot, info: RequestInfo, ops: u16, now: Instant) {
         let slot = &mut self.slots[usize::from(tag)];
         debug_assert!(slot.is_none(), "the caller checks that the tag is free");
-        let (ops_left, stored_bytes, failed, reported) = (ops, 0, None, false);
-        let (is_parked, tries) = (false, 0);
         *slot = Some(Slot {
             reply,
             info,
-            ops_left,
-            stored_bytes,
-            failed,
+            ops_left: ops,
+            stored_bytes: 0,
+            failed: None,
             started: now,
-            reported,
-            is_parked,
-            tries,
+            reported: false,
+            is_parked: false,
+            tries: 0,
         });
         self.count += 1;
     }

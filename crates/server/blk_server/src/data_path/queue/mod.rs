@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use guest_mem::{GuestMemory, MemoryView};
 use io_engine::{Completion, Engine, FileId, LEAST_SHARE, OpError, WatchId, signal_shared};
 use rustix::io::Errno;
-use virtio_blk::{SegmentBuffer, Status, parse, reply_slot};
+use virtio_blk::{ReplySlot, SegmentBuffer, Status, parse, reply_slot};
 use virtqueue::{Chain, DeviceQueue, PopError, RingFault};
 
 use crate::data_path::counters::QueueCounters;
@@ -107,6 +107,7 @@ pub(crate) struct Queue {
     ring: DeviceQueue,
     /// Memory of the in-flight log.
     log: Option<Arc<GuestMemory>>,
+    /// See [`QueueStart::leaves_unbegun`].
     leaves_unbegun: bool,
     chain: Chain,
     /// Of the discard or write-zeroes request that is being started.
@@ -119,8 +120,9 @@ pub(crate) struct Queue {
     call: Option<Arc<OwnedFd>>,
     err: Option<Arc<OwnedFd>>,
     state: State,
-    /// The queue is about to stop. Failed requests are parked only if the log keeps them.
+    /// The queue is about to stop, and parks failed requests only if `leaves_parked`.
     ends: bool,
+    /// Parked requests stay in the log for the next server.
     leaves_parked: bool,
     /// The queue stopped taking requests because the engine or the pool had no room for the disk.
     waits_for_room: bool,
@@ -201,15 +203,13 @@ impl Queue {
     pub(crate) fn take_requests(&mut self, context: &mut SubmitContext<'_>) -> usize {
         self.waits_for_room = false;
         let mut taken = if self.has_retries() { self.retry_parked(context) } else { 0 };
-        while taken < BATCH
-            && !context.budget.is_spent()
-            && (self.state == State::Running || self.must_redo())
-        {
+        while taken < BATCH && !context.budget.is_spent() && self.takes_requests() {
             if context.engine.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
                 context.budget.end(); // the disk's other queues share the room
                 break;
             }
+            // Step 2: the next available chain.
             match self.ring.pop(&mut self.chain) {
                 Ok(None) => break,
                 Ok(Some(tag)) => {
@@ -233,6 +233,11 @@ impl Queue {
         taken
     }
 
+    #[inline]
+    fn takes_requests(&self) -> bool {
+        self.state == State::Running || self.must_redo()
+    }
+
     /// Returns false if the chain went back into the ring.
     #[inline]
     fn start_request(&mut self, tag: u16, context: &mut SubmitContext<'_>) -> bool {
@@ -244,8 +249,9 @@ impl Queue {
         let parsed = match parse(&self.chain, &self.view, &mut self.segments) {
             Ok(parsed) => parsed,
             Err(fault) => {
+                // The status byte cannot be written: the chain goes back with length 0.
                 log_refused(&self.disk, self.index, context.now, &fault);
-                self.finish_unreachable(tag);
+                self.ring.push_used(tag, 0);
                 return true;
             }
         };
@@ -277,8 +283,7 @@ impl Queue {
             Outcome::Submitted => true,
             Outcome::Finished { status, stored_bytes } => {
                 self.count_other(status);
-                let written_bytes = reply.write(&self.view, status, stored_bytes);
-                self.ring.push_used(tag, written_bytes);
+                self.answer(tag, &reply, status, stored_bytes);
                 true
             }
             Outcome::Later => {
@@ -289,23 +294,14 @@ impl Queue {
         }
     }
 
-    /// A malformed chain fails with IOERR if it has a status byte.
+    /// Answers a malformed chain: IOERR, or length 0 if the status byte cannot be written.
     fn finish_refused(&mut self, tag: u16) {
-        match reply_slot(&self.chain, &self.view) {
-            Ok(reply) if !self.in_flight.is_taken(tag) => {
-                let written_bytes = reply.write(&self.view, Status::IoErr, 0);
-                self.ring.push_used(tag, written_bytes);
-            }
-            _ => self.finish_unreachable(tag),
-        }
-    }
-
-    /// The status byte cannot be written: the chain goes back with length 0.
-    fn finish_unreachable(&mut self, tag: u16) {
         if self.in_flight.is_taken(tag) {
-            self.break_ring(&RingFault::HeadInFlight { head: tag });
-        } else {
-            self.ring.push_used(tag, 0);
+            return self.break_ring(&RingFault::HeadInFlight { head: tag });
+        }
+        match reply_slot(&self.chain, &self.view) {
+            Ok(reply) => self.answer(tag, &reply, Status::IoErr, 0),
+            Err(_) => self.ring.push_used(tag, 0),
         }
     }
 
@@ -336,7 +332,13 @@ impl Queue {
         if finished.tries > 0 {
             self.parked_answered(status != Status::Ok);
         }
-        let written_bytes = finished.reply.write(&self.view, status, finished.stored_bytes);
+        self.answer(tag, &finished.reply, status, finished.stored_bytes);
+    }
+
+    /// Step 7: the status byte, then the used entry.
+    #[inline(always)] // the compiler would make it a call for each request
+    fn answer(&mut self, tag: u16, reply: &ReplySlot, status: Status, stored_bytes: u64) {
+        let written_bytes = reply.write(&self.view, status, stored_bytes);
         self.ring.push_used(tag, written_bytes);
     }
 

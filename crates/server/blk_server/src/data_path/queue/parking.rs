@@ -152,8 +152,7 @@ impl Queue {
             Outcome::Finished { status, stored_bytes } => {
                 self.parked_answered(status != Status::Ok);
                 self.count_other(status);
-                let written_bytes = reply.write(&self.view, status, stored_bytes);
-                self.ring.push_used(tag, written_bytes);
+                self.answer(tag, &reply, status, stored_bytes);
             }
         }
     }

@@ -96,10 +96,7 @@ impl Starter<'_, '_, '_> {
             Err(NoBuffers::Refused(why)) => return Err(why.into()),
         };
         self.context.budget.take_bytes(info.bytes);
-        // Step 5: slot, then op; the worker submits the batch.
-        self.in_flight.begin(self.tag, self.reply, info, 1, self.context.now);
-        self.push(op_kind(range, self.durability), buffers);
-        Ok(Outcome::Submitted)
+        Ok(self.submit(info, op_kind(range, self.durability), buffers))
     }
 
     /// Starts a request that was parked. `buffers`: the part of a read or write that is not done.
@@ -143,9 +140,7 @@ impl Starter<'_, '_, '_> {
         let rest = whole.after(done_bytes).filter(|_| buffers.remaining_bytes() > 0);
         let Some(range) = rest else { return Err(Refusal::LostBuffers { kind: info.kind }) };
         self.context.budget.take_bytes(range.len_bytes());
-        self.in_flight.begin(self.tag, self.reply, info, 1, self.context.now);
-        self.push(op_kind(range, self.durability), buffers);
-        Ok(Outcome::Submitted)
+        Ok(self.submit(info, op_kind(range, self.durability), buffers))
     }
 
     fn flush(&mut self) -> Result<Outcome, Refusal> {
@@ -161,9 +156,7 @@ impl Starter<'_, '_, '_> {
             bytes: 0,
             durability: RequestDurability::Flushed,
         };
-        self.in_flight.begin(self.tag, self.reply, info, 1, self.context.now);
-        self.push(OpKind::Flush, IoVecs::with_capacity(0));
-        Ok(Outcome::Submitted)
+        Ok(self.submit(info, OpKind::Flush, IoVecs::with_capacity(0)))
     }
 
     /// Stores up to 20 bytes, or fewer if the driver has less room.
@@ -220,6 +213,14 @@ impl Starter<'_, '_, '_> {
             self.push(op_kind(range, segment, self.durability), IoVecs::with_capacity(0));
         }
         Ok(Outcome::Submitted)
+    }
+
+    /// Step 5 of a request with one op: slot, then op; the worker submits the batch.
+    #[inline(always)] // the compiler would make it a call for each request
+    fn submit(&mut self, info: RequestInfo, kind: OpKind, buffers: IoVecs) -> Outcome {
+        self.in_flight.begin(self.tag, self.reply, info, 1, self.context.now);
+        self.push(kind, buffers);
+        Outcome::Submitted
     }
 
     #[inline]
