@@ -21,6 +21,20 @@ impl Queue {
         self.state = State::Broken;
     }
 
+    /// What the front-end truncated, if anything.
+    pub(crate) fn memory_fault(&self) -> Option<String> {
+        let what = if let Some(region) = self.memory().poisoned() {
+            format!("memory region at guest address {:#x}", region.spec().guest_addr.0)
+        } else if self.memory().log().is_some_and(|log| log.bits().is_poisoned()) {
+            "dirty log".to_owned()
+        } else if self.lost_log() {
+            "in-flight log".to_owned()
+        } else {
+            return None;
+        };
+        Some(format!("the front-end truncated the file of its {what}"))
+    }
+
     pub(crate) fn break_kick(&mut self, errno: Errno) {
         self.break_with(&format!("its kick descriptor can no longer be polled: {errno}"));
     }

@@ -194,9 +194,7 @@ impl Worker {
             engine.engine.use_memory(queue.memory());
             engine.pool.reserve(usize::from(queue.size()));
         }
-        if let Some(due) = queue.retry_due() {
-            self.timers.set(Timer::Retry, due);
-        }
+        self.timers.set(Timer::Retry, queue.retry_due());
         let disk = self.turns.join(queue.disk().id());
         self.queues[id as usize] = Some(WorkerQueue::new(queue, engine, disk));
         // Looks at the ring without a kick: the kick may have gone to the previous server or worker.

@@ -64,7 +64,7 @@ struct WorkerQueue {
     disk: usize,
     active: bool,
     idle_passes: u32,
-    /// Who waits until nothing of the queue is in flight.
+    /// Commands that the worker answers when nothing of the queue is in flight.
     stop: Option<SyncSender<u32>>,
     leave: Option<SyncSender<Box<Queue>>>,
     memory: Option<NewMemory>,
@@ -75,7 +75,7 @@ impl WorkerQueue {
         Self { queue, engine, disk, active: false, idle_passes: 0, stop: None, leave: None, memory: None }
     }
 
-    /// Whether a thread waits until nothing of the queue is in flight.
+    /// Whether such a command waits.
     fn is_awaited(&self) -> bool {
         self.stop.is_some() || self.leave.is_some() || self.memory.is_some()
     }
@@ -136,7 +136,7 @@ impl Worker {
         let mut engines = Engines::start(id, base)?;
         engines.base().watch(Arc::clone(&wakeup), WAKEUP)?;
         let mut timers = Timers::default();
-        timers.set(Timer::StuckCheck, Instant::now() + STUCK_CHECK);
+        timers.set(Timer::StuckCheck, Some(Instant::now() + STUCK_CHECK));
         Ok(Self {
             engines,
             commands,
@@ -172,7 +172,7 @@ impl Worker {
     pub(crate) fn with_bell(mut self, bell: Option<Arc<Bell>>) -> Self {
         self.balance = bell.map(|bell| {
             let watch = BusyWatch::new(bell, Instant::now());
-            self.timers.set(Timer::BusyCheck, watch.next_look());
+            self.timers.set(Timer::BusyCheck, Some(watch.next_look()));
             watch
         });
         self
@@ -303,12 +303,8 @@ impl Worker {
         while let Some(id) = self.touched.pop() {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
             entry.queue.publish(sample, now);
-            if let Some(due) = entry.queue.call_due() {
-                self.timers.set(Timer::Call, due);
-            }
-            if let Some(due) = entry.queue.retry_due() {
-                self.timers.set(Timer::Retry, due);
-            }
+            self.timers.set(Timer::Call, entry.queue.call_due());
+            self.timers.set(Timer::Retry, entry.queue.retry_due());
             if entry.queue.is_quiet() && entry.is_awaited() && !entry.queue.must_redo() {
                 self.drained(id);
             }
@@ -422,9 +418,7 @@ impl Worker {
     fn make_due_calls(&mut self, now: Instant) {
         for entry in self.queues.iter_mut().flatten() {
             entry.queue.call_if_due(now);
-            if let Some(due) = entry.queue.call_due() {
-                self.timers.set(Timer::Call, due);
-            }
+            self.timers.set(Timer::Call, entry.queue.call_due());
         }
     }
 
@@ -434,21 +428,21 @@ impl Worker {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
             if entry.queue.look_at_parked(now) {
                 self.activate(id);
-            } else if let Some(due) = entry.queue.retry_due() {
-                self.timers.set(Timer::Retry, due);
+            } else {
+                self.timers.set(Timer::Retry, entry.queue.retry_due());
             }
         }
     }
 
     fn report_stuck(&mut self, now: Instant) {
-        self.timers.set(Timer::StuckCheck, now + STUCK_CHECK);
+        self.timers.set(Timer::StuckCheck, Some(now + STUCK_CHECK));
         self.queues.iter_mut().flatten().for_each(|entry| entry.queue.report_stuck(now));
     }
 
     fn check_busy(&mut self, now: Instant) {
         if let Some(watch) = &mut self.balance {
             watch.look(now, self.counted.submission_time + self.counted.completion_time);
-            self.timers.set(Timer::BusyCheck, watch.next_look());
+            self.timers.set(Timer::BusyCheck, Some(watch.next_look()));
         }
     }
 
@@ -472,20 +466,7 @@ impl Worker {
     fn end_faulted_sessions(&mut self) {
         self.seen_faults = sigbus::faults();
         for entry in self.queues.iter_mut().flatten() {
-            if let Some(region) = entry.queue.memory().poisoned() {
-                let spec = region.spec();
-                let what = format!(
-                    "the front-end truncated the file of its memory region at guest address {:#x}",
-                    spec.guest_addr.0
-                );
-                entry.queue.break_memory();
-                entry.queue.session().end(EndReason::MemoryFault(what));
-            } else if entry.queue.memory().log().is_some_and(|log| log.bits().is_poisoned()) {
-                let what = "the front-end truncated the file of its dirty log".to_owned();
-                entry.queue.break_memory();
-                entry.queue.session().end(EndReason::MemoryFault(what));
-            } else if entry.queue.lost_log() {
-                let what = "the front-end truncated the file of its in-flight log".to_owned();
+            if let Some(what) = entry.queue.memory_fault() {
                 entry.queue.break_memory();
                 entry.queue.session().end(EndReason::MemoryFault(what));
             }

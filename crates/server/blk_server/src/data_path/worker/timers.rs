@@ -30,11 +30,13 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// Sets the timer, unless it is due earlier already.
+    /// Sets the timer, unless it is due earlier already or `due` is `None`.
     #[inline]
-    pub(crate) fn set(&mut self, timer: Timer, due: Instant) {
-        self.due[timer as usize] = earlier(self.due[timer as usize], due);
-        self.earliest = earlier(self.earliest, due);
+    pub(crate) fn set(&mut self, timer: Timer, due: Option<Instant>) {
+        if let Some(due) = due {
+            self.due[timer as usize] = earlier(self.due[timer as usize], due);
+            self.earliest = earlier(self.earliest, due);
+        }
     }
 
     /// Whether any timer is due.
@@ -73,9 +75,10 @@ mod tests {
     #[test]
     fn timer_keeps_its_earliest_instant_and_is_due_from_then_on() {
         let (now, mut timers) = (Instant::now(), Timers::default());
-        timers.set(Timer::Call, now + 2 * SECOND);
-        timers.set(Timer::Call, now + SECOND);
-        timers.set(Timer::Call, now + 3 * SECOND);
+        timers.set(Timer::Call, Some(now + 2 * SECOND));
+        timers.set(Timer::Call, Some(now + SECOND));
+        timers.set(Timer::Call, Some(now + 3 * SECOND));
+        timers.set(Timer::Call, None);
         let before = now + Duration::from_millis(999);
         assert!(!timers.is_any_due(before) && !timers.take_due(Timer::Call, before));
         assert!(timers.is_any_due(now + SECOND) && timers.take_due(Timer::Call, now + SECOND));
@@ -85,7 +88,7 @@ mod tests {
     fn timer_that_was_taken_leaves_the_others_as_they_were() {
         let (now, mut timers) = (Instant::now(), Timers::default());
         for (timer, seconds) in Timer::ALL.into_iter().zip(1..) {
-            timers.set(timer, now + seconds * SECOND);
+            timers.set(timer, Some(now + seconds * SECOND));
         }
         for (timer, seconds) in Timer::ALL.into_iter().zip(1..) {
             let (due, before) = (now + seconds * SECOND, now + (seconds - 1) * SECOND);
@@ -99,12 +102,12 @@ mod tests {
     #[test]
     fn only_calls_and_retries_end_a_sleep() {
         let (now, mut timers) = (Instant::now(), Timers::default());
-        timers.set(Timer::StuckCheck, now);
-        timers.set(Timer::BusyCheck, now);
+        timers.set(Timer::StuckCheck, Some(now));
+        timers.set(Timer::BusyCheck, Some(now));
         assert_eq!(timers.sleep_limit(), None);
-        timers.set(Timer::Retry, now + 3600 * SECOND);
+        timers.set(Timer::Retry, Some(now + 3600 * SECOND));
         assert!(timers.sleep_limit().is_some_and(|limit| !limit.is_zero() && limit <= 3600 * SECOND));
-        timers.set(Timer::Call, now);
+        timers.set(Timer::Call, Some(now));
         assert_eq!(timers.sleep_limit(), Some(Duration::ZERO));
     }
 }
