@@ -1,9 +1,7 @@
-//! Sleeping on eventfds with epoll: for engines that cannot poll fds themselves.
+//! Sleeps on eventfds with epoll, for engines that cannot poll fds themselves.
 //!
-//! Edge-triggered and never read, so that a watch behaves as it does in io_uring: each write is an edge,
-//! several may merge.
-//!
-//! Not here: io_uring's own polls (`io_uring/`).
+//! The watches are edge-triggered and never read, so they behave as in io_uring: each write is an edge, and several may
+//! merge.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,13 +15,13 @@ use rustix::io::Errno;
 use crate::engine::{Event, WatchId, WatchToken};
 use crate::engines::watches::WatchTable;
 
-/// Events taken per system call; more are left for the next.
+/// Events per system call. The next call takes the others.
 const BATCH: usize = 64;
 
 /// The name of an fd that only ends the sleep. No watch has it: its generation has the top bit set.
 const WAKER: u64 = u64::MAX;
 
-/// Watched descriptors, and descriptors that only end a sleep: what a backend sleeps on that has no ring.
+/// What a backend without a ring sleeps on: watched descriptors, and descriptors that only end a sleep.
 #[derive(Debug)]
 pub struct EpollWatcher {
     epoll: OwnedFd,

@@ -1,7 +1,7 @@
-//! An engine that completes every op at once and touches no data: what is left is the time of everything else.
+//! An engine for tests that completes every op at once and moves no data, so that only the other parts take time.
 //!
-//! Makes no system calls while ops flow. It looks at watched fds in `wait`, and now and then in `reap`, so that a worker
-//! that never sleeps hears of them too. Reads leave the buffers as they were.
+//! It makes no system call while ops flow. It checks watched fds in `wait`, and sometimes in `reap`, so that a worker
+//! that never sleeps sees kicks, too. Reads leave the buffers unchanged.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +13,7 @@ use crate::config::EngineConfig;
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpKind, Stats, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 
-/// Calls of `reap` between two looks at the watched fds.
+/// Calls of `reap` between two checks of the watched fds.
 const LOOK_EVERY: u32 = 256;
 
 /// See the file's head.
@@ -96,7 +96,7 @@ impl Engine for NullEngine {
         events.extend(self.done.drain(..).map(Event::Completed));
         self.reaps = self.reaps.wrapping_add(1);
         if self.reaps.is_multiple_of(LOOK_EVERY) && !self.watcher.is_idle() {
-            // An error comes again in `wait`, which reports it.
+            // A lasting error comes again in `wait`, which reports it.
             let _ = self.watcher.wait(Some(Duration::ZERO));
         }
         self.watcher.take_ready(events);

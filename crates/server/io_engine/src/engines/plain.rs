@@ -1,6 +1,4 @@
-//! One call, made now, on this thread: what the engines without a queue in the kernel are built on.
-//!
-//! Not here: which thread (`sync.rs`, `threads/pool.rs`), faults on request (`fake.rs`).
+//! Makes one call, now, on this thread. The engines without a queue in the kernel use it.
 
 use std::os::fd::RawFd;
 
@@ -12,7 +10,7 @@ use crate::backend::{Buffers, Call, Verb};
 /// read or write.
 ///
 /// # Safety
-/// What `call.buffers` points to must be allocated during the call, and nobody else may rely on its contents.
+/// What `call.buffers` points to must be allocated during the call, and no other code may rely on its contents.
 pub(crate) unsafe fn execute(fd: RawFd, call: &Call, extra_flags: i32) -> i32 {
     let flags = call.flags | extra_flags;
     #[allow(clippy::cast_possible_wrap)] // file offsets and lengths are below 2^63

@@ -1,9 +1,7 @@
-//! Which fds are watched, and which fired since they were last reported.
+//! Which fds are watched, and which have fired since the last report.
 //!
-//! A slot is free again only when the kernel has let go of it: until then late events find an old
-//! generation and are dropped.
-//!
-//! Not here: arming (`io_uring.rs`, `epoll.rs`).
+//! A slot is free again only when the kernel has released it. Until then, late events find an old generation and are
+//! dropped.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,9 +13,9 @@ use crate::engine::{Event, WatchId, WatchToken};
 /// The top bit marks watches in io_uring's `user_data`.
 const GENERATION_MASK: u32 = 0x7fff_ffff;
 
-/// A poll that ends without an error met a full completion ring, and works when it is armed again; one that
-/// keeps ending is on something that is always ready (a regular file, `/dev/null`: a front-end may pass
-/// anything as a kick fd), and arming it for ever would be a busy loop.
+/// A poll that ends without an error met a full completion ring, and works when it is armed again. A poll that keeps
+/// ending is on a descriptor that is always ready (a regular file, `/dev/null`: a front-end may pass any fd as a kick
+/// fd). Arming it again and again would be a busy loop.
 const MAX_ENDED_AT_ONCE: u8 = 200;
 
 #[derive(Debug)]
@@ -27,7 +25,7 @@ enum State {
         fd: Arc<OwnedFd>,
         token: WatchToken,
     },
-    /// Stopped; the fd is held until the kernel has confirmed, because it may still look it up.
+    /// Stopped. The slot holds the fd until the kernel confirms, because the kernel may still look it up.
     Stopping {
         _fd: Arc<OwnedFd>,
     },
@@ -39,11 +37,11 @@ struct Slot {
     state: State,
     /// In `ready`, with what to report.
     fired: Option<Result<(), Errno>>,
-    /// The kernel has, or is about to get, a poll for it.
+    /// The kernel has a poll for it, or gets one with the next submission.
     armed: bool,
     /// Polls in a row that ended with their first event.
     ended_at_once: u8,
-    /// It is armed again however often that happens.
+    /// The engine arms it again, however often its polls end.
     trusted: bool,
 }
 
@@ -76,7 +74,7 @@ impl WatchTable {
         WatchId { index: index as u32, generation: slot.generation }
     }
 
-    /// A descriptor of our own: it is no stranger's that keeps us busy.
+    /// Marks a descriptor of our own process: no other process keeps the engine busy with it.
     pub fn trust(&mut self, id: WatchId) {
         if let Some(slot) = self.slot(id) {
             slot.trusted = true;
@@ -87,7 +85,7 @@ impl WatchTable {
         self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)
     }
 
-    /// The fd to arm again, while the watch is wanted.
+    /// The fd to arm again, if the watch is still wanted.
     pub fn active_fd(&mut self, id: WatchId) -> Option<Arc<OwnedFd>> {
         match &self.slot(id)?.state {
             State::Active { fd, .. } => Some(Arc::clone(fd)),
@@ -95,15 +93,15 @@ impl WatchTable {
         }
     }
 
-    /// Notes that a poll reported something, and whether it ended with that without an error. Returns
-    /// whether to arm it again: not when that has led nowhere before.
+    /// Notes that a poll reported an event; `ended`: and ended without an error. Returns whether to arm it again: not
+    /// after too many polls that ended at once.
     pub fn may_go_on(&mut self, id: WatchId, ended: bool) -> bool {
         let Some(slot) = self.slot(id) else { return false };
         slot.ended_at_once = if ended { slot.ended_at_once.saturating_add(1) } else { 0 };
         slot.trusted || slot.ended_at_once < MAX_ENDED_AT_ONCE
     }
 
-    /// Notes that the fd was written to (`Ok`), or that it cannot be watched: reported once.
+    /// Notes that the fd was written to (`Ok`), or that it cannot be watched. Reported once.
     #[inline]
     pub fn fire(&mut self, id: WatchId, what: Result<(), Errno>) {
         let Some(slot) = self.slot(id).filter(|slot| matches!(slot.state, State::Active { .. })) else {
@@ -115,8 +113,8 @@ impl WatchTable {
         }
     }
 
-    /// Stops reporting. Returns whether the kernel still has a poll that must be removed; the slot waits
-    /// for [`WatchTable::released`] then.
+    /// Stops reporting. Returns whether the kernel has a poll to remove; the slot then waits for
+    /// [`WatchTable::released`].
     pub fn stop(&mut self, id: WatchId) -> bool {
         let Some(slot) = self.slot(id) else { return false };
         if let State::Active { fd, .. } = &slot.state {
@@ -129,7 +127,7 @@ impl WatchTable {
         armed
     }
 
-    /// The kernel has let go of a stopped watch.
+    /// Frees the slot of a stopped watch that the kernel has released.
     pub fn released(&mut self, id: WatchId) {
         if let Some(slot) = self.slot(id).filter(|slot| matches!(slot.state, State::Stopping { .. })) {
             slot.generation = (slot.generation + 1) & GENERATION_MASK;

@@ -1,9 +1,7 @@
 //! An engine for tests: real files, plain system calls, and faults on request.
 //!
-//! It runs under the same logic as io_uring (`core/`); only the kernel is made up: calls run, one after
-//! the other, in `submit`, and a script decides which of them fail, stop short, hang or come back late.
-//!
-//! Not here: the script itself (`fake/script.rs`). Nothing here is meant to be fast.
+//! It runs under the same core as io_uring. Only the kernel is simulated: calls run one after the other in `submit`,
+//! and a script (`script.rs`) decides which of them fail, stop short, hang or return late.
 
 mod script;
 
@@ -132,7 +130,7 @@ impl IoBackend for FakeBackend {
 
     fn begin_reap(&mut self) {
         self.run_released();
-        // What went wrong here goes wrong again in `wait`, which reports it.
+        // A lasting error comes again in `wait`, which reports it.
         let _ = self.watcher.wait(Some(Duration::ZERO));
         self.budget = self.results.len();
     }

@@ -1,8 +1,6 @@
-//! Which calls of the fake go wrong, and how: set by a test, from any thread.
+//! Says which calls of the fake engine go wrong, and how. A test sets it, from any thread.
 //!
-//! Rules are tried in the order they were added; the first that matches and is not used up decides.
-//!
-//! Not here: carrying the verdict out (`fake.rs`).
+//! The first rule that matches and is not used up decides.
 
 use std::io;
 use std::ops::Range;
@@ -14,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::backend::{Call, Verb};
 
-/// Which calls a rule is about.
+/// The calls that a rule applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum When {
     /// Every call.
@@ -40,14 +38,14 @@ pub enum Fault {
     Stick,
 }
 
-/// One thing to go wrong, so many times.
+/// One rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Where.
+    /// For which calls.
     pub when: When,
-    /// How.
+    /// What goes wrong.
     pub fault: Fault,
-    /// How often; then it is used up.
+    /// For how many calls; then the rule is used up.
     pub times: u64,
 }
 
@@ -92,7 +90,7 @@ impl FakeHandle {
         self.with(|script| script.rules.clear());
     }
 
-    /// Hands results out in an order that depends on `seed` only.
+    /// Returns results in an order that depends on `seed` only.
     pub fn shuffle(&self, seed: u64) {
         self.with(|script| script.shuffle = Some(seed | 1));
     }
@@ -136,11 +134,11 @@ impl FakeHandle {
         self.with(|script| script.held = held);
     }
 
-    /// One of `count` places.
+    /// A number below `count`.
     pub(super) fn pick(&self, count: usize) -> usize {
         self.with(|script| {
             let Some(state) = &mut script.shuffle else { return 0 };
-            // Marsaglia's xorshift64: order is all that is asked of it.
+            // Marsaglia's xorshift64.
             *state ^= *state << 13;
             *state ^= *state >> 7;
             *state ^= *state << 17;

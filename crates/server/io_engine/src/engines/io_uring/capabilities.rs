@@ -1,7 +1,7 @@
-//! What io_uring offers on this host, feature by feature, and why something is off: for people.
+//! Reports what io_uring offers on this host, feature by feature, and why something is off.
 //!
-//! Each answer comes from trying, on tiny rings, and not from the kernel's version: distributions carry features
-//! back, and sandboxes take them away. Not here: what an engine was made with (`setup.rs`, [`super::Features`]).
+//! Each answer comes from a try on a tiny ring, not from the kernel's version: distributions backport features, and
+//! sandboxes remove them.
 
 use std::io;
 
@@ -11,9 +11,9 @@ use super::pinned::locked_memory_limit;
 use crate::choose::capability::Capability;
 use crate::core::bounce::Bounce;
 
-/// What io_uring offers here; the first is io_uring itself, and the only one where that is missing.
+/// What io_uring offers here. The first entry is io_uring itself, and the only one if that is missing.
 ///
-/// Costs about a millisecond: not for a request's path.
+/// Takes about a millisecond: not for the request path.
 #[must_use]
 pub fn io_uring_capabilities() -> Vec<Capability> {
     let made = IoUring::new(1);

@@ -1,13 +1,11 @@
-//! One call as a submission entry.
-//!
-//! Not here: user data, and who vouches for the memory (`io_uring.rs`, `iopoll.rs`).
+//! Turns one call into a submission entry.
 
 use io_uring::types::{Fd, Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
 use crate::backend::{Buffers, Call, Target, Verb};
 
-/// A macro, because `io-uring` seals the trait that its two ways to name a file have in common.
+/// A macro, because `io-uring` seals the trait that covers both ways to name a file.
 macro_rules! entry {
     ($file:expr, $call:expr, $piece:expr) => {{
         let Call { verb, flags, offset_bytes, len_bytes, buffers } = *$call;

@@ -1,14 +1,13 @@
-//! The second ring: reads and writes past the page cache, whose completions are polled for (IOPOLL).
+//! The second ring: reads and writes past the page cache, for whose completions the engine polls (IOPOLL).
 //!
 //! `queue → submit → poll: enter the kernel, which looks at the device → completion ring → pop`
 //!
-//! - The kernel refuses everything else on such a ring: kicks, syncs and `fallocate` stay on the first.
-//! - Nothing is completed unless somebody polls: while calls are out, `reap` and `wait` do, and `wait` does not sleep.
-//! - Files are asked one by one whether they can be polled (`iopoll_probe.rs`). One that refuses later (its first
-//!   block was a hole) is found out by its first call, which then goes to the first ring like all after it.
-//! - A call here cannot be given up: it ends by polling.
-//!
-//! Not here: the first ring (`io_uring.rs`), making this one (`setup.rs`).
+//! - The kernel refuses all other calls on such a ring: kicks, syncs and `fallocate` use the first ring.
+//! - A call completes only when the engine polls. While calls are in flight, `reap` and `wait` poll, and `wait` does
+//!   not sleep.
+//! - `iopoll_probe.rs` tests each file. A file that refuses later, for example because its first block was a hole,
+//!   shows this by its first call. That call and all later ones then go to the first ring.
+//! - A call on this ring cannot be cancelled: it ends by polling.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -22,18 +21,18 @@ use crate::engine::FileSpec;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileCheck {
     Probe,
-    /// Every file is taken: for tests.
+    /// Takes every file: for tests.
     TakeAll,
 }
 
 pub(super) struct PolledRing {
     ring: IoUring,
     check: FileCheck,
-    /// Whether transfers come here, by a file's place in the table of registered files.
+    /// Whether a file's transfers come here, by its index in the table of registered files.
     takes: Box<[bool]>,
-    /// The file's place, by op: where a refused call came from.
+    /// The file's index, by op: a refused call names it.
     file_of: Vec<u32>,
-    /// Completions that `pop` still hands out in this pass.
+    /// Completions that `pop` may still return in this pass.
     budget: usize,
     /// Queued or in the kernel.
     calls: usize,
@@ -53,13 +52,13 @@ impl PolledRing {
         self.ring.submitter()
     }
 
-    /// There may be so many calls.
+    /// Makes room for this many calls.
     pub fn expect(&mut self, calls: u32) {
         let calls = self.file_of.len().max(calls as usize);
         self.file_of.resize(calls, 0);
     }
 
-    /// Takes the file, or says in the log why its transfers go to the first ring.
+    /// Takes the file, or logs why its transfers go to the first ring.
     pub fn register_file(&mut self, index: u32, spec: &FileSpec) {
         let checked = if self.check == FileCheck::Probe { iopoll_probe::check(spec) } else { Ok(()) };
         if let Err(reason) = checked.and_then(|()| self.add_file(index, spec)) {
@@ -90,7 +89,8 @@ impl PolledRing {
     }
 
     /// # Safety
-    /// As `Kernel::queue`: what `entry` points to stays until its result was popped.
+    /// As [`IoBackend::queue`](crate::IoBackend::queue): what `entry` points to stays until `pop` has returned
+    /// its result.
     #[inline]
     pub unsafe fn queue(&mut self, entry: &squeue::Entry, target: Target) -> Result<(), QueueFull> {
         // SAFETY: 1. the caller keeps buffers and file until it has the result.
@@ -104,7 +104,7 @@ impl PolledRing {
         Ok(())
     }
 
-    /// As `Kernel::submit`.
+    /// As [`IoBackend::submit`](crate::IoBackend::submit).
     pub fn submit(&mut self) -> io::Result<()> {
         while !self.ring.submission().is_empty() {
             match self.ring.submitter().submit() {
@@ -120,13 +120,13 @@ impl PolledRing {
         Ok(())
     }
 
-    /// Whether there are calls to be polled for.
+    /// Whether calls are in flight, for which the engine must poll.
     #[inline]
     pub fn is_busy(&self) -> bool {
         self.calls > 0
     }
 
-    /// Has the kernel look at the devices once. Returns whether results are there.
+    /// Makes the kernel look at the devices once. Returns whether results are there.
     pub fn poll(&mut self) -> bool {
         if self.ring.completion().is_empty() && self.calls > 0 {
             // SAFETY: 1. nothing is submitted, and there is no argument.

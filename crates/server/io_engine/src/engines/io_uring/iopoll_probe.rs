@@ -1,9 +1,9 @@
-//! Whether the completions of a file can be polled for.
+//! Tests whether the kernel can poll for the completions of a file.
 //!
 //! `O_DIRECT? → does its device have poll queues? → a polled read of its first block, on a ring of its own`
 //!
-//! A device without poll queues is refused although older kernels take polled calls to it: they complete by
-//! interrupt, and polling would only burn the processor. Not here: using the answer (`iopoll.rs`).
+//! The test refuses a device without poll queues, although older kernels take polled calls to it: those complete by
+//! interrupt, and polling would only waste processor time.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -23,7 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The smallest read that any block device takes.
 const LEAST_BYTES: u32 = 512;
 
-/// An error: why not.
+/// # Errors
+/// Why not.
 pub(super) fn check(spec: &FileSpec) -> Result<(), String> {
     let flags = fcntl_getfl(&spec.file).map_err(|errno| errno.to_string())?;
     if !flags.contains(OFlags::DIRECT) {
@@ -35,7 +36,7 @@ pub(super) fn check(spec: &FileSpec) -> Result<(), String> {
     polled_read(spec)
 }
 
-/// What sysfs says of the device under `file`; `None` where it says nothing, as for file systems over several.
+/// What sysfs says about the device under `file`; `None` if it says nothing, as for a file system over several devices.
 fn device_polls(file: &File) -> Option<bool> {
     let metadata = file.metadata().ok()?;
     let is_device = metadata.file_type().is_block_device();
@@ -74,7 +75,7 @@ fn polled_read(spec: &FileSpec) -> Result<(), String> {
     }
 }
 
-/// A failure that is not about polling is met again, and reported, by the first request.
+/// A failure for another reason is no answer: the first request meets and reports it.
 fn judge(result: i32) -> Result<(), String> {
     match result {
         refused if refused == -libc::EOPNOTSUPP || refused == -libc::EINVAL => {

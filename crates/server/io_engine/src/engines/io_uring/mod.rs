@@ -2,18 +2,15 @@
 //!
 //! `queue → submission ring → one io_uring_enter per batch → completion ring → pop`
 //!
-//! - The ring is made disabled, maybe on another thread, and enabled by its worker: a single issuer.
-//! - With deferred task-run, completions appear only inside `io_uring_enter`; the kernel sets a flag when
-//!   there is something to be run, so `reap` needs no system call to look.
-//! - A kick fd has a multishot poll and is never read: each write is an edge and posts one completion. A
-//!   poll that the kernel ended (completion ring overflow) is armed again.
-//! - Nothing here runs on a timer: an idle worker sleeps in `io_uring_enter` without a timeout.
-//! - Three options change parts of this, each in a file of its own: a kernel thread that submits
-//!   (`sqpoll.rs`), a second ring for reads and writes whose completions are polled for (`iopoll.rs`), and guest
-//!   memory that is registered, hence pinned (`pinned.rs`). With both of the first two, the thread serves the
+//! - The ring is created disabled, maybe on another thread. Its worker enables it and is its single issuer.
+//! - With deferred task-run, completions appear only inside `io_uring_enter`. The kernel sets a flag when it has such
+//!   work, so `reap` makes no system call to look.
+//! - A kick fd has a multishot poll and is never read: each write is an edge and posts one completion. If the kernel
+//!   ends a poll (completion ring overflow), the engine arms it again.
+//! - The engine has no timer: an idle worker sleeps in `io_uring_enter` without a timeout.
+//! - Three options change parts of this: a kernel thread that submits (`sqpoll.rs`), a second ring that the engine
+//!   polls (`iopoll.rs`), and guest memory that is registered and so pinned (`pinned.rs`). The kernel thread serves the
 //!   first ring only.
-//!
-//! Not here: set-up and fallbacks (`setup.rs`), op logic (`core/`).
 
 mod setup;
 
@@ -56,18 +53,18 @@ use crate::core::Core;
 use crate::engine::{Event, FileSpec, WatchId, WatchToken};
 use crate::engines::watches::WatchTable;
 
-/// Marks `user_data` of polls; the rest is the watch's index and generation.
+/// Marks `user_data` of polls. The other bits are the watch's index and generation.
 const WATCH_BIT: u64 = 1 << 63;
-/// `user_data` of calls whose result nobody needs.
+/// `user_data` of calls whose result the engine ignores.
 const IGNORED: u64 = u64::MAX;
-/// How long to sleep when the kernel has no memory for our calls, before it is asked again.
+/// How long to sleep when the kernel has no memory for a call, before the engine tries again.
 const RETRY_AFTER: Duration = Duration::from_millis(10);
 
 /// One io_uring, or two, not yet started.
 pub type IoUringEngine = Core<Uring>;
 
 impl IoUringEngine {
-    /// Makes a ring with whatever this kernel has.
+    /// Makes a ring with the newest features that this kernel has.
     ///
     /// # Errors
     /// As [`IoUringEngine::with`].
@@ -93,8 +90,8 @@ impl IoUringEngine {
         Ok(Self::over(Uring::make(age, &IoUringOptions::default(), &config)?, &config))
     }
 
-    /// As if every file could be polled (`iopoll`): the second ring is there, and takes all reads and
-    /// writes, but completes them by interrupt. To test two rings where no device can be polled.
+    /// As if every file could be polled (`iopoll`): the second ring takes all reads and writes, but completes them by
+    /// interrupt. This tests two rings on machines without a device that can be polled.
     ///
     /// # Errors
     /// As [`IoUringEngine::with`].
@@ -102,7 +99,7 @@ impl IoUringEngine {
         Ok(Self::over(Uring::make_polled(options, &config)?, &config))
     }
 
-    /// What the kernel has of what the engine would like.
+    /// Which optional features the kernel has.
     #[must_use]
     pub fn features(&self) -> Features {
         self.backend.features
@@ -111,7 +108,7 @@ impl IoUringEngine {
 
 /// The backend.
 pub struct Uring {
-    // Rings first: they are closed before what they may point to is let go.
+    // The rings come first: they are closed before the memory that they may point to is freed.
     ring: IoUring,
     polled: Option<Box<PolledRing>>,
     pinned: Option<Box<Pinned>>,
@@ -120,14 +117,14 @@ pub struct Uring {
     /// Polls and cancellations that wait for room in the submission ring.
     control: VecDeque<squeue::Entry>,
     watches: WatchTable,
-    /// Completions that `pop` still hands out in this pass: a peer that keeps writing to its kick fd must
-    /// not keep a worker in `reap`.
+    /// Completions that `pop` may still return in this pass. A peer that keeps writing to its kick fd must not keep the
+    /// worker in `reap`.
     budget: usize,
-    /// Calls whose results are outstanding, polls and the second ring's not counted.
+    /// Calls in flight, without polls and without those on the second ring.
     calls: usize,
-    /// Signalled with every result, for who sleeps on more than this engine: made when it is asked for.
+    /// Signalled with every result, for a worker that sleeps on several engines. Made on the first request.
     signal: Option<OwnedFd>,
-    /// Only with a kernel thread that submits: files that go by their number, see `Drop`.
+    /// Files that calls name by descriptor. Only with a kernel thread that submits, see `Drop`.
     numbered: HashMap<u32, Arc<File>>,
 }
 
@@ -155,8 +152,8 @@ impl Uring {
         second: Option<Kind>,
         check: FileCheck,
     ) -> io::Result<Self> {
-        // Deferred task-run needs a single issuer. With cooperative task-run, a thread that polls would not run the task
-        // work of the calls that it started.
+        // Deferred task-run needs a single issuer. With cooperative task-run, a thread that polls would not run the
+        // task work of the calls that it started.
         let age = if config.several_threads { age.max(KernelAge::Before5_19) } else { age };
         let rings = setup::make_rings(age, options, config, second);
         let Rings { first, second, features } = rings.map_err(|error| setup::explain(&error, options))?;
@@ -181,7 +178,7 @@ impl Uring {
         }
     }
 
-    /// Moves what waits into the submission ring, as far as it has room.
+    /// Moves waiting entries into the submission ring, as far as it has room.
     #[inline]
     fn move_control(&mut self) {
         while let Some(entry) = self.control.front() {
@@ -251,14 +248,14 @@ impl Uring {
         !self.ring.completion().is_empty() || self.watches.has_ready()
     }
 
-    /// Whether the kernel has results that only entering it brings into the completion ring.
+    /// Whether the kernel has results that appear only after `io_uring_enter`.
     #[inline]
     fn has_work_inside(&mut self) -> bool {
         let queue = self.ring.submission();
         queue.taskrun() || queue.cq_overflow()
     }
 
-    /// Completions of the second ring come only by polling: it and the first ring's completion queue in turns.
+    /// Polls the second ring, and checks the first ring's completion queue in turns.
     fn wait_polling(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
@@ -281,7 +278,7 @@ impl Uring {
         act(pinned, &rings);
     }
 
-    /// Waiting for nothing but kicks is no I/O wait, and should not look like one in `top`.
+    /// A worker that waits only for kicks is not in I/O wait, and `top` should not show it so.
     fn wait_flags(&self) -> EnterFlags {
         let idle = self.calls == 0 && self.features.no_iowait;
         EnterFlags::GETEVENTS | if idle { EnterFlags::NO_IOWAIT } else { EnterFlags::empty() }
@@ -399,10 +396,10 @@ impl IoBackend for Uring {
                 return Ok(());
             }
             match self.ring.submitter().submit() {
-                // The rest of `control`, or of a batch that a kernel before 5.18 broke off at an error.
+                // The rest of `control`, or of a batch that a kernel before 5.18 ended at an error.
                 Ok(taken) if taken > 0 => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // No memory for calls, or completions to be reaped first: later, from `wait` at the latest.
+                // No memory for calls, or the worker must reap first. `wait` tries again at the latest.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
                     return Ok(());
                 }
@@ -483,9 +480,10 @@ impl IoBackend for Uring {
         Ok(())
     }
 
-    /// Not the ring's own descriptor: with `DEFER_TASKRUN`, what is left to be done in this thread does not wake who
-    /// polls that (seen with Linux 6.18), but it does signal an eventfd. Unless it was a kick: what one eventfd sets
-    /// off signals another one once and never again. So kicks are watched by an engine that is slept *in*.
+    /// Not the ring's own descriptor. With `DEFER_TASKRUN`, work that is left for this thread does not wake a thread
+    /// that polls the ring (seen with Linux 6.18), but it signals an eventfd. Kicks are different: an eventfd that
+    /// another eventfd sets off is signalled once and never again. So the engine that the worker sleeps in watches the
+    /// kicks.
     fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
         if self.signal.is_none() {
             let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -495,7 +493,7 @@ impl IoBackend for Uring {
         self.signal.as_ref().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// A call on the second ring cannot be given up; it is not found on the first, and that is ignored.
+    /// A call on the second ring cannot be cancelled. The first ring does not find it, and the engine ignores that.
     fn cancel(&mut self, user_data: u64) {
         self.control.push_back(opcode::AsyncCancel::new(user_data).build().user_data(IGNORED));
     }
@@ -514,15 +512,15 @@ impl IoBackend for Uring {
 
     fn unwatch(&mut self, id: WatchId) {
         if self.watches.stop(id) {
-            // Not POLL_REMOVE: that one gives up (EALREADY) when a kick is just being delivered.
+            // Not POLL_REMOVE: it fails (EALREADY) while a kick is being delivered.
             self.cancel(watch_name(id));
         }
     }
 }
 
 impl Drop for Uring {
-    /// A kernel thread that is stuck in a batch may still look a number up after the ring was closed: it must
-    /// not mean another file by then. Without one, what is queued ends with the ring.
+    /// A kernel thread that is stuck in a batch may look a descriptor up after the ring is closed. The number must not
+    /// mean another file by then. Without such a thread, queued calls end with the ring.
     fn drop(&mut self) {
         if self.features.sqpoll && self.queued() > 0 {
             std::mem::forget(std::mem::take(&mut self.numbered));

@@ -1,22 +1,20 @@
-//! Guest memory registered with the kernel as fixed buffers: pinned, so that no call has to pin its pages.
+//! Registers guest memory with the kernel as fixed buffers. It is pinned then, and no call has to pin its pages.
 //!
 //! `use_memory → region → pieces of at most 1 GiB → the kernel's table`; a transfer inside one piece is a fixed one
 //!
-//! Off unless asked for (`pin_guest_memory`), because of what it breaks:
+//! Off by default (`pin_guest_memory`), because of what it breaks:
 //!
-//! - **Balloon, free-page reporting, virtio-mem**: they punch holes into the guest's memory file. The kernel goes
-//!   on with the pages that were there before: a read then succeeds, and the guest does not see the data. That
-//!   is silent corruption; a guest with any of these devices must not be pinned.
-//! - **Overcommit and KSM**: all guest memory is resident and locked, once per worker by the kernel's count
-//!   (`RLIMIT_MEMLOCK`, for users other than root), pages are neither swapped, merged nor migrated.
-//! - Starting takes as long as the kernel needs to touch all of it, and the worker waits.
+//! - **Balloon, free-page reporting, virtio-mem** punch holes into the guest's memory file. The kernel keeps using the
+//!   old pages: a read succeeds, and the guest does not see the data. This is silent corruption. Never pin a guest with
+//!   any of these devices.
+//! - **Overcommit and KSM**: all guest memory is resident and locked, and the kernel counts it once per worker
+//!   (`RLIMIT_MEMLOCK`, for users other than root). Pages are not swapped, merged or migrated.
+//! - The worker waits at the start until the kernel has touched all of it.
 //!
-//! Regions are counted by announcement: one that is in the old memory and in the new one stays as it is. A region
-//! stays mapped while it is in the table, so that no other memory can take its addresses. A region that the
-//! kernel refuses is used unpinned. Pages of a piece that is removed stay pinned until the calls on them end: the
-//! kernel gives a registered resource up when it "is not used anymore" (io_uring_register(2), resource tagging).
-//!
-//! Not here: the table's making (`setup.rs`), which opcode (`entries.rs`).
+//! Each announcement of a region counts, so a region that is in the old and in the new memory stays registered. A
+//! region stays mapped while it is in the table, so no other memory can take its addresses. A region that the kernel
+//! refuses is used unpinned. Pages of a removed piece stay pinned until the calls on them end: the kernel gives a
+//! registered resource up when it "is not used anymore" (io_uring_register(2), resource tagging).
 
 use std::io;
 use std::sync::Arc;
@@ -28,10 +26,10 @@ use crate::backend::{Buffers, Call};
 
 /// The kernel's limit per buffer (`SZ_1G`, io_uring/rsrc.c).
 const PIECE_BYTES: u64 = 1 << 30;
-/// Places in the kernel's table: 4 TiB of guest memory at least, if its regions are large. It may have 16384.
+/// Places in the kernel's table: at least 4 TiB of guest memory if its regions are large. The kernel's limit is 16384.
 pub(super) const MAX_PIECES: u16 = 4096;
 
-/// Host addresses, and the place in the kernel's table.
+/// A range of host addresses, and its place in the kernel's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     start: usize,
@@ -43,7 +41,7 @@ struct Piece {
 struct Known {
     region: Arc<Region>,
     users: usize,
-    /// None, where the kernel refused.
+    /// Empty if the kernel refused.
     places: Vec<u16>,
 }
 

@@ -1,4 +1,4 @@
-//! Making the rings with whatever the running kernel has.
+//! Makes the rings with the newest features that the running kernel has.
 //!
 //! `newest flags → EINVAL → the flags of the release before → …`, then tables of files and buffers, then restrictions
 //!
@@ -12,8 +12,7 @@
 //!
 //! A kernel thread that takes submissions (SQPOLL) excludes both kinds of task-run: the kernel answers EINVAL.
 //!
-//! Source: io_uring_setup(2), io_uring_register(2) of liburing 2.9. Which flags work is found out once per
-//! process. Not here: using the rings (`io_uring.rs`), what to tell about a host (`capabilities.rs`).
+//! Source: io_uring_setup(2), io_uring_register(2) of liburing 2.9. The process tries once which flags work.
 
 use std::fmt;
 use std::io;
@@ -48,16 +47,16 @@ const SPARE_COMPLETIONS: u32 = 1024;
 /// `IORING_MAX_ENTRIES` (io_uring/io_uring.h).
 const MAX_DEPTH: u32 = 32768;
 
-/// How new a kernel to make use of, newest first.
+/// The newest kernel whose features to use, newest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KernelAge {
-    /// Whatever there is.
+    /// Every feature that works.
     Newest,
     /// No deferred task-run.
     Before6_1,
     /// No cooperative task-run, no sparse file table.
     Before5_19,
-    /// What the oldest kernel aimed at has; files are not registered either.
+    /// The oldest supported kernel; files are not registered either.
     Linux5_15,
 }
 
@@ -70,11 +69,11 @@ impl KernelAge {
 pub enum FileTableKind {
     /// A table of registered files.
     Registered,
-    /// By their numbers, looked up at each call.
+    /// By descriptor, which the kernel looks up at each call.
     Plain,
 }
 
-/// What the kernel has of what the engine would like.
+/// Which optional features the kernel has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// The flags that were accepted are those of this age.
@@ -136,7 +135,6 @@ pub(super) enum Kind {
     Pretended,
 }
 
-/// Both rings of an engine, disabled.
 /// The options of `io_uring`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IoUringOptions {
@@ -148,6 +146,7 @@ pub struct IoUringOptions {
     pub pin_guest_memory: bool,
 }
 
+/// Both rings of an engine, disabled.
 pub(super) struct Rings {
     pub first: IoUring,
     /// For `iopoll`.
@@ -155,7 +154,7 @@ pub(super) struct Rings {
     pub features: Features,
 }
 
-/// The first age whose flags this kernel accepted, as an index; what it refused once is not tried again.
+/// Index of the first age whose flags this kernel accepted. The process does not try refused flags again.
 static ACCEPTED: AtomicU8 = AtomicU8::new(0);
 
 pub(super) fn make_rings(
@@ -213,7 +212,7 @@ fn newest_accepted(wanted: KernelAge, depth: u32, kind: Kind) -> io::Result<(IoU
         match builder(age, depth, kind).build(entries(depth, kind)) {
             Ok(ring) => return Ok((ring, age)),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                // Other kinds may be refused for reasons of their own.
+                // The kernel may refuse the other kinds for other reasons.
                 if kind == Kind::Plain {
                     ACCEPTED.fetch_max(index + 1, Ordering::Relaxed);
                 }
@@ -225,8 +224,8 @@ fn newest_accepted(wanted: KernelAge, depth: u32, kind: Kind) -> io::Result<(IoU
     Err(last)
 }
 
-/// A kernel thread frees places batch by batch, after their calls may have ended: with room for two batches
-/// a worker that fills one does not wait for it.
+/// A kernel thread frees places batch by batch, maybe after their calls have ended. With room for two batches, a worker
+/// that fills one does not wait for it.
 fn entries(depth: u32, kind: Kind) -> u32 {
     let spare = u32::from(matches!(kind, Kind::SubmissionPolled(_)));
     depth.next_power_of_two() << spare
@@ -234,8 +233,8 @@ fn entries(depth: u32, kind: Kind) -> u32 {
 
 fn builder(age: KernelAge, depth: u32, kind: Kind) -> Builder<squeue::Entry, cqueue::Entry> {
     let mut builder = IoUring::builder();
-    // Twice the depth: with several disks more than the depth may be in flight, and end together when a disk that hung
-    // goes on.
+    // Twice the depth: with several disks more ops than the depth may be in flight, and end together when a disk that
+    // hung continues.
     let completions = (2 * depth + SPARE_COMPLETIONS).next_power_of_two();
     builder.setup_r_disabled().setup_cqsize(completions).setup_clamp();
     match kind {
@@ -286,7 +285,7 @@ fn check_opcodes(ring: &IoUring) -> io::Result<()> {
     }
 }
 
-/// Returns how many places the table has; 0: none, files go by their numbers.
+/// Returns the number of places in the table; 0: none, so calls name files by descriptor.
 fn register_files(ring: &IoUring, age: KernelAge, wanted: u32) -> u32 {
     let submitter = ring.submitter();
     let registered = match age {
@@ -304,7 +303,7 @@ fn register_files(ring: &IoUring, age: KernelAge, wanted: u32) -> u32 {
     }
 }
 
-/// Room for guest memory, still empty.
+/// Makes an empty table for guest memory.
 fn register_buffer_table(ring: &IoUring, age: KernelAge) -> bool {
     let registered = match age {
         KernelAge::Before5_19 | KernelAge::Linux5_15 => Err(io::ErrorKind::Unsupported.into()),
@@ -316,13 +315,13 @@ fn register_buffer_table(ring: &IoUring, age: KernelAge) -> bool {
     registered.is_ok()
 }
 
-/// From now on the ring does what the engine needs and nothing else: a server that was taken over cannot
-/// use it to open files or sockets.
+/// Restricts the ring to what the engine needs, so that an attacker who controls the server cannot open files or
+/// sockets with it.
 fn restrict(ring: &IoUring, opcodes: &[&[u8]], pinned: bool) -> bool {
     let mut rules = rules_for(opcodes, pinned, true);
     let mut restricted = ring.submitter().register_restrictions(&mut rules);
     if restricted.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
-        // The kernel refuses a list that has an operation it does not know, as a whole.
+        // The kernel refuses a whole list if it does not know one operation.
         rules = rules_for(opcodes, pinned, false);
         restricted = ring.submitter().register_restrictions(&mut rules);
     }
@@ -350,8 +349,9 @@ fn rules_for(opcodes: &[&[u8]], pinned: bool, limits_workers: bool) -> Vec<Restr
     rules
 }
 
-/// Threads that the kernel starts for calls which block (`iou-wrk`) run where the caller, the ring's worker, may run; by
-/// themselves they run on any CPU. They belong to the thread that made the ring: elsewhere the kernel says no.
+/// Binds the threads that the kernel starts for blocking calls (`iou-wrk`) to the CPUs of the caller, the ring's
+/// worker. By default they run on any CPU. They belong to the thread that made the ring: from another thread the kernel
+/// refuses.
 pub(super) fn bind_kernel_workers(ring: &IoUring) {
     let bound = own_cpus().and_then(|cpus| ring.submitter().register_iowq_aff(&cpus));
     if let Err(error) = bound {
@@ -370,7 +370,7 @@ fn own_cpus() -> io::Result<libc::cpu_set_t> {
     Ok(unsafe { cpus.assume_init() })
 }
 
-/// The kernel's error number, as something to act on. Its kind stays, so that a caller can fall back.
+/// The kernel's error with a text that says what to do. Its kind stays, so that the caller can fall back.
 pub(super) fn explain(error: &io::Error, options: &IoUringOptions) -> io::Error {
     use io::ErrorKind::{OutOfMemory, PermissionDenied, Unsupported, WouldBlock};
     let sqpoll = options.sqpoll_idle.is_some();

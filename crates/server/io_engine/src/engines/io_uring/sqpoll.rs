@@ -1,11 +1,11 @@
-//! Submitting through a kernel thread (SQPOLL): what is queued is taken without a system call.
+//! Submits through a kernel thread (SQPOLL), which takes queued calls without a system call.
 //!
-//! - An entry may be read from the moment `queue` returns: not only from `submit` on.
-//! - The thread sleeps after `sqpoll_idle` without work, and costs nothing then; the one who queues wakes it.
-//! - The ring is full only until the thread has taken a batch: whoever meets that waits in the kernel, so that
-//!   nothing is left behind that only a completion would set going.
+//! - The thread may read an entry as soon as `queue` returns, before `submit`.
+//! - After `sqpoll_idle` without work the thread sleeps and costs nothing. The next call that is queued wakes it.
+//! - The ring is full only until the thread has taken a batch. A worker that finds it full waits in the kernel, so that
+//!   no call depends on a later completion to start.
 //!
-//! Source: io_uring_setup(2), `IORING_SETUP_SQPOLL`. Not here: the flags (`setup.rs`).
+//! Source: io_uring_setup(2), `IORING_SETUP_SQPOLL`.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -33,8 +33,8 @@ impl Uring {
         }
     }
 
-    /// Waits until the thread has let go of calls whose results were seen. It posts a result first and lets go of
-    /// the call's file after that; but it takes nothing new in between.
+    /// Waits until the thread has released the calls whose results the worker has seen. The thread posts a result, then
+    /// releases the call's file, and takes no new call in between.
     pub(super) fn wait_for_thread(&mut self) {
         self.cancel(IGNORED); // nothing has this name: only to see it taken
         let deadline = Instant::now() + LET_GO_PATIENCE;
@@ -52,12 +52,12 @@ impl Uring {
         }
     }
 
-    /// What `enter` needs so that the thread sees what is queued; nothing while it is awake.
+    /// The flag that `enter` needs to wake the thread for queued calls; none while the thread is awake.
     #[inline]
     pub(super) fn wake_flag(&mut self) -> EnterFlags {
         let queue = self.ring.submission();
-        // The order matters: the library's fence lies between the new tail, which the drop of an earlier
-        // `SubmissionQueue` stored, and this look. The thread sets its flag, then looks at the tail.
+        // The order matters. The drop of an earlier `SubmissionQueue` stored the new tail, the library's fence follows,
+        // then this load. The thread sets its flag, then loads the tail.
         if !queue.is_empty() && queue.need_wakeup() { EnterFlags::SQ_WAKEUP } else { EnterFlags::empty() }
     }
 }

@@ -1,46 +1,45 @@
-//! How many threads the kernel may start for calls that block (`iou-wrk`).
+//! Limits the threads that the kernel may start for calls that block (`iou-wrk`).
 //!
-//! By itself io_uring has four for each CPU, for all disks of a worker: calls that hang on one disk, or one call on each of
-//! several, would keep the flushes of all others waiting. With several disks there may be one for every call in flight.
+//! By default io_uring has four per CPU, for all disks of a worker. Calls that hang on one disk, or one call on each of
+//! several disks, would delay the flushes of all others. With several disks the limit is one thread per call in flight.
 //!
-//! - The kernel starts a thread only when all it has are blocked, and ends it after some seconds without work: the limit
-//!   costs nothing, a disk that hangs costs a thread per call that blocks. So the limit is raised with the number of disks
-//!   and not lowered again.
-//! - What the kernel orders by file (buffered writes) takes one thread per file, whatever the limit. It has 64 such queues,
-//!   to which it assigns files by a hash: two files of one queue wait for each other.
-//! - The limit belongs to the thread that submits, whichever ring it is set by: disks and calls are those of all engines of
-//!   a thread. A kernel thread that submits (SQPOLL) has its own.
-//! - Where several threads share a ring (placement `shared`), each has its own limit; the engine is counted where a file
-//!   was attached last.
+//! - The kernel starts a thread only when all its threads are blocked, and ends it after some seconds without work. So
+//!   a higher limit costs nothing, and a disk that hangs costs one thread per blocked call. The engine raises the limit
+//!   with the number of disks and never lowers it.
+//! - The kernel orders buffered writes by file: one thread per file, whatever the limit. It has 64 such queues and
+//!   assigns files by a hash, so two files of one queue wait for each other.
+//! - The limit belongs to the thread that submits, so the disks and calls of all engines of a thread count. A kernel
+//!   thread that submits (SQPOLL) has its own limit.
+//! - Where several threads share a ring (placement `shared`), each has its own limit. The engine counts for the thread
+//!   that attached a file last.
 //!
 //! Source: io_uring_register(2), `IORING_REGISTER_IOWQ_MAX_WORKERS` (Linux 5.15); io_uring/io-wq.c.
-//! Not here: which CPUs they run on (`setup.rs`).
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io_uring::IoUring;
 
-/// What the kernel allows by itself.
+/// The kernel's default.
 const USUAL_PER_CPU: u32 = 4;
 
 thread_local! {
     static OF_THREAD: Arc<Mutex<Sum>> = Arc::default();
 }
 
-/// Of all engines whose calls one thread submits.
+/// The sum over all engines whose calls one thread submits.
 #[derive(Debug, Default)]
 struct Sum {
     disks: u32,
     calls: u32,
-    /// What was set; 0: what the kernel has by itself.
+    /// The limit that was set; 0: the kernel's default.
     limit: u32,
 }
 
-/// One engine's part of it.
+/// One engine's part of the sum.
 #[derive(Debug, Default)]
 pub(super) struct KernelWorkers {
-    /// Where it is counted.
+    /// The sum that it counts in.
     sum: Option<Arc<Mutex<Sum>>>,
     disks: u32,
     calls: u32,
@@ -48,11 +47,12 @@ pub(super) struct KernelWorkers {
 }
 
 impl KernelWorkers {
-    /// Files of so many disks are there, with so many calls in flight at most. `own_thread`: of the kernel, for this ring.
+    /// Counts `disks` disks with at most `calls` calls in flight. `own_thread`: the ring has a kernel thread that
+    /// submits.
     pub fn expect(&mut self, ring: &IoUring, disks: u32, calls: u32, own_thread: bool) {
         let sum = if own_thread { self.sum.clone().unwrap_or_default() } else { OF_THREAD.with(Arc::clone) };
         let set = |limit| {
-            // 0 leaves the limit of calls that this engine does not make as it is.
+            // 0 keeps the limit for the kind of calls that this engine does not make.
             ring.submitter().register_iowq_max_workers(&mut [limit, 0])
         };
         if let Err(error) = self.count(sum, disks, calls, set)
@@ -114,7 +114,7 @@ fn usual() -> u32 {
 mod tests {
     use super::*;
 
-    /// The limit that is set for threads beside the usual ones, if one is.
+    /// How far the new limit exceeds the default, if a limit is set.
     fn set_for(engine: &mut KernelWorkers, sum: &Arc<Mutex<Sum>>, disks: u32, calls: u32) -> Option<u32> {
         let mut limit = None;
         let set = |value| {

@@ -1,9 +1,7 @@
-//! Results: out of the ring in user memory where there is one, out of `io_getevents` otherwise.
+//! Takes results from the ring in user memory, or by `io_getevents` if there is no ring.
 //!
-//! Sleeping is `io_getevents` in both cases. With a ring it takes one result, the one that ended the sleep,
-//! and leaves the others where they cost no copy.
-//!
-//! Not here: the ring (`user_ring.rs`), the calls (`context.rs`).
+//! The worker sleeps in `io_getevents` in both cases. With a ring, that call takes only the result that ended the
+//! sleep, and the ring returns the others without a copy.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,15 +11,15 @@ use rustix::io::Errno;
 use super::context::{Context, IoEvent};
 use super::user_ring::UserRing;
 
-/// Results that one system call takes at most, where there is no ring.
+/// Most results per system call without a ring.
 const BATCH: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Completions {
     ring: Option<UserRing>,
-    /// Taken by `io_getevents`.
+    /// Results from `io_getevents`.
     taken: Box<[IoEvent]>,
-    /// Those of `taken` that were not handed out.
+    /// The part of `taken` that `next` has not returned.
     left: Range<usize>,
 }
 
@@ -35,12 +33,12 @@ impl Completions {
         self.ring.is_some()
     }
 
-    /// Marks the results that are there now as those that `next` hands out.
+    /// Marks the results that are there now as those that `next` returns.
     #[inline]
     pub fn look(&mut self, context: &Context) {
         match &mut self.ring {
             Some(ring) => _ = ring.look(),
-            // What went wrong here goes wrong again in `sleep`, which reports it.
+            // A lasting error comes again in `sleep`, which reports it.
             None if self.left.is_empty() => _ = self.take(context, 0, Some(Duration::ZERO)),
             None => {}
         }
@@ -54,12 +52,12 @@ impl Completions {
         self.ring.as_mut()?.next()
     }
 
-    /// Whether `next` has something after a `look` that needs no system call.
+    /// Whether `next` has a result after a `look` without a system call.
     pub fn is_ready(&mut self) -> bool {
         !self.left.is_empty() || self.ring.as_mut().is_some_and(UserRing::look)
     }
 
-    /// Sleeps until there is a result or the time is over; nothing may be left from before.
+    /// Sleeps until a result is there or the time is over. No earlier result may be left.
     pub fn sleep(&mut self, context: &Context, timeout: Option<Duration>) -> Result<(), Errno> {
         match self.take(context, 1, timeout) {
             Ok(()) | Err(Errno::INTR) => Ok(()),

@@ -3,12 +3,11 @@
 //! `io_setup → io_submit … io_getevents → io_destroy`
 //!
 //! - A context is a mapping of this process: any thread may use it, a child after `fork` may not.
-//! - `io_submit` reads the blocks it is given, and writes their `key`, before it returns.
-//! - `io_destroy` returns only when every call has ended: not a thing to do to a device that hangs. With no call
-//!   left it still waits for a grace period of RCU (35 ms here, Linux 6.18), so a thread does it.
+//! - `io_submit` reads the blocks, and writes their `key`, before it returns.
+//! - `io_destroy` returns only when every call has ended, so it may wait for ever on a device that hangs. Even without
+//!   calls it waits for a grace period of RCU, so a thread calls it.
 //!
 //! Layout: linux/aio_abi.h; behaviour: io_setup(2), io_submit(2), io_getevents(2), io_destroy(2).
-//! Not here: which call is made when (`linux_aio.rs`), completions without a system call (`user_ring.rs`).
 
 use std::io;
 use std::mem::{offset_of, size_of};
@@ -34,9 +33,9 @@ pub(super) enum Command {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Iocb {
-    /// Comes back in [`IoEvent::data`].
+    /// The kernel returns it in [`IoEvent::data`].
     pub data: u64,
-    /// The kernel's.
+    /// Written by the kernel.
     pub key: u32,
     pub rw_flags: i32,
     pub command: u16,
@@ -61,18 +60,18 @@ const _: () = assert!(offset_of!(Iocb, resfd) == offset_of!(libc::iocb, aio_resf
 #[repr(C)]
 pub(super) struct IoEvent {
     pub data: u64,
-    /// Address of the [`Iocb`].
+    /// The address of the [`Iocb`].
     pub iocb: u64,
     /// Bytes, 0, or a negated errno.
     pub result: i64,
     pub result2: i64,
 }
 
-/// Contexts that a thread is about to destroy: their calls still count against `fs.aio-max-nr`.
+/// Contexts that a thread is about to destroy. Their calls still count against `fs.aio-max-nr`.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
-/// How long a new context waits for the calls of those.
+/// How long a new context waits for those.
 const ENDING_PATIENCE: Duration = Duration::from_secs(1);
-/// One system call fits.
+/// Enough for one system call.
 const STACK_BYTES: usize = 64 << 10;
 
 /// A place in the kernel for calls in flight.
@@ -83,11 +82,11 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// For at least `calls` calls in flight.
+    /// A context for at least `calls` calls in flight.
     pub fn new(calls: u32) -> io::Result<Self> {
         let deadline = Instant::now() + ENDING_PATIENCE;
         loop {
-            // Before the attempt: what ends after this look can be had with the next one.
+            // Read before the attempt: what ends after this read is free for the next attempt.
             let ending = ENDING.load(Ordering::SeqCst) > 0;
             match set_up(calls) {
                 Ok(id) => return Ok(Self { id, abandoned: false }),
@@ -99,7 +98,7 @@ impl Context {
         }
     }
 
-    /// The same, or the kernel's error at once.
+    /// The same, but returns the kernel's error at once.
     pub fn without_waiting(calls: u32) -> Result<Self, Errno> {
         set_up(calls).map(|id| Self { id, abandoned: false })
     }
@@ -120,8 +119,8 @@ impl Context {
     /// Starts some of `calls`, in order, and returns how many. An error is about the first alone.
     ///
     /// # Safety
-    /// Each points to a block that nobody else uses during this call. What the blocks point to must be left
-    /// alone until the call has ended.
+    /// Each points to a block that no other code uses during this call. What the blocks point to must stay
+    /// untouched until the call has ended.
     #[inline]
     pub unsafe fn submit(&self, calls: &[*mut Iocb]) -> Result<usize, Errno> {
         // SAFETY: 1. blocks and buffers: the caller vouches for them; 2. the array has `len` entries.
@@ -129,7 +128,7 @@ impl Context {
         checked(taken)
     }
 
-    /// Takes results into `events`; sleeps until there are `at_least` so many, or the time is over.
+    /// Takes results into `events`. Sleeps until there are `at_least` results, or the time is over.
     pub fn take(
         &self,
         at_least: u32,
@@ -149,7 +148,7 @@ impl Context {
         checked(taken)
     }
 
-    /// Leaves the context to the end of the process, because a call in it may never end.
+    /// Keeps the context until the process ends, because a call in it may never end.
     pub fn abandon(&mut self) {
         self.abandoned = true;
     }
@@ -186,8 +185,8 @@ fn set_up(calls: u32) -> Result<libc::c_ulong, Errno> {
 }
 
 fn destroy(id: libc::c_ulong) {
-    // SAFETY: 1. called once, with a context of ours; 2. nobody looks at its ring any more: whoever did, owned
-    // the `Context`.
+    // SAFETY: 1. called once, with a context of ours; 2. no code uses its ring any more: a user of the ring owned the
+    // `Context`.
     unsafe { libc::syscall(libc::SYS_io_destroy, id) };
 }
 

@@ -2,20 +2,19 @@
 //!
 //! `queue → control block → one io_submit per batch → completion ring in user memory → pop`
 //!
-//! - Past the page cache only: through it `io_submit` makes each transfer itself, and so waits for it.
-//! - Kicks are watched with epoll, and the epoll fd with one `IOCB_CMD_POLL`, so that a kick is a completion like
-//!   any other: `reap` looks at the ring, without a system call, and asks epoll only after that poll has
-//!   fired. It is armed again together with the next batch; a kick in between makes it fire at once.
-//! - Sleeping is `io_getevents`, which wakes up for both and has no gap to lose a wake-up in. Nothing runs on a
-//!   timer, except after the kernel had no memory for calls.
-//! - `fallocate` is not known to Linux AIO, `fdatasync` not before 4.18: threads make those calls, and those for which
-//!   the context has no room, because with many files more than the depth may be in flight.
-//! - `io_submit` itself waits where the file system is frozen or the device's queue is full: a disk that hangs like that
+//! - Only past the page cache: through the page cache `io_submit` would wait for each transfer.
+//! - epoll watches the kicks, and one `IOCB_CMD_POLL` watches the epoll fd, so a kick is a completion like any other.
+//!   `reap` reads the ring without a system call, and asks epoll only after that poll has fired. The engine arms the
+//!   poll again with the next batch; a kick in between makes it fire at once.
+//! - The worker sleeps in `io_getevents`, which wakes for completions and kicks and cannot lose a wake-up. The engine
+//!   has no timer, except after the kernel had no memory for calls.
+//! - Linux AIO has no `fallocate`, and no `fdatasync` before 4.18: threads make those calls. Threads also make calls
+//!   for which the context has no room, because with many files more calls than the depth may be in flight.
+//! - `io_submit` itself waits if the file system is frozen or the device's queue is full. A disk that hangs like that
 //!   stops its worker.
 //! - A call that the kernel has taken cannot be cancelled.
 //!
-//! Interface: io_submit(2), linux/aio_abi.h (`IOCB_CMD_POLL`: Linux 4.18). Not here: system calls
-//! (`context.rs`), the ring (`user_ring.rs`), op logic (`core/`).
+//! Interface: io_submit(2), linux/aio_abi.h (`IOCB_CMD_POLL`: Linux 4.18).
 
 mod calls;
 
@@ -52,11 +51,11 @@ use crate::engines::threads::pool::{Job, Pool};
 /// `IOCB_FLAG_RESFD`.
 const RESFD: u32 = 1;
 
-/// Name of the poll for kicks. No op has it: the top bit of their names is clear.
+/// Name of the poll for kicks. No op has it: the top bit of op names is clear.
 const KICKS: u64 = u64::MAX;
-/// How long to sleep when the kernel has no memory for our calls, before it is asked again.
+/// How long to sleep when the kernel has no memory for a call, before the engine tries again.
 const RETRY_AFTER: Duration = Duration::from_millis(10);
-/// Far more than any limit on calls that a kernel is given (`fs.aio-max-nr`), and what `io_setup` refuses.
+/// `io_setup` refuses more. It is far above any limit that a kernel has (`fs.aio-max-nr`).
 const MAX_DEPTH: u32 = 0x0fff_ffff;
 
 const NEEDS_DIRECT: &str = "linux-aio needs O_DIRECT (--cache none or directsync): through the page cache \
@@ -80,27 +79,27 @@ impl LinuxAioEngine {
 /// The backend.
 #[derive(Debug)]
 pub struct LinuxAio {
-    // Before what calls point to.
+    // Before the memory that calls point to.
     context: Context,
     completions: Completions,
     depth: u32,
     calls: Calls,
     watcher: EpollWatcher,
-    /// The poll for kicks is pending, or the kernel has it.
+    /// The poll for kicks is queued, or the kernel has it.
     kicks_armed: bool,
     /// Cleared when the kernel does not know `IOCB_CMD_FDSYNC`.
     has_fdsync: bool,
-    /// For threads, with the next submit.
+    /// Jobs for threads, to be started by the next submit.
     jobs: VecDeque<Job>,
-    /// With threads, results not taken.
+    /// Jobs whose results the engine has not taken.
     jobs_out: usize,
     pool: Pool,
     /// Results that did not come from the context.
     finished: VecDeque<RawResult>,
-    /// Of `finished`, those that `pop` still hands out in this pass.
+    /// How many of `finished` `pop` may still return in this pass.
     budget: usize,
     files: Vec<Option<Arc<File>>>,
-    /// Signalled with every result, for who sleeps on more than this engine.
+    /// Signalled with every result, for a worker that sleeps on several engines.
     signal: Option<OwnedFd>,
 }
 
@@ -110,7 +109,7 @@ impl LinuxAio {
             let text = format!("linux-aio depth {} is not between 1 and {}", config.depth, MAX_DEPTH - 1);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        // One more for the kicks.
+        // One more, for the kicks.
         let context = Context::new(config.depth + 1)?;
         let ring = UserRing::of(&context);
         Self::new(context, ring, config)
@@ -151,7 +150,7 @@ impl LinuxAio {
         (FileId(index), file)
     }
 
-    /// Has kicks reported in the ring from the next `io_submit` on.
+    /// Makes the ring report kicks from the next `io_submit` on.
     #[inline]
     fn arm_kicks(&mut self) {
         if !self.kicks_armed {
@@ -159,17 +158,17 @@ impl LinuxAio {
             #[allow(clippy::cast_sign_loss)] // a bit mask
             let events = libc::POLLIN as u64;
             let poll = Iocb { buffer: events, ..iocb(KICKS, fd, Command::Poll) };
-            // There is a block for it: `queue` leaves one.
+            // A block is free: `queue` leaves one.
             let poll = self.signalled(poll);
             self.kicks_armed = self.calls.push(poll);
         }
     }
 
-    /// A watch fired, or a thread has a result.
+    /// Handles the poll: a watch fired, or a thread has a result.
     #[cold]
     fn on_kicks(&mut self) {
         self.kicks_armed = false;
-        // What went wrong here goes wrong again: the poll fires as soon as it is armed.
+        // A lasting error comes again: the poll fires as soon as it is armed.
         let _ = self.watcher.wait(Some(Duration::ZERO));
     }
 
@@ -181,7 +180,7 @@ impl LinuxAio {
             match unsafe { self.context.submit(self.calls.pending()) } {
                 Ok(0) => return Ok(()),
                 Ok(taken) => self.calls.give(taken),
-                // No room in the ring, or no memory: later, from `wait` at the latest.
+                // The ring has no room, or the kernel has no memory. `wait` tries again at the latest.
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
                 Err(errno) => self.refuse_first(errno)?,
             }
@@ -189,7 +188,7 @@ impl LinuxAio {
         Ok(())
     }
 
-    /// The first pending call is not to the kernel's liking: that is its result.
+    /// The kernel refuses the first pending call: its error is the call's result.
     #[cold]
     fn refuse_first(&mut self, errno: Errno) -> io::Result<()> {
         let Some(call) = self.calls.take_first() else { return Ok(()) };
@@ -238,7 +237,7 @@ impl LinuxAio {
         !self.finished.is_empty() || self.completions.is_ready()
     }
 
-    /// The same call, which also signals the eventfd, if there is one.
+    /// The same call, which also signals the eventfd if there is one.
     #[inline]
     fn signalled(&self, call: Iocb) -> Iocb {
         match &self.signal {
@@ -248,12 +247,12 @@ impl LinuxAio {
         }
     }
 
-    /// Sleeps; the pool has been told, if it matters.
+    /// Sleeps. The caller has armed the pool if necessary.
     fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.calls.pending().is_empty() {
             return Ok(self.completions.sleep(&self.context, timeout)?);
         }
-        // The kernel had no memory for a call, perhaps for the one that reports kicks.
+        // The kernel had no memory for a call, maybe for the poll that reports kicks.
         let timeout = timeout.unwrap_or(RETRY_AFTER).min(RETRY_AFTER);
         self.completions.sleep(&self.context, Some(timeout))?;
         self.watcher.wait(Some(Duration::ZERO))
@@ -332,7 +331,7 @@ impl IoBackend for LinuxAio {
     #[inline]
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
         let (owner, file) = self.file(target);
-        // The last block is that of the kicks.
+        // The last block is for the kicks.
         let has_room = self.calls.free() > usize::from(!self.kicks_armed);
         let known = has_room && (call.verb != Verb::Sync || self.has_fdsync);
         let block = known.then(|| transfer(user_data, file.as_raw_fd(), call)).flatten();
@@ -398,7 +397,7 @@ impl IoBackend for LinuxAio {
         Ok(())
     }
 
-    /// Without the eventfd there is nothing to sleep on but this context.
+    /// Without the eventfd, the worker can sleep only in this context.
     fn arm(&mut self) -> io::Result<bool> {
         self.submit()?;
         let pool_sleeps = self.jobs_out == 0 || self.pool.arm();
@@ -445,8 +444,7 @@ impl IoBackend for LinuxAio {
 }
 
 impl Drop for LinuxAio {
-    /// Calls that are still out at this point were waited for, for long enough: whoever waits for them once
-    /// more, in `io_destroy`, may wait for ever.
+    /// The core has waited long enough for the calls that are still in flight. `io_destroy` might wait for ever.
     fn drop(&mut self) {
         let poll_is_out = self.kicks_armed && self.calls.take_pending(KICKS).is_none();
         if self.calls.in_kernel() > usize::from(poll_is_out) {

@@ -1,14 +1,15 @@
 //! Signals an eventfd that another process shares, and never waits.
 //!
-//! `write(2)` waits while the counter is full, unless the open file has `O_NONBLOCK`, which the other process can clear at any
-//! moment; `RWF_NOWAIT` is refused for eventfds. The kernel's own way to signal one never waits: a completed call of Linux AIO adds one
-//! to the eventfd that it names (`IOCB_FLAG_RESFD`), and a full counter stays full.
+//! `write(2)` waits while the counter is full, unless the open file has `O_NONBLOCK`, which the other process can clear
+//! at any time; `RWF_NOWAIT` is refused for eventfds. A completed call of Linux AIO adds one to the eventfd that it
+//! names (`IOCB_FLAG_RESFD`) and never waits; a full counter stays full.
 //!
 //! - The call reads nothing from an empty memfd: it has completed when `io_submit` returns.
-//! - A context belongs to one thread at a time, and goes to the next thread when that one ends: to destroy it would wait.
-//! - Without Linux AIO it is `write(2)` after all; [`prepare_signals`] tells.
+//! - A context belongs to one thread at a time. When that thread ends, the next thread gets it, because destroying it
+//!   would wait.
+//! - Without Linux AIO the signal is a `write(2)`; [`prepare_signals`] reports that.
 //!
-//! Interface: io_submit(2). Not here: when a queue signals (`blk_server`).
+//! Interface: io_submit(2).
 
 use std::cell::RefCell;
 use std::io;
@@ -119,8 +120,8 @@ impl Signaller {
             ..Iocb::default()
         };
         *taken += 1;
-        // SAFETY: 1. `call` is on our stack, and the kernel looks at it during this call only; 2. it reads no byte into no
-        // buffer.
+        // SAFETY: 1. `call` is on our stack, and the kernel looks at it during this call only; 2. it reads no byte into
+        // no buffer.
         unsafe { context.submit(&[&raw mut call]) }.is_ok()
     }
 }

@@ -13,13 +13,13 @@
 //! | 24 | incompatible features: 0 | – |
 //! | 28 | bytes before the first event: 32 | – |
 //!
-//! - It lies at the context's address. Head and tail go from 0 to the number of events that fit, not to a
-//!   power of two, and meet when the ring is empty; there is always room for what is in flight.
-//! - The kernel counts what was taken from the head, so that whoever moves it needs no `io_getevents`. That
-//!   call moves it too: one thread may do both, in turn, and look at the head again afterwards.
+//! - It lies at the context's address. Head and tail count from 0 to the number of events that fit, not to a power of
+//!   two, and are equal when the ring is empty. It always has room for the calls in flight.
+//! - The kernel reads the head to know how many events were taken, so moving the head needs no `io_getevents`. That
+//!   call moves the head, too: a thread may do both in turn, and must read the head again afterwards.
 //!
-//! The layout is that of `struct aio_ring` in Linux's fs/aio.c (2.6 to 6.18), which is told apart by magic and
-//! features; where they differ, there is no ring for us. Not here: what a result belongs to (`linux_aio.rs`).
+//! The layout is that of `struct aio_ring` in Linux's fs/aio.c (2.6 to 6.18). With another magic or other features, the
+//! engine does not use the ring.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -44,16 +44,16 @@ struct Header {
     header_bytes: u32,
 }
 
-/// Our end of it. It is dropped with its [`Context`], or is not used after that.
+/// Our end of the ring. Not used after its [`Context`] is dropped.
 #[derive(Debug)]
 pub(super) struct UserRing {
     header: NonNull<Header>,
     event_count: u32,
-    /// Next event to be taken.
+    /// The next event to take.
     head: u32,
-    /// What the kernel has been told of it.
+    /// The head that the kernel knows.
     published_head: u32,
-    /// As it was at the last look.
+    /// The tail at the last `look`.
     tail: u32,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct UserRing {
 unsafe impl Send for UserRing {}
 
 impl UserRing {
-    /// `None`: not a ring that we know.
+    /// `None`: the layout is unknown.
     pub fn of(context: &Context) -> Option<Self> {
         let header = NonNull::new(std::ptr::with_exposed_provenance_mut::<Header>(context.address()))?;
         // SAFETY: 1. the kernel maps at least a page there, for as long as the context exists; 2. what it
@@ -86,7 +86,7 @@ impl UserRing {
         unsafe { self.header.as_ref() }
     }
 
-    /// Takes note of what is there now. Returns whether that is anything.
+    /// Reads the tail. Returns whether events are there.
     #[inline]
     pub fn look(&mut self) -> bool {
         // Pairs with the kernel's barrier between event and tail.
@@ -95,7 +95,7 @@ impl UserRing {
         self.head != self.tail
     }
 
-    /// The next of those that were there at the last look.
+    /// The next event that was there at the last `look`.
     #[inline]
     pub fn next(&mut self) -> Option<IoEvent> {
         if self.head == self.tail {
@@ -111,22 +111,22 @@ impl UserRing {
         Some(event)
     }
 
-    /// Lets the kernel use the places of what was taken: once per pass.
+    /// Lets the kernel use the places of the events that were taken: once per pass.
     #[inline]
     fn publish(&mut self) {
         if self.published_head != self.head {
-            // The events were read before: the kernel may write over them after this.
+            // The events were read before: the kernel may overwrite them now.
             self.header().head.store(self.head, Ordering::Release);
             self.published_head = self.head;
         }
     }
 
-    /// To be called before `io_getevents`, which reads the head.
+    /// Call this before `io_getevents`, which reads the head.
     pub fn before_take(&mut self) {
         self.publish();
     }
 
-    /// To be called after `io_getevents`, which moved the head.
+    /// Call this after `io_getevents`, which moved the head.
     pub fn after_take(&mut self) {
         self.head = self.header().head.load(Ordering::Relaxed);
         self.published_head = self.head;

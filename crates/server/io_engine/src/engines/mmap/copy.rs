@@ -1,17 +1,15 @@
-//! Moving the bytes of one call, and asking for them ahead of time.
-//!
-//! Not here: whether they may be moved, and whether that worked (`mapped_file.rs`).
+//! Moves the bytes of one call, and prefetches them.
 
 use guest_mem::FileMapping;
 
 use crate::backend::Buffers;
 
-/// Most that one call copies; the rest is resumed. As through the page cache, so that one guest's large requests
-/// do not keep its worker from the others.
+/// Most bytes that one call copies; the core resumes the rest. The limit is that of a call through the page cache, so
+/// that one guest's large requests do not delay the worker's other guests.
 pub(super) const MAX_COPY_BYTES: usize = 512 << 10;
 
 const CACHE_LINE_BYTES: usize = 64;
-/// Cache lines asked for; the processor's own prefetcher takes it from there.
+/// Cache lines to prefetch. The processor's own prefetcher continues from there.
 const PREFETCH_LINES: usize = 4;
 
 /// File to buffers. Returns the bytes moved.
@@ -82,8 +80,8 @@ pub(super) unsafe fn first_byte(buffers: &Buffers) -> *const u8 {
     }
 }
 
-/// Asks for the first cache lines of both ends of a copy, and with them for their translations: of the target
-/// for writing. Any address will do: a prefetch does not fault.
+/// Prefetches the first cache lines of source and target, and so their address translations. Any address will do: a
+/// prefetch does not fault.
 #[inline]
 pub(super) fn prefetch(source: *const u8, target: *const u8) {
     for line in 0..PREFETCH_LINES {
@@ -100,8 +98,8 @@ fn prefetch_to_read(address: *const u8) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
 }
 
-/// Not by the intrinsic, which is a prefetch to read unless the whole program is built for processors that tell
-/// of this instruction (`PRFCHW`); the others take it for a no-operation.
+/// Inline assembly: the intrinsic is a prefetch to read unless the whole program is built for processors with `PRFCHW`.
+/// Other processors take the instruction for a no-operation.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn prefetch_to_write(address: *const u8) {

@@ -1,15 +1,13 @@
-//! One file and its mapping: what can be copied, whether a copy can be trusted, and what is done instead.
+//! One file and its mapping: what can be copied, whether a copy can be trusted, and which plain calls replace it.
 //!
 //! `copy → note_touched → judge (one fstat) → trusts? → result | call_plainly`
 //!
-//! - The mapping is as long as the file was when it was made. A call that goes beyond is made plainly, and the
-//!   file is mapped anew if it has grown since.
-//! - A plain call that writes behind the end of a truncated file makes it longer, as with every other engine.
-//! - A file that shrinks and grows back while a batch is copied: what the batch wrote is gone as what was there
-//!   before is. Only if it shrank before the batch began, and grew before the look at its size, can a write to the
-//!   rest of its last page be reported as done and be lost.
-//!
-//! Not here: batches (`mmap.rs`), moving bytes (`copy.rs`).
+//! - The mapping is as long as the file was when it was made. A plain call serves a range beyond it, and the file is
+//!   mapped again if it has grown.
+//! - A plain call that writes behind the end of a truncated file makes the file longer, as with every other engine.
+//! - If a file shrinks and grows back while a batch is copied, the batch's data is lost together with the older data. A
+//!   write to the rest of the last page can be reported as done and be lost only if the file shrank before the batch
+//!   began and grew before the `fstat`.
 
 use std::fs::File;
 use std::io;
@@ -28,15 +26,15 @@ use crate::engines::plain;
 #[derive(Debug)]
 pub(super) struct MappedFile {
     file: Arc<File>,
-    /// In the page cache and nowhere else; on DAX otherwise.
+    /// The page cache is its storage. Otherwise it is on DAX.
     in_memory: bool,
     access: MappingAccess,
     /// `None`: the file is empty, or could not be mapped again.
     mapping: Option<FileMapping>,
-    /// Said once that it cannot be mapped again.
+    /// The log has said once that the file cannot be mapped again.
     has_warned: bool,
     is_touched: bool,
-    /// Copies of the batch that end here or before went between the buffers and the file.
+    /// Copies of the batch are trusted up to here.
     trusted_end_bytes: u64,
 }
 
@@ -74,7 +72,7 @@ impl MappedFile {
     }
 
     /// # Safety
-    /// As of [`Kernel::queue`](crate::backend::Kernel::queue).
+    /// As [`IoBackend::queue`](crate::IoBackend::queue).
     #[inline]
     pub unsafe fn prefetch(&self, call: &Call) {
         let Some(mapping) = &self.mapping else { return };
@@ -88,10 +86,10 @@ impl MappedFile {
         }
     }
 
-    /// Copies what the call is to move, if that is all inside the mapping; returns how much it was.
+    /// Copies the call's data if all of it is inside the mapping. Returns the bytes copied.
     ///
     /// # Safety
-    /// As of [`Kernel::queue`](crate::backend::Kernel::queue).
+    /// As [`IoBackend::queue`](crate::IoBackend::queue).
     #[inline]
     pub unsafe fn copy(&self, call: &Call) -> Option<u32> {
         let mapping = self.mapping.as_ref()?;
@@ -116,12 +114,12 @@ impl MappedFile {
         !std::mem::replace(&mut self.is_touched, true)
     }
 
-    /// Finds out how far the copies of this batch can be trusted.
+    /// Finds out how far the batch's copies can be trusted.
     #[inline]
     pub fn judge(&mut self) {
         self.is_touched = false;
-        // The size after the copies: a file that was that long afterwards was not shorter meanwhile, but for one
-        // that shrank and grew, whose contents went with it.
+        // The size after the copies. A file that is this long now was not shorter meanwhile, unless it shrank and grew,
+        // which loses its contents anyway.
         self.trusted_end_bytes = size_of(&self.file).unwrap_or(0);
         if self.mapping.as_ref().is_none_or(FileMapping::is_poisoned) {
             self.trusted_end_bytes = 0;
@@ -134,10 +132,10 @@ impl MappedFile {
         end_of(call) <= self.trusted_end_bytes
     }
 
-    /// What copying could not do.
+    /// Makes the call that a copy could not do.
     ///
     /// # Safety
-    /// As of [`Kernel::queue`](crate::backend::Kernel::queue).
+    /// As [`IoBackend::queue`](crate::IoBackend::queue).
     #[cold]
     pub unsafe fn call_plainly(&mut self, call: &Call) -> i32 {
         let moves_data = matches!(call.verb, Verb::Read | Verb::Write);
@@ -153,14 +151,15 @@ impl MappedFile {
         result
     }
 
-    /// hugetlbfs has no calls that write: one copy on its own, of which it is known how it ended.
+    /// hugetlbfs has no calls that write. Makes one copy on its own, and judges it alone.
     ///
     /// # Safety
+    /// As [`IoBackend::queue`](crate::IoBackend::queue).
     /// As of [`Kernel::queue`](crate::backend::Kernel::queue).
     pub(super) unsafe fn write_alone(&mut self, call: &Call) -> i32 {
         // SAFETY: 1. the buffers are there: the caller vouches for them.
         let Some(copied_bytes) = (unsafe { self.copy(call) }) else { return -libc::EINVAL };
-        // What is found out now says nothing about the batch's other copies: those went to the mapping before.
+        // This `judge` says nothing about the batch's other copies: those went to the mapping before.
         let of_the_batch = self.trusted_end_bytes;
         self.judge();
         let trusted = self.trusts(call);
@@ -179,7 +178,7 @@ impl MappedFile {
         end_bytes > self.mapped_bytes() && size_of(&self.file).is_ok_and(|size_bytes| end_bytes <= size_bytes)
     }
 
-    /// After the file has changed; without a mapping every call is a plain one.
+    /// Maps the file again after it has changed. Without a mapping every call is a plain one.
     #[cold]
     fn map_again(&mut self) {
         let mapped = self.map_anew();

@@ -2,20 +2,17 @@
 //!
 //! `queue → batch → (submit) copy each, prefetching ahead → one look at each file's end → results → pop`
 //!
-//! - No system call per request: one `fstat` per file and batch, after the copies, because nothing else tells
-//!   that the file has become shorter: what lies between its end and the end of the page reads as zeroes, and
-//!   what is written there is lost.
-//!   At depth 64 that is lost in the noise, at depth 1 it is a fifth of the processor time (702 → 899 ns).
-//! - What a copy cannot do is done by a plain call: a range beyond the mapping, all of a batch during which the
-//!   mapping was poisoned (`guest_mem::FileMapping`), a write to a file open for reading. So a short read, a
-//!   full file system and broken memory end here as they end in every other engine.
-//! - Reading a hole through a mapping of a tmpfs file fills it with a page of zeroes, and memory is used up:
-//!   a sparse image becomes a full one as it is read. `sync` and `io_uring` leave holes alone.
-//! - A page fault stops the worker. In memory that is short, but for pages that were swapped out; on DAX a
-//!   write to a hole waits for the file system to allocate.
-//! - `fdatasync` writes back what was stored through mappings, so durable writes are those that a sync followed.
-//!
-//! Not here: op logic (`core/`), one file and its mapping (`mapped_file.rs`), moving bytes (`copy.rs`).
+//! - No system call per request, only one `fstat` per file and batch, after the copies. No other call tells that the
+//!   file has become shorter: behind its new end, the rest of the page reads as zeroes, and what is written there is
+//!   lost. At depth 1 this costs a fifth of the processor time, with deep queues nothing (docs/decisions/0014).
+//! - A plain call does what a copy cannot: a range beyond the mapping, a whole batch during which the mapping was
+//!   poisoned (`guest_mem::FileMapping`), a write to a file that is open for reading. So a short read, a full file
+//!   system and broken memory give the same results as in every other engine.
+//! - Reading a hole through a mapping of a tmpfs file fills it with a page of zeroes, so a sparse image becomes a full
+//!   one as it is read. `sync` and `io_uring` leave holes alone.
+//! - A page fault stops the worker. In memory that is short, except for pages that were swapped out. On DAX, a write to
+//!   a hole waits until the file system has allocated.
+//! - `fdatasync` writes back what was stored through mappings, so a sync follows each durable write.
 
 mod copy;
 mod mapped_file;
@@ -34,12 +31,11 @@ use crate::engine::{Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
 
-/// Requests between the one that is copied and the one whose source is prefetched. Of the processor time of a
-/// random 4k read at depth 64 it takes a quarter (571 → 429 ns), of a write an eighth (693 → 605 ns); two and
-/// eight do as well, and so do more cache lines (2026-11, 1 GiB on tmpfs).
+/// Requests between the one that is copied and the one whose source is prefetched. Two and eight do as well
+/// (docs/decisions/0014).
 const PREFETCH_AHEAD: usize = 4;
-/// Watched fds are looked at after this much work: a pass counts one, and every [`BYTES_PER_WORK`] one more. So a
-/// worker that never sleeps hears of them after 4 MiB of copies at most, and pays one system call for as much.
+/// Work between two checks of the watched fds: a pass counts one, and every [`BYTES_PER_WORK`] one more. So a worker
+/// that never sleeps sees kicks after 4 MiB of copies at most, and makes one system call for them.
 const LOOK_EVERY: u64 = 256;
 const BYTES_PER_WORK: u64 = 16 << 10;
 /// Freeing pages takes time: longer ranges go to the pool.
@@ -64,7 +60,7 @@ struct Queued {
     user_data: u64,
     file: u32,
     call: Call,
-    /// By a copy that is not trusted before its batch is judged.
+    /// The bytes of a copy, which is not trusted before its batch is judged.
     copied_bytes: Option<u32>,
 }
 
@@ -74,10 +70,10 @@ pub struct MmapBackend {
     batch: Vec<Queued>,
     depth: usize,
     files: Vec<Option<MappedFile>>,
-    /// Files that the batch copied from or to, each once.
+    /// The files of the batch's copies, each once.
     touched: Vec<u32>,
     results: VecDeque<RawResult>,
-    /// Results that `pop` still hands out in this pass.
+    /// Results that `pop` may still return in this pass.
     budget: usize,
     pool: Pool,
     jobs: VecDeque<Job>,
@@ -147,7 +143,7 @@ impl MmapBackend {
         }
     }
 
-    /// Gives a call its result, or hands it to the pool, which will.
+    /// Gives a call its result, or hands it to the pool.
     #[inline]
     fn conclude(&mut self, queued: &Queued) {
         let Queued { user_data, call, .. } = *queued;
@@ -257,7 +253,7 @@ impl IoBackend for MmapBackend {
         if self.work_since_look >= LOOK_EVERY {
             self.work_since_look = 0;
             if !self.watcher.is_idle() {
-                // What went wrong here goes wrong again in `wait`, which reports it.
+                // A lasting error comes again in `wait`, which reports it.
                 let _ = self.watcher.wait(Some(Duration::ZERO));
             }
         }

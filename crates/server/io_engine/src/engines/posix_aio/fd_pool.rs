@@ -1,11 +1,9 @@
-//! The descriptors of one file: its own, and duplicates while there is need.
+//! The descriptors of one file: its own, and duplicates when needed.
 //!
-//! glibc serves the requests of one descriptor one after the other, those of different descriptors side by side,
-//! even where both are the same open file. So a request gets the least busy descriptor, and if none is free a
-//! further duplicate, up to the pool's size; where none is to be had (`EMFILE`), it goes on with what there is.
-//! Duplicates go when the worker is about to sleep and nothing of the file is in flight, and with the file.
-//!
-//! Not here: the requests themselves (`requests.rs`).
+//! glibc serves the requests of one descriptor one after the other, and those of different descriptors in parallel,
+//! even if all belong to the same open file. So a request gets the least busy descriptor. If none is free, the pool
+//! makes a duplicate, up to its size; if that fails (`EMFILE`), it continues with the descriptors that it has. The pool
+//! closes the duplicates when the worker is about to sleep and the file has nothing in flight, and with the file.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,11 +16,11 @@ use super::waiters::Waiters;
 #[derive(Debug)]
 struct Descriptor {
     file: Arc<File>,
-    /// Requests that were given to it and have not ended.
+    /// Requests that use it and have not ended.
     busy: usize,
     /// Those of them that the C library has, oldest first.
     outstanding: VecDeque<u32>,
-    /// The request that a waiter was last sent to wait for, and its ticket.
+    /// The request that a waiter waits for, or last waited for, and its ticket.
     waited: Option<(u32, u64)>,
 }
 
@@ -38,7 +36,7 @@ pub(super) struct PoolFile {
     descriptors: Vec<Descriptor>,
     most: usize,
     in_flight: usize,
-    /// No duplicate could be made: not tried again before the file was idle.
+    /// A duplicate failed. The pool tries again when the file has been idle.
     refused: bool,
     /// `aio_fsync` refuses such a file.
     pub read_only: bool,
@@ -72,7 +70,7 @@ impl PoolFile {
         (place, descriptor.file.as_raw_fd())
     }
 
-    /// The first of them.
+    /// The first of the least busy descriptors.
     fn least_busy(&self) -> usize {
         let busy = self.descriptors.iter().map(|descriptor| descriptor.busy).enumerate();
         busy.min_by_key(|&(_, busy)| busy).map_or(0, |(place, _)| place)
@@ -92,12 +90,12 @@ impl PoolFile {
         !self.refused
     }
 
-    /// The C library has it now.
+    /// Notes that the C library has the request.
     pub fn started(&mut self, descriptor: usize, slot: u32) {
         self.descriptors[descriptor].outstanding.push_back(slot);
     }
 
-    /// It ended without having been started.
+    /// Notes that a request ended without a start.
     pub fn ended(&mut self, descriptor: usize) {
         self.descriptors[descriptor].busy -= 1;
         self.in_flight -= 1;
@@ -123,7 +121,7 @@ impl PoolFile {
     pub fn watch_oldest(&mut self, blocks: &ControlBlocks, waiters: &mut Waiters) -> bool {
         self.descriptors.iter_mut().all(|descriptor| {
             let Some(&oldest) = descriptor.outstanding.front() else { return true };
-            // That waiter has not returned yet, and ends the sleep when it does: now, or with its request.
+            // That waiter has not returned. It ends the sleep when it does: now, or with its request.
             if descriptor.waited.is_some_and(|(slot, ticket)| blocks.has_waiter(slot, ticket)) {
                 return true;
             }

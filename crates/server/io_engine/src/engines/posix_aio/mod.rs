@@ -2,19 +2,17 @@
 //!
 //! `queue → a call's pieces, each with a control block and a descriptor → aio_read … → (waiter) → aio_error → pop`
 //!
-//! - glibc serves the requests of one descriptor one after the other, in order. That bounds what a file gets
-//!   (`posix_aio/fd_pool.rs` spreads them over duplicates), and it is used here: whoever looks for results looks
-//!   at the oldest request of each descriptor only. Other C libraries keep no such order, and are refused.
-//! - There is no vectored request: a call's pieces are requests of their own (`posix_aio/requests.rs`).
-//! - There is no flag for a durable write either: the core lets a sync follow.
-//! - `fallocate` is nothing the library knows: a thread of the pool makes that call, and the sync of a file that
-//!   is open for reading only, which `aio_fsync` refuses.
+//! - glibc serves the requests of one descriptor one after the other, in order. That limits what a file gets, so
+//!   `posix_aio/fd_pool.rs` spreads requests over duplicates. It also helps: the engine checks only the oldest request
+//!   of each descriptor for a result. Other C libraries keep no such order, so the engine refuses them.
+//! - The library has no vectored requests: each piece of a call is a request of its own (`posix_aio/requests.rs`).
+//! - It has no flag for a durable write, so the core adds a sync.
+//! - It has no `fallocate`, and `aio_fsync` refuses files that are open for reading only: a thread of the pool makes
+//!   both calls.
 //!
-//! How a sleeping worker hears of results: requests carry `SIGEV_NONE`, and while the worker sleeps, a waiter
-//! thread per busy descriptor sits in `aio_suspend` on its oldest request (`posix_aio/waiters.rs`, which says
-//! what else there is and why not). No signal is sent, blocked or handled. Without requests nobody waits.
-//!
-//! Not here: op logic (`core/`).
+//! Requests carry `SIGEV_NONE`. While the worker sleeps, one waiter thread per busy descriptor blocks in `aio_suspend`
+//! on the oldest request (`posix_aio/waiters.rs`, with the reasons). The engine sends, blocks and handles no signal.
+//! Without requests no thread waits.
 
 mod fd_pool;
 
@@ -40,17 +38,17 @@ use crate::engine::{Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
 
-/// Passes between two looks at the watched fds, for a worker that never sleeps.
+/// Passes between two checks of the watched fds, for a worker that never sleeps.
 const LOOK_EVERY: u32 = 256;
-/// Most descriptors per file. Far beyond use: glibc has 20 threads for all descriptors of the process.
+/// Most descriptors per file. More is useless: glibc has 20 threads for all descriptors of the process.
 pub const MAX_FD_POOL: u32 = 64;
-/// How long to sleep at most while no thread can be had to wait for a request.
+/// Longest sleep while no thread can be started to wait for a request.
 const BLIND_SLEEP: Duration = Duration::from_millis(1);
 
 /// The options of `posix-aio`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PosixAioOptions {
-    /// Descriptors per file that requests are spread over; 1 leaves it at the file's own.
+    /// Descriptors per file; 1: only the file's own.
     pub fd_pool: u32,
 }
 
@@ -106,21 +104,21 @@ pub struct PosixAio {
     files: Vec<Option<PoolFile>>,
     requests: Requests,
     staged: VecDeque<Staged>,
-    /// Requests the C library has.
+    /// Requests that the C library has.
     started: usize,
     waiters: Waiters,
     pool: Pool,
     /// For the pool, with the next `submit`.
     jobs: VecDeque<Job>,
-    /// Jobs the pool has.
+    /// Jobs that the pool has.
     pool_calls: usize,
     watcher: EpollWatcher,
-    /// Results that `pop` still hands out in this pass.
+    /// Results that `pop` may still return in this pass.
     budget: usize,
     passes: u32,
     /// A call found no free control block.
     starved: bool,
-    /// Requests were cancelled: results may be there behind the oldest of a descriptor.
+    /// Requests were cancelled, so requests behind a descriptor's oldest may have ended, too.
     cancelled: bool,
 }
 
@@ -151,7 +149,7 @@ impl PosixAio {
         })
     }
 
-    /// Starts what is staged, in order. What the C library has no means for now stays staged.
+    /// Starts the staged requests, in order. Requests for which the C library has no resources stay staged.
     fn start_staged(&mut self) {
         while let Some(&staged) = self.staged.front() {
             let Staged { slot, file, descriptor } = staged;
@@ -162,7 +160,7 @@ impl PosixAio {
                     pool.started(descriptor, slot);
                     self.started += 1;
                 }
-                // A request that ends gives its means back, and the worker tries again then.
+                // A request that ends frees its resources, and the worker tries again then.
                 Err(libc::EAGAIN) if self.started > 0 => return,
                 Err(errno) => {
                     pool.ended(descriptor);
@@ -173,7 +171,7 @@ impl PosixAio {
         }
     }
 
-    /// Takes the results that are there. Normally looks at each descriptor's oldest request only.
+    /// Takes the results that are there. Usually checks each descriptor's oldest request only.
     fn collect(&mut self) {
         let cancelled = std::mem::take(&mut self.cancelled);
         if self.started == 0 {
@@ -202,7 +200,7 @@ impl PosixAio {
         }
     }
 
-    /// Sees to it that the next result ends the sleep. Returns false if there is one already.
+    /// Makes the next result end the sleep. Returns false if a result is there already.
     fn arm_threads(&mut self) -> bool {
         if self.pool_calls > 0 && !self.pool.arm() {
             return false;
@@ -307,7 +305,7 @@ impl IoBackend for PosixAio {
                 fd
             })
         };
-        // A file that has its share waits for its own requests, which end the sleep anyway.
+        // A file that has used its share waits for its own requests, which end the sleep anyway.
         self.starved = !taken && self.requests.has_run_out();
         if taken { Ok(()) } else { Err(QueueFull) }
     }
@@ -326,7 +324,7 @@ impl IoBackend for PosixAio {
         self.collect_from_pool();
         self.passes = self.passes.wrapping_add(1);
         if self.passes.is_multiple_of(LOOK_EVERY) && !self.watcher.is_idle() {
-            // What went wrong here goes wrong again in `wait`, which reports it.
+            // A lasting error comes again in `wait`, which reports it.
             let _ = self.watcher.wait(Some(Duration::ZERO));
         }
         self.budget = self.requests.results.len();
@@ -402,8 +400,8 @@ impl IoBackend for PosixAio {
 }
 
 impl Drop for PosixAio {
-    /// With requests outstanding, the C library's threads still use the control blocks and the descriptors'
-    /// numbers: both stay for the rest of the process's life, as the core's memory does.
+    /// While requests are outstanding, the C library's threads use the control blocks and the descriptors' numbers.
+    /// Both then stay for the rest of the process's life, as the core's memory does.
     fn drop(&mut self) {
         if self.started > 0 {
             std::mem::forget(Arc::clone(self.requests.blocks()));

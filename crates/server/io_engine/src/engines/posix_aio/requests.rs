@@ -1,14 +1,12 @@
-//! Control blocks, which call each belongs to, and what the pieces of a call come to.
+//! Control blocks, the call that each belongs to, and a call's result from the results of its pieces.
 //!
 //! `take (a call) → one control block per piece → start → finish (each piece) → the call's result`
 //!
-//! - The blocks never move and are shared with the waiters; the C library writes to those it has.
-//! - A block is used again when its request has ended *and* no waiter looks at it any more.
-//! - A call takes as many blocks as its file's share allows (`shares.rs`), at least one and at most [`MAX_PIECES`]: the
-//!   rest of it is for the core to resume. The blocks never move, so there are from the start as many as the shares of
-//!   files come to, up to as many files as half of what one file has; with still more, a call may wait for a block.
-//!
-//! Not here: which descriptor (`fd_pool.rs`).
+//! - The blocks never move, and the waiters share them. The C library writes to those of requests that it has.
+//! - A block is free again when its request has ended *and* no waiter uses it.
+//! - A call takes as many blocks as its file's share allows (`shares.rs`), at least one and at most [`MAX_PIECES`]; the
+//!   core resumes the rest of the call. Because the blocks never move, all are made at the start: enough for the shares
+//!   of as many files as half of one file's blocks. With still more files, a call may wait for a block.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -22,21 +20,21 @@ use crate::backend::{Buffers, Call, RawResult, Verb};
 use crate::core::shares::Shares;
 use crate::engine::FileId;
 
-/// Most requests of one call: they are in flight together, and more of them do not go faster.
+/// Most requests of one call, all in flight together. More are not faster.
 const MAX_PIECES: usize = 16;
 /// Blocks beyond one per call.
 const SPARE_BLOCKS: u32 = 128;
-/// Of each file.
+/// The reserve of each file.
 const LEAST_BLOCKS: u32 = 1;
 /// No further piece.
 const LAST: u32 = u32::MAX;
 const NO_CALL: CallState = CallState { user_data: 0, file: FileId(0), first: LAST, left: 0 };
 
-/// See the file's head.
+/// All blocks. See the file's head.
 #[derive(Debug)]
 pub(super) struct ControlBlocks {
     blocks: Box<[UnsafeCell<libc::aiocb>]>,
-    /// Of each block: the ticket of the waiter that looks at it, or 0.
+    /// Of each block: the ticket of the waiter that uses it, or 0.
     tickets: Box<[AtomicU64]>,
 }
 
@@ -70,7 +68,7 @@ impl ControlBlocks {
         unsafe { libc::aio_error(self.at(slot)) }
     }
 
-    /// Bytes, 0, or a negated errno, when the request has ended.
+    /// Bytes, 0, or a negated errno, once the request has ended.
     pub fn result(&self, slot: u32) -> Option<i32> {
         match self.error(slot) {
             libc::EINPROGRESS => None,
@@ -83,7 +81,7 @@ impl ControlBlocks {
         }
     }
 
-    /// A waiter will look at it: it is not used again before [`ControlBlocks::release`].
+    /// Notes that a waiter uses the block: it is not free before [`ControlBlocks::release`].
     pub fn hold(&self, slot: u32, ticket: u64) {
         self.tickets[slot as usize].store(ticket, Ordering::SeqCst);
     }
@@ -134,11 +132,11 @@ pub(super) struct Requests {
     /// By block.
     pieces: Vec<Piece>,
     free: Vec<u32>,
-    /// Ended, and a waiter has still to notice.
+    /// Blocks of requests that have ended while a waiter still uses them.
     lingering: Vec<u32>,
     calls: Vec<CallState>,
     free_calls: Vec<u32>,
-    /// Of the blocks.
+    /// Each file's share of the blocks.
     pub shares: Shares,
     pub results: VecDeque<RawResult>,
 }
@@ -160,7 +158,7 @@ impl Requests {
         }
     }
 
-    /// There may be so many calls.
+    /// Makes room for this many calls.
     pub fn expect(&mut self, calls: u32) {
         #[allow(clippy::cast_possible_truncation)] // never more than were asked for
         let before = self.calls.len() as u32;
@@ -168,7 +166,7 @@ impl Requests {
         self.free_calls.extend(before..calls.max(before));
     }
 
-    /// Whether the blocks, and not only some file's share of them, have run out.
+    /// Whether all blocks are in use, not only those of one file's share.
     pub fn has_run_out(&self) -> bool {
         self.free.is_empty()
     }
@@ -181,17 +179,17 @@ impl Requests {
         &self.blocks
     }
 
-    /// Whose request it is.
+    /// The call of a request.
     pub fn user_data(&self, slot: u32) -> u64 {
         self.calls[self.pieces[slot as usize].call as usize].user_data
     }
 
-    /// Takes blocks for `call` on `file`, or for its leading pieces; `place` is told each block, in order, and says which
-    /// descriptor its request goes to. Returns false when none is free.
+    /// Takes blocks for `call` on `file`, or for its leading pieces. `place` gets each block, in order, and returns the
+    /// descriptor of its request. Returns false when no block is free.
     ///
     /// # Safety
-    /// What `call.buffers` points to must stay allocated, and nobody else may rely on its contents, until the
-    /// call's result is there.
+    /// What `call.buffers` points to must stay allocated, and no other code may rely on its contents, until
+    /// the call's result is there.
     pub unsafe fn take(
         &mut self,
         user_data: u64,
@@ -258,7 +256,7 @@ impl Requests {
         if started == 0 { Ok(()) } else { Err(last_errno()) }
     }
 
-    /// Asks the C library to give it up, which it does unless a thread has it already.
+    /// Asks the C library to cancel the request. It does so unless a thread has started it.
     pub fn cancel(&self, slot: u32) {
         let block = self.blocks.at(slot);
         // SAFETY: 1. the request was started: `fill`, the only writer of this field, is not called before it
@@ -268,7 +266,7 @@ impl Requests {
         unsafe { libc::aio_cancel(fd, block) };
     }
 
-    /// The request has ended, or will never start.
+    /// Notes that the request has ended, or will never start.
     pub fn finish(&mut self, slot: u32, result: i32) {
         let piece = &mut self.pieces[slot as usize];
         piece.result = result;
@@ -296,7 +294,7 @@ impl Requests {
         self.results.push_back(RawResult { user_data, result: outcome.result() });
     }
 
-    /// Takes back what waiters have let go of. Returns whether a block is free.
+    /// Takes back blocks that waiters have released. Returns whether a block is free.
     pub fn reclaim(&mut self) -> bool {
         let (blocks, free) = (&self.blocks, &mut self.free);
         self.lingering.retain(|&slot| {
@@ -334,9 +332,9 @@ unsafe fn extents(call: &Call) -> impl Iterator<Item = Extent> {
     })
 }
 
-/// What the pieces of a call come to, told in order: the bytes of the leading complete ones and of the first that
-/// stopped short. An error counts if nothing was moved before it; behind something, the call is short, and the
-/// core, which resumes it, meets the error again.
+/// Adds up the results of a call's pieces, in order: the bytes of the leading complete pieces and of the first short
+/// one. An error counts only if no piece before it moved data. Otherwise the call is short, and the core resumes it and
+/// meets the error again.
 #[derive(Debug, Default)]
 struct Outcome {
     bytes: i32,

@@ -1,24 +1,20 @@
-//! Threads that sit in `aio_suspend` while the worker sleeps, and wake it.
+//! Threads that block in `aio_suspend` while the worker sleeps, and wake it.
 //!
 //! `send (oldest request of a descriptor) → start → waiter: aio_suspend → release → eventfd, if the worker sleeps`
 //!
-//! - One waiter per busy descriptor. As its requests are served in order, the oldest is the first to end, and
-//!   those that come later need no further waiter; one list for all descriptors would be stale with the next
-//!   request, and `aio_suspend` cannot be told of it.
-//! - No wake-up is lost: the worker first says that it sleeps, then looks whether each oldest request is pending
-//!   or has a waiter; a waiter first lets go of its request, then asks whether the worker sleeps. All of that
-//!   is sequentially consistent, so one of the two sees the other.
+//! - Each busy descriptor has one waiter. Requests end in order, so the oldest ends first, and later requests need no
+//!   further waiter. One list for all descriptors would be outdated with the next request, and `aio_suspend` cannot be
+//!   told of it.
+//! - No wake-up is lost. The worker first notes that it sleeps, then checks whether each oldest request is pending or
+//!   has a waiter. A waiter first releases its request, then checks whether the worker sleeps. All of this is
+//!   sequentially consistent, so one of the two sees the other.
 //! - A waiter without work ends after [`IDLE`].
 //!
-//! Why not what the library offers instead (glibc 2.36): `SIGEV_THREAD` starts a thread per request, under the
-//! library's one lock, and drops the notification when it gets none. `SIGEV_SIGNAL` signals the process, not a
-//! thread: a signalfd of one worker would take the signals of another, every thread of the process would
-//! have to block the signal, and when the user's limit of queued signals is met, the request's result is
-//! replaced by `EAGAIN`. `SIGEV_THREAD_ID` is not known to it. Measured (November 2026, two shared processors, 4 KiB
-//! direct reads, 4 descriptors, depth 64): 63,000 reads per second and 19 µs of processor time each this way,
-//! 38,000 and 21 µs with `SIGEV_THREAD` and nothing around it; one at a time, both cost 20 to 27 µs.
-//!
-//! Not here: looking for results (`fd_pool.rs`, `requests.rs`).
+//! Why not the library's notifications (glibc 2.36): `SIGEV_THREAD` starts a thread per request under the library's one
+//! lock, and drops the notification if that fails; it is slower, too (docs/decisions/0014). `SIGEV_SIGNAL` signals the
+//! process, not a thread: one worker's signalfd would take another's signals, and every thread would have to block the
+//! signal. When the user's limit of queued signals is reached, `EAGAIN` replaces the request's result. glibc does not
+//! know `SIGEV_THREAD_ID`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -34,7 +30,7 @@ use super::requests::ControlBlocks;
 
 /// How long a waiter waits for work before it ends.
 const IDLE: Duration = Duration::from_secs(10);
-/// `aio_suspend` needs little.
+/// Enough for `aio_suspend`.
 const STACK_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Default)]
@@ -86,7 +82,7 @@ impl Shared {
         while let Some(slot) = self.next() {
             self.wait_for(slot);
             self.blocks.release(slot);
-            // After the request was let go: see the file's head.
+            // After the release of the request: see the file's head.
             if self.sleeping.swap(false, Ordering::SeqCst) {
                 let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
             }
@@ -106,14 +102,14 @@ impl Shared {
     }
 }
 
-/// See the file's head. Dropping it does not wait: a waiter keeps what it needs.
+/// See the file's head. Dropping it waits for no thread: a waiter keeps what it needs.
 #[derive(Debug)]
 pub(super) struct Waiters {
     shared: Arc<Shared>,
     /// What `start` hands over.
     sent: Vec<u32>,
     last_ticket: u64,
-    /// A request has no waiter yet, for lack of a thread.
+    /// A request has no waiter, because no thread could be started.
     short: bool,
 }
 
@@ -125,23 +121,23 @@ impl Waiters {
         Ok(Self { shared, sent: Vec::new(), last_ticket: 0, short: false })
     }
 
-    /// Written to when a waiter returns and the worker said that it sleeps; never read.
+    /// Written to when a waiter returns while the worker sleeps; never read.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.shared.wake.as_fd()
     }
 
-    /// From now on, the first waiter to return writes to the eventfd.
+    /// Makes the first waiter that returns from now on write to the eventfd.
     pub fn say_sleeping(&self) {
         self.shared.sleeping.store(true, Ordering::SeqCst);
     }
 
-    /// The worker is awake again.
+    /// Notes that the worker is awake.
     pub fn disarm(&self) {
         self.shared.sleeping.store(false, Ordering::SeqCst);
     }
 
-    /// Somebody is to wait for this request, from `start` on. Returns the ticket by which the block tells that
-    /// this waiter has not returned yet.
+    /// Gets a waiter for this request, with the next `start`. Returns the ticket that marks the block until the waiter
+    /// returns.
     pub fn send(&mut self, slot: u32) -> u64 {
         self.last_ticket += 1;
         self.shared.blocks.hold(slot, self.last_ticket);
@@ -149,7 +145,7 @@ impl Waiters {
         self.last_ticket
     }
 
-    /// Hands over what was sent. Returns false if there is no thread for some of it.
+    /// Starts waiters for the requests of `send`. Returns false if there is no thread for some of them.
     pub fn start(&mut self) -> bool {
         if self.sent.is_empty() && !self.short {
             return true;

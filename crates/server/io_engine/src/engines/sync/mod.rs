@@ -1,20 +1,18 @@
-//! Plain calls in the worker itself, where they do not wait; what would wait goes to a pool of threads.
+//! Plain calls in the worker itself if they do not wait; a pool of threads makes the others.
 //!
 //! `queue → submit: the call, now → results → pop`, or `… → pool (threads/pool.rs) → results → pop`
 //!
-//! How a file's calls are made is decided by what it is (`storage.rs`), see `policy.rs`:
+//! The kind of the file decides who makes its calls (`policy.rs`):
 //!
 //! | file | reads, writes | durable writes, `fdatasync` | `fallocate` |
 //! |---|---|---|---|
-//! | in memory | here | here: nothing to write out | here if short |
-//! | `O_DIRECT` | here, and the worker waits | pool | pool |
-//! | page cache | here with `RWF_NOWAIT`; `EAGAIN`: pool | pool | pool |
+//! | in memory | worker | worker: nothing to write out | worker if short |
+//! | `O_DIRECT` | worker, which waits | pool | pool |
+//! | page cache | worker with `RWF_NOWAIT`; `EAGAIN`: pool | pool | pool |
 //!
-//! - With `O_DIRECT` "in the worker" means that it waits, one call after the other: that is what was asked
-//!   for. A flush is not part of it: it would keep every other disk of the worker from its reads.
-//! - A call that was made here is done when `submit` returns; only what is in the pool can be cancelled.
-//!
-//! Not here: the pool's other side (`threads/pool_client.rs`), op logic (`core/`).
+//! - With `O_DIRECT` the worker waits for one call after the other: the user of this engine asked for that. A flush
+//!   goes to the pool, because it would delay the reads of all other disks of the worker.
+//! - A call in the worker has ended when `submit` returns. Only calls in the pool can be cancelled.
 
 mod policy;
 
@@ -68,7 +66,7 @@ pub struct SyncBackend {
     files: Files<SyncFile>,
     queue: VecDeque<Queued>,
     pool: PoolClient,
-    /// Most of them at once.
+    /// Most threads at once.
     threads: u32,
 }
 

@@ -1,10 +1,7 @@
-//! Whether one file's calls are made in the worker, and what an attempt there has told.
+//! Decides whether the worker makes a file's calls itself, from what attempts have shown.
 //!
-//! An attempt is made each time, however many have failed: leaving out 16 or 64 after four misses in a row changed
-//! nothing that could be told from noise (4 KiB reads of uncached pages at depth 64: 8.2, 8.2 and 7.9 µs of processor
-//! time per read; 2026-11), and the attempt starts the read-ahead.
-//!
-//! Pure: no system calls. Not here: making them (`sync.rs`), looking at the file (`storage.rs`).
+//! The worker tries each time, however many attempts have failed. Leaving some out saves no processor time
+//! (docs/decisions/0014), and an attempt starts the read-ahead.
 
 use std::fmt;
 
@@ -14,27 +11,27 @@ use crate::choose::storage::Storage;
 /// Freeing more than this of a file in memory takes long: tens of microseconds per MiB of pages.
 const MAX_HOLE_BYTES: u64 = 1 << 20;
 
-/// How to make a call.
+/// Who makes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
-    /// In the worker: it does not wait.
+    /// The worker: the call does not wait.
     Here,
-    /// In the worker, which waits for the device.
+    /// The worker, which waits for the device.
     HereAndWait,
-    /// In the worker, with `RWF_NOWAIT`; see [`Policy::is_answer`].
+    /// The worker, with `RWF_NOWAIT`; see [`Policy::is_answer`].
     WithoutWaiting,
-    /// In the pool.
+    /// The pool.
     Never,
 }
 
 /// What is known of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
-    /// Its data is the page cache itself.
+    /// The page cache is its storage.
     InMemory,
-    /// Past the page cache, to a device.
+    /// Calls go past the page cache to a device.
     Direct,
-    /// Through the page cache. Each direction stays on until the kernel says that it cannot.
+    /// Calls go through the page cache. Each direction stays on until the kernel says that it does not work.
     Cached { nowait_reads: bool, nowait_writes: bool },
 }
 
@@ -65,11 +62,10 @@ impl Policy {
         }
     }
 
-    /// Takes the result of an attempt without waiting. Returns whether it stands, be it short or an error;
-    /// otherwise the call is to be made again where it may wait.
+    /// Takes the result of an attempt with `RWF_NOWAIT`. Returns whether it is the call's result, be it short or an
+    /// error; otherwise the pool makes the call again.
     ///
-    /// A read of nothing does not stand: Linux 5.9 and 5.10 say that for the end of the file in its middle
-    /// too (preadv2(2), BUGS).
+    /// A read of 0 bytes is not: Linux 5.9 and 5.10 return it in the middle of the file, too (preadv2(2), BUGS).
     #[inline]
     pub fn is_answer(&mut self, call: &Call, result: i32) -> bool {
         match result {

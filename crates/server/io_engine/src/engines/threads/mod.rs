@@ -1,12 +1,10 @@
-//! A pool of threads with plain calls: what works everywhere, with any file and any kernel.
+//! A pool of threads that make plain calls. It works with any file and any kernel.
 //!
 //! `queue → batch → pool: preadv2, pwritev2, fdatasync, fallocate → results → pop`
 //!
-//! - Each call in flight has a thread, up to [`EngineConfig::threads`], of which each file has its share; calls beyond
+//! - Each call in flight has a thread, up to [`EngineConfig::threads`], of which each file has its share. Further calls
 //!   wait in order.
-//! - The worker makes no I/O call itself, unless the host gives it no thread at all.
-//!
-//! Not here: the pool (`threads/pool.rs`), its worker's side (`threads/pool_client.rs`), op logic (`core/`).
+//! - The worker makes I/O calls itself only if the host gives it no thread at all.
 
 pub(crate) mod pool_client;
 
@@ -48,7 +46,7 @@ impl ThreadsEngine {
 pub struct ThreadsBackend {
     files: Files<Arc<File>>,
     pool: PoolClient,
-    /// Most of them at once.
+    /// Most threads at once.
     threads: u32,
 }
 

@@ -1,18 +1,15 @@
-//! A bounded pool of threads that make plain calls: it grows when calls wait, and shrinks to nothing.
+//! A bounded pool of threads that make plain calls. It grows when calls wait, and shrinks to nothing.
 //!
 //! `push_batch → schedule → thread: plain::execute → results → take_results` (and an eventfd, if the worker sleeps)
 //!
-//! - One lock per batch on the worker's side, none to see that there is nothing; one per call on a thread's:
-//!   it leaves its result and takes its next job in one go.
-//! - The thread that went to sleep last is woken first: its stack is warm, and those at the bottom end after
-//!   [`IDLE`] even while others have work. An idle pool has no threads and makes no wake-ups.
-//! - A job holds its file until its call has ended, and not longer: a call that starts late never meets a
-//!   number that means another file by then, and a result says that the pool has let go.
-//! - Dropping the pool waits for no thread. A thread in a call continues; it owns everything that it needs but the
-//!   op's memory. The core keeps that memory until the call ends, or leaks it (`core/lifetime.rs`).
-//!
-//! Not here: who takes which job (`schedule.rs`), which calls come here (`threads.rs`, `sync.rs`,
-//! `linux_aio.rs`).
+//! - The worker takes one lock per batch, and none to see that there is no result. A thread takes one lock per call: it
+//!   leaves its result and takes its next job.
+//! - The pool wakes the thread that went to sleep last: its stack is warm. The others end after [`IDLE`] even while
+//!   that one has work. An idle pool has no threads and makes no wake-ups.
+//! - A job holds its file until its call has ended, and not longer. A call that starts late therefore never uses a
+//!   number that means another file by then, and a result says that the pool has released the file.
+//! - Dropping the pool waits for no thread. A thread in a call continues. It owns everything that it needs except the
+//!   op's memory, which the core keeps until the call ends, or leaks (`core/lifetime.rs`).
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -35,17 +32,17 @@ use crate::engines::plain;
 const IDLE: Duration = Duration::from_secs(10);
 /// A thread's stack holds one call, and a line for the log.
 const STACK_BYTES: usize = 128 << 10;
-/// How long to get along with what there is when the host gives no further thread.
+/// How long to wait before the next attempt to start a thread when the host refuses one.
 const START_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Jobs of a file that wait at once, without allocating.
+/// Jobs of a file that may wait before its list allocates.
 const USUAL_JOBS: usize = 64;
 
-/// One call to be made by some thread.
+/// One call for a thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub user_data: u64,
-    /// Whose share of the threads it takes.
+    /// The file whose share of the threads it takes.
     pub owner: FileId,
     pub file: Arc<File>,
     pub call: Call,
@@ -67,10 +64,10 @@ impl Job {
 #[derive(Debug)]
 struct State {
     schedule: Schedule<Job>,
-    /// The last to come is the first to go.
+    /// The thread that went to sleep last is the last element.
     sleepers: Vec<Thread>,
     results: VecDeque<RawResult>,
-    /// The worker sleeps, or is about to, and wants a write to `wake`.
+    /// The worker sleeps, or is about to, and needs a write to `wake`.
     armed: bool,
     ending: bool,
     start_again_at: Option<Instant>,
@@ -91,7 +88,7 @@ impl State {
     }
 }
 
-/// Who is to be woken or started once the lock is released.
+/// The thread to wake or start once the lock is released.
 #[derive(Debug)]
 enum Called {
     Nobody,
@@ -104,7 +101,7 @@ type Start = fn(Arc<Shared>) -> io::Result<()>;
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// A hint that spares a worker that looks all the time the lock.
+    /// A hint: a worker that polls takes the lock only if there are results.
     has_results: AtomicBool,
     wake: OwnedFd,
     idle: Duration,
@@ -126,7 +123,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread's life.
+    /// The body of a thread.
     fn run(self: Arc<Self>) {
         let mut state = self.state();
         state.schedule.arrived();
@@ -145,7 +142,7 @@ impl Shared {
         }
     }
 
-    /// Makes the call and leaves its result.
+    /// Makes the call and stores its result.
     #[inline]
     fn perform(&self, class: Class, job: Job) -> MutexGuard<'_, State> {
         let Job { user_data, owner, file, call } = job;
@@ -164,7 +161,7 @@ impl Shared {
         state
     }
 
-    /// Returns when this thread was called; `None`: it ends.
+    /// Returns when the pool calls this thread; `None`: the thread ends.
     fn sleep<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Option<MutexGuard<'a, State>> {
         let me = std::thread::current();
         let deadline = Instant::now() + self.idle;
@@ -190,7 +187,7 @@ impl Shared {
         }
     }
 
-    /// Returns false if there should have been a new thread, and is none.
+    /// Returns false if a new thread was needed but could not start.
     #[inline]
     fn bring(self: &Arc<Self>, called: Called) -> bool {
         match called {
@@ -217,7 +214,7 @@ impl Shared {
         started.is_ok()
     }
 
-    /// With no thread to be had, calls are made by the worker itself.
+    /// Without any thread, the worker makes the calls itself.
     #[cold]
     fn run_here_if_alone(&self) {
         let mut state = self.state();
@@ -229,15 +226,15 @@ impl Shared {
     }
 }
 
-/// See the file's head. Dropping it does not wait for calls in flight: its owner does that, or gives them up.
+/// See the file's head. Dropping it does not wait for calls in flight.
 #[derive(Debug)]
 pub(crate) struct Pool {
     shared: Arc<Shared>,
 }
 
 impl Pool {
-    /// At most `max_threads` (at least one) threads, started when needed, or more with many files (`shares.rs`);
-    /// `depth`: most jobs at once, usually.
+    /// At most `max_threads` threads (at least one), or more with many files (`shares.rs`). `depth`: the usual maximum
+    /// of jobs at once.
     pub fn new(max_threads: u32, depth: u32) -> io::Result<Self> {
         Self::with(max_threads, depth, IDLE, start_thread)
     }
@@ -263,27 +260,27 @@ impl Pool {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Written to when a result is there and the worker said that it sleeps; never read.
+    /// Written to when a result is there and the worker sleeps; never read.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.shared.wake.as_fd()
     }
 
-    /// All files are one disk's: none keeps threads from the others.
+    /// Says that all files belong to one disk, so that none keeps threads from the others.
     pub fn serve_one_disk(&self) {
         self.shared.state().schedule.serve_one_disk();
     }
 
-    /// Jobs of this file will come: it has a share of the threads.
+    /// Gives the file a share of the threads.
     pub fn attach(&self, file: FileId) {
         self.shared.state().schedule.attach(file, USUAL_JOBS);
     }
 
-    /// No job of it is there any more.
+    /// Takes the share back. No job of the file is left.
     pub fn detach(&self, file: FileId) {
         self.shared.state().schedule.detach(file);
     }
 
-    /// Takes all of `jobs`, and starts threads as there is need.
+    /// Takes all of `jobs`, and starts threads as needed.
     pub fn push_batch(&self, jobs: &mut VecDeque<Job>) {
         let mut state = self.shared.state();
         jobs.drain(..).for_each(|job| state.schedule.push(job.owner, job.class(), job));
@@ -295,7 +292,7 @@ impl Pool {
         }
     }
 
-    /// Appends what is finished.
+    /// Appends the results that are there.
     #[inline]
     pub fn take_results(&self, results: &mut VecDeque<RawResult>) {
         if !self.shared.has_results.load(Ordering::Relaxed) {
@@ -310,7 +307,7 @@ impl Pool {
         }
     }
 
-    /// Forgets a job that no thread has taken yet. Returns whether it was there: it has no result then.
+    /// Removes a job that no thread has taken. Returns whether there was one; it gets no result then.
     pub fn cancel(&self, user_data: u64) -> bool {
         self.shared.state().schedule.remove(|job| job.user_data == user_data).is_some()
     }

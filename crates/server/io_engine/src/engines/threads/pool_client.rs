@@ -1,11 +1,9 @@
-//! The worker's side of a pool: what is handed over, what has come back, and sleeping in between.
+//! The worker's side of a pool: hands calls over, takes results, and sleeps in between.
 //!
-//! `hand_over → start → pool … collect → pop`, and `finished → pop` for what the worker did itself
+//! `hand_over → start → pool … collect → pop`, and `finished → pop` for calls that the worker made itself
 //!
-//! - The eventfds of kicks are looked at when the worker sleeps, and now and then while it does not: after a
-//!   certain amount of work rather than a number of passes, because a pass may be long here.
-//!
-//! Not here: which calls are handed over (`threads.rs`, `sync.rs`).
+//! The worker checks the eventfds of kicks when it sleeps. While it does not sleep, it checks them after an amount of
+//! work rather than a number of passes, because one pass may be long.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -20,18 +18,18 @@ use crate::config::EngineConfig;
 use crate::engine::{Event, FileId, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 
-/// Work between two looks at the kicks; about as many passes with nothing to do.
+/// Work between two checks of the kicks: about as many passes with nothing to do.
 const LOOK_AFTER: u32 = 256;
-/// What one result counts: a look per 64 calls costs each of them a hundredth of itself.
+/// The work of one result. A check per 64 calls costs each of them a hundredth of its time.
 const RESULT_WORK: u32 = 4;
-/// For each, one more: a copy of 512 KiB takes as long as dozens of small calls.
+/// This many bytes are one unit of work: a copy of 512 KiB takes as long as dozens of small calls.
 const BYTES_PER_WORK: u32 = 16 << 10;
 
 #[derive(Debug)]
 pub(crate) struct PoolClient {
     pool: Pool,
     batch: VecDeque<Job>,
-    /// Handed over, and not come back.
+    /// Calls that the pool has.
     away: usize,
     results: VecDeque<RawResult>,
     watcher: EpollWatcher,
@@ -58,7 +56,7 @@ impl PoolClient {
         self.pool.serve_one_disk();
     }
 
-    /// Calls of this file will come.
+    /// Prepares for calls of this file.
     pub fn attach(&mut self, index: u32) {
         self.pool.attach(FileId(index));
     }
@@ -82,20 +80,20 @@ impl PoolClient {
         }
     }
 
-    /// Notes what a call led to that the worker made.
+    /// Notes the result of a call that the worker made itself.
     #[inline]
     pub fn finished(&mut self, user_data: u64, result: i32) {
         self.results.push_back(RawResult { user_data, result });
         self.work = self.work.saturating_add(u32::try_from(result).unwrap_or(0) / BYTES_PER_WORK);
     }
 
-    /// Notes that the worker may have waited in a call of its own: the next `collect` looks at the kicks.
+    /// Notes that the worker may have waited in a call of its own. The next `collect` checks the kicks.
     #[inline]
     pub fn waited(&mut self) {
         self.work = LOOK_AFTER;
     }
 
-    /// Fetches what has come back, and looks at the kicks if it is time to.
+    /// Takes the pool's results, and checks the kicks if it is time.
     #[inline]
     pub fn collect(&mut self) {
         if self.away > 0 {
@@ -114,7 +112,7 @@ impl PoolClient {
 
     fn look(&mut self) {
         if !self.watcher.is_idle() {
-            // What went wrong here goes wrong again in `sleep`, which reports it.
+            // A lasting error comes again in `sleep`, which reports it.
             let _ = self.watcher.wait(Some(Duration::ZERO));
         }
     }
@@ -124,7 +122,7 @@ impl PoolClient {
         self.results.pop_front()
     }
 
-    /// Sleeps until something has come back, or a kick.
+    /// Sleeps until a result or a kick is there.
     pub fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let may_sleep = self.arm();
         let slept = self.watcher.wait(if may_sleep { timeout } else { Some(Duration::ZERO) });
@@ -153,7 +151,7 @@ impl PoolClient {
         self.watcher.fd()
     }
 
-    /// Takes back what no thread has begun with.
+    /// Takes a call back that no thread has started.
     pub fn cancel(&mut self, user_data: u64) {
         let place = self.batch.iter().position(|job| job.user_data == user_data);
         let not_started = place.and_then(|place| self.batch.remove(place)).is_some();
@@ -177,7 +175,7 @@ impl PoolClient {
     }
 }
 
-/// Files by the index that calls name them by, with what an engine remembers of each.
+/// An engine's files, by the index that calls use.
 #[derive(Debug)]
 pub(crate) struct Files<T>(Vec<Option<T>>);
 
@@ -201,7 +199,7 @@ impl<T> Files<T> {
         }
     }
 
-    /// The file of a call: the core queues none for a file that is not attached.
+    /// The file of a call. The core queues no call for a file that is not attached.
     #[inline]
     pub fn get_mut(&mut self, target: Target) -> Option<&mut T> {
         match target {

@@ -1,24 +1,19 @@
-//! Which job a pool's thread takes next, and when another thread has to come. Counting only: no threads here.
+//! Decides which job a pool's thread takes next, and when another thread is needed. It only counts.
 //!
-//! - Each file has its share of the threads (`shares.rs`), and files take turns: what hangs on one disk never has all
-//!   threads. A file's own jobs keep their order.
-//! - Jobs that may take long and move no data of ours (`fdatasync`, `fallocate`) run on at most half of the
-//!   threads, so that they cannot keep reads and writes from the rest; where both kinds wait, they take turns. Each file
-//!   has its share of that half too.
-//! - Nobody calls for all the threads that a batch could use: one comes, and whoever takes a job while others
-//!   wait calls one more before it makes its own call. Calls that do not wait (the page cache has the data) are
-//!   over before more threads arrive, and none are woken for nothing. Measured on two processors, 4 KiB reads
-//!   at depth 64 (2026-11): calling two or eight at a time costs up to 60 % more processor time with cached
-//!   data and 13 to 40 % more with `O_DIRECT` (medians, on a busy machine), and is no faster with either.
-//!
-//! Not here: the threads (`pool.rs`).
+//! - Each file has its share of the threads (`shares.rs`), and files take turns, so calls that hang on one disk never
+//!   take all threads. A file's own jobs keep their order.
+//! - Jobs that may take long and move no data (`fdatasync`, `fallocate`) use at most half of the threads, so that reads
+//!   and writes can use the others. Where both kinds wait, they take turns. Each file has its share of that half, too.
+//! - The pool calls one thread per batch, not all that the batch could use. A thread that takes a job while others wait
+//!   calls one more before it makes its own call. Calls that do not wait end before more threads arrive. Calling
+//!   several at a time costs more processor time and is no faster (docs/decisions/0014).
 
 use std::collections::VecDeque;
 
 use crate::core::shares::Shares;
 use crate::engine::FileId;
 
-/// How a job is counted.
+/// The kind of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// Reads and writes.
@@ -27,13 +22,13 @@ pub(super) enum Class {
     Long,
 }
 
-/// What whoever got this has to do for the jobs that wait.
+/// What the caller has to do for the jobs that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Help {
     Enough,
-    /// Wake one thread of those that sleep.
+    /// Wake one sleeping thread.
     Wake,
-    /// Start one.
+    /// Start a thread.
     Start,
 }
 
@@ -41,20 +36,20 @@ pub(super) enum Help {
 pub(super) struct Schedule<T> {
     /// By file.
     lanes: Vec<Lane<T>>,
-    /// Files with jobs that wait, each once; the first has the next turn.
+    /// Files with waiting jobs, each once. The first has the next turn.
     turns: VecDeque<FileId>,
-    /// Of threads, by file.
+    /// Each file's share of the threads.
     shares: Shares,
-    /// Of those that jobs of [`Class::Long`] may have.
+    /// Each file's share of the threads that may run jobs of [`Class::Long`].
     long_shares: Shares,
-    /// All there are, those included that are coming.
+    /// All threads, with those that are coming.
     threads: usize,
-    /// Called, and not yet at the queue.
+    /// Threads that were called and have not arrived.
     coming: usize,
     limits: Limits,
 }
 
-/// The jobs of one file that wait.
+/// The waiting jobs of one file.
 #[derive(Debug)]
 struct Lane<T> {
     transfers: VecDeque<T>,
@@ -90,14 +85,14 @@ impl<T> Lane<T> {
     }
 }
 
-/// None is zero.
+/// The limits of a pool. None is zero.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Threads there may be; with many files there may be more (`shares.rs`).
+    /// Most threads; with many files there may be more (`shares.rs`).
     pub threads: u32,
-    /// Jobs of [`Class::Long`] at once; the same.
+    /// Most jobs of [`Class::Long`] at once; the same.
     pub long: u32,
-    /// Threads on their way at once: more than there are processors could not arrive together.
+    /// Most threads on their way at once: more than there are processors could not arrive together.
     pub coming: usize,
 }
 
@@ -120,13 +115,13 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// All files are one disk's.
+    /// Says that all files belong to one disk.
     pub fn serve_one_disk(&mut self) {
         self.shares.do_not_split();
         self.long_shares.do_not_split();
     }
 
-    /// Jobs of this file will come, with so many at once usually.
+    /// Gives the file its shares, and room for `jobs` waiting jobs.
     pub fn attach(&mut self, file: FileId, jobs: usize) {
         self.shares.attach(file);
         self.long_shares.attach(file);
@@ -139,7 +134,7 @@ impl<T> Schedule<T> {
         self.turns.reserve(self.lanes.len());
     }
 
-    /// No job of it waits or runs.
+    /// Takes the shares back. No job of the file waits or runs.
     pub fn detach(&mut self, file: FileId) {
         self.shares.detach(file);
         self.long_shares.detach(file);
@@ -156,7 +151,7 @@ impl<T> Schedule<T> {
         lane.queue(class).push_back(job);
     }
 
-    /// A job for a thread that is at the queue: of the file whose turn it is, of those that may have one more thread.
+    /// A job for a thread that has arrived: of the next file that may use one more thread.
     #[inline]
     pub fn take(&mut self) -> Option<(Class, T)> {
         for _ in 0..self.turns.len() {
@@ -187,7 +182,7 @@ impl<T> Schedule<T> {
         lane.queue(class).pop_front().map(|job| (class, job))
     }
 
-    /// A job that was taken is done.
+    /// Notes the end of a job that was taken.
     #[inline]
     pub fn ended(&mut self, file: FileId, class: Class) {
         self.shares.give_back(file);
@@ -233,19 +228,19 @@ impl<T> Schedule<T> {
         self.coming += count;
     }
 
-    /// One that was called is at the queue.
+    /// Notes that a called thread has arrived.
     #[inline]
     pub fn arrived(&mut self) {
         self.coming -= 1;
     }
 
-    /// One that was to be started could not be.
+    /// Notes that a thread could not be started.
     pub fn not_started(&mut self) {
         self.coming -= 1;
         self.threads -= 1;
     }
 
-    /// One that was at the queue ends.
+    /// Notes that a thread that had arrived ends.
     pub fn left(&mut self) {
         self.threads -= 1;
     }
@@ -259,7 +254,7 @@ impl<T> Schedule<T> {
         self.shares.used(file).is_some()
     }
 
-    /// Takes a job out that `is_it`.
+    /// Removes a job for which `is_it` returns true.
     pub fn remove(&mut self, is_it: impl Fn(&T) -> bool) -> Option<T> {
         let queues = self.lanes.iter_mut().flat_map(|lane| [&mut lane.transfers, &mut lane.long]);
         let mut found = queues.filter_map(|queue| {
