@@ -143,7 +143,7 @@ pub enum OpError {
     /// The kernel refused.
     #[error("the kernel refused: {0}")]
     Errno(Errno),
-    /// The file ends inside the range: somebody truncated the image.
+    /// The file ends inside the range, because another process truncated the image.
     #[error("the file ends at byte {offset_bytes}, inside the range, which goes to byte {end_bytes}")]
     EndOfImage {
         /** Where the file ended. */

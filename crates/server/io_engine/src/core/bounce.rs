@@ -51,7 +51,7 @@ impl AlignedBuffer {
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as in `as_slice`, and 3. `&mut self`: nobody else looks.
+        // SAFETY: as in `as_slice`, and 3. `&mut self`: there is no other reference.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.layout.size()) }
     }
 }

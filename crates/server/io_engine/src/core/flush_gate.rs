@@ -1,12 +1,11 @@
 //! One `fdatasync` in flight per file; flushes that come meanwhile share the next one.
 //!
-//! The kernel reports a page it could not write back to one sync only. Of two that overlap, one takes the
-//! error and the other succeeds although the same pages are lost: a guest would be told that its data is
-//! safe. One after the other, whoever comes after the one that took the error can be told: that a sync
-//! failed is known before the next one ends.
+//! The kernel reports a page that it could not write back to one sync only. Of two syncs that overlap, one gets the error
+//! and the other succeeds although the same pages are lost: a guest would be told that its data is safe. If they come one
+//! after the other, the engine knows that a sync failed before the next one ends.
 //!
-//! - Whatever ends with a sync goes through here: flushes, and durable operations whose call has no flag for it.
-//! - A flush shares only a sync that starts after it came.
+//! - All ops that end with a sync pass the gate: flushes, and durable ops whose call has no flag for it.
+//! - A flush shares only a sync that starts after it.
 //! - Fewer syncs are also faster: ten flushes at once cost two.
 //!
 //! One gate per file and engine: workers that share a file have a gate each, and must not flush it side by

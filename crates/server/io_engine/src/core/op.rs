@@ -34,8 +34,8 @@ pub(super) enum Stage {
     Sync,
 }
 
-/// What is to be done, without the place: an op that is only read field by field is not copied as a whole, which
-/// would wait for the stores of whoever wrote it.
+/// What to do, without the place. The core reads an op field by field: a copy of the whole op would wait for the caller's
+/// stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Read,
