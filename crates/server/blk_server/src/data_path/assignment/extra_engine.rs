@@ -46,6 +46,6 @@ impl WorkerSet {
 
     /// Whether a queue of the disk runs.
     pub(crate) fn runs(&self, disk: &Disk) -> bool {
-        self.table().seats.iter().any(|seat| seat.disk.id() == disk.id())
+        self.table().entries.iter().any(|entry| entry.disk.id() == disk.id())
     }
 }

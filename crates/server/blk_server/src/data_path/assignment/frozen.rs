@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tracing::error;
 
-use super::{Place, QueueHandle, Seat, WorkerSet, adopt};
+use super::{Place, QueueEntry, QueueHandle, WorkerSet, adopt};
 use crate::data_path::assignment::deadline::Deadline;
 use crate::data_path::queue::Queue;
 use crate::data_path::worker::command::{Address, Command};
@@ -19,13 +19,13 @@ use crate::error::AdminError;
 
 /// A drained queue without a worker.
 pub(crate) struct FrozenQueue {
-    seat: Arc<Seat>,
+    entry: Arc<QueueEntry>,
     queue: Box<Queue>,
 }
 
 impl FrozenQueue {
     pub(crate) fn index(&self) -> u16 {
-        self.seat.index
+        self.entry.index
     }
 
     pub(crate) fn queue(&mut self) -> &mut Queue {
@@ -47,7 +47,7 @@ pub(crate) struct Changes<'a> {
 
 /// A queue that its worker was asked to release.
 struct Leaving<'a> {
-    seat: &'a Arc<Seat>,
+    entry: &'a Arc<QueueEntry>,
     place: MutexGuard<'a, Place>,
     id: u32,
     queue: Receiver<Box<Queue>>,
@@ -68,24 +68,24 @@ impl WorkerSet {
         let deadline = self.deadline(timeout);
         let mut leaving = Vec::new();
         let mut stays = None;
-        for QueueHandle { seat, .. } in queues {
-            let Some(place) = deadline.lock(&seat.place) else {
-                stays = Some(seat.index);
+        for QueueHandle { entry, .. } in queues {
+            let Some(place) = deadline.lock(&entry.place) else {
+                stays = Some(entry.index);
                 break;
             };
             let Some(id) = place.id else { continue };
             let (sender, queue) = sync_channel(1);
             let _ = place.worker.send(Command::Release(id, sender));
-            leaving.push(Leaving { seat, place, id, queue });
+            leaving.push(Leaving { entry, place, id, queue });
         }
         let mut frozen = Vec::new();
-        for Leaving { seat, mut place, id, queue } in leaving {
+        for Leaving { entry, mut place, id, queue } in leaving {
             match released(&place.worker, id, &queue, &deadline) {
                 Some(queue) => {
                     place.id = None;
-                    frozen.push(FrozenQueue { seat: Arc::clone(seat), queue });
+                    frozen.push(FrozenQueue { entry: Arc::clone(entry), queue });
                 }
-                None => stays = stays.or(Some(seat.index)),
+                None => stays = stays.or(Some(entry.index)),
             }
         }
         match stays {
@@ -99,9 +99,9 @@ impl WorkerSet {
 
     /// Gives the queues back to their workers.
     pub(crate) fn thaw(&self, queues: Vec<FrozenQueue>) {
-        for FrozenQueue { seat, queue } in queues {
-            take_back(&seat, &mut seat.place(), queue);
-            self.start_extra_engine(&seat.disk);
+        for FrozenQueue { entry, queue } in queues {
+            take_back(&entry, &mut entry.place(), queue);
+            self.start_extra_engine(&entry.disk);
         }
     }
 }
@@ -124,11 +124,11 @@ pub(super) fn released(
 }
 
 /// Gives a queue back to its worker.
-pub(super) fn take_back(seat: &Seat, place: &mut Place, queue: Box<Queue>) {
+pub(super) fn take_back(entry: &QueueEntry, place: &mut Place, queue: Box<Queue>) {
     place.id = match adopt(&place.worker, queue) {
         Ok(id) => Some(id),
         Err(mut unsuitable) => {
-            error!(disk = seat.disk.name(), queue = seat.index, "not taken back: {}", unsuitable.why);
+            error!(disk = entry.disk.name(), queue = entry.index, "not taken back: {}", unsuitable.why);
             unsuitable.queue.break_moved();
             place.ended_at = Some(unsuitable.queue.leave());
             None

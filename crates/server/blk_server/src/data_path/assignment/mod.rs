@@ -1,14 +1,14 @@
 //! Which worker serves which queue; moves queues between workers.
 //!
-//! `start_queue (where it is attached, or the least busy) → Seat ─ move: release, drained, adopted ─→ another worker`
+//! `start_queue (where it is attached, or the least busy) → QueueEntry ─ move: release, drained, adopted ─→ another worker`
 //!
-//! - A [`Seat`] is a running queue seen from outside. A thread that talks to the worker about the queue holds the
-//!   seat's lock. A session's message and a move therefore wait for each other, at most as long as a move may drain.
+//! - A [`QueueEntry`] is a running queue seen from outside. A thread that talks to the worker about the queue holds the
+//!   entry's lock. A session's message and a move therefore wait for each other, at most as long as a move may drain.
 //! - The operator and the balancer change workers and queues one at a time (`admin`). Each change has one [`Deadline`].
 //!   A stop of the server ends it.
-//! - A queue that a worker is starting has no seat yet. `attach` waits until it has one.
-//! - Order of locks: `admin`, `table`, a seat's. A thread holds `table` for look-ups only: it neither asks a worker nor
-//!   waits for a seat's lock meanwhile.
+//! - A queue that a worker is starting has no entry yet. `attach` waits until it has one.
+//! - Order of locks: `admin`, `table`, an entry's. A thread holds `table` for look-ups only: it neither asks a worker nor
+//!   waits for an entry's lock meanwhile.
 
 pub(crate) mod deadline;
 
@@ -45,12 +45,12 @@ use crate::error::ServerError;
 
 pub(crate) use frozen::{Changes, FrozenQueue, NotFrozen};
 
-/// Pause between two looks for the seat of a queue that is being started.
+/// Pause between two looks for the entry of a queue that is being started.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A running queue, seen from outside its worker.
 #[derive(Debug)]
-struct Seat {
+struct QueueEntry {
     disk: Arc<Disk>,
     index: u16,
     size: u16,
@@ -70,7 +70,7 @@ struct Place {
     ended_at: Option<u32>,
 }
 
-impl Seat {
+impl QueueEntry {
     fn worker(&self) -> WorkerId {
         // Relaxed: the number may change before it is used, whatever the order.
         WorkerId(self.worker.load(Relaxed))
@@ -84,7 +84,7 @@ impl Seat {
 /// A session's handle of its queue.
 #[derive(Debug)]
 pub(crate) struct QueueHandle {
-    seat: Arc<Seat>,
+    entry: Arc<QueueEntry>,
     set: Arc<WorkerSet>,
 }
 
@@ -105,7 +105,7 @@ impl QueueHandle {
 
     /// The queue takes no more requests. [`QueueHandle::stop`] waits for its end.
     pub(crate) fn begin_stop(&self, ending: Ending) {
-        let place = self.seat.place();
+        let place = self.entry.place();
         if let Some(id) = place.id {
             let _ = place.worker.send(Command::BeginStop(id, ending));
         }
@@ -113,14 +113,14 @@ impl QueueHandle {
 
     /// Returns the ring's position once nothing is in flight.
     pub(crate) fn stop(self) -> Option<u32> {
-        let mut place = self.seat.place();
+        let mut place = self.entry.place();
         // Clears the number, which may soon mean another queue: a move may be waiting for the lock.
         let position = match place.id.take() {
             Some(id) => place.worker.ask(|done| Command::Stop(id, done)).ok(),
             None => place.ended_at,
         };
         drop(place);
-        self.set.table().seats.retain(|seat| !Arc::ptr_eq(seat, &self.seat));
+        self.set.table().entries.retain(|entry| !Arc::ptr_eq(entry, &self.entry));
         position
     }
 
@@ -129,7 +129,7 @@ impl QueueHandle {
         &self,
         command: impl FnOnce(u32, std::sync::mpsc::SyncSender<T>) -> Command,
     ) -> Result<Option<T>, WorkerGone> {
-        let place = self.seat.place();
+        let place = self.entry.place();
         let Some(id) = place.id else { return Ok(None) };
         place.worker.ask(|done| command(id, done)).map(Some)
     }
@@ -142,7 +142,7 @@ struct Table {
     /// A worker that is being removed, and gets no more queues.
     leaving: Option<WorkerId>,
     next_id: u32,
-    seats: Vec<Arc<Seat>>,
+    entries: Vec<Arc<QueueEntry>>,
     /// Queues that a worker is starting, by disk and queue.
     starting: Vec<(u64, u16)>,
     /// Where the operator attached queues, by disk and queue. They start there again.
@@ -166,7 +166,7 @@ impl Table {
             return self.address(id);
         }
         let places: Vec<_> =
-            self.seats.iter().map(|seat| (seat.disk.id() == disk.id(), seat.worker())).collect();
+            self.entries.iter().map(|entry| (entry.disk.id() == disk.id(), entry.worker())).collect();
         let queues = |id, own_only: bool| {
             places.iter().filter(|&&(own, worker)| worker == id && (own || !own_only)).count()
         };
@@ -249,19 +249,19 @@ impl WorkerSet {
             if id.is_some() {
                 self.start_extra_engine(&start.disk);
             }
-            return Ok(id.map(|id| self.take_seat(&start, Place { worker, id: Some(id), ended_at: None })));
+            return Ok(id.map(|id| self.add_entry(&start, Place { worker, id: Some(id), ended_at: None })));
         }
     }
 
     /// Moves a queue, and starts its disk's extra engine, which may have ended meanwhile.
-    fn move_queue(&self, seat: &Seat, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
-        let moved = move_queue(seat, to, deadline);
-        self.start_extra_engine(&seat.disk);
+    fn move_queue(&self, entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
+        let moved = move_queue(entry, to, deadline);
+        self.start_extra_engine(&entry.disk);
         moved
     }
 
-    fn take_seat(self: &Arc<Self>, start: &QueueStart, place: Place) -> QueueHandle {
-        let seat = Arc::new(Seat {
+    fn add_entry(self: &Arc<Self>, start: &QueueStart, place: Place) -> QueueHandle {
+        let entry = Arc::new(QueueEntry {
             disk: Arc::clone(&start.disk),
             index: start.index,
             size: start.layout.map_or(0, |layout| layout.queue_size),
@@ -269,8 +269,8 @@ impl WorkerSet {
             worker: AtomicU32::new(place.worker.id.0),
             place: Mutex::new(place),
         });
-        self.table().seats.push(Arc::clone(&seat));
-        QueueHandle { seat, set: Arc::clone(self) }
+        self.table().entries.push(Arc::clone(&entry));
+        QueueHandle { entry, set: Arc::clone(self) }
     }
 
     /// Cancels requests that can be cancelled, of one disk or of all.
@@ -286,15 +286,15 @@ impl WorkerSet {
     }
 
     pub(crate) fn queue_reports(&self, disk: u64) -> Vec<QueueReport> {
-        let seats: Vec<_> =
-            self.table().seats.iter().filter(|seat| seat.disk.id() == disk).map(Arc::clone).collect();
-        let mut queues: Vec<_> = seats
+        let entries: Vec<_> =
+            self.table().entries.iter().filter(|entry| entry.disk.id() == disk).map(Arc::clone).collect();
+        let mut queues: Vec<_> = entries
             .iter()
-            .map(|seat| QueueReport {
-                index: seat.index,
-                worker: seat.worker(),
-                size: seat.size,
-                counters: seat.meter.read(),
+            .map(|entry| QueueReport {
+                index: entry.index,
+                worker: entry.worker(),
+                size: entry.size,
+                counters: entry.meter.read(),
             })
             .collect();
         queues.sort_by_key(|queue| queue.index);
@@ -303,7 +303,7 @@ impl WorkerSet {
 
     pub(crate) fn worker_reports(&self) -> Vec<WorkerReport> {
         let table = self.table();
-        let places: Vec<_> = table.seats.iter().map(|seat| seat.worker()).collect();
+        let places: Vec<_> = table.entries.iter().map(|entry| entry.worker()).collect();
         let known = |worker: &WorkerThread| {
             let id = worker.address.id;
             let queues = places.iter().filter(|&&place| place == id).count();
@@ -374,11 +374,11 @@ impl WorkerSet {
     /// Repeats until the worker has no queue and ends: a queue may have been on its way to it.
     fn move_all(&self, from: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
         loop {
-            let seats: Vec<_> = self.table().seats.clone();
-            for seat in seats.iter().filter(|seat| seat.worker() == from.id) {
-                let to = self.table().worker_for(&seat.disk, seat.index);
+            let entries: Vec<_> = self.table().entries.clone();
+            for entry in entries.iter().filter(|entry| entry.worker() == from.id) {
+                let to = self.table().worker_for(&entry.disk, entry.index);
                 let to = to.ok_or(AdminError::LastWorker { id: from.id })?;
-                self.move_queue(seat, &to, deadline)?;
+                self.move_queue(entry, &to, deadline)?;
             }
             if from.ask(Command::Retire).unwrap_or(true) {
                 return Ok(());
@@ -416,8 +416,8 @@ impl WorkerSet {
         let to = table.address(worker).ok_or(AdminError::NoWorker { id: worker })?;
         let before = table.attached.insert(name, worker);
         drop(table);
-        let moved = self.seat_of(disk, queue, deadline).and_then(|seat| match seat {
-            Some(seat) => self.move_queue(&seat, &to, deadline),
+        let moved = self.entry_of(disk, queue, deadline).and_then(|entry| match entry {
+            Some(entry) => self.move_queue(&entry, &to, deadline),
             None => Ok(()),
         });
         if moved.is_err() {
@@ -430,19 +430,20 @@ impl WorkerSet {
         moved
     }
 
-    /// The queue's seat, if it runs. Waits for a queue that is being started, because it may not have seen a new entry
+    /// The queue's entry, if it runs. Waits for a queue that is being started, because it may not have seen a new entry
     /// in `attached`.
-    fn seat_of(
+    fn entry_of(
         &self,
         disk: &Disk,
         queue: u16,
         deadline: &Deadline<'_>,
-    ) -> Result<Option<Arc<Seat>>, AdminError> {
+    ) -> Result<Option<Arc<QueueEntry>>, AdminError> {
         loop {
             let table = self.table();
             if !table.starting.contains(&(disk.id(), queue)) {
-                let seat = table.seats.iter().find(|seat| seat.disk.id() == disk.id() && seat.index == queue);
-                return Ok(seat.map(Arc::clone));
+                let entry =
+                    table.entries.iter().find(|entry| entry.disk.id() == disk.id() && entry.index == queue);
+                return Ok(entry.map(Arc::clone));
             }
             drop(table);
             if deadline.is_cut_short() {
@@ -457,7 +458,7 @@ impl WorkerSet {
     }
 }
 
-/// A queue that is being started, until it has its seat.
+/// A queue that is being started, until it has its entry.
 struct Starting<'a> {
     set: &'a WorkerSet,
     queue: (u64, u16),
@@ -481,15 +482,15 @@ impl Balanced for Arc<WorkerSet> {
     fn read(&self) -> Reading {
         let workers = self.worker_reports();
         let table = self.table();
-        let attached = |seat: &Arc<Seat>| table.attached.contains_key(&(seat.disk.id(), seat.index));
-        let seats: Vec<_> = table.seats.iter().map(|seat| (Arc::clone(seat), attached(seat))).collect();
+        let attached = |entry: &Arc<QueueEntry>| table.attached.contains_key(&(entry.disk.id(), entry.index));
+        let entries: Vec<_> = table.entries.iter().map(|entry| (Arc::clone(entry), attached(entry))).collect();
         drop(table);
-        let queues = seats.into_iter().map(|(seat, attached)| QueueReading {
-            name: QueueName { disk: seat.disk.name().to_owned(), queue: seat.index },
-            worker: seat.worker(),
-            counters: seat.meter.read(),
+        let queues = entries.into_iter().map(|(entry, attached)| QueueReading {
+            name: QueueName { disk: entry.disk.name().to_owned(), queue: entry.index },
+            worker: entry.worker(),
+            counters: entry.meter.read(),
             attached,
-            most_workers: seat.disk.most_workers(),
+            most_workers: entry.disk.most_workers(),
         });
         Reading { workers, queues: queues.collect() }
     }
@@ -505,26 +506,26 @@ impl Balanced for Arc<WorkerSet> {
         let _admin = self.admin(&deadline)?;
         let table = self.table();
         let to = table.address(to).ok_or(AdminError::NoWorker { id: to })?;
-        let seat = table.seats.iter().find(|seat| seat.disk.name() == disk && seat.index == queue);
-        let seat = seat.map(Arc::clone).ok_or("the queue has stopped")?;
-        if table.attached.contains_key(&(seat.disk.id(), queue)) {
+        let entry = table.entries.iter().find(|entry| entry.disk.name() == disk && entry.index == queue);
+        let entry = entry.map(Arc::clone).ok_or("the queue has stopped")?;
+        if table.attached.contains_key(&(entry.disk.id(), queue)) {
             return Err("it was attached by hand just now".into());
         }
         drop(table);
-        Ok(WorkerSet::move_queue(self, &seat, &to, &deadline)?)
+        Ok(WorkerSet::move_queue(self, &entry, &to, &deadline)?)
     }
 }
 
 /// Drains the queue and gives it to another worker. If it does not drain, or the other worker refuses it, it stays.
-fn move_queue(seat: &Seat, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
+fn move_queue(entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
     let not_drained = || {
-        let (disk, queue, stays) = (seat.disk.name().to_owned(), seat.index, seat.worker());
+        let (disk, queue, stays) = (entry.disk.name().to_owned(), entry.index, entry.worker());
         match deadline.is_cut_short() {
             true => AdminError::Stopping,
             false => AdminError::NotDrained { disk, queue, timeout: deadline.timeout(), stays },
         }
     };
-    let mut place = deadline.lock(&seat.place).ok_or_else(not_drained)?;
+    let mut place = deadline.lock(&entry.place).ok_or_else(not_drained)?;
     let Some(id) = place.id.filter(|_| place.worker.id != to.id) else { return Ok(()) };
     let (ping, answered) = sync_channel(1);
     let _ = to.send(Command::Ping(ping));
@@ -536,14 +537,14 @@ fn move_queue(seat: &Seat, to: &Address, deadline: &Deadline<'_>) -> Result<(), 
     };
     let Unsuitable { queue, why } = match adopted {
         Ok(id) => {
-            seat.worker.store(to.id.0, Relaxed);
+            entry.worker.store(to.id.0, Relaxed);
             *place = Place { worker: to.clone(), id: Some(id), ended_at: None };
             return Ok(());
         }
         Err(unsuitable) => unsuitable,
     };
-    frozen::take_back(seat, &mut place, queue);
-    Err(AdminError::Unsuitable { id: to.id, disk: seat.disk.name().to_owned(), why })
+    frozen::take_back(entry, &mut place, queue);
+    Err(AdminError::Unsuitable { id: to.id, disk: entry.disk.name().to_owned(), why })
 }
 
 /// `None`: not drained in time; the queue goes on.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use super::{Seat, WorkerSet, move_queue};
+use super::{QueueEntry, WorkerSet, move_queue};
 use crate::data_path::disk::Disk;
 use crate::data_path::worker::command::{Address, Command};
 use crate::data_path::worker::worker_options::WorkerId;
@@ -65,18 +65,18 @@ impl WorkerSet {
         disk.set_most_workers(most);
         self.forget_disk(disk.id());
         let moves = self.moves_to_spread(disk);
-        moves.into_iter().try_for_each(|(seat, to)| move_queue(&seat, &to, &deadline))
+        moves.into_iter().try_for_each(|(entry, to)| move_queue(&entry, &to, &deadline))
     }
 
     /// Moves few queues: the workers with most of the disk's queues keep serving it.
-    fn moves_to_spread(&self, disk: &Disk) -> Vec<(Arc<Seat>, Address)> {
+    fn moves_to_spread(&self, disk: &Disk) -> Vec<(Arc<QueueEntry>, Address)> {
         let table = self.table();
-        let all: Vec<WorkerId> = table.seats.iter().map(|seat| seat.worker()).collect();
+        let all: Vec<WorkerId> = table.entries.iter().map(|entry| entry.worker()).collect();
         let mut own: Vec<_> =
-            table.seats.iter().filter(|seat| seat.disk.id() == disk.id()).map(Arc::clone).collect();
-        own.sort_by_key(|seat| seat.index);
+            table.entries.iter().filter(|entry| entry.disk.id() == disk.id()).map(Arc::clone).collect();
+        own.sort_by_key(|entry| entry.index);
         let queues = |id: WorkerId| all.iter().filter(|&&worker| worker == id).count();
-        let own_queues = |id: WorkerId| own.iter().filter(|seat| seat.worker() == id).count();
+        let own_queues = |id: WorkerId| own.iter().filter(|entry| entry.worker() == id).count();
         let mut workers: Vec<_> = table.workers.iter().map(|worker| worker.address.clone()).collect();
         workers.sort_by_key(|worker| (Reverse(own_queues(worker.id)), queues(worker.id), worker.id));
         workers.truncate(disk.most_workers().unwrap_or(usize::MAX));
@@ -85,17 +85,17 @@ impl WorkerSet {
         let share = |place: usize| count / workers_count + usize::from(place < count % workers_count);
         let mut left: Vec<_> = workers.into_iter().enumerate().map(|(at, one)| (one, share(at))).collect();
         let mut moving = Vec::new();
-        for seat in own {
-            let stays = left.iter_mut().find(|(worker, left)| worker.id == seat.worker() && *left > 0);
+        for entry in own {
+            let stays = left.iter_mut().find(|(worker, left)| worker.id == entry.worker() && *left > 0);
             match stays {
                 Some((_, left)) => *left -= 1,
-                None => moving.push(seat),
+                None => moving.push(entry),
             }
         }
-        let moves = moving.into_iter().filter_map(|seat| {
+        let moves = moving.into_iter().filter_map(|entry| {
             let (to, left) = left.iter_mut().max_by_key(|(worker, left)| (*left, Reverse(worker.id)))?;
             *left = left.saturating_sub(1);
-            Some((seat, to.clone()))
+            Some((entry, to.clone()))
         });
         moves.collect()
     }
