@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::EngineMaker;
 use super::counters::Counters;
 use super::epoll_wait::WorkerWaker;
+use super::limits::EngineMaker;
 
 /// Which workers take part.
 pub(super) trait Registry {

@@ -14,6 +14,7 @@ mod completion;
 mod counters;
 mod epoll_wait;
 mod group;
+mod limits;
 mod placement;
 mod routed_engine;
 mod shared;
@@ -24,35 +25,5 @@ mod waker;
 
 pub use completion::{HandOver, ParseHandOverError};
 pub use counters::PlacementCounters;
+pub use limits::{EngineMaker, LEAST_SHARE};
 pub use placement::{PlacedEngines, Placement, PlacementReport, WorkerId};
-
-use std::io;
-
-use crate::engine::Engine;
-
-/// Makes the engine that does the work, on the thread that will use it.
-pub type EngineMaker = Box<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sync>;
-
-/// The least share of the depth for each worker of a placement. With less, a request of many segments might never find
-/// room.
-pub const LEAST_SHARE: usize = 32;
-
-/// How many ops each of `participants` workers may have in flight in an engine of `depth`.
-fn share(depth: usize, participants: usize) -> io::Result<usize> {
-    let share = depth / participants.max(1);
-    if share >= LEAST_SHARE {
-        return Ok(share);
-    }
-    let text = format!(
-        "a depth of {depth} is too little for {participants} workers, each needs {LEAST_SHARE}: make it larger, or use \
-         fewer workers for this disk"
-    );
-    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
-}
-
-fn no_watches() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::Unsupported,
-        "a placed engine watches nothing: the worker's own engine does",
-    )
-}

@@ -7,8 +7,8 @@ use std::io;
 use crate::engine::Engine;
 use crate::placed::completion::{CompletionPlacement, HandOver};
 use crate::placed::counters::PlacementCounters;
+use crate::placed::limits::{EngineMaker, LEAST_SHARE};
 use crate::placed::shared::SharedPlacement;
-use crate::placed::{EngineMaker, LEAST_SHARE};
 
 /// A worker's number. The server gives each number once, in the order in which it starts workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use rtrb::Producer;
 
-use super::EngineMaker;
 use super::epoll_wait::WorkerWaker;
+use super::limits::EngineMaker;
 use crate::engine::{Completion, Engine, Event, Op, OpError};
 
 /// Where an op came from.

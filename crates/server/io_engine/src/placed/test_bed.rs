@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 
-use super::EngineMaker;
+use super::limits::EngineMaker;
 use crate::config::EngineConfig;
 use crate::engine::{Completion, Durability, Engine, Event, FileId, FileSpec, Op, OpKind};
 use crate::{FakeEngine, FakeHandle, IoUringEngine, LinuxAioEngine};

@@ -17,7 +17,8 @@ pub use self::policy::{HandOver, ParseHandOverError};
 use self::participant::Participant;
 use self::registry::{Group, Own, Registry};
 use crate::engine::Engine;
-use crate::placed::{EngineMaker, PlacementCounters};
+use crate::placed::counters::PlacementCounters;
+use crate::placed::limits::EngineMaker;
 
 /// The placement. Clones are the same placement.
 #[derive(Clone, Debug)]

@@ -21,8 +21,8 @@ use super::registry::{Channel, Entry, Group, Registry};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};
 use crate::placed::epoll_wait::{EpollWait, WorkerWaker};
 use crate::placed::group::Registry as _;
+use crate::placed::limits::{no_watches, share};
 use crate::placed::routed_engine::{Outlet, unstarted};
-use crate::placed::{no_watches, share};
 
 /// How long an owner that is dropped waits for the ops of the others before it cancels them, and once more after that.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);

@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicUsize;
 
 use rtrb::Consumer;
 
-use super::HandOver;
 use super::files::Files;
+use super::policy::HandOver;
 use crate::engine::{FileId, Op};
 use crate::placed::epoll_wait::WorkerWaker;
 use crate::placed::group;

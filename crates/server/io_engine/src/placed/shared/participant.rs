@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use super::{Entry, Group, Registry, SharedEngine};
+use super::shared_engine::{Entry, Group, Registry, SharedEngine};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};
 use crate::placed::epoll_wait::{EpollWait, WorkerWaker};
 use crate::placed::group::Registry as _;
+use crate::placed::limits::{no_watches, share};
 use crate::placed::routed_engine::{Outlet, put, unstarted};
-use crate::placed::{no_watches, share};
 
 /// How long a worker that leaves waits until the engine is empty.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
