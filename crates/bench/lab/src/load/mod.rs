@@ -26,6 +26,7 @@ pub(crate) mod neighbours;
 pub(crate) mod wake_up;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use disk_image::SECTOR_BYTES;
 
@@ -124,6 +125,11 @@ pub(crate) struct Measured {
     pub complete_ms: Option<f64>,
     /// CPU time of everything but the client.
     pub cpu_us_per_io: Option<f64>,
+}
+
+/// In nanoseconds; 584 years fit.
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[allow(clippy::cast_precision_loss)] // sums of one sample

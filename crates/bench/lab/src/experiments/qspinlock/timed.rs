@@ -23,6 +23,7 @@ use crate::load::cores;
 use crate::load::locks::contest;
 use crate::load::locks::contest::Found;
 use crate::load::locks::exclusive::{Lines, Timed};
+use crate::load::nanos;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
 
@@ -102,7 +103,7 @@ fn wait_and_sleep<L: Timed>(mut late: Late, place: usize, held: &L, is_over: &At
 }
 
 fn beyond_ns(asked: Instant, timeout: Duration) -> u64 {
-    u64::try_from(asked.elapsed().saturating_sub(timeout).as_nanos()).unwrap_or(u64::MAX)
+    nanos(asked.elapsed().saturating_sub(timeout))
 }
 
 impl Bench for Overshoot {

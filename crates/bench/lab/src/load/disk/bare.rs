@@ -9,7 +9,7 @@ use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Regio
 use io_engine::{Durability, Engine, EngineConfig, Event, FileId, FileSpec, IoUringEngine, Op, OpKind};
 
 use crate::experiment::SampleError;
-use crate::load::{Job, Measured, Sectors, WARM_UP, cpu, mean_us};
+use crate::load::{Job, Measured, Sectors, WARM_UP, cpu, mean_us, nanos};
 use crate::stop::Stop;
 
 struct Loop {
@@ -132,10 +132,6 @@ impl Loop {
         }
         Ok(())
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

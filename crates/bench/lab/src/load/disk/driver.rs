@@ -16,7 +16,7 @@ use guest_mem::GuestRange;
 
 use super::served::Served;
 use crate::experiment::SampleError;
-use crate::load::{Job, Measured, Sectors, WARM_UP, cpu, mean_us};
+use crate::load::{Job, Measured, Sectors, WARM_UP, cpu, mean_us, nanos};
 use crate::runner::Xorshift;
 use crate::stop::Stop;
 
@@ -170,8 +170,4 @@ fn measured(before: &Reading, after: &Reading) -> Measured {
         complete_ms: mean_us(latency_ns, requests).map(|us| us / 1000.0),
         cpu_us_per_io: mean_us(server_ns, requests),
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

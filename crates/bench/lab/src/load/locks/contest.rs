@@ -24,8 +24,8 @@ use super::events::{Counting, LockEvents};
 use super::exclusive::{Exclusive, Lines, generate};
 use crate::experiment::SampleError;
 use crate::load::cores::pin_this_thread;
-use crate::load::cpu;
 use crate::load::cpu::Usage;
+use crate::load::{cpu, nanos};
 use crate::stop::Stop;
 
 /// Steps with the lock held.
@@ -118,7 +118,7 @@ struct Common<'l, L> {
 
 impl<L> Common<'_, L> {
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanos(self.clock.elapsed())
     }
 
     fn counts(&self) -> Vec<u64> {

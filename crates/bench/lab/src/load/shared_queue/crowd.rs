@@ -29,7 +29,7 @@ use super::mailboxes::{Mailboxes, Slots};
 use super::moments::Moments;
 use crate::experiment::SampleError;
 use crate::load::cpu::Usage;
-use crate::load::{Job, Sectors, WARM_UP};
+use crate::load::{Job, Sectors, WARM_UP, nanos};
 use crate::runner::Xorshift;
 use crate::stop::Stop;
 
@@ -142,7 +142,7 @@ impl Common {
     /// Starts counting, for `seconds`.
     fn count(&self, seconds: f64) {
         let from_ns = self.now_ns();
-        let length_ns = u64::try_from(Duration::from_secs_f64(seconds).as_nanos()).unwrap_or(u64::MAX);
+        let length_ns = nanos(Duration::from_secs_f64(seconds));
         // Relaxed: a thread that sees only one of the two counts one batch less, at the very beginning.
         self.until_ns.store(from_ns.saturating_add(length_ns), Relaxed);
         self.from_ns.store(from_ns, Relaxed);
@@ -158,7 +158,7 @@ impl Common {
     }
 
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanos(self.clock.elapsed())
     }
 }
 

@@ -10,6 +10,7 @@ use lock_api::{Mutex, MutexGuard, RawMutex};
 
 use super::locks::ReadMostly;
 use crate::load::cpu::thread_ns;
+use crate::load::nanos;
 
 /// One contended acquisition in this many is timed.
 const STRIDE: u32 = 5;
@@ -138,7 +139,7 @@ impl Meter {
         let (since, cpu_ns) = (Instant::now(), thread_ns());
         let guard = wait();
         waits.cpu_ns += thread_ns().saturating_sub(cpu_ns);
-        waits.waited_ns += u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        waits.waited_ns += nanos(since.elapsed());
         waits.timed += 1;
         guard
     }
