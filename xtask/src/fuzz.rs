@@ -1,6 +1,6 @@
 //! `cargo xtask fuzz [TARGET…]`: runs libFuzzer on input from a hostile guest, front-end, client or file.
 //!
-//! `build with coverage (fuzz/) → for each target: seeds and corpus → so many seconds → table, JSON`
+//! `build with coverage (fuzz/) → for each target: seeds and corpus → a number of seconds → table, JSON`
 //!
 //! - libFuzzer needs only flags that every compiler version has; only `--address-sanitizer` needs a nightly.
 //! - New interesting inputs stay in `fuzz/corpus`, failing ones in `fuzz/artifacts`. git ignores both.

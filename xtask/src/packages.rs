@@ -140,7 +140,10 @@ pub fn missing(packages: &[&[Package]]) -> Vec<Package> {
 pub fn install(packages: &[Package]) -> Result<()> {
     let names: Vec<&str> = packages.iter().map(|package| package.name).collect();
     if find_program("apt-get").is_none() {
-        bail!("no apt-get here; install by hand what Debian calls {}", names.join(", "));
+        bail!(
+            "apt-get is not installed: install the equivalents of these Debian packages: {}",
+            names.join(", ")
+        );
     }
     make_available(&names)?;
     let mut apt = as_root("apt-get")?;

@@ -77,7 +77,7 @@ pub(crate) struct Args {
     /// Run the remaining steps after one has failed
     #[arg(long)]
     keep_going: bool,
-    /// Run so many programs of tests at the same time
+    /// Run this many test programs at the same time
     #[arg(long, value_name = "COUNT", default_value_t = programs::AT_ONCE)]
     at_once: usize,
     #[command(flatten)]

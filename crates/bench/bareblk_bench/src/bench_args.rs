@@ -88,7 +88,7 @@ pub struct LoadArgs {
     /// Requests in flight per job [default: 1]
     #[arg(long, alias = "depth", value_name = "N", value_parser = fio!("iodepth"))]
     iodepth: Option<String>,
-    /// Requests per submission [default: files 1, as in fio; sockets all that is ready]
+    /// Requests per submission [default: files 1, as in fio; sockets all requests that are ready]
     #[arg(long = "iodepth_batch", aliases = ["iodepth-batch", "iodepth_batch_submit", "iodepth-batch-submit"], value_name = "N", value_parser = fio!("iodepth_batch"))]
     iodepth_batch: Option<String>,
     /// Threads [default: 1]

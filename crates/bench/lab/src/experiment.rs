@@ -32,7 +32,7 @@ pub struct Source {
 /// The published figures, as printed, each mapped to the figure here that corresponds to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
-    /// What the table shows.
+    /// The table's caption.
     pub caption: String,
     /// The columns, without the one for the rows' names.
     pub columns: Vec<PublishedColumn>,
@@ -211,7 +211,7 @@ pub struct Plot {
     pub id: String,
     /// Title of the drawing.
     pub title: String,
-    /// What is drawn: a column's id, or `None` for the ratio to the baseline in percent.
+    /// The id of the column that is drawn, or `None` for the ratio to the baseline in percent.
     pub column: Option<String>,
     /// Scale of its axis.
     pub scale: Scale,
@@ -271,7 +271,7 @@ pub struct Courses {
     pub title: String,
     /// The horizontal axis, by powers of two.
     pub across: Axis,
-    /// What is drawn: a column's id.
+    /// The id of the column that is drawn.
     pub column: String,
     /// Scale of the vertical axis.
     pub scale: Scale,

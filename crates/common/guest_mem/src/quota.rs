@@ -275,7 +275,7 @@ impl Quota {
         self.closing.close(fd, None);
     }
 
-    /// Whether so many uncharged descriptors wait to be closed that this disk's front-ends must not pass any more.
+    /// Whether too many uncharged descriptors wait to be closed. Then this disk's front-ends must not pass more.
     #[must_use]
     pub fn is_clogged(&self) -> bool {
         self.closing.is_clogged()

@@ -355,7 +355,7 @@ fn check_sizes(spec: &RegionSpec) -> Result<u64, MapError> {
     fits("file offset", spec.file_offset_bytes)
 }
 
-/// What a mapping costs besides its descriptor.
+/// The charges for a mapping, besides its descriptor.
 fn charges(spec: &RegionSpec, descriptor: &Charge, mapping_bytes: u64) -> Result<[Charge; 2], MapError> {
     let (guest_addr, size_bytes) = (spec.guest_addr.raw_value(), spec.size_bytes);
     let charge = |resource, amount| {

@@ -37,7 +37,7 @@ impl DeviceQueue {
     ///
     /// `base` is the ring base of vhost-user (`SET_VRING_BASE`). A split ring holds its own position (see
     /// [`split::DeviceQueue::new`]), so `base` is ignored. A packed ring holds its position only if the last
-    /// device was one of ours and stopped with nothing in flight. Otherwise the queue starts at `base`, in
+    /// device was this implementation and stopped with nothing in flight. Otherwise the queue starts at `base`, in
     /// the format of [`DeviceQueue::position`], unless the ring contradicts it (`packed/resume.rs`).
     ///
     /// # Errors

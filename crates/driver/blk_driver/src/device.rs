@@ -133,8 +133,8 @@ impl Device {
         &self.pool
     }
 
-    /// Lets requests use the user's own memory, from the moment that this returns. While the back-end is
-    /// away, the next one is told of the memory when it connects.
+    /// Lets requests use the user's own memory, from the moment that this returns. If no back-end is connected, the
+    /// next one gets the memory when it connects.
     ///
     /// # Errors
     /// [`MemoryError`].

@@ -163,7 +163,7 @@ fn submit(shared: &Shared) {
     kick.into_iter().for_each(Kick::notify);
 }
 
-/// What a session's thread does when the back-end is back.
+/// The actions of the session's thread when the back-end has reconnected.
 fn reconnect(shared: &Shared) {
     let kick = locked(shared, |queue| {
         queue.reconnect();

@@ -36,7 +36,6 @@ pub struct EnginesArgs {
     pub json: bool,
 }
 
-/// What is printed.
 #[derive(Debug, Serialize)]
 struct Report {
     engines: Vec<EngineLine>,

@@ -97,7 +97,7 @@ impl InlineWorker {
     }
 
     /// After [`InlineWorker::stop`]: starts a queue at the beginning of a ring, with the same disk, kick and call.
-    /// Forgets all that the queue before it and its session knew.
+    /// Keeps nothing of the previous queue and its session.
     ///
     /// # Errors
     /// The ring cannot be used. No queue runs then.

@@ -114,7 +114,7 @@ fn become_identity(identity: Identity, kept: CapabilitySet) -> Result<(), Sandbo
     keep.map_err(|errno| SandboxError::system("keep capabilities", errno))?;
     let failed = |what: String| {
         move |errno: nix::errno::Errno| {
-            SandboxError::system(format!("{what} (only root can serve as somebody else)"), errno)
+            SandboxError::system(format!("{what} (only root can serve as another user)"), errno)
         }
     };
     setgroups(&[]).map_err(failed("leave the groups of root".into()))?;

@@ -365,7 +365,7 @@ fn nothing_is_left_of_roots_capabilities_and_core_files_are_off() {
 #[test]
 fn root_becomes_another_user_for_good() {
     if !rustix::process::geteuid().is_root() {
-        return skip(Reason::NotRoot, "only root becomes somebody else");
+        return skip(Reason::NotRoot, "only root can become another user");
     }
     let output = in_a_process("root_becomes_another_user_for_good", || {
         let nobody = Identity { user: Some(65534), group: Some(65534) };

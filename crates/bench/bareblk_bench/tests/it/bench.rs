@@ -333,7 +333,7 @@ fn back_end_that_comes_back_is_waited_for_and_the_run_goes_on() {
     let _second = Server::start(place.serve(&place.path("disk.raw"), "s"));
     let (status, text) = interrupted_once_it_says(child, "the back-end is back after");
     assert_eq!(status.code(), Some(130), "{text}");
-    assert_says(&text, &["the back-end went away", "by its in-flight log"]);
+    assert_says(&text, &["the back-end went away", "from its in-flight log"]);
 }
 
 #[test]

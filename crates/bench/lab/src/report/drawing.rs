@@ -1,4 +1,4 @@
-//! What all drawings share: types, colours, lettering, and the way from a drawing to the text of a file.
+//! Shared by all drawings: types, colours, lettering, and the conversion to a file's text.
 
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;

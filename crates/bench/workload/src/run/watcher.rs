@@ -68,7 +68,7 @@ impl Watcher<'_> {
             sampler.sample();
             self.news(watch);
             watch.tick(&self.progress(start));
-            // If the server goes away, keeps the last value read.
+            // If the server has exited, keeps the last value.
             server = self.server.and_then(ProcessTime::of).or(server);
         }
         self.news(watch);

@@ -118,7 +118,7 @@ fn describe(event: &Event, waits: bool) -> String {
         }
         Event::Disconnected => "the back-end went away".to_owned(),
         Event::Reconnected(report) if report.kept_rings => format!(
-            "the back-end is back after {:.3} s ({} attempts) and goes on by its in-flight log",
+            "the back-end is back after {:.3} s ({} attempts) and continues from its in-flight log",
             report.away.as_secs_f64(),
             report.attempts
         ),

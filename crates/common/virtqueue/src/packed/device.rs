@@ -168,7 +168,7 @@ impl DeviceQueue {
         }
     }
 
-    /// What was found in the log.
+    /// The result of reading the log.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         self.recovery

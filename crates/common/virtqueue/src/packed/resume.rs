@@ -111,8 +111,8 @@ fn claimed(base: u32, queue_size: u16) -> Result<Cursor, RingFault> {
     claimed.ok_or(RingFault::BadBase { base, queue_size })
 }
 
-/// Whether the last device was one of ours and left no farewell. Its chains may have completed out of order:
-/// used descriptors may overwrite some that are still available, and some used chains may look available.
+/// Whether the last device was this implementation and did not stop in order. Its chains may have completed out of
+/// order: used descriptors may overwrite some that are still available, and some used chains may look available.
 fn was_at_work(event: u32, claimed: Cursor) -> bool {
     let at = position_bits(event);
     match wish(event) {
@@ -141,8 +141,8 @@ fn contradiction(ring: &Ring, claimed: Cursor, queue_size: u16) -> Option<u16> {
     later.map(Cursor::slot).or_else(|| never_got_there(ring, claimed, queue_size).then_some(0))
 }
 
-/// Whether the ring lacks the traces that a device leaves on its way to `claimed` and that drivers overwrite
-/// only in a later lap. Without this check, a new ring that a driver has filled may agree with a position of
+/// Whether the ring lacks the traces of a device that has reached `claimed`. Drivers overwrite these traces only in a
+/// later lap. Without this check, a new ring that a driver has filled may agree with a position of
 /// the previous ring.
 fn never_got_there(ring: &Ring, claimed: Cursor, queue_size: u16) -> bool {
     let never_used = |mut slots: Range<u16>| !slots.any(|slot| ring.meta(slot, Relaxed).flags() & USED != 0);

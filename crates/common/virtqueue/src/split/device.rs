@@ -115,7 +115,7 @@ impl DeviceQueue {
         Ok(queue)
     }
 
-    /// What was found in the log.
+    /// The result of reading the log.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         self.recovery

@@ -1,4 +1,4 @@
-//! What a device says of itself, and what it reports later.
+//! A device's properties, and its later events.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub enum Event {
     },
 }
 
-/// What a reconnect did.
+/// The result of a reconnect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReconnectReport {
     /// Number of attempts.

@@ -1,4 +1,4 @@
-//! What a device's thread works with, and what it does with or without a back-end.
+//! The state of a device's thread, and its actions with and without a back-end.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -99,7 +99,7 @@ impl Thread {
         Ok(region)
     }
 
-    /// Handles a command while there is no back-end; the next one is told of all regions.
+    /// Handles a command while no back-end is connected; the next one gets every region when it connects.
     pub(super) fn obey_alone(&self, command: Command) {
         match command {
             Command::Register(memory, answer) => {

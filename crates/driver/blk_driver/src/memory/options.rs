@@ -1,4 +1,4 @@
-//! What a user says of memory, and where our own memory lies.
+//! The user's memory options, and the guest addresses of the library's own memory.
 
 use std::os::fd::OwnedFd;
 

@@ -63,7 +63,7 @@ impl Limits {
     }
 }
 
-/// What to do with a valid request.
+/// The next step for a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Filled {
     /// Send it to the device.

@@ -38,7 +38,7 @@ pub(crate) struct RestartOutcome {
     pub resubmitted: u64,
 }
 
-/// A queue's ring as the back-end is told of it.
+/// A queue's ring, as announced to the back-end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingPlace {
     /// Addresses and size.

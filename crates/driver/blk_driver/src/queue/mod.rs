@@ -9,8 +9,8 @@
 //!   own drivers look at it (virtio 1.3 §2.7.8.2, §2.7.8.3).
 //! - A length larger than the buffers, an unknown id, or an index that jumps means that the ring is broken;
 //!   the queue ends.
-//! - While a back-end is away nothing changes: the queue takes requests into the old ring until the next
-//!   back-end is there (`restart.rs`), and deadlines still apply.
+//! - Without a back-end, the queue still takes requests, into the old ring, until the next back-end connects
+//!   (`restart.rs`). Deadlines apply as usual.
 //!
 //! Spec: virtio 1.3 §2.7, §2.8, §5.2.6. Not here: checks of a request (`fill.rs`), sleeping (`wait.rs`),
 //! blocking calls (`blocking.rs`), several owners (`shared/`), the session (`device.rs`).

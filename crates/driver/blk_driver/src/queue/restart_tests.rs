@@ -1,4 +1,4 @@
-//! A queue whose back-end went away: which requests the next one gets, and what the owner is told.
+//! A queue whose back-end disconnected: the requests that the next back-end gets, and the results that the owner gets.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -34,7 +34,7 @@ pub(crate) enum Stage {
     Returning,
 }
 
-/// What to send for a request.
+/// The step of a request that the device gets next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// The request alone.
@@ -204,7 +204,7 @@ impl Slots {
         self.untold += 1;
     }
 
-    /// The device is done with slot `index`; its owner is told later.
+    /// The device has completed slot `index`; the queue reports it later.
     pub(crate) fn returned(&mut self, index: u16) {
         let slot = self.get_mut(index);
         slot.in_ring = false;
@@ -366,8 +366,8 @@ impl Slots {
     /// device is. If there is no such request, the buffer goes back to the pool.
     pub(crate) fn strand(&mut self, buffer: Option<Buffer>) {
         let own = self.indices().filter(|&i| self.get(i).own && self.get(i).stage == Stage::Zombie);
-        // The one pushed last: an earlier one without a buffer (a flush, for example) comes back at another
-        // time.
+        // The one pushed last: an earlier one without a buffer (a flush, for example) completes at
+        // another time.
         let last = own.max_by_key(|&index| self.get(index).sequence);
         if let Some(index) = last.filter(|&index| self.get(index).bounce.is_none()) {
             self.get_mut(index).bounce = buffer;

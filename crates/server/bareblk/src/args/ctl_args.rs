@@ -72,7 +72,7 @@ pub enum CtlCommand {
     List,
     /// Show the counters of disks, queues and workers
     Stats {
-        /// Repeat every so many seconds, and show rates
+        /// Repeat every SECONDS seconds, and show rates
         #[arg(long, value_name = "SECONDS", value_parser = number("whole seconds, without a unit,", 1..=3600_u64))]
         watch: Option<u64>,
     },

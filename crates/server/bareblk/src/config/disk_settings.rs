@@ -79,7 +79,7 @@ impl DiskSettings {
         self.image.access == Access::ReadOnly
     }
 
-    /// What the two disks share, so that they cannot be served at the same time.
+    /// The path that both disks name; they cannot be served at the same time.
     pub fn conflict(&self, other: &Self, opener: &dyn Opener) -> Option<Shared> {
         if real_path(opener, &self.socket.path) == real_path(opener, &other.socket.path) {
             return Some(Shared::Socket);
@@ -106,7 +106,7 @@ impl DiskSettings {
     }
 }
 
-/// What two disks must not share.
+/// A path that two disks must not share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
     Socket,

@@ -57,7 +57,7 @@ fn last_words(no_line: NoLine) -> Option<Fault> {
     Some(Fault::new(kind, no_line.to_string()))
 }
 
-/// What follows an answer.
+/// After an answer: read the next line, or end the session.
 enum Next {
     Line,
     End,

@@ -29,7 +29,7 @@ use super::policy::{Allowed, Found, Lies, MAX_CONFIGURATION_BYTES};
 /// Most requests at a time: more than the server has threads that send any.
 const MAX_REQUESTS: usize = 256;
 
-/// What can be done to a path, without a descriptor.
+/// An answer, with a descriptor if the request opened something.
 type Reply = io::Result<(Answer, Option<OwnedFd>)>;
 
 /// Serves the server that started this process, until that server ends.

@@ -189,7 +189,7 @@ fn start_reloader(service: &Service) -> Result<SyncSender<()>> {
     Ok(sender)
 }
 
-/// What the service's status says about the reload.
+/// Reloads the configuration. Returns the service's status line.
 fn follow_file(serving: &Serving) -> &'static str {
     match serving.reload() {
         Ok(applied) if applied.refused.is_empty() => {

@@ -388,7 +388,7 @@ fn control_socket_that_cannot_be_had_keeps_the_server_from_starting() {
 #[test]
 fn another_user_is_refused_even_if_the_socket_lets_him_in() {
     if !is_root() {
-        return skip(Reason::NotRoot, "only root can be somebody else");
+        return skip(Reason::NotRoot, "only root can become another user");
     }
     let place = Place::new();
     let mut server = controlled(&place);

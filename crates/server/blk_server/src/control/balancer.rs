@@ -130,7 +130,7 @@ struct Rounds {
     kept: Arc<Mutex<Kept>>,
     decider: Decider,
     last: Option<(Instant, Reading)>,
-    /// What of the time since the last reading is our own doing: longer pauses and moves, but no wait for a ring.
+    /// Time since the last reading that the balancer itself caused: longer pauses and moves, but no wait for a ring.
     own_time: Duration,
     /// CPUs that this process may use.
     cpus: usize,

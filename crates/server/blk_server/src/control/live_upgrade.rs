@@ -470,7 +470,7 @@ impl Rebuilt {
     /// The time at which its last ring started, on the host's monotonic clock.
     ///
     /// # Errors
-    /// What happened to the session instead, for the operator.
+    /// The reason why the session did not start, for the operator.
     pub fn wait_started(&self) -> Result<u64, String> {
         match self.started.recv_timeout(STARTING) {
             Ok(started) => started,

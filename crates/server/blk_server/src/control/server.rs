@@ -188,7 +188,7 @@ impl Server {
         thread.stack_size(SESSION_STACK_BYTES).spawn(move || exports.accept_all(&workers))
     }
 
-    /// What all workers have submitted; `None` unless [`Server::start_counting`] started the server.
+    /// The submissions of all workers; `None` unless [`Server::start_counting`] started the server.
     #[must_use]
     pub fn submissions(&self) -> Option<Submissions> {
         self.meter.as_deref().map(SubmissionMeter::read)

@@ -31,7 +31,7 @@ pub(crate) enum DirtyLogRefused {
     TooSmall(#[from] MemoryError),
 }
 
-/// What the front-end has said about the log so far.
+/// The front-end's messages about the log so far.
 #[derive(Debug, Default)]
 pub(super) struct DirtyLogging {
     pub(super) bits: Option<Arc<DirtyLog>>,

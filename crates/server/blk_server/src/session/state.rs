@@ -48,9 +48,9 @@ pub struct SessionState {
 /// A frozen session.
 #[derive(Debug)]
 pub struct Handed {
-    /// What there is to know.
+    /// Its values.
     pub state: SessionState,
-    /// What the places in it mean.
+    /// The descriptors that the state refers to.
     pub fds: Vec<Arc<OwnedFd>>,
     /// When its first queue was asked to pause, by the host's monotonic clock.
     pub frozen_ns: u64,

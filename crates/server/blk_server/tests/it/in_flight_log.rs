@@ -33,7 +33,7 @@ const SECTORS: u64 = 8;
 const BLOCK: usize = 4096;
 const BOTH: [Format; 2] = [Format::Split, Format::Packed];
 
-/// What a front-end keeps of an in-flight log.
+/// An in-flight log as a front-end keeps it.
 struct Log {
     body: Vec<u8>,
     fd: OwnedFd,

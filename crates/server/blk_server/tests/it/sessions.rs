@@ -22,7 +22,7 @@ use crate::rig::{
 
 const OK: u8 = 0;
 const REFUSED: u64 = 1;
-/// `RING_EVENT_FLAGS_DISABLE` (virtio 1.3 §2.8.14) and the mark of a device of ours at slot 3.
+/// `RING_EVENT_FLAGS_DISABLE` (virtio 1.3 §2.8.14) and the mark of a bareblk device at slot 3.
 const WORKING_DEVICE_EVENT: u32 = 1 << 16 | 0x8000 | 0x7c00 | 3;
 const WITHOUT_EVENT_IDX: u64 = feature::USUAL & !feature::EVENT_IDX;
 

@@ -78,7 +78,7 @@ pub(super) struct Peer {
     server: Serving,
 }
 
-/// What reads the other end of the socket.
+/// The reader at the other end of the socket.
 enum Serving {
     /// This thread, if there is something to read.
     Here { server: InlineServer, session: InlineSession },

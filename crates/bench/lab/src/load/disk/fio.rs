@@ -27,7 +27,7 @@ pub(crate) fn version() -> Option<String> {
 /// How to install it.
 pub(crate) const MISSING: &str = "fio is not installed: apt install fio";
 
-/// What every job has: random writes, for example, for some time on a part of a file.
+/// The options of every job: random writes, for example, for some time on a part of a file.
 pub(crate) struct Basics<'p> {
     pub(crate) path: &'p Path,
     /// fio's word for the pattern.

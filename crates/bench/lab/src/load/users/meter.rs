@@ -1,4 +1,4 @@
-//! What one user's thread spends on locks, by caller.
+//! The time that one user's thread spends on locks, by caller.
 //!
 //! - An acquisition that finds its lock free costs a counter. Of the others, one in [`STRIDE`] is timed, by
 //!   the clock and by the thread's CPU time: about half a microsecond, outside any lock.

@@ -1,4 +1,4 @@
-//! What the users' jobs work on: the shared structures of a small operating system, and the steps of a job.
+//! The shared structures of a small operating system, and the steps of the users' jobs.
 //!
 //! ```text
 //! fork:  free list −4 · semaphore (write) · table (write) · run queue +1
@@ -300,7 +300,7 @@ struct Seat {
     is_woken: AtomicBool,
 }
 
-/// What a thread needs to let others run, at semaphores and in between.
+/// Lets other threads run, at semaphores and in between.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     seat: Arc<Seat>,

@@ -29,16 +29,16 @@ pub(super) struct SimWorker {
 #[derive(Clone, Debug)]
 pub(super) struct SimQueue {
     pub(super) worker: WorkerId,
-    /// What it takes of a worker if it gets all that it wants, in shares of a CPU.
+    /// Its load without other queues, in shares of a CPU.
     pub(super) demand: f64,
     pub(super) requests_per_s: f64,
-    /// What it got in the last step.
+    /// The part of the demand that its worker served in the last step.
     pub(super) served: f64,
     pub(super) attached: bool,
 }
 
 pub(super) struct World {
-    /// What other programs leave of each CPU.
+    /// The share of each CPU that other programs do not use.
     pub(super) cpus: Vec<f64>,
     pub(super) workers: Vec<SimWorker>,
     pub(super) queues: Vec<SimQueue>,

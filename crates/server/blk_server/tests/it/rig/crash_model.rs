@@ -252,7 +252,7 @@ impl History {
     }
 }
 
-/// What could be in the sector after a crash.
+/// The contents that the sector could have after a crash.
 fn leftovers(here: &[&Piece], crash: Moment) -> Vec<Version> {
     let issued = here.iter().filter(|piece| piece.issued <= crash);
     let stable: Vec<_> = here.iter().filter(|piece| piece.stable.is_some_and(|from| from <= crash)).collect();

@@ -6,7 +6,7 @@ use super::format::Format;
 use super::passed::memfd;
 use super::{FrontEnd, Rig, code};
 
-/// What a front-end keeps of an in-flight log: the body of SET_INFLIGHT_FD, and the memory.
+/// An in-flight log as a front-end keeps it: the body of SET_INFLIGHT_FD, and the memory.
 pub struct Log(Vec<u8>, std::os::fd::OwnedFd);
 
 impl Log {

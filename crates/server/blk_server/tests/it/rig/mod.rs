@@ -75,7 +75,7 @@ pub mod kind {
     pub const WRITE_ZEROES: u32 = 13;
 }
 
-/// What to serve; `Options::default()` is a 16 MiB image with O_DIRECT.
+/// The options of the disks; `Options::default()` is a 16 MiB image with O_DIRECT.
 pub struct Options {
     pub image: ImageOptions,
     pub image_bytes: u64,
