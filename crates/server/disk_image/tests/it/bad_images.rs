@@ -150,7 +150,7 @@ fn create_in_a_missing_folder_is_refused() {
     let folder = folder();
     let path = folder.path().join("none/disk.raw");
     let line = refusal(&ImageOptions { create_bytes: Some(1 << 20), ..options(&path) });
-    assert_says(&line, &["cannot be made", "1048576 bytes", "folder"]);
+    assert_says(&line, &["cannot be created", "1048576 bytes", "folder"]);
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn create_with_an_impossible_size_leaves_no_file() {
     let folder = folder();
     let path = folder.path().join("disk.raw");
     let line = refusal(&ImageOptions { create_bytes: Some(1 << 62), ..options(&path) });
-    assert_says(&line, &["cannot be made", "4611686018427387904 bytes"]);
+    assert_says(&line, &["cannot be created", "4611686018427387904 bytes"]);
     assert!(!path.exists());
 }
 
