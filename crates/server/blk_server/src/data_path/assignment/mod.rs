@@ -254,7 +254,12 @@ impl WorkerSet {
     }
 
     /// Moves a queue, and starts its disk's extra engine, which may have ended meanwhile.
-    fn move_queue(&self, entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
+    fn move_queue(
+        &self,
+        entry: &QueueEntry,
+        to: &Address,
+        deadline: &Deadline<'_>,
+    ) -> Result<(), AdminError> {
         let moved = move_queue(entry, to, deadline);
         self.start_extra_engine(&entry.disk);
         moved
@@ -483,7 +488,8 @@ impl Balanced for Arc<WorkerSet> {
         let workers = self.worker_reports();
         let table = self.table();
         let attached = |entry: &Arc<QueueEntry>| table.attached.contains_key(&(entry.disk.id(), entry.index));
-        let entries: Vec<_> = table.entries.iter().map(|entry| (Arc::clone(entry), attached(entry))).collect();
+        let entries: Vec<_> =
+            table.entries.iter().map(|entry| (Arc::clone(entry), attached(entry))).collect();
         drop(table);
         let queues = entries.into_iter().map(|(entry, attached)| QueueReading {
             name: QueueName { disk: entry.disk.name().to_owned(), queue: entry.index },
