@@ -6,6 +6,7 @@
 mod imports;
 pub(crate) mod links;
 mod measures;
+mod named_files;
 
 use anyhow::{Result, bail};
 
@@ -85,6 +86,7 @@ fn check(files: &[SourceFile]) -> Report {
     report.complaints.extend(kept_results(files));
     report.complaints.extend(links::broken(files));
     report.complaints.extend(links::missing_in_the_book(files));
+    report.complaints.extend(named_files::missing(files));
     report
 }
 

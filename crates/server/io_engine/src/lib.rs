@@ -17,19 +17,23 @@ mod choose;
 mod config;
 mod core;
 mod engine;
+mod engine_options;
 mod engines;
 mod placed;
+#[cfg(any(test, feature = "test-util"))]
+mod record;
 
 pub use backend::{Buffers, Call, IoBackend, QueueFull, RawResult, Target, Verb};
 pub use choose::capability::Capability;
 pub use choose::kind::EngineKind;
 pub use choose::storage::Storage;
 pub use choose::{Chosen, EngineChoice, EngineError, ParseEngineError, PassedOver, choose, make};
-pub use config::{EngineConfig, EngineOptions};
+pub use config::EngineConfig;
 pub use engine::{
     Completion, Durability, Engine, Event, FileId, FileSpec, Op, OpError, OpKind, Stats, Unmap, WatchId,
     WatchToken,
 };
+pub use engine_options::EngineOptions;
 pub use engines::epoll::EpollWatcher;
 #[cfg(any(test, feature = "test-util"))]
 pub use engines::fake::{FakeEngine, FakeHandle, Fault, Rule, When};
@@ -50,6 +54,6 @@ pub use placed::{
 };
 
 pub use crate::core::Core;
-#[cfg(any(test, feature = "test-util"))]
-pub use crate::core::record::{Record, Recorder};
 pub use crate::core::shares::Shares;
+#[cfg(any(test, feature = "test-util"))]
+pub use crate::record::{Record, Recorder};

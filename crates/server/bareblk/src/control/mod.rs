@@ -6,7 +6,7 @@
 //! - An idle client costs one sleeping thread and no wake-ups.
 //! - A client that exceeds a limit of `limits.rs` loses only its own connection.
 //!
-//! docs/reference/control.md describes the protocol. The client is in `ctl.rs`; `blk_server` and `serving/control.rs`
+//! docs/reference/control.md describes the protocol. The client is in `ctl.rs`; `blk_server` and `serving/serving_control.rs`
 //! make the changes.
 
 pub mod limits;

@@ -38,7 +38,8 @@ use super::state::{
 use super::vring::{UserAddresses, Vring};
 use super::wire::{HalfMessage, WireError};
 use super::{Progress, Session, protocol_features};
-use crate::data_path::assignment::{FrozenQueue, NotFrozen, WorkerSet};
+use crate::data_path::assignment::WorkerSet;
+use crate::data_path::assignment::frozen::{FrozenQueue, NotFrozen};
 use crate::data_path::disk::Disk;
 use crate::data_path::queue::changes::CannotLeave;
 use crate::host::clock::monotonic_ns;

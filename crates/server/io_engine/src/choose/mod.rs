@@ -23,8 +23,9 @@ use std::str::FromStr;
 
 use crate::choose::kind::EngineKind;
 use crate::choose::storage::Storage;
-use crate::config::{EngineConfig, EngineOptions};
+use crate::config::EngineConfig;
 use crate::engine::{Engine, FileSpec};
+use crate::engine_options::EngineOptions;
 use crate::{IoUringEngine, LinuxAioEngine, MmapEngine, PosixAioEngine, SyncEngine, ThreadsEngine};
 
 /// The word that names an engine on the command line.

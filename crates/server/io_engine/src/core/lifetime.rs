@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::bounce::Bounce;
 use super::files::{FileTable, OpenFile};
 use super::op_table::OpTable;
-use super::record::Recording;
+use super::recording::Recording;
 use super::shares::Shares;
 use super::turn::{Submission, TURN_COST};
 use super::window::Windows;

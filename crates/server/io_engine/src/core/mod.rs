@@ -11,6 +11,7 @@
 //! The step from an op to its call is in `op.rs`, the meaning of a result in `result.rs`, and files, cancellation and the
 //! end of an engine in `lifetime.rs`.
 
+mod admission;
 pub(crate) mod bounce;
 pub(crate) mod files;
 pub(crate) mod flush_gate;
@@ -19,9 +20,9 @@ pub(crate) mod op;
 pub(crate) mod op_table;
 #[cfg(not(any(test, feature = "test-util")))]
 #[path = "no_record.rs"]
-mod record;
+mod recording;
 #[cfg(any(test, feature = "test-util"))]
-pub(crate) mod record;
+mod recording;
 mod result;
 pub(crate) mod shares;
 pub(crate) mod turn;
@@ -37,15 +38,15 @@ use std::time::Duration;
 use guest_mem::GuestMemory;
 use rustix::io::Errno;
 
+use self::admission::{Admission, admit};
 use self::bounce::Bounce;
 use self::files::{FileTable, OpenFile};
 use self::op::{NoCall, OpState};
 use self::op_table::OpTable;
-use self::record::Recording;
+use self::recording::Recording;
 use self::result::Next;
 use self::shares::Shares;
 use self::turn::Submission;
-use self::waiting::{Admission, admit};
 use self::window::Windows;
 use crate::backend::{IoBackend, RawResult};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};

@@ -1,4 +1,4 @@
-//! Stands in for `record.rs` in a product build, which records nothing.
+//! Stands in for `recording.rs` in a product build, which records nothing.
 
 use super::op::OpState;
 use crate::backend::Call;

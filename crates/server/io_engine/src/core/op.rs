@@ -15,7 +15,6 @@ use crate::backend::{Buffers, Call, Verb};
 use crate::core::bounce::{BUFFER_BYTES, Bounce, BounceId, ZEROES_BYTES};
 use crate::core::files::OpenFile;
 use crate::core::turn;
-use crate::core::window;
 use crate::engine::{Durability, FileId, Op, OpKind, Stats, Unmap};
 
 /// `IOV_MAX`: the kernel takes no longer array (`UIO_MAXIOV`, linux/uio.h).
@@ -182,15 +181,9 @@ impl OpState {
         turn::cost_bytes(self.call_bytes(file), file.wants_alignment())
     }
 
-    /// What its next call takes of its file's window.
-    #[inline]
-    pub fn window_cost(&self, file: &OpenFile) -> u32 {
-        window::cost_bytes(self.call_bytes(file))
-    }
-
     /// What its next call moves at most.
     #[inline]
-    fn call_bytes(&self, file: &OpenFile) -> u64 {
+    pub fn call_bytes(&self, file: &OpenFile) -> u64 {
         let most_bytes = match self.stage {
             Stage::Transfer => file.most_bytes,
             Stage::WriteZeroes => file.most_bytes.min(ZEROES_BYTES as u64),

@@ -4,6 +4,7 @@
 //! op.
 
 use crate::core::op::OpState;
+use crate::core::turn::NextInLine;
 
 /// The top bit is left to the kernels: io_uring marks its watches with it.
 const GENERATION_MASK: u32 = 0x7fff_ffff;
@@ -97,6 +98,12 @@ impl OpTable {
     /// Every op, with its index.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut OpState)> {
         (0..).zip(self.slots.iter_mut()).filter_map(|(index, slot)| Some((index, slot.op.as_mut()?)))
+    }
+}
+
+impl NextInLine for OpTable {
+    fn next_of(&mut self, index: u32) -> &mut u32 {
+        &mut self.at(index).next_in_line
     }
 }
 

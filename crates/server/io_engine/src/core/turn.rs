@@ -11,8 +11,6 @@
 //!
 //! Not here: which rings are looked at (`turn.rs` of `blk_server`), the calls themselves (`op.rs`).
 
-use crate::core::op_table::OpTable;
-
 /// What one file's calls may copy in one submission, if they are few: 50 µs at 10 GB/s.
 pub(crate) const TURN_BYTES: u64 = 512 << 10;
 /// What a call costs beside its bytes.
@@ -29,6 +27,12 @@ pub(crate) const NONE: u32 = u32::MAX;
 #[inline]
 pub(crate) fn cost_bytes(moved_bytes: u64, is_direct: bool) -> u64 {
     CALL_BYTES + if is_direct { moved_bytes / DIRECT_FRACTION } else { moved_bytes }
+}
+
+/// Where each op keeps the number of the op behind it in its file's line.
+pub(crate) trait NextInLine {
+    /// That of the op at `index`.
+    fn next_of(&mut self, index: u32) -> &mut u32;
 }
 
 /// The submission that is being filled.
@@ -90,10 +94,10 @@ impl Turn {
     }
 
     /// Puts an op at the end of the line.
-    pub fn line_up(&mut self, index: u32, ops: &mut OpTable) {
-        ops.at(index).next_in_line = NONE;
+    pub fn line_up(&mut self, index: u32, ops: &mut impl NextInLine) {
+        *ops.next_of(index) = NONE;
         if self.has_line() {
-            ops.at(self.last).next_in_line = index;
+            *ops.next_of(self.last) = index;
         } else {
             self.first = index;
         }
@@ -101,9 +105,9 @@ impl Turn {
     }
 
     /// Takes the first op out of the line.
-    pub fn leave_line(&mut self, ops: &mut OpTable) -> Option<u32> {
+    pub fn leave_line(&mut self, ops: &mut impl NextInLine) -> Option<u32> {
         let index = self.first()?;
-        self.first = ops.at(index).next_in_line;
+        self.first = *ops.next_of(index);
         Some(index)
     }
 }

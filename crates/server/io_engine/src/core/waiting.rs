@@ -7,10 +7,8 @@
 //! | a bounce buffer (`bounce.rs`) | `OpenFile::waiting` | an op that gives its bounce buffer back |
 //! | room in the backend's queue | `OpenFile::backlog` | the next `submit` or `wait` |
 
-use super::op::OpState;
-use super::turn::Submission;
-use super::window::{self, Windows};
-use super::{Core, OpenFile};
+use super::Core;
+use super::admission::{Admission, admit};
 use crate::backend::IoBackend;
 use crate::engine::FileId;
 
@@ -129,39 +127,4 @@ impl<B: IoBackend> Core<B> {
     pub(super) fn has_due_lines(&self) -> bool {
         !self.lines.is_empty() && self.turns_are_due
     }
-}
-
-/// When an op's next call can be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Admission {
-    Now,
-    NextTurn,
-    /// Its file's window is full until one of the file's calls has its result.
-    WithAResult,
-}
-
-/// Takes the call's cost from its file's turn and window, if both have room.
-#[inline]
-pub(super) fn admit(
-    windows: &mut Windows,
-    submission: Submission,
-    op: &mut OpState,
-    file: &mut OpenFile,
-) -> Admission {
-    op.settle_stage(file);
-    if !windows.are_kept {
-        let is_now = file.turn.take(submission, op.cost_bytes(file));
-        return if is_now { Admission::Now } else { Admission::NextTurn };
-    }
-    let room = windows.open(op.file, file);
-    let cost = op.window_cost(file);
-    if !window::has_room(room, file.window_used, cost) {
-        return Admission::WithAResult;
-    }
-    if !file.turn.take(submission, op.cost_bytes(file)) {
-        return Admission::NextTurn;
-    }
-    op.window_cost = cost;
-    windows.take(op.file, file, cost);
-    Admission::Now
 }

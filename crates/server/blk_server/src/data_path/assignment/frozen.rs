@@ -9,12 +9,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use tracing::error;
-
-use super::{Place, QueueEntry, QueueHandle, WorkerSet, adopt};
-use crate::data_path::assignment::deadline::Deadline;
+use super::{Place, QueueEntry, QueueHandle, WorkerSet, released, take_back};
 use crate::data_path::queue::Queue;
-use crate::data_path::worker::command::{Address, Command};
+use crate::data_path::worker::command::Command;
 use crate::error::AdminError;
 
 /// A drained queue without a worker.
@@ -104,34 +101,4 @@ impl WorkerSet {
             self.start_extra_engine(&entry.disk);
         }
     }
-}
-
-/// Waits for a queue that its worker was asked to release. `None`: not drained in time; the queue goes on.
-pub(super) fn released(
-    worker: &Address,
-    id: u32,
-    queue: &Receiver<Box<Queue>>,
-    deadline: &Deadline<'_>,
-) -> Option<Box<Queue>> {
-    if let Some(queue) = deadline.receive(queue) {
-        return Some(queue);
-    }
-    // The worker may have sent it just now; only the worker knows.
-    match worker.ask(|done| Command::CancelRelease(id, done)) {
-        Ok(false) => queue.recv().ok(),
-        _ => None,
-    }
-}
-
-/// Gives a queue back to its worker.
-pub(super) fn take_back(entry: &QueueEntry, place: &mut Place, queue: Box<Queue>) {
-    place.id = match adopt(&place.worker, queue) {
-        Ok(id) => Some(id),
-        Err(mut unsuitable) => {
-            error!(disk = entry.disk.name(), queue = entry.index, "not taken back: {}", unsuitable.why);
-            unsuitable.queue.break_moved();
-            place.ended_at = Some(unsuitable.queue.leave());
-            None
-        }
-    };
 }

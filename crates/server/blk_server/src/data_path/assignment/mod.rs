@@ -13,14 +13,14 @@
 pub(crate) mod deadline;
 
 mod extra_engine;
-mod frozen;
+pub(crate) mod frozen;
 pub(crate) mod liveness;
 mod spread;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,8 +42,6 @@ use crate::data_path::worker::worker_thread::warn_if_crowded;
 use crate::data_path::worker::workers::{Trade, WorkerThread};
 use crate::error::AdminError;
 use crate::error::ServerError;
-
-pub(crate) use frozen::{Changes, FrozenQueue, NotFrozen};
 
 /// Pause between two looks for the entry of a queue that is being started.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -549,7 +547,7 @@ fn move_queue(entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Resu
         }
         Err(unsuitable) => unsuitable,
     };
-    frozen::take_back(entry, &mut place, queue);
+    take_back(entry, &mut place, queue);
     Err(AdminError::Unsuitable { id: to.id, disk: entry.disk.name().to_owned(), why })
 }
 
@@ -557,7 +555,37 @@ fn move_queue(entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Resu
 fn release(worker: &Address, id: u32, deadline: &Deadline<'_>) -> Option<Box<Queue>> {
     let (sender, queue) = sync_channel(1);
     worker.send(Command::Release(id, sender)).ok()?;
-    frozen::released(worker, id, &queue, deadline)
+    released(worker, id, &queue, deadline)
+}
+
+/// Waits for a queue that its worker was asked to release. `None`: not drained in time; the queue goes on.
+fn released(
+    worker: &Address,
+    id: u32,
+    queue: &Receiver<Box<Queue>>,
+    deadline: &Deadline<'_>,
+) -> Option<Box<Queue>> {
+    if let Some(queue) = deadline.receive(queue) {
+        return Some(queue);
+    }
+    // The worker may have sent it just now; only the worker knows.
+    match worker.ask(|done| Command::CancelRelease(id, done)) {
+        Ok(false) => queue.recv().ok(),
+        _ => None,
+    }
+}
+
+/// Gives a queue back to its worker.
+fn take_back(entry: &QueueEntry, place: &mut Place, queue: Box<Queue>) {
+    place.id = match adopt(&place.worker, queue) {
+        Ok(id) => Some(id),
+        Err(mut unsuitable) => {
+            error!(disk = entry.disk.name(), queue = entry.index, "not taken back: {}", unsuitable.why);
+            unsuitable.queue.break_moved();
+            place.ended_at = Some(unsuitable.queue.leave());
+            None
+        }
+    };
 }
 
 fn adopt(worker: &Address, queue: Box<Queue>) -> Result<u32, Unsuitable> {

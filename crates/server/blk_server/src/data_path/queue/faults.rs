@@ -1,19 +1,16 @@
 //! Breaks a queue whose ring, kick or memory is unusable, and logs requests that failed, were refused or are stuck.
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Instant;
 
-use io_engine::{OpError, signal_shared};
+use io_engine::OpError;
 use rustix::io::Errno;
 use tracing::{error, warn};
 use virtqueue::RingFault;
 
+use super::fault_log::report_ring_fault;
 use super::{Queue, State};
-use crate::data_path::disk::Disk;
 use crate::data_path::disk::log_limit::Allowed;
 use crate::data_path::queue::in_flight::{Finished, RequestInfo};
-use crate::host::error_line::error_line;
 
 impl Queue {
     /// The guest's memory is gone.
@@ -77,23 +74,5 @@ impl Queue {
             let (disk, queue, seconds) = (self.disk.name(), self.index, age.as_secs());
             warn!(disk, queue, sector, bytes, seconds, "{kind} is stuck in the host");
         }
-    }
-}
-
-#[cold]
-pub(super) fn log_refused(disk: &Disk, queue: u16, now: Instant, fault: &dyn std::error::Error) {
-    if let Some(Allowed { suppressed }) = disk.log_allowed(now) {
-        let disk = disk.name();
-        warn!(disk, queue, suppressed, "request refused: {}", error_line(fault));
-    }
-}
-
-/// Logs the fault and signals the front-end's err fd.
-pub(crate) fn report_ring_fault(disk: &Disk, queue: u16, err: Option<&Arc<OwnedFd>>, what: &str) {
-    if let Some(Allowed { suppressed }) = disk.log_allowed(Instant::now()) {
-        error!(disk = disk.name(), queue, suppressed, "queue stopped until the guest resets it: {what}");
-    }
-    if let Some(err) = err {
-        signal_shared(err.as_ref());
     }
 }

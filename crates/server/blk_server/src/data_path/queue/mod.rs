@@ -15,16 +15,18 @@ pub(crate) mod refusal;
 pub(crate) mod ring_start;
 
 pub(crate) mod changes;
+pub(crate) mod fault_log;
 mod faults;
 mod parking;
 mod starter;
+pub(crate) mod submit_context;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_mem::{GuestMemory, MemoryView};
-use io_engine::{Completion, Engine, FileId, LEAST_SHARE, OpError, WatchId, signal_shared};
+use io_engine::{Completion, FileId, OpError, WatchId, signal_shared};
 use rustix::io::Errno;
 use virtio_blk::{ReplySlot, SegmentBuffer, Status, parse, reply_slot};
 use virtqueue::{Chain, DeviceQueue, PopError, RingFault};
@@ -38,19 +40,14 @@ use crate::data_path::queue::in_flight::{Finished, InFlight, RequestDurability, 
 use crate::data_path::queue::parked::ParkedRequests;
 use crate::data_path::queue::queue_start::QueueStart;
 use crate::data_path::queue::ring_start::open_ring;
-use crate::data_path::worker::buffers::BufferPool;
-use crate::data_path::worker::turn::{Budget, REFUSED_DESCRIPTORS};
-use faults::log_refused;
-pub(crate) use faults::report_ring_fault;
-use starter::Starter;
+use crate::data_path::worker::turn::REFUSED_DESCRIPTORS;
+use fault_log::log_refused;
+use starter::{Outcome, Starter};
+use submit_context::{MAX_OPS, SubmitContext};
 
 /// Most requests taken from a queue before the next queue and before publishing. Without a limit, guest and worker
 /// would idle in turns (docs/decisions/0031).
 const BATCH: usize = 32;
-/// Most ops of one request: a discard has one for each segment.
-const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
-const _: () = assert!(MAX_OPS <= LEAST_SHARE, "a disk's share is enough for any request");
-
 /// What one request took in a pass that was timed; zero in other passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TimeSample {
@@ -64,25 +61,6 @@ impl TimeSample {
         let part = |time: Duration, count: usize| time / u32::try_from(count).unwrap_or(u32::MAX).max(1);
         Self { taken: part(submission, taken), completed: part(completion, completed) }
     }
-}
-
-/// What a queue borrows from its worker for one pass.
-pub(crate) struct SubmitContext<'w> {
-    pub(crate) engine: &'w mut dyn Engine,
-    pub(crate) pool: &'w mut BufferPool,
-    pub(crate) now: Instant,
-    /// Left for all queues of the disk in this pass.
-    pub(crate) budget: &'w mut Budget,
-}
-
-/// What became of a request that the queue took.
-enum Outcome {
-    /// It is answered without the engine.
-    Finished { status: Status, stored_bytes: u64 },
-    /// The engine has its ops.
-    Submitted,
-    /// The disk's share of the pool is used up: the chain stays in the ring until a request completes.
-    Later,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,9 +16,10 @@ use io_engine::{Engine, OpError};
 use tracing::{error, info, warn};
 use virtio_blk::{ReplySlot, Status};
 
-use super::faults::log_refused;
-use super::starter::Starter;
-use super::{BATCH, MAX_OPS, Outcome, Queue, State, SubmitContext};
+use super::fault_log::log_refused;
+use super::starter::{Outcome, Starter};
+use super::submit_context::{MAX_OPS, SubmitContext};
+use super::{BATCH, Queue, State};
 use crate::data_path::disk::log_limit::Allowed;
 use crate::data_path::queue::in_flight::{Finished, RequestInfo, RequestKind, Retry};
 use crate::data_path::queue::parked::{AllAnswered, ParkPolicy, ParkedRequest, is_no_space};

@@ -7,7 +7,7 @@ use guest_mem::{IoVecs, MemoryView};
 use io_engine::{Durability, FileId, Op, OpKind, Unmap};
 use virtio_blk::{Data, Request, Segment, SegmentBuffer, Segments, Status};
 
-use super::{MAX_OPS, Outcome, SubmitContext};
+use super::submit_context::{MAX_OPS, SubmitContext};
 use crate::data_path::disk::Disk;
 use crate::data_path::queue::in_flight::{InFlight, RequestDurability, RequestInfo, RequestKind};
 use crate::data_path::queue::parked::ParkedRequests;
@@ -16,6 +16,16 @@ use crate::data_path::worker::buffers::NoBuffers;
 
 const UNSUPPORTED: Outcome = Outcome::Finished { status: Status::Unsupp, stored_bytes: 0 };
 const NOTHING_TO_DO: Outcome = Outcome::Finished { status: Status::Ok, stored_bytes: 0 };
+
+/// What became of a request that the queue took.
+pub(super) enum Outcome {
+    /// It is answered without the engine.
+    Finished { status: Status, stored_bytes: u64 },
+    /// The engine has its ops.
+    Submitted,
+    /// The disk's share of the pool is used up: the chain stays in the ring until a request completes.
+    Later,
+}
 
 /// Starts one request: what it needs of its queue and worker.
 pub(super) struct Starter<'q, 'w, 'l> {

@@ -4,9 +4,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::op::OpState;
-use crate::backend::{Call, Verb};
-use crate::config::EngineConfig;
+use crate::backend::Verb;
 use crate::engine::FileId;
 
 /// One call to the kernel.
@@ -68,7 +66,7 @@ impl Recorder {
     }
 
     /// Returns the record's place.
-    fn issued(&self, mut record: Record) -> usize {
+    pub(crate) fn issued(&self, mut record: Record) -> usize {
         self.with(|log| {
             log.moments += 1;
             record.issued = log.moments;
@@ -77,7 +75,7 @@ impl Recorder {
         })
     }
 
-    fn completed(&self, place: usize, result: i32) {
+    pub(crate) fn completed(&self, place: usize, result: i32) {
         self.with(|log| {
             log.moments += 1;
             let moment = log.moments;
@@ -89,55 +87,5 @@ impl Recorder {
 
     fn with<R>(&self, act: impl FnOnce(&mut Log) -> R) -> R {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// A core's side of a recorder, if the test gave one.
-#[derive(Debug)]
-pub(super) struct Recording {
-    recorder: Option<Recorder>,
-    /// Where the log has each op's call in flight, by the op's index.
-    places: Vec<usize>,
-}
-
-impl Recording {
-    pub fn of(config: &EngineConfig) -> Self {
-        Self { recorder: config.recorder.clone(), places: Vec::new() }
-    }
-
-    #[inline]
-    pub fn is_on(&self) -> bool {
-        self.recorder.is_some()
-    }
-
-    #[inline]
-    pub fn issued(&mut self, index: u32, op: &OpState, call: &Call) {
-        let Some(recorder) = &self.recorder else { return };
-        let index = index as usize;
-        if index >= self.places.len() {
-            self.places.resize(index + 1, 0);
-        }
-        self.places[index] = recorder.issued(record_of(op, call));
-    }
-
-    #[inline]
-    pub fn completed(&self, index: u32, result: i32) {
-        if let Some(recorder) = &self.recorder {
-            recorder.completed(self.places[index as usize], result);
-        }
-    }
-}
-
-fn record_of(op: &OpState, call: &Call) -> Record {
-    let Call { verb, flags, offset_bytes, len_bytes, .. } = *call;
-    Record {
-        verb,
-        file: op.file,
-        token: op.token,
-        flags,
-        offset_bytes,
-        len_bytes,
-        issued: 0,
-        completed: None,
     }
 }

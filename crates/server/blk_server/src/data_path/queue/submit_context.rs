@@ -1,0 +1,21 @@
+//! What a queue borrows from its worker for one pass.
+
+use std::time::Instant;
+
+use io_engine::{Engine, LEAST_SHARE};
+
+use crate::data_path::worker::buffers::BufferPool;
+use crate::data_path::worker::turn::Budget;
+
+/// Most ops of one request: a discard has one for each segment.
+pub(super) const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
+const _: () = assert!(MAX_OPS <= LEAST_SHARE, "a disk's share is enough for any request");
+
+/// What a queue borrows from its worker for one pass.
+pub(crate) struct SubmitContext<'w> {
+    pub(crate) engine: &'w mut dyn Engine,
+    pub(crate) pool: &'w mut BufferPool,
+    pub(crate) now: Instant,
+    /// Left for all queues of the disk in this pass.
+    pub(crate) budget: &'w mut Budget,
+}
