@@ -29,7 +29,10 @@ pub(crate) enum CannotLeave {
 impl Queue {
     /// Another worker serves the queue from now on, under these numbers. Nothing is in flight.
     pub(crate) fn arrive(&mut self, id: u32, file: FileId, watch: WatchId) {
-        debug_assert!(self.pending_interrupt.due().is_none(), "a quiet queue owes no call: see `publish`");
+        debug_assert!(
+            self.pending_interrupt.due().is_none(),
+            "a quiet queue has no pending interrupt: see `publish`"
+        );
         (self.id, self.file, self.watch) = (id, file, watch);
         self.counted.moves += 1;
         self.resume();
@@ -90,7 +93,7 @@ impl Queue {
                 self.rebind_parked();
             }
             Err(fault) => {
-                debug_assert!(false, "the session has looked: {fault}");
+                debug_assert!(false, "the session has checked the new table: {fault}");
                 self.break_ring(&fault);
             }
         }

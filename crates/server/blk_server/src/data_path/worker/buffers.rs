@@ -1,9 +1,9 @@
-//! The worker's pool of buffer descriptions: each request takes one that is large enough and gives it back.
+//! An engine's pool of buffer descriptions: each request takes one that is large enough and gives it back.
 //!
 //! - Small ones suffice for as many requests as the engine takes. A few large ones serve requests with many pieces.
 //! - Each disk has its share of the large ones (`io_engine::Shares`). A request that finds none waits in its ring until
 //!   its disk gives one back.
-//! - The pool grows when queues start, not per request. All queues of a worker share it.
+//! - The pool grows when queues start, not per request. All queues that use the engine share it.
 
 use std::sync::Arc;
 

@@ -220,7 +220,7 @@ impl Worker {
         Ok(id)
     }
 
-    /// Returns whether the queue is still here. It then goes on.
+    /// Returns whether the queue is still here. If so, it goes on.
     fn cancel_release(&mut self, id: u32) -> bool {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return false };
         if entry.leave.take().is_none() {

@@ -1,6 +1,4 @@
-//! A worker without a thread and the drivers of its disks: what one pass takes of each, and when the worker sleeps.
-//!
-//! Not here: the order by itself (`turn.rs`), real engines and front-ends (`tests/`).
+//! Tests with a worker without a thread and the drivers of its disks: what a pass takes of each, when the worker sleeps.
 
 #![allow(clippy::cast_possible_truncation)] // small numbers of our own
 
@@ -130,7 +128,7 @@ fn disk_with_many_full_queues_gets_one_budget_beside_a_disk_with_one() {
     }
     signal(&wakeup);
     worker.sleep();
-    worker.pass(Instant::now()); // starts the queues, after it has looked for requests
+    worker.pass(Instant::now()); // starts the queues after it has looked for requests
     assert!((0..9).all(|_| matches!(started.try_recv(), Ok(Some(_)))));
 
     worker.pass(Instant::now());
@@ -138,7 +136,7 @@ fn disk_with_many_full_queues_gets_one_budget_beside_a_disk_with_one() {
     worker.pass(Instant::now());
     let second: Vec<u64> = rings.iter_mut().map(answered).collect();
 
-    // Two queues' batches are a disk's budget; the next two come next.
+    // A disk's budget is the batches of two queues. The next pass takes from the next two.
     assert_eq!(first, [32, 32, 0, 0, 0, 0, 0, 0, 32]);
     assert_eq!(second, [0, 0, 32, 32, 0, 0, 0, 0, 32]);
 }
@@ -178,13 +176,13 @@ impl StuckDisk {
         Self { worker, engine: handle, view, rings, kicks, _commands: commands, _folder: folder }
     }
 
-    /// What a worker does until it sleeps. It must not look more often than `passes` times.
+    /// Runs the worker until it sleeps, which must take at most `passes` passes.
     fn runs_until_it_sleeps(&mut self, passes: usize) {
         let sleeps = (0..passes).any(|_| !self.worker.pass(Instant::now()) && !self.worker.arm());
         assert!(sleeps, "the worker still runs after {passes} passes");
     }
 
-    /// The device goes on: every request is answered.
+    /// Releases the device's requests. The worker must answer all of them.
     fn ends_well(&mut self) {
         self.engine.clear();
         self.engine.release().unwrap();

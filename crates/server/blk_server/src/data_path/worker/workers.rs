@@ -23,7 +23,7 @@ use crate::error::ServerError;
 /// What all workers of a server share.
 #[derive(Clone, Debug)]
 pub(crate) struct Trade {
-    /// The engine in which workers sleep, and which disks use that name none.
+    /// The engine in which workers sleep, and that of disks that name none.
     pub(crate) base: Arc<EngineSource>,
     /// Longest polling window.
     pub(crate) poll: Duration,
@@ -110,7 +110,7 @@ pub(crate) struct AbortOnPanic;
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            error!("a thread failed in a way that is a bug of this program; the server ends");
+            error!("a thread panicked, which is a bug of this program; the server ends");
             std::process::abort();
         }
     }
