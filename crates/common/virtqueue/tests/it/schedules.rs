@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use guest_mem::{GuestAddress, GuestRange, MemoryView};
+use guest_mem::{GuestAddress, GuestRange};
 use proptest::prelude::*;
 use virtqueue::{Chain, DeviceQueue, DriverQueue, RingFeatures};
 
@@ -437,7 +437,7 @@ mod oracle {
         }
     }
 
-    fn theirs(view: &MemoryView, queue_size: u16, features: RingFeatures) -> Theirs {
+    fn theirs(view: &guest_mem::MemoryView, queue_size: u16, features: RingFeatures) -> Theirs {
         let regions = view.memory().regions().iter().map(|region| {
             let file = File::from(region.fd().try_clone().unwrap());
             let spec = region.spec();

@@ -8,7 +8,7 @@
 
 use core::sync::atomic::{
     AtomicPtr, AtomicU32,
-    Ordering::{AcqRel, Acquire, Relaxed},
+    Ordering::{Acquire, Relaxed},
 };
 
 #[cfg(not(miri))]
@@ -70,7 +70,10 @@ fn map_page() {
     let page = page.cast::<AtomicU32>();
     // SAFETY: mapped, page-aligned, and no other thread knows it yet.
     unsafe { (*page).store(FIRST, Relaxed) };
-    if PAGE.compare_exchange(core::ptr::null_mut(), page, AcqRel, Relaxed).is_err() {
+    if PAGE
+        .compare_exchange(core::ptr::null_mut(), page, core::sync::atomic::Ordering::AcqRel, Relaxed)
+        .is_err()
+    {
         // SAFETY: another thread was first; this mapping was never published.
         unsafe { libc::munmap(page.cast(), length) };
     }
@@ -91,7 +94,7 @@ mod tests {
 
     /// Waits until both threads have arrived. Spins, so that they leave together.
     fn meet(arrived: &AtomicU32, so_many: u32) {
-        arrived.fetch_add(1, AcqRel);
+        arrived.fetch_add(1, core::sync::atomic::Ordering::AcqRel);
         for look in 0_u32.. {
             if arrived.load(Acquire) >= so_many {
                 return;

@@ -87,16 +87,6 @@ pub enum EngineError {
         #[source]
         source: io::Error,
     },
-    /// An option of another engine was given: `EngineOptions` cannot hold it, so the command line refuses it with this.
-    #[error("{option} is an option of engine {owner}, and the engine is {kind}: add --engine {owner}")]
-    Option {
-        /// As on the command line.
-        option: &'static str,
-        /// Whose it is.
-        owner: EngineKind,
-        /// The engine asked for.
-        kind: EngineChoice,
-    },
 }
 
 /// An engine that `auto` would have preferred, and why it is not used.
