@@ -115,10 +115,10 @@ pub struct LoadArgs {
     /// A flush after every N writes
     #[arg(long, value_name = "N", value_parser = fio!("fsync"))]
     fsync: Option<String>,
-    /// Most bytes per second, per job and direction
+    /// Limit in bytes per second, per job and direction
     #[arg(long, value_name = "SIZE", value_parser = fio!("rate"))]
     rate: Option<String>,
-    /// Most requests per second, per job and direction
+    /// Limit in requests per second, per job and direction
     #[arg(long = "rate_iops", alias = "rate-iops", value_name = "N", value_parser = fio!("rate_iops"))]
     rate_iops: Option<String>,
     /// Seed of the random numbers

@@ -176,7 +176,7 @@ impl Default for Job {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     /// The block size is not a multiple of the sector size.
-    #[error("bs={bs} is not a multiple of {SECTOR_BYTES}, the sector of virtio-blk: give a multiple of it")]
+    #[error("bs={bs} is not a multiple of {SECTOR_BYTES}, the sector size of virtio-blk")]
     BlockInSectors {
         /** `bs=`. */
         bs: u32,

@@ -146,7 +146,7 @@ pub enum CtlCommand {
 pub enum WorkersCommand {
     /// List the workers
     List,
-    /// Start a worker; queues come to it by `attach`, new disks and the balancer
+    /// Start a worker; it gets queues through `attach`, from new disks and from the balancer
     Add(WorkerArgs),
     /// Remove a worker; its queues move to the others first
     Remove {

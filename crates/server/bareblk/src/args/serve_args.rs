@@ -72,7 +72,7 @@ Signals:
 
 Environment:
   RUST_LOG         log filter, instead of -v: debug, or blk_server=trace,warn
-  NO_COLOR         if set, the log has no colours; it has none outside a terminal
+  NO_COLOR         if set, the log is not coloured; it never is outside a terminal
   NOTIFY_SOCKET    socket of the service manager; gets start, reload and stop
   WATCHDOG_USEC    the service manager expects a sign of life from workers and main
                    loop within this many microseconds; WATCHDOG_PID: from this process

@@ -26,7 +26,7 @@ pub enum NoLine {
     Half,
     #[error("the line is longer than {max} bytes: send a shorter one")]
     TooLong { max: usize },
-    #[error("the line was not complete after {} s: send it at once", limit.as_secs_f64())]
+    #[error("no complete line within {} s: send each request as one whole line", limit.as_secs_f64())]
     TooSlow { limit: Duration },
     #[error("the connection failed")]
     Io(#[source] io::Error),

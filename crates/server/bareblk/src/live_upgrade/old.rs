@@ -57,7 +57,7 @@ fn converse(
     channel: &UnixStream,
 ) -> Result<()> {
     expect(channel, "Begin", AT_ONCE)?;
-    offer(server, door, channel).context("cannot offer the disks")?;
+    offer(server, door, channel).context("cannot send the list of disks to the new server")?;
     expect(channel, "Ready", READY_TIMEOUT)?;
     server.cut_off(cut, CUT_TIMEOUT)?;
     let mut frozen = server.freeze(DRAIN_TIMEOUT).map_err(with_cure)?;

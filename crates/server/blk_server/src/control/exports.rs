@@ -323,7 +323,7 @@ impl Exports {
             list.clogged.push(id);
             error!(
                 disk = export.disk.name(),
-                "front-ends wait to be accepted: closing descriptors that earlier front-ends passed hangs"
+                "not accepting new front-ends: closing a descriptor that an earlier front-end passed hangs"
             );
             return Ok(());
         }

@@ -359,7 +359,7 @@ impl Drop for Frozen<'_> {
 
 fn resume(exports: &Exports) {
     if let Err(error) = exports.resume_accepting() {
-        error!("cannot watch all sockets again, so new front-ends of a disk may never be accepted: {error}");
+        error!("cannot listen again on all sockets; some disks may accept no new front-ends: {error}");
     }
 }
 

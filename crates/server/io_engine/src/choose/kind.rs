@@ -1,6 +1,6 @@
 //! The engines by name.
 //!
-//! Not here: which one is right for a file (`choose.rs`).
+//! Not here: which one is right for a file (`choose/mod.rs`).
 
 /// An engine, as on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

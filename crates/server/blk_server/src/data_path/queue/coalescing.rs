@@ -50,7 +50,7 @@ impl FromStr for Coalescing {
 /// The text is no count and time within their limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "give completions and microseconds, such as 16,50: 2 to {MAX_COUNT} completions, 1 to {} microseconds",
+    "give COUNT,MICROSECONDS, such as 16,50: COUNT 2 to {MAX_COUNT}, MICROSECONDS 1 to {}",
     MAX_TIME.as_micros()
 )]
 pub struct InvalidCoalescing;

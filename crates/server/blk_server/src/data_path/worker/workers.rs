@@ -110,7 +110,7 @@ pub(crate) struct AbortOnPanic;
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            error!("a thread panicked, which is a bug of this program; the server ends");
+            error!("a thread panicked, which is a bug in bareblk; the server aborts");
             std::process::abort();
         }
     }
