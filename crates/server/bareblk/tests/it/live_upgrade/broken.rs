@@ -71,7 +71,7 @@ impl Hand {
 
 fn wait_refused(disk: &Disk, times: usize) {
     let log = || disk.server.as_ref().unwrap().log();
-    eventually("it goes on", || (log().matches("not taken over").count() >= times).then_some(()));
+    eventually("it goes on", || (log().matches("live upgrade failed").count() >= times).then_some(()));
 }
 
 #[test]
