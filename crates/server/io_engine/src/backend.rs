@@ -1,7 +1,7 @@
-//! What an engine needs of the thing below it: queue calls, submit them, return results, watch descriptors, sleep.
+//! The interface between `Core` and the code that makes the system calls.
 //!
-//! `Core` holds the logic that all engines share (op table, resuming, bouncing) and is generic over this trait. The fake's
-//! faults therefore happen under the code that runs in production.
+//! `Core` holds the logic that all engines share (op table, resuming, bouncing) and is generic over this trait. Faults
+//! that the fake injects therefore test the production core.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -12,7 +12,7 @@ use guest_mem::GuestMemory;
 
 use crate::engine::{Event, FileSpec, WatchId, WatchToken, not_shareable};
 
-/// Which system call (or its io_uring opcode).
+/// The system call, or the io_uring opcode for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// `preadv2`.
@@ -30,18 +30,18 @@ pub enum Verb {
 pub enum Buffers {
     /// The call moves no data.
     None,
-    /// One piece, which is cheaper than an array of one.
+    /// One buffer: cheaper than an array with one entry.
     One {
-        /// Where it starts.
+        /// Its first byte.
         base: *mut u8,
         /// Its length.
         len_bytes: u32,
     },
-    /// Several pieces.
+    /// Several buffers.
     Many {
-        /// The array.
+        /// The first entry of the array.
         first: *const libc::iovec,
-        /// Its length.
+        /// Number of entries.
         count: u32,
     },
 }
@@ -49,22 +49,22 @@ pub enum Buffers {
 /// One call.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// What to do.
+    /// The system call.
     pub verb: Verb,
     /// `RWF_*` for reads and writes, the mode for `fallocate`.
     pub flags: i32,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset_bytes: u64,
-    /// How much of the file.
+    /// Length of the range in the file.
     pub len_bytes: u64,
-    /// Where the data goes or comes from. Shorter than `len_bytes` if one call does not take all pieces.
+    /// The call's buffers. Shorter than `len_bytes` if one call cannot take all of them.
     pub buffers: Buffers,
 }
 
 /// How a call names its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// By its place in a table: the kernel's table of registered files, or the backend's own.
+    /// By index, in the kernel's table of registered files or in the backend's own table.
     Registered(u32),
     /// By its descriptor.
     Fd(RawFd),
@@ -73,25 +73,25 @@ pub enum Target {
 /// The result of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct RawResult {
-    /// The call's.
+    /// The `user_data` of the call.
     pub user_data: u64,
-    /// Bytes, 0, or a negated errno.
+    /// A byte count, 0, or a negated errno.
     pub result: i32,
 }
 
-/// The submission queue has no room before the next `submit`.
+/// The submission queue has no room until the next `submit`.
 #[derive(Debug)]
 pub struct QueueFull;
 
 /// What makes the calls of an engine: the kernel, threads, or a peer behind a socket.
 pub trait IoBackend: Send {
-    /// What it is and what it found, for the log.
+    /// The backend's name and detected features, for the log.
     fn describe(&self) -> String;
 
-    /// Called once, on the thread that makes all later calls.
+    /// Starts the backend on the thread that will make all later calls. Called once.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Any error of the kernel.
     fn start(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -104,72 +104,72 @@ pub trait IoBackend: Send {
         Err(not_shareable(&self.describe()))
     }
 
-    /// Whether a write can be made durable by its own call (`RWF_DSYNC`). Where not, a sync follows it.
+    /// Whether a write's own call can make it durable (`RWF_DSYNC`). Otherwise a sync follows the write.
     fn has_durable_writes(&self) -> bool {
         true
     }
 
-    /// Makes the file known under `index`.
+    /// Registers the file as `index`.
     ///
     /// # Errors
-    /// The backend can do nothing with such a file.
+    /// The backend does not support such a file.
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target>;
 
-    /// Lets go of a file that has no call in flight.
+    /// Releases a file without calls in flight.
     fn unregister_file(&mut self, index: u32, target: Target);
 
-    /// Says how many disks have files here, and how many calls may be in flight at once: with many disks, more than the
-    /// depth.
+    /// Announces the number of disks with files in this backend, and the largest number of calls in flight. With many
+    /// disks, that number exceeds the depth.
     fn expect(&mut self, _disks: u32, _calls: u32) {}
 
-    /// Says that all files belong to one disk, so that none keeps a reserve from the others. Called before the first.
+    /// Says that all files belong to one disk and need no reserves. Called before the first file.
     fn serve_one_disk(&mut self) {}
 
-    /// Announces ops whose buffers lie in `memory`.
+    /// Announces ops whose buffers are in `memory`.
     fn use_memory(&mut self, _memory: &Arc<GuestMemory>) {}
 
-    /// Says that no more of them come, and none are in flight.
+    /// Withdraws an announcement. No more ops on `memory` will come, and none are in flight.
     fn forget_memory(&mut self, _memory: &Arc<GuestMemory>) {}
 
-    /// Takes a call, to be started by the next `submit` or `wait`.
+    /// Queues a call. The next `submit` or `wait` starts it.
     ///
     /// # Errors
-    /// [`QueueFull`]; the call was not taken.
+    /// [`QueueFull`]; the call was not queued.
     ///
     /// # Safety
-    /// The memory that `call.buffers` points to must stay allocated, and only the backend may rely on its contents, until
-    /// `pop` returned the result for `user_data`. The file must stay open as long.
+    /// Until `pop` has returned the result for `user_data`, the memory that `call.buffers` points to must stay
+    /// allocated, its contents belong to the backend, and the file must stay open.
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull>;
 
-    /// Starts what is queued. What the kernel cannot take now stays queued.
+    /// Starts the queued calls. Calls that the kernel cannot accept now stay queued.
     ///
     /// # Errors
     /// The backend as a whole is broken.
     fn submit(&mut self) -> io::Result<()>;
 
-    /// Marks the results that are there now as those that `pop` returns.
+    /// Fixes the set of results that `pop` returns: those that are available now.
     fn begin_reap(&mut self);
 
-    /// The next of those results.
+    /// Returns the next of those results.
     fn pop(&mut self) -> Option<RawResult>;
 
-    /// Appends the watches that fired, each once.
+    /// Appends one event for each watch that fired.
     fn take_ready(&mut self, events: &mut Vec<Event>);
 
-    /// Starts what is queued, then sleeps until a result or a ready watch may be there.
+    /// Starts the queued calls, then sleeps until a result or a ready watch may be available.
     ///
     /// # Errors
     /// The backend as a whole is broken.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 
-    /// Starts what is queued, and returns whether to sleep now. Until `disarm`, `descriptor` becomes readable when a result
-    /// or a ready watch may be there.
+    /// Starts the queued calls, and returns whether to sleep now. Until `disarm`, `descriptor` becomes readable when a
+    /// result or a ready watch may be available.
     ///
     /// # Errors
     /// The backend as a whole is broken.
     fn arm(&mut self) -> io::Result<bool>;
 
-    /// Ends what `arm` began, and takes in what happened.
+    /// Ends the effect of `arm`, and collects the events that arrived meanwhile.
     ///
     /// # Errors
     /// The backend as a whole is broken.
@@ -178,19 +178,19 @@ pub trait IoBackend: Send {
     /// The descriptor that the backend sleeps on.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// No free descriptor.
     fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>>;
 
-    /// Asks to give up a call; its result still comes.
+    /// Requests the cancellation of a call. Its result still arrives.
     fn cancel(&mut self, user_data: u64);
 
-    /// Reports writes to `fd` by `take_ready`, as [`Engine::watch`](crate::Engine::watch) says.
+    /// Reports writes to `fd` through `take_ready`, as [`Engine::watch`](crate::Engine::watch) describes.
     ///
     /// # Errors
     /// The kernel's.
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId>;
 
-    /// Watches a descriptor that may be ready at all times.
+    /// Watches a descriptor that may be permanently ready.
     ///
     /// # Errors
     /// As [`IoBackend::watch`].

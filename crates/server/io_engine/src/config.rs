@@ -1,25 +1,25 @@
-//! The settings that all engines share. The options of one engine are in `engine_options.rs`.
+//! Settings that all engines share. `engine_options.rs` has the options of single engines.
 
 use std::time::Duration;
 
-/// What all engines share.
+/// Settings that all engines share.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Most ops in flight; with many files, half as many and 32 for each file, if that is more. The engine takes memory
-    /// for them when files come.
+    /// Limit of ops in flight. With many files: half of this plus 32 per file, if that is more. The engine allocates
+    /// memory for them when files are attached.
     pub depth: u32,
-    /// Files that the kernel keeps registered. Further files work, at a small cost per op.
+    /// Number of files that the kernel keeps registered. Further files work at a small cost per op.
     pub registered_files: u32,
-    /// How long dropping the engine waits for ops in flight before it leaks their memory.
+    /// How long a dropped engine waits for ops in flight before it leaks their memory.
     pub drain_timeout: Duration,
-    /// Where tests read every call to the kernel.
+    /// A test's recorder of every call to the kernel.
     #[cfg(any(test, feature = "test-util"))]
     pub recorder: Option<crate::Recorder>,
-    /// Most threads at once for calls that wait, in each engine but io_uring; at least one for each file, beside half of
-    /// them for all.
+    /// Limit of threads for blocking calls in each engine but io_uring. With many files: half of this plus one per
+    /// file, if that is more.
     pub threads: u32,
-    /// The worker sleeps on several engines, so [`Engine::descriptor`](crate::Engine::descriptor) has to become readable
-    /// with every completion. Costs `linux-aio` a little per op.
+    /// True if the worker sleeps on several engines. Every completion must then make
+    /// [`Engine::descriptor`](crate::Engine::descriptor) readable. Costs `linux-aio` a little per op.
     pub pollable: bool,
     /// Several threads use the engine, one at a time ([`Engine::check_shareable`](crate::Engine::check_shareable)).
     /// `io_uring` then works without deferred task-run.

@@ -1,13 +1,13 @@
-//! The engine's contract: it owns an op, and with it the memory, from `push` until the op's completion.
+//! The contract of an engine: it owns an op and its memory from `push` until the op's completion.
 //!
-//! `push → submit → kernel → reap → Completion` (and `wait` to sleep in between)
+//! `push → submit → kernel → reap → Completion` (`wait` sleeps in between)
 //!
-//! - Completions come in any order. Nothing orders two ops in flight: a flush covers the writes whose
-//!   completions were reaped before it was pushed.
-//! - A completion means that all of the op was done: the engine resumes short transfers, and a read that meets the end
-//!   of the file is an error, never zeroes.
+//! - Completions arrive in any order. The engine does not order ops in flight: a flush covers only writes whose
+//!   completions were reaped before the flush was pushed.
+//! - A successful completion means that the whole op was done. The engine resumes short transfers, and a read that
+//!   reaches the end of the file fails instead of returning zeroes.
 //!
-//! Not here: what a request means (`virtio_blk`), what an engine shares with the others (`core/`).
+//! Not here: the meaning of requests (`virtio_blk`), the code that engines share (`core/`).
 
 use std::fs::File;
 use std::io;
@@ -19,74 +19,74 @@ use disk_image::{Alignment, CheckedRange};
 use guest_mem::{GuestMemory, IoVecs};
 use rustix::io::Errno;
 
-/// A file an engine was given, by index into the engine's file table.
+/// The index of an attached file in the engine's file table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId(pub(crate) u32);
 
-/// A file to be used by an engine.
+/// A file for an engine to use.
 #[derive(Clone, Debug)]
 pub struct FileSpec {
-    /// Kept open until it is detached and the engine is done with it.
+    /// Stays open until the file is detached and the engine no longer uses it.
     pub file: Arc<File>,
-    /// What the kernel asks of memory and offsets: `(1, 1)` unless the file is open with `O_DIRECT`.
+    /// Alignment that the kernel requires of memory and offsets: `(1, 1)` unless the file is open with `O_DIRECT`.
     pub alignment: Alignment,
 }
 
-/// What a completed write promises.
+/// What a completed write guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// Visible to every reader; may be lost with the power.
+    /// Visible to every reader, but may be lost in a power failure.
     Cached,
-    /// On stable storage (`RWF_DSYNC`, or `fdatasync` where a call has no such flag).
+    /// On stable storage (by `RWF_DSYNC`, or by `fdatasync` where a call has no such flag).
     Durable,
 }
 
 /// Whether zeroing may free the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmap {
-    /// A hole is fine (virtio 1.3 §5.2.6.2, `VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP`).
+    /// May leave a hole (virtio 1.3 §5.2.6.2, `VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP`).
     Allowed,
     /// The blocks stay allocated.
     Forbidden,
 }
 
-/// What to do, and where.
+/// The operation and its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpKind {
-    /// File to buffers.
+    /// Reads from the file into the buffers.
     Read {
         /// As long as the buffers.
         range: CheckedRange,
     },
-    /// Buffers to file.
+    /// Writes the buffers to the file.
     Write {
         /// As long as the buffers.
         range: CheckedRange,
-        /// Of this write.
+        /// Whether the write must be durable on completion.
         durability: Durability,
     },
-    /// `fdatasync`: what was reaped as written before this was pushed becomes durable.
+    /// `fdatasync`: makes the writes durable whose completions were reaped before the flush was pushed.
     Flush,
-    /// Frees the blocks; they read as zeroes afterwards. `EOPNOTSUPP` where the file system cannot.
+    /// Frees the blocks, which then read as zeroes. Fails with `EOPNOTSUPP` if the file system cannot free blocks.
     Discard {
-        /// What to free.
+        /// The range to free.
         range: CheckedRange,
-        /// Of the hole.
+        /// Whether the hole must be durable on completion.
         durability: Durability,
     },
-    /// The range reads as zeroes afterwards; written out where the file system has no shortcut.
+    /// Makes the range read as zeroes. The engine writes zeroes if the file system has no faster way.
     WriteZeroes {
-        /// What to zero.
+        /// The range to zero.
         range: CheckedRange,
-        /// Whether blocks may go.
+        /// Whether the blocks may be freed.
         unmap: Unmap,
-        /// Of the zeroes.
+        /// Whether the zeroes must be durable on completion.
         durability: Durability,
     },
 }
 
 impl OpKind {
-    /// The range, where there is one.
+    /// The op's range; `None` for a flush.
     #[must_use]
     pub fn range(&self) -> Option<CheckedRange> {
         match *self {
@@ -105,42 +105,43 @@ impl OpKind {
     }
 }
 
-/// One operation. The engine owns it, hence the memory, from `push` until its [`Completion`].
+/// One operation. The engine owns it and its memory from `push` until its [`Completion`].
 #[derive(Debug)]
 pub struct Op {
-    /// The caller's name for it; not interpreted.
+    /// The caller's name for the op. The engine does not interpret it.
     pub token: u64,
-    /// Where.
+    /// The file to operate on.
     pub file: FileId,
-    /// What.
+    /// The operation and its range.
     pub kind: OpKind,
-    /// Data; empty (`IoVecs::with_capacity(0)`) for kinds without.
+    /// The data; empty (`IoVecs::with_capacity(0)`) for kinds without data.
     pub buffers: IoVecs,
 }
 
 /// How an op ended.
 #[derive(Debug)]
 pub struct Completion {
-    /// The op's.
+    /// The token of the op.
     pub token: u64,
-    /// `Ok`: all of it was done.
+    /// `Ok` if the whole op was done.
     pub result: Result<(), OpError>,
-    /// The kernel refused a sync, of a flush or at the end of something durable: what it has forgotten by now,
-    /// no later sync will report.
+    /// The kernel refused the sync of a flush or of a durable op. No later sync reports the data that the kernel has
+    /// dropped.
     pub sync_failed: bool,
-    /// Bytes of data that a read stored in guest memory, from the start; also when it failed.
+    /// Bytes that a read stored in guest memory, counted from the start of the buffers. Valid also if the read failed.
     pub stored_bytes: u64,
-    /// Given back; its contents are used up (advanced over), its capacity and its hold on the memory stay.
+    /// The op's buffers. Their contents are consumed (advanced over), but they keep their capacity and their reference
+    /// to the memory.
     pub buffers: IoVecs,
 }
 
-/// Why an op was not done, or not all of it.
-// A tag of 64 bits takes no room, for the fields behind it are as wide. A narrow one would be packed together with
-// the errno, and what follows be copied from odd places: each copy then waits for the stores of the last one.
+/// Why an op failed or was only partly done.
+// A 64-bit tag takes no extra space, because the fields behind it are as wide. A narrow tag would be packed with the
+// errno, and the misaligned copies would stall on the preceding stores.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
-    /// The kernel refused.
+    /// The kernel returned this errno.
     #[error("the kernel refused: {0}")]
     Errno(Errno),
     /// The file ends inside the range, because another process truncated the image.
@@ -151,40 +152,40 @@ pub enum OpError {
         /** Where the range ends. */
         end_bytes: u64,
     },
-    /// A write moved nothing and gave no reason.
+    /// A write moved no bytes and returned no error.
     #[error("a write at byte {offset_bytes} made no progress")]
     WriteStalled {
         /** Of the first byte that was not written. */
         offset_bytes: u64,
     },
-    /// Given up by [`Engine::cancel_all`] or [`Engine::cancel_file`]; the range may be partly done.
+    /// Cancelled by [`Engine::cancel_all`] or [`Engine::cancel_file`]. The range may be partly done.
     #[error("cancelled")]
     Cancelled,
 }
 
-/// The caller's name for a watched fd; not interpreted.
+/// The caller's name for a watched fd. The engine does not interpret it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WatchToken(pub u64);
 
-/// A watched fd, to stop watching it.
+/// Identifies a watch, for [`Engine::unwatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// Something to act on.
+/// An event that [`Engine::reap`] reports.
 #[derive(Debug)]
 pub enum Event {
-    /// An op ended.
+    /// An op completed.
     Completed(Completion),
-    /// A watched fd was written to since the last time; several writes may merge into one event.
+    /// A watched fd was written to since the last event. Several writes may merge into one event.
     Readable(WatchToken),
-    /// A watched fd cannot be watched (any longer); no more events come for it.
+    /// The fd cannot be watched, or no longer. It gets no more events.
     WatchFailed(WatchToken, Errno),
 }
 
-/// What an engine has done so far.
+/// Counters since the engine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Ops whose data went through a bounce buffer, each counted once.
@@ -195,18 +196,19 @@ pub struct Stats {
     pub resumed_calls: u64,
 }
 
-/// What a worker calls: takes ops, watches descriptors, and is where the worker sleeps.
+/// The interface of a worker's engine: it accepts ops, watches descriptors, and lets the worker sleep.
 ///
-/// The thread that calls [`Engine::start`] makes all later calls, except where [`Engine::check_shareable`] allows others.
+/// The thread that calls [`Engine::start`] must make all later calls, unless [`Engine::check_shareable`] allows several
+/// threads.
 pub trait Engine: Send {
-    /// What it is and what it found, for the log.
+    /// The engine's name and detected features, for the log.
     fn describe(&self) -> String;
 
-    /// Enables the engine on the calling thread. Another thread may have made it. Called once, before all other
-    /// functions but `describe` and `check_shareable`.
+    /// Starts the engine on the calling thread; another thread may have created it. Must be called once, before all
+    /// other functions but `describe` and `check_shareable`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Any error of the kernel.
     fn start(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -214,80 +216,81 @@ pub trait Engine: Send {
     /// Whether several threads may use the engine, one at a time, as placement `shared` does.
     ///
     /// # Errors
-    /// [`io::ErrorKind::Unsupported`] from engines that do their work in the calling thread, or in threads of their own:
-    /// they gain nothing by it. `io_uring` needs the option `several_threads`.
+    /// [`io::ErrorKind::Unsupported`] from engines that work in the calling thread or in threads of their own: sharing
+    /// gains nothing there. `io_uring` needs the option `several_threads`.
     fn check_shareable(&self) -> io::Result<()> {
         Err(not_shareable(&self.describe()))
     }
 
-    /// How many more ops `push` takes now, on any file.
+    /// Number of further ops that `push` accepts now, over all files.
     fn room(&self) -> usize;
 
-    /// How many more ops on this file `push` takes now. Each file has a share that no other file's ops can use.
+    /// Number of further ops on this file that `push` accepts now. Each file has a share that other files' ops cannot
+    /// use.
     fn room_of(&self, _file: FileId) -> usize {
         self.room()
     }
 
-    /// Ops pushed and not yet given back.
+    /// Ops that were pushed and whose completions were not yet reaped.
     fn in_flight(&self) -> usize;
 
-    /// Takes an op; it may not start before [`Engine::submit`].
+    /// Takes an op. The op may start only with [`Engine::submit`].
     ///
     /// # Errors
-    /// The op, when there is no room for one on its file.
+    /// Returns the op if its file has no room.
     ///
     /// # Panics
-    /// When the file is not attached, or the buffers are not as long as the range.
+    /// If the file is not attached, or the buffers are not as long as the range.
     #[allow(clippy::result_large_err)] // an op that is refused goes back whole: nothing is allocated for it
     fn push(&mut self, op: Op) -> Result<(), Op>;
 
-    /// Starts everything pushed, and calls that [`Engine::reap`] found to be repeated or resumed: one system
-    /// call per batch, none if there is nothing. Call it once per pass, whether or not ops were pushed.
+    /// Starts everything that was pushed, and the calls that [`Engine::reap`] must repeat or resume. Makes one system
+    /// call per batch, none if there is nothing to start. Call it once per pass, even if no ops were pushed.
     ///
     /// # Errors
-    /// The kernel's, when the engine as a whole is broken; ops fail one by one in their completions.
+    /// Errors of the kernel that break the whole engine. Errors of single ops are in their completions.
     fn submit(&mut self) -> io::Result<()>;
 
-    /// Appends what happened. Never sleeps, and makes no system call unless the kernel flags that it has
-    /// work to finish first.
+    /// Appends new events. Never sleeps, and makes no system call unless the kernel flags pending work.
     fn reap(&mut self, events: &mut Vec<Event>);
 
-    /// Sleeps until an event may be there, or `timeout` is over (`None`: for ever, without a wake-up in
-    /// between); starts everything pending first. May return early with nothing.
+    /// Starts everything pending, then sleeps until an event may have arrived or `timeout` is over (`None`: without a
+    /// limit). May return early without an event.
     ///
     /// # Errors
-    /// The kernel's, when the engine as a whole is broken.
+    /// Errors of the kernel that break the whole engine.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 
-    /// For a caller that sleeps on several engines at once: starts everything pending, and says whether to sleep.
-    /// From then until [`Engine::disarm`], [`Engine::descriptor`] is readable as soon as an event may be there.
+    /// Prepares a sleep on several engines at once: starts everything pending, and returns whether the caller should
+    /// sleep. Until [`Engine::disarm`], [`Engine::descriptor`] becomes readable when an event may have arrived.
     ///
     /// # Errors
-    /// The kernel's, when the engine as a whole is broken.
+    /// Errors of the kernel that break the whole engine.
     fn arm(&mut self) -> io::Result<bool>;
 
-    /// Ends what `arm` began; the next `reap` finds what happened meanwhile.
+    /// Ends the effect of `arm`. The next `reap` reports the events that arrived meanwhile.
     ///
     /// # Errors
-    /// The kernel's, when the engine as a whole is broken.
+    /// Errors of the kernel that break the whole engine.
     fn disarm(&mut self) -> io::Result<()>;
 
-    /// A duplicate of the descriptor that the engine sleeps on, to be polled for reading while armed. The caller closes it
-    /// before it drops the engine.
+    /// Returns a duplicate of the descriptor that the engine sleeps on. While the engine is armed, poll it for reading.
+    /// The caller closes the duplicate before it drops the engine.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// No free descriptor.
     fn descriptor(&mut self) -> io::Result<OwnedFd>;
 
-    /// Reports writes to `fd` (an eventfd) from now on, and once now if it was written to before. The engine never reads
-    /// the fd: each write is an edge. The next `submit` or `wait` arms the watch.
+    /// Reports writes to `fd`, an eventfd, from now on, and once now if it was written to before. The engine never
+    /// reads the fd: each write is an edge. The next `submit` or `wait` arms the watch.
     ///
     /// # Errors
-    /// The kernel's; some only come later, as [`Event::WatchFailed`].
+    /// Errors of the kernel. Some arrive only later, as [`Event::WatchFailed`].
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId>;
 
-    /// Watches a descriptor of our own process, such as another engine's [`Engine::descriptor`]. A poll of it may end as
-    /// often as it likes; an engine gives up other descriptors whose poll keeps ending, because they cause a busy loop.
+    /// Watches a descriptor of this process, such as another engine's [`Engine::descriptor`]. A poll of it may end any
+    /// number of times. On other descriptors, an engine ends a watch whose poll keeps ending, because it would cause a
+    /// busy loop.
     ///
     /// # Errors
     /// As [`Engine::watch`].
@@ -295,53 +298,53 @@ pub trait Engine: Send {
         self.watch(fd, token)
     }
 
-    /// Ends a watch; later calls of `reap` report nothing more for it.
+    /// Ends a watch. Later calls of `reap` report no events of it.
     fn unwatch(&mut self, id: WatchId);
 
-    /// Gives up the ops that can be given up; every op still completes, many as [`OpError::Cancelled`].
+    /// Cancels all ops that can be cancelled. Every op still completes, many with [`OpError::Cancelled`].
     fn cancel_all(&mut self);
 
-    /// The same for the ops of one file.
+    /// Cancels the ops of one file, as [`Engine::cancel_all`] does.
     fn cancel_file(&mut self, file: FileId);
 
     /// Adds a file.
     ///
     /// # Errors
-    /// The kernel's, and [`io::ErrorKind::Unsupported`] from an engine that cannot work on such a file.
+    /// Errors of the kernel, and [`io::ErrorKind::Unsupported`] from an engine that does not support such a file.
     fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId>;
 
-    /// Removes a file and closes it, unless others hold it open.
+    /// Removes a file, and closes it unless other references exist.
     ///
     /// # Panics
-    /// When ops on it are in flight, or it is not attached.
+    /// If ops on it are in flight, or it is not attached.
     fn detach_file(&mut self, file: FileId);
 
-    /// Says that all files belong to one disk, which opened its image several times: none of them has a reserve. Called
-    /// before the first file.
+    /// Tells the engine that all files belong to one disk, which opened its image several times. The files then have no
+    /// reserves. Must be called before the first file is attached.
     fn serve_one_disk(&mut self) {}
 
-    /// Announces ops whose buffers lie in `memory`, so that the engine can prepare it. Ops work without it, too. Each
-    /// announcement is taken back once.
+    /// Announces ops whose buffers are in `memory`, so that the engine can prepare it. Ops also work without this. Each
+    /// announcement must be withdrawn once.
     fn use_memory(&mut self, _memory: &Arc<GuestMemory>) {}
 
-    /// Takes one announcement back, when no op on `memory` is in flight any more.
+    /// Withdraws one announcement. No op on `memory` may be in flight.
     fn forget_memory(&mut self, _memory: &Arc<GuestMemory>) {}
 
     /// Counters since the start.
     fn stats(&self) -> Stats;
 
-    /// Whether the engine must run on although no queue of its worker uses it. The worker then keeps it.
+    /// Whether the engine must keep running although no queue of its worker uses it. The worker then keeps the engine.
     fn keeps_running(&self) -> bool {
         false
     }
 
-    /// Whether the engine may need its worker while none of the worker's ops is in flight. The worker then always sleeps
-    /// on its descriptor, too.
+    /// Whether the engine may need its worker although none of the worker's ops is in flight. The worker then always
+    /// includes the engine's descriptor when it sleeps.
     fn wakes_when_idle(&self) -> bool {
         false
     }
 
-    /// When the worker has to call `submit` at the latest, although nothing has happened. `wait` ends by then.
+    /// The time by which the worker must call `submit` even without events. `wait` returns by then.
     fn due(&self) -> Option<Instant> {
         None
     }

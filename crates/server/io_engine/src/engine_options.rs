@@ -1,23 +1,23 @@
-//! Which engine to make, and the options that it alone has. The settings that all engines share are in `config.rs`.
+//! Selects an engine and its own options. `config.rs` has the settings that all engines share.
 
 use crate::choose::kind::EngineKind;
 use crate::engines::io_uring::IoUringOptions;
 use crate::engines::posix_aio::PosixAioOptions;
 
-/// One engine, with the options that it alone has.
+/// An engine with its own options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineOptions {
-    /// One ring with the kernel for everything.
+    /// io_uring: one ring for all operations.
     IoUring(IoUringOptions),
-    /// `io_submit`; past the page cache only.
+    /// Linux AIO (`io_submit`); `O_DIRECT` only.
     LinuxAio,
     /// The C library's `aio_read` and `aio_write`.
     PosixAio(PosixAioOptions),
-    /// A pool of threads with plain calls.
+    /// A thread pool that makes blocking calls.
     Threads,
-    /// Plain calls in the worker itself, where they do not wait.
+    /// Calls in the worker itself if they do not block.
     Sync,
-    /// A copy from or to a mapping of the file.
+    /// Copies from or to a mapping of the file.
     Mmap,
 }
 
@@ -37,7 +37,7 @@ impl EngineOptions {
 }
 
 impl From<EngineKind> for EngineOptions {
-    /// The engine with its usual options.
+    /// The engine with default options.
     fn from(kind: EngineKind) -> Self {
         match kind {
             EngineKind::IoUring => Self::IoUring(IoUringOptions::default()),

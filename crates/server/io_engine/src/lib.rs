@@ -1,4 +1,4 @@
-//! Asynchronous I/O on disk images: one trait for workers, several engines behind it, and a fake for tests.
+//! Asynchronous I/O on disk images: one trait for workers, several engines, and a fake for tests.
 //!
 //! ```text
 //! worker → Engine ─┬─ Core (op table, bounce buffers, next call, meaning of results) → IoBackend:
@@ -6,11 +6,11 @@
 //!                  └─ placed: the ops go to another worker's engine, or to one that several workers share
 //! ```
 //!
-//! - An engine owns an op, hence its memory, until it gives it back; short transfers, `EINTR` and
-//!   misaligned buffers never leave it.
-//! - Everything but the system calls is shared by all engines, so the fake's faults test what runs.
+//! - An engine owns an op and its memory until the op's completion. Callers never see short transfers, `EINTR` or
+//!   misaligned buffers.
+//! - Engines share all code but the system calls, so the fake's faults test production code.
 //!
-//! Not here: which image and which range (`disk_image`), what a request means (`virtio_blk`).
+//! Not here: the image and the range (`disk_image`), the meaning of a request (`virtio_blk`).
 
 mod backend;
 mod choose;

@@ -1,6 +1,7 @@
-//! Records the core's calls to its backend: durability tests read which flush followed which write. A test double.
+//! Test double: records the core's calls to its backend, so that durability tests can check which flush followed which
+//! write.
 //!
-//! The log numbers both moments of a call by one counter: when the backend took it, and when the core saw its result.
+//! One counter numbers both the moment when the backend took a call and the moment when the core saw its result.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,21 +11,21 @@ use crate::engine::FileId;
 /// One call to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Which call.
+    /// The kind of call.
     pub verb: Verb,
-    /// On which file.
+    /// The file of the call.
     pub file: FileId,
-    /// Of the op that it is made for.
+    /// The token of the op that the call belongs to.
     pub token: u64,
     /// `RWF_*` for reads and writes, the mode for `fallocate`.
     pub flags: i32,
-    /// First byte.
+    /// First byte of the range.
     pub offset_bytes: u64,
-    /// Length asked for.
+    /// Requested length.
     pub len_bytes: u64,
-    /// When it was issued, by the log's own counter.
+    /// When the core issued it, by the log's counter.
     pub issued: u64,
-    /// When its result was seen, by the same counter, and the result: bytes, 0, or a negated errno.
+    /// When the core saw its result, by the same counter, and the result: a byte count, 0, or a negated errno.
     pub completed: Option<(u64, i32)>,
 }
 
@@ -45,18 +46,18 @@ impl Recorder {
         Self::default()
     }
 
-    /// Everything so far, in the order of issue.
+    /// All records, in the order of issue.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.with(|log| log.records.clone())
     }
 
-    /// Forgets everything so far. Only while nothing is in flight.
+    /// Removes all records. Only allowed while no call is in flight.
     pub fn clear(&self) {
         self.with(|log| log.records.clear());
     }
 
-    /// A moment of the caller's own, by the log's counter: later than all it knows of, earlier than what follows.
+    /// Returns the next value of the log's counter: later than all recorded events, earlier than all that follow.
     #[must_use]
     pub fn mark(&self) -> u64 {
         self.with(|log| {
@@ -65,7 +66,7 @@ impl Recorder {
         })
     }
 
-    /// Returns the record's place.
+    /// Adds a record, and returns its index.
     pub(crate) fn issued(&self, mut record: Record) -> usize {
         self.with(|log| {
             log.moments += 1;

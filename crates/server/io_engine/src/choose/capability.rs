@@ -1,14 +1,12 @@
-//! One thing that a host offers, or does not, and why: a line of `bareblk engines`.
-//!
-//! Not here: finding out (`io_uring/capabilities.rs`).
+//! A feature that the host has or lacks, and why: one line of `bareblk engines`.
 
-/// See the file's head.
+/// A feature of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capability {
-    /// What it is called.
+    /// The feature's name.
     pub name: &'static str,
     /// Whether it can be used.
     pub available: bool,
-    /// What was found, or why not.
+    /// What the probe found, or why the feature is unavailable.
     pub detail: String,
 }

@@ -1,21 +1,19 @@
-//! The engines by name.
-//!
-//! Not here: which one is right for a file (`choose/mod.rs`).
+//! The names of the engines. `choose/mod.rs` selects one for a file.
 
-/// An engine, as on the command line.
+/// An engine's name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EngineKind {
-    /// One ring with the kernel for everything.
+    /// io_uring: one ring for all operations.
     IoUring,
-    /// `io_submit`; past the page cache only.
+    /// Linux AIO (`io_submit`); `O_DIRECT` only.
     LinuxAio,
     /// The C library's `aio_read` and `aio_write`.
     PosixAio,
-    /// A pool of threads with plain calls.
+    /// A thread pool that makes blocking calls.
     Threads,
-    /// Plain calls in the worker itself, where they do not wait.
+    /// Calls in the worker itself if they do not block.
     Sync,
-    /// A copy from or to a mapping of the file.
+    /// Copies from or to a mapping of the file.
     Mmap,
 }
 
@@ -24,7 +22,7 @@ impl EngineKind {
     pub const ALL: [Self; 6] =
         [Self::IoUring, Self::LinuxAio, Self::PosixAio, Self::Threads, Self::Sync, Self::Mmap];
 
-    /// As on the command line.
+    /// The name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,18 +1,18 @@
-//! Which engine serves a file: the one that was named, or the best that works here.
+//! Chooses the engine for a file: the one that was named, or the best that works on this host.
 //!
-//! `probe the file → candidates, best first → try each out (make, start, attach) → the first that takes the file`
+//! `probe the file → candidates, best first → try each (make, start, attach) → the first that accepts the file`
 //!
 //! | file | first choice | why |
 //! |---|---|---|
-//! | in memory (tmpfs, memfd) or DAX | `sync` | nothing to wait for: a call in the worker is the shortest way |
-//! | anything else | `io_uring` | one call per batch for everything, inline where the page cache has it |
-//! | … where io_uring is off, past the page cache | `linux-aio` | the other way to leave the waiting to the kernel |
-//! | … where both are off | `threads` | works everywhere |
+//! | in memory (tmpfs, memfd) or DAX | `sync` | calls do not wait, so a direct call is fastest |
+//! | anything else | `io_uring` | one system call per batch; data in the page cache completes inline |
+//! | `O_DIRECT`, io_uring unavailable | `linux-aio` | the kernel waits for the device |
+//! | both unavailable | `threads` | works everywhere |
 //!
-//! - Everything is found out by trying: nothing is concluded from a kernel's version or a file system's name.
-//! - An engine asked for by name is that engine or an error; only `auto` falls back, and says so.
+//! - Engines are chosen by trying them, never by kernel version or file system name.
+//! - An engine requested by name is used, or an error is returned. Only `auto` falls back, and it reports that.
 //!
-//! Not here: what a file is like (`storage.rs`), the engines.
+//! Not here: probing a file (`storage.rs`).
 
 pub(crate) mod capability;
 pub(crate) mod kind;
@@ -28,16 +28,16 @@ use crate::engine::{Engine, FileSpec};
 use crate::engine_options::EngineOptions;
 use crate::{IoUringEngine, LinuxAioEngine, MmapEngine, PosixAioEngine, SyncEngine, ThreadsEngine};
 
-/// The word that names an engine on the command line.
+/// The engine option of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineChoice {
     /// The best that works.
     Auto,
-    /// This one or none.
+    /// Only this engine.
     Named(EngineKind),
 }
 
-/// A word that is no engine.
+/// The text names no engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("engine '{value}' is unknown: use auto, io_uring, linux-aio, posix-aio, threads, sync or mmap")]
 pub struct ParseEngineError {
@@ -66,22 +66,22 @@ impl std::fmt::Display for EngineChoice {
     }
 }
 
-/// Why there is no engine.
+/// Why no engine was chosen.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The one that was named does not work here, or not on this file.
+    /// The named engine does not work on this host, or not with this file.
     #[error("engine {kind} cannot be used")]
     Named {
-        /// Which.
+        /// The engine.
         kind: EngineKind,
-        /// Why.
+        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// Not even the last resort works: out of descriptors or threads, most likely.
+    /// Even the last candidate fails, most likely for lack of descriptors or threads.
     #[error("no engine works here; the last one tried was {kind}")]
     None {
-        /// The last resort.
+        /// The last candidate.
         kind: EngineKind,
         /// Why it does not work.
         #[source]
@@ -89,23 +89,23 @@ pub enum EngineError {
     },
 }
 
-/// An engine that `auto` would have preferred, and why it is not used.
+/// An engine that `auto` would have preferred, and why it was not used.
 #[derive(Debug)]
 pub struct PassedOver {
-    /// Which.
+    /// The engine.
     pub kind: EngineKind,
-    /// Why.
+    /// The reason.
     pub error: io::Error,
 }
 
-/// An engine that was tried out on the file, to be made once per worker.
+/// An engine that was tried on the file. Each worker makes its own.
 #[derive(Debug)]
 pub struct Chosen {
-    /// Which, with its options.
+    /// The engine and its options.
     pub options: EngineOptions,
-    /// Why this one: half a sentence for the log.
+    /// Why this engine was chosen: half a sentence for the log.
     pub why: &'static str,
-    /// What would have been better.
+    /// Preferred engines that do not work.
     pub passed_over: Vec<PassedOver>,
     config: EngineConfig,
 }
@@ -117,16 +117,16 @@ impl Chosen {
         self.options.kind()
     }
 
-    /// Makes one.
+    /// Makes an engine.
     ///
     /// # Errors
-    /// The kernel's; it worked a moment ago.
+    /// Errors of the kernel, although the same engine has worked before.
     pub fn make(&self) -> io::Result<Box<dyn Engine>> {
         make(self.options.clone(), &self.config)
     }
 }
 
-/// Chooses the engine for `file` and tries it out; `wanted`: this one, `None`: the best that works.
+/// Chooses an engine for `file` and tries it. `wanted`: only this one; `None`: the best that works.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -159,7 +159,7 @@ fn last_resort_failed(passed_over: Vec<PassedOver>) -> EngineError {
     EngineError::None { kind: last.kind, source: last.error }
 }
 
-/// Best first. A file that cannot be probed is taken for an ordinary one.
+/// The candidates, best first. A file that cannot be probed counts as an ordinary one.
 fn candidates(storage: Option<Storage>) -> Vec<(EngineKind, &'static str)> {
     let in_memory = storage.as_ref().is_some_and(|storage| storage.ram_backed || storage.dax);
     let direct = storage.as_ref().is_some_and(|storage| storage.direct);
@@ -175,7 +175,7 @@ fn candidates(storage: Option<Storage>) -> Vec<(EngineKind, &'static str)> {
     candidates
 }
 
-/// Makes an engine, starts it and gives it the file: what a worker will do.
+/// Makes and starts an engine and attaches the file, as a worker does.
 fn try_out(options: &EngineOptions, file: &FileSpec, config: &EngineConfig) -> io::Result<()> {
     let mut engine = make(options.clone(), config)?;
     engine.start()?;
@@ -184,7 +184,7 @@ fn try_out(options: &EngineOptions, file: &FileSpec, config: &EngineConfig) -> i
     Ok(())
 }
 
-/// Makes an engine, whatever the file: one with these options, or of this kind with its usual options.
+/// Makes an engine without trying it on a file: with these options, or with the kind's default options.
 ///
 /// # Errors
 /// The engine's own; see each `new`.

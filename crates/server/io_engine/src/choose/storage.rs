@@ -1,10 +1,9 @@
-//! What an open file is made of, as far as it decides how to read and write it: probed, never guessed from
-//! the file system's name.
+//! Probes the properties of an open file that decide how to read and write it.
 //!
-//! - Four or five system calls, microseconds; nothing is written, no block is read, no cached page touched.
-//! - What is told here holds for this open file: another `open` with other flags may differ.
+//! - Makes four or five system calls (microseconds). Writes nothing, reads no block, and touches no cached page.
+//! - The result holds for this open file only: another `open` with other flags may differ.
 //!
-//! Not here: what follows from it (`choose.rs`, `sync.rs`), sizes and alignment (`disk_image`).
+//! Not here: sizes and alignment (`disk_image`).
 
 use std::fmt;
 use std::fs::File;
@@ -16,39 +15,39 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-/// Behind the end of every file: a read there returns 0 before it looks for a page or a block. Aligned for
-/// `O_DIRECT`, and far enough below 2^63 for the kernel's check of offset and length.
+/// An offset beyond the end of every file: a read there returns 0 before the kernel looks up a page or a block. Aligned
+/// for `O_DIRECT`, and far enough below 2^63 to pass the kernel's check of offset and length.
 const BEHIND_ANY_END: u64 = 1 << 62;
 const SCRATCH_BYTES: usize = 4096;
 
-/// Aligned as `O_DIRECT` may ask.
+/// Aligned for `O_DIRECT`.
 #[repr(align(4096))]
 struct Scratch([u8; SCRATCH_BYTES]);
 
-/// What was found out about an open file.
+/// The properties of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
-    /// Open with `O_DIRECT`.
+    /// The file is open with `O_DIRECT`.
     pub direct: bool,
-    /// Its data is the page cache itself: tmpfs, a memfd, hugetlbfs. Nothing ever waits for a device, unless
-    /// pages were swapped out.
+    /// The page cache is the storage: tmpfs, a memfd, hugetlbfs. Calls wait for a device only if pages were swapped
+    /// out.
     pub ram_backed: bool,
-    /// Its data is mapped straight from persistent memory: no page cache, and no device to wait for.
+    /// The data is mapped directly from persistent memory, without page cache or device waits.
     pub dax: bool,
-    /// Reads may be tried with `RWF_NOWAIT`.
+    /// Reads accept `RWF_NOWAIT`.
     pub nowait_reads: bool,
-    /// Whether writes may be tried with `RWF_NOWAIT`; `None`: only a write would tell (ext4 takes the flag
-    /// with `O_DIRECT` and refuses it through the page cache).
+    /// Whether writes accept `RWF_NOWAIT`. `None`: only a write would show it (ext4 accepts the flag with `O_DIRECT`
+    /// and refuses it through the page cache).
     pub nowait_writes: Option<bool>,
-    /// A device, not a file in a file system.
+    /// The file is a block device.
     pub block_device: bool,
 }
 
 impl Storage {
-    /// Looks at `file`.
+    /// Probes `file`.
     ///
     /// # Errors
-    /// Those of `fcntl` and `fstat`, which a file that is open does not meet.
+    /// Errors of `fcntl` and `fstat`. They do not occur on an open file.
     pub fn probe(file: &File) -> io::Result<Self> {
         let nowait_reads = takes_nowait_reads(file);
         Ok(Self {
@@ -56,28 +55,27 @@ impl Storage {
             ram_backed: has_seals(file),
             dax: is_dax(file),
             nowait_reads,
-            // The kernel asks one bit of the open file (`FMODE_NOWAIT`) before either direction, and lets
-            // the file system refuse a direction later.
+            // The kernel checks one bit of the open file (`FMODE_NOWAIT`) before either direction. The file system may
+            // refuse one direction later.
             nowait_writes: if nowait_reads { None } else { Some(false) },
             block_device: FileType::from_raw_mode(fstat(file)?.st_mode) == FileType::BlockDevice,
         })
     }
 }
 
-/// `F_GET_SEALS` is answered for shmem and hugetlbfs files, sealed or not, and is `EINVAL` for all others
-/// (fcntl(2)).
+/// `F_GET_SEALS` succeeds on shmem and hugetlbfs files, sealed or not, and returns `EINVAL` for all others (fcntl(2)).
 fn has_seals(file: &File) -> bool {
     fcntl_get_seals(file).is_ok()
 }
 
-/// `STATX_ATTR_DAX` (statx(2), Linux 5.8). A kernel that cannot tell is taken to have none.
+/// `STATX_ATTR_DAX` (statx(2), Linux 5.8). A kernel without it counts as having no DAX.
 fn is_dax(file: &File) -> bool {
     let status = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::empty());
     status.is_ok_and(|status| status.stx_attributes.contains(StatxAttributes::DAX))
 }
 
-/// The kernel refuses the flag with `EOPNOTSUPP` before it looks at offset and length (preadv2(2)); any
-/// other answer means that it was taken.
+/// The kernel refuses the flag with `EOPNOTSUPP` before it checks offset and length (preadv2(2)). Any other result
+/// means that it accepts the flag.
 fn takes_nowait_reads(file: &File) -> bool {
     let mut scratch = Scratch([0; SCRATCH_BYTES]);
     let mut buffers = [IoSliceMut::new(&mut scratch.0)];

@@ -1,20 +1,20 @@
-//! Whether an op's next call can be made now: the rules of turns (`turn.rs`) and windows (`window.rs`) together.
+//! //! Checks whether an op's next call fits its file's turn (`turn.rs`) and window (`window.rs`).
 
 use super::files::OpenFile;
 use super::op::OpState;
 use super::turn::Submission;
 use super::window::{self, Windows};
 
-/// When an op's next call can be made.
+/// When an op's next call can be queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Now,
     NextTurn,
-    /// Its file's window is full until one of the file's calls has its result.
+    /// The file's window is full. One of the file's calls must complete first.
     WithAResult,
 }
 
-/// Takes the call's cost from its file's turn and window, if both have room.
+/// Charges the call's cost to its file's turn and window if both have room.
 #[inline]
 pub(super) fn admit(
     windows: &mut Windows,

@@ -1,10 +1,11 @@
-//! Aligned memory of our own: bounce buffers for what `O_DIRECT` refuses, and zeroes to write.
+//! Aligned buffers: bounce buffers for data that `O_DIRECT` rejects, and zeroes for writing.
 //!
 //! `misaligned write → copied out of guest memory → kernel`, `kernel → copied into guest memory ← misaligned read`
 //!
-//! - [`MAX_BUFFERS`] of [`BUFFER_BYTES`] per engine, with many files half as many and one for each file (`shares.rs`),
-//!   each allocated when first needed, then kept. An op that finds none free waits for one of its own file (`waiting.rs`);
-//!   a longer request goes in several calls.
+//! - An engine has [`MAX_BUFFERS`] of [`BUFFER_BYTES`]. With many files it has half as many plus one per file
+//!   (`shares.rs`). Each is allocated on first use and then kept.
+//! - An op that finds no free buffer waits for one of its own file (`waiting.rs`). A request longer than a buffer takes
+//!   several calls.
 //!
 //! Not here: deciding what is misaligned (`op.rs`).
 
@@ -14,24 +15,24 @@ use std::ptr::NonNull;
 use crate::core::shares::Shares;
 use crate::engine::FileId;
 
-/// Bounds what misaligned requests can cost: 2 MiB per engine, or 1 MiB and 256 KiB for each file if that is more.
+/// Limits the memory for misaligned requests: 2 MiB per engine, or 1 MiB plus 256 KiB per file if that is more.
 pub(crate) const MAX_BUFFERS: u32 = 8;
-/// Of each file.
+/// Per file.
 const LEAST_BUFFERS: u32 = 1;
 pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
 /// Zeroes written per call.
 pub(crate) const ZEROES_BYTES: usize = 512 * 1024;
-/// At least what any device asks for: logical blocks end at 64 KiB (Linux 6.15).
+/// The largest alignment that any device requires: logical blocks are at most 64 KiB (Linux 6.15).
 const ALIGN_BYTES: usize = 64 * 1024;
 
-/// Memory that starts out zeroed (and unbacked: pages appear when they are written).
+/// Zeroed memory. The kernel allocates its pages on the first write.
 #[derive(Debug)]
 struct AlignedBuffer {
     base: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: 1. the memory belongs to this value alone; access goes through `&self` and `&mut self`.
+// SAFETY: 1. this value owns the memory alone; access goes through `&self` and `&mut self`.
 unsafe impl Send for AlignedBuffer {}
 
 impl AlignedBuffer {
@@ -45,8 +46,8 @@ impl AlignedBuffer {
     }
 
     fn as_slice(&self) -> &[u8] {
-        // SAFETY: 1. valid: allocated and zeroed with this length; 2. the kernel has no call on it that
-        // writes: callers look at a buffer only when its call has a result.
+        // SAFETY: 1. valid: allocated and zeroed with this length; 2. no kernel call is writing to it: callers read a
+        // buffer only after its call has completed.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.layout.size()) }
     }
 
@@ -63,7 +64,7 @@ impl Drop for AlignedBuffer {
     }
 }
 
-/// A taken buffer.
+/// A buffer that an op holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BounceId(u32);
 
@@ -83,7 +84,7 @@ impl Default for Bounce {
 }
 
 impl Bounce {
-    /// A buffer, if the file may have one.
+    /// Takes a buffer. Returns `None` if the file has used up its share.
     pub fn take(&mut self, file: FileId) -> Option<BounceId> {
         if !self.shares.take(file) {
             return None;
@@ -114,7 +115,7 @@ impl Bounce {
         self.buffers[id.0 as usize].as_mut_slice()
     }
 
-    /// [`ZEROES_BYTES`] of zeroes; only ever read, by any number of calls at a time.
+    /// [`ZEROES_BYTES`] of zeroes. Any number of calls may read them at once; no call writes them.
     pub fn zeroes(&mut self) -> *mut u8 {
         self.zeroes.get_or_insert_with(|| AlignedBuffer::zeroed(ZEROES_BYTES)).base.as_ptr()
     }

@@ -1,7 +1,4 @@
-//! The engine's file table: which files it was given, how the kernel knows them, what they turned out
-//! not to be able to do.
-//!
-//! Not here: opening files (`disk_image`).
+//! The engine's file table: the attached files, their kernel targets, and the operations that each file has refused.
 
 use std::collections::VecDeque;
 
@@ -12,12 +9,12 @@ use crate::core::flush_gate::FlushGate;
 use crate::core::turn::{DIRECT_FRACTION, TURN_BYTES, Turn};
 use crate::engine::{FileId, FileSpec};
 
-/// Ops that wait in one of a file's queues, without allocating; a queue that had more keeps its room.
+/// Initial capacity of each of a file's wait queues. A queue that grew keeps its capacity.
 const USUAL_WAITING: usize = 64;
-/// No call moves more than its file's turn has, so that one guest's large requests do not keep its worker from the
-/// others. The rest is resumed.
+/// Longest call through the page cache: one turn's bytes, so that one guest's large requests do not delay the other
+/// guests of its worker. The engine resumes the op with the rest.
 const MAX_CACHED_CALL_BYTES: u64 = TURN_BYTES;
-/// The same past the page cache. Far below `MAX_RW_COUNT`, which no call exceeds (read(2), NOTES).
+/// Longest call with `O_DIRECT`. Far below `MAX_RW_COUNT`, the kernel's own limit (read(2), NOTES).
 const MAX_DIRECT_CALL_BYTES: u64 = TURN_BYTES * DIRECT_FRACTION;
 
 #[derive(Debug)]
@@ -26,16 +23,16 @@ pub(crate) struct OpenFile {
     pub target: Target,
     /// Ops that wait for a bounce buffer, in order.
     pub waiting: VecDeque<u32>,
-    /// Ops whose call found the kernel's queue full, in order.
+    /// Ops whose call found the backend's queue full, in order.
     pub backlog: VecDeque<u32>,
-    /// `fallocate` said so once; it will not be asked again to zero a range this way.
+    /// `fallocate` refused to punch a hole once, so the engine no longer tries it on this file.
     pub cannot_punch: bool,
     pub cannot_zero_range: bool,
     pub flushes: FlushGate,
     pub turn: Turn,
-    /// What its calls with the kernel take of its window, together.
+    /// Sum of the window costs of its calls in flight.
     pub window_used: u64,
-    /// No call moves more: the rest is resumed.
+    /// Longest call. The engine resumes the op with the rest.
     pub most_bytes: u64,
 }
 
@@ -57,7 +54,7 @@ impl OpenFile {
         file
     }
 
-    /// What a call moves at most while no other file's calls wait behind it: what its turn has.
+    /// Longest call while no other file's calls wait behind it: one turn's bytes.
     #[inline]
     pub fn longest_call_bytes(&self) -> u64 {
         if self.wants_alignment() { MAX_DIRECT_CALL_BYTES } else { MAX_CACHED_CALL_BYTES }
@@ -68,7 +65,7 @@ impl OpenFile {
         self.spec.alignment
     }
 
-    /// Whether the kernel is picky about addresses and lengths (`O_DIRECT`).
+    /// Whether the kernel requires aligned addresses and lengths (`O_DIRECT`).
     #[inline]
     pub fn wants_alignment(&self) -> bool {
         self.spec.alignment.memory_bytes > 1 || self.spec.alignment.offset_bytes > 1
@@ -93,12 +90,12 @@ impl FileTable {
         self.slots[index] = Some(file);
     }
 
-    /// How many there were at once.
+    /// Length of the table, free entries included.
     pub fn places(&self) -> usize {
         self.slots.len()
     }
 
-    /// This one, or all.
+    /// The file `only`, or all files.
     pub fn chosen_mut(&mut self, only: Option<FileId>) -> impl Iterator<Item = &mut OpenFile> {
         let is_meant = move |index: usize| only.is_none_or(|only| only.0 as usize == index);
         let slots = self.slots.iter_mut().enumerate();
@@ -110,7 +107,7 @@ impl FileTable {
         self.slots.get_mut(file.0 as usize)?.as_mut()
     }
 
-    /// The file of an op. It is attached, because `detach` refuses while there are ops on a file.
+    /// The file of an op. It is attached, because `detach` panics while ops on a file are in flight.
     #[inline]
     pub fn at(&mut self, file: FileId) -> &mut OpenFile {
         match self.get_mut(file) {

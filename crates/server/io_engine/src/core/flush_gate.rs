@@ -1,28 +1,28 @@
-//! One `fdatasync` in flight per file; flushes that come meanwhile share the next one.
+//! Allows one `fdatasync` in flight per file. Flushes that arrive meanwhile share the next one.
 //!
-//! The kernel reports a page that it could not write back to one sync only. Of two syncs that overlap, one gets the error
-//! and the other succeeds although the same pages are lost: a guest would be told that its data is safe. If they come one
-//! after the other, the engine knows that a sync failed before the next one ends.
+//! The kernel reports a failed write-back to only one of two overlapping syncs. The other one succeeds although the
+//! same pages are lost, and a guest would believe that its data is safe. When syncs run one after the other, the engine
+//! learns of a failed sync before the next one ends.
 //!
-//! - All ops that end with a sync pass the gate: flushes, and durable ops whose call has no flag for it.
-//! - A flush shares only a sync that starts after it.
-//! - Fewer syncs are also faster: ten flushes at once cost two.
+//! - All ops that end with a sync pass the gate: flushes, and durable ops whose call has no durability flag.
+//! - A flush shares only a sync that starts after the flush arrived.
+//! - Sharing is also faster: ten flushes at once cost two syncs.
 //!
-//! One gate per file and engine: workers that share a file have a gate each, and must not flush it side by
-//! side through the page cache. Not here: remembering that a sync failed (`blk_server`).
+//! Each engine has a gate per file. Workers that share a file have separate gates, and must not flush the file
+//! concurrently through the page cache. Not here: remembering that a sync failed (`blk_server`).
 
 /// Flushes of one file, by op.
 #[derive(Debug)]
 pub(crate) struct FlushGate {
-    /// Its sync is queued or in the kernel.
+    /// The op whose sync is queued or in the kernel.
     leader: Option<u32>,
-    /// They get the leader's result.
+    /// Ops that get the leader's result.
     sharing: Vec<u32>,
-    /// They came after the leader had started.
+    /// Ops that arrived after the leader's sync had started.
     waiting: Vec<u32>,
 }
 
-/// Room for flushes at once, without allocating: a guest sends one per queue and flush of its own.
+/// Initial capacity. A guest sends one flush per queue plus its own.
 const USUAL: usize = 64;
 
 impl FlushGate {
@@ -30,7 +30,7 @@ impl FlushGate {
         Self { leader: None, sharing: Vec::with_capacity(USUAL), waiting: Vec::with_capacity(USUAL) }
     }
 
-    /// Whether `op` is to be started; it waits otherwise. The leader, whose sync is repeated, goes on.
+    /// Returns true if `op` may start its sync; otherwise `op` waits. A leader that repeats its sync always may.
     pub fn enter(&mut self, op: u32) -> bool {
         if self.leader.is_none_or(|leader| leader == op) {
             self.leader = Some(op);
@@ -40,7 +40,7 @@ impl FlushGate {
         false
     }
 
-    /// The leader ended. Calls `share` for each that gets its result, and returns the op to start next.
+    /// Ends the leader's sync. Calls `share` for each op that gets its result, and returns the op to start next.
     pub fn leave(&mut self, op: u32, share: impl FnMut(u32)) -> Option<u32> {
         if self.leader != Some(op) {
             return None;
@@ -51,7 +51,7 @@ impl FlushGate {
         self.leader
     }
 
-    /// Lets go of all that have not started, and calls `end` for each.
+    /// Removes all ops whose sync has not started, and calls `end` for each.
     pub fn give_up(&mut self, end: impl FnMut(u32)) {
         self.sharing.drain(..).chain(self.waiting.drain(..)).for_each(end);
     }

@@ -1,7 +1,7 @@
-//! Beginning and end of a core: how it is made, files that come and go, cancellation, and the drop.
+//! Creation and drop of a core, attaching and detaching files, and cancellation.
 //!
-//! - Dropping a core waits until the kernel has let go of the memory. If that takes too long, the core leaks the memory:
-//!   it never frees memory under a call in flight.
+//! Dropping a core waits until the kernel no longer uses its memory. After a time limit the core leaks the memory: it
+//! never frees memory that a call in flight may use.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,7 +20,7 @@ use crate::config::EngineConfig;
 use crate::engine::{Engine, FileId, FileSpec, OpError, Stats};
 
 impl<B: IoBackend> Core<B> {
-    /// An engine of `config.depth`, to be started by the thread that uses it.
+    /// Makes an engine of `config.depth`. The thread that uses it must start it.
     pub fn over(backend: B, config: &EngineConfig) -> Self {
         Self {
             backend,
@@ -51,7 +51,7 @@ impl<B: IoBackend> Core<B> {
         let index = self.files.next_index();
         let id = u32::try_from(index).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         let target = self.backend.register_file(id, &spec)?;
-        // Room for every file: a file that gets a line needs no allocation.
+        // Capacity for every file, so that queueing a file allocates nothing.
         self.lines.reserve(index + 1);
         self.files.put(index, OpenFile::new(spec, target));
         self.shares.attach(FileId(id));
@@ -71,7 +71,7 @@ impl<B: IoBackend> Core<B> {
         self.backend.unregister_file(file.0, taken.target);
     }
 
-    /// Makes places for all ops that the shares now allow.
+    /// Grows the op table to the size that the shares now allow.
     fn make_places(&mut self) {
         self.windows.are_kept = self.shares.disks() > 1;
         self.files.chosen_mut(None).for_each(|file| file.most_bytes = file.longest_call_bytes());
@@ -81,7 +81,7 @@ impl<B: IoBackend> Core<B> {
         self.backend.expect(disks, places);
     }
 
-    /// Gives up the ops on the file `only`, or all ops.
+    /// Cancels the ops on the file `only`, or all ops.
     pub(super) fn cancel(&mut self, only: Option<FileId>) {
         let (ops, finished) = (&mut self.memory.ops, &mut self.finished);
         self.lines.retain(|&id| only.is_some_and(|only| only != id));
@@ -112,7 +112,7 @@ impl<B: IoBackend> Core<B> {
 }
 
 impl<B: IoBackend> Drop for Core<B> {
-    /// Gives up every op, and waits until the kernel has let go of their memory.
+    /// Cancels every op, and waits until the kernel no longer uses their memory.
     fn drop(&mut self) {
         if !self.has_calls_in_kernel() {
             return;

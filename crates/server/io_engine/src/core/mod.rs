@@ -1,11 +1,11 @@
-//! The engine that all backends share: it takes ops, has calls made for them, and gives them back as completions.
+//! The engine logic that all backends share: it accepts ops, queues calls for them, and returns completions.
 //!
 //! `push → op table → issue → backend.queue … submit … backend.pop → settle → the next call, or the completion`
 //!
 //! - The core resumes, bounces, retries and orders syncs. A backend only queues calls and returns results.
-//! - All queues here have room for all ops from the start: the core allocates nothing per op.
-//! - Each file has its share of ops and bounce buffers (`shares.rs`), and ops that have to wait do so in their file's own
-//!   queue (`waiting.rs`). A disk that hangs keeps only its own ops.
+//! - All queues are allocated for the full number of ops at the start: the core allocates nothing per op.
+//! - Each file has its share of ops and bounce buffers (`shares.rs`). Ops that must wait do so in their own file's
+//!   queue (`waiting.rs`), so a disk that hangs blocks only its own ops.
 //! - A result that leads to another call queues it immediately. The next `submit` or `wait` starts it.
 //!
 //! The step from an op to its call is in `op.rs`, the meaning of a result in `result.rs`, and files, cancellation and the
@@ -52,11 +52,11 @@ use crate::backend::{IoBackend, RawResult};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};
 use crate::placed::LEAST_SHARE;
 
-/// The reserve of each file, whatever the number of files. A request of many segments needs so many ops at once.
+/// Reserve of each file, however many files there are. A request with many segments needs this many ops at once.
 #[allow(clippy::cast_possible_truncation)] // 32
 const LEAST_OPS: u32 = LEAST_SHARE as u32;
 
-/// What calls in flight point into.
+/// The memory that calls in flight use.
 #[derive(Default)]
 struct Memory {
     ops: OpTable,
@@ -65,7 +65,7 @@ struct Memory {
 
 /// An engine over the backend `B`.
 pub struct Core<B: IoBackend> {
-    // Before `memory`: a ring is closed before the memory that it may point to is freed.
+    // Declared before `memory`, so that a ring is closed before the memory that it may point to is freed.
     pub(crate) backend: B,
     memory: Memory,
     files: FileTable,
@@ -75,22 +75,22 @@ pub struct Core<B: IoBackend> {
     waiting: usize,
     /// Ops of all files whose call found the backend's queue full.
     backlogged: usize,
-    /// The file that gets the first chance when something comes free.
+    /// The file that is served first when a resource becomes free.
     first: usize,
-    /// The submission that is being filled. Each file has one turn in it.
+    /// The submission that is being filled. Each file gets one turn per submission.
     submission: Submission,
-    /// Limits the calls that each file has with the kernel.
+    /// Limits how many calls each file has in flight.
     windows: Windows,
-    /// Files with ops that wait for their next turn, or for room in their window. Each file is listed once.
+    /// Files with ops that wait for their next turn or for window space. Each file is listed once.
     lines: VecDeque<FileId>,
-    /// Some of those ops wait for a turn, so the next submission starts them.
+    /// Some ops wait for their next turn, so the next submission must start them.
     turns_are_due: bool,
-    /// Scratch of `end_flush`.
+    /// Scratch buffer of `end_flush`.
     shared_flushes: Vec<u32>,
     /// Ops that ended outside `reap`.
     finished: VecDeque<(u32, Result<(), OpError>)>,
     stats: Stats,
-    /// Calls that continued an op, or started one that had waited for its turn, since `take_unseen_work`.
+    /// Calls queued since `take_unseen_work` that continue an op or start one that had waited for its turn.
     continued: usize,
     recording: Recording,
     drain_timeout: Duration,
@@ -225,8 +225,8 @@ impl<B: IoBackend> Engine for Core<B> {
 }
 
 impl<B: IoBackend> Core<B> {
-    /// Returns false if the file has no room. Takes the fields of `op` one by one from where the caller wrote them: a copy
-    /// of the whole op would wait for those stores.
+    /// Returns false if the file has no room. Copies `op` field by field: copying it whole would stall on the caller's
+    /// recent stores.
     #[inline]
     fn take(&mut self, op: &mut Op) -> bool {
         if !self.shares.take(op.file) {
@@ -264,7 +264,7 @@ impl<B: IoBackend> Core<B> {
         self.files.at(self.memory.ops.at(index).file)
     }
 
-    /// Queues the op's next call if its file's turn and window have room for it. Otherwise the op waits in its file's line.
+    /// Queues the op's next call if its file's turn and window have room. Otherwise the op waits in its file's queue.
     #[inline]
     fn issue(&mut self, index: u32) {
         let op = self.memory.ops.at(index);
@@ -276,7 +276,7 @@ impl<B: IoBackend> Core<B> {
         }
     }
 
-    /// Queues the op's next call, behind those calls of its file that wait already.
+    /// Queues the op's next call behind the waiting calls of its file.
     #[inline]
     fn issue_in_turn(&mut self, index: u32) {
         if self.backlogged > 0 && self.is_behind_others(index) || !self.try_issue(index) {
@@ -284,7 +284,7 @@ impl<B: IoBackend> Core<B> {
         }
     }
 
-    /// Returns false if the backend takes no more calls now.
+    /// Returns false if the backend's queue is full.
     #[inline]
     fn try_issue(&mut self, index: u32) -> bool {
         let (name, op) = self.memory.ops.named_at(index);
@@ -300,7 +300,7 @@ impl<B: IoBackend> Core<B> {
         self.issue_any(index)
     }
 
-    /// Does the same as `try_issue` for every kind of call, with bounce buffers and the recorder.
+    /// Does the same as `try_issue` for every kind of call, and handles bounce buffers and the recorder.
     #[inline(never)]
     fn issue_any(&mut self, index: u32) -> bool {
         let Memory { ops, bounce } = &mut self.memory;
@@ -313,15 +313,14 @@ impl<B: IoBackend> Core<B> {
                 return true;
             }
         };
-        // SAFETY: 1. memory: the op table owns the op's buffers and the bounce buffers, neither moves, and
-        // `Drop` leaks them if a call is still in flight; 2. contents: data buffers are guest memory or a
-        // bounce buffer that this op alone holds; zeroes are only read; 3. file: `detach` refuses while ops
-        // are in flight.
+        // SAFETY: 1. memory: the op table owns the op's buffers and the bounce buffers, neither moves, and `Drop` leaks
+        // them if a call is still in flight; 2. contents: data buffers are guest memory or a bounce buffer that only
+        // this op holds; zeroes are only read; 3. file: `detach` panics while ops are in flight.
         let mut queued = unsafe { self.backend.queue(name, file.target, &call) };
         if queued.is_err() {
-            // If the error lasts, the next `submit` reports it.
+            // If the error persists, the next `submit` reports it.
             let _ = self.backend.submit();
-            // SAFETY: as above; the first attempt took nothing.
+            // SAFETY: as above; the first attempt queued nothing.
             queued = unsafe { self.backend.queue(name, file.target, &call) };
         }
         if queued.is_err() {
@@ -344,11 +343,11 @@ impl<B: IoBackend> Core<B> {
         }
     }
 
-    /// Takes the result of a call.
+    /// Handles the result of a call.
     #[inline]
     fn settle(&mut self, raw: RawResult, events: &mut Vec<Event>) {
         let Some((index, op)) = self.memory.ops.find_mut(raw.user_data) else {
-            // The kernel or the backend returned a result twice. It must not end another op.
+            // The backend returned a result twice. It must not end another op.
             debug_assert!(false, "no op has this result: {raw:?}");
             return;
         };
@@ -374,7 +373,7 @@ impl<B: IoBackend> Core<B> {
         }
     }
 
-    /// Ends the flushes that shared this sync. One of those that came later starts the next sync.
+    /// Ends the flushes that shared this sync. The first flush that arrived later starts the next sync.
     fn end_flush(&mut self, index: u32, result: Result<(), OpError>, events: &mut Vec<Event>) {
         let mut shared = std::mem::take(&mut self.shared_flushes);
         let next = self.file_of(index).flushes.leave(index, |op| shared.push(op));

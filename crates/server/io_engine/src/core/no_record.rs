@@ -1,4 +1,4 @@
-//! Stands in for `recording.rs` in a product build, which records nothing.
+//! Replaces `recording.rs` in product builds, which record nothing.
 
 use super::op::OpState;
 use crate::backend::Call;

@@ -1,12 +1,13 @@
-//! One op between `push` and its completion: which call comes next.
+//! The state of one op between `push` and its completion, and the choice of its next call.
 //!
 //! `op → stage → call: a transfer, fallocate, zeroes that are written out, or a sync`
 //!
-//! - Zeroes: `fallocate` as the op allows, then a form of it that keeps the blocks, then zeroes are written out.
-//! - A write is durable by a flag of its call. Where the backend has no such flag, and after a durable `fallocate`, a
-//!   sync follows.
+//! - Zeroing first tries `fallocate` as the op allows it, then a `fallocate` mode that keeps the blocks allocated, and
+//!   finally writes zeroes.
+//! - A durable write uses a flag of its call. A sync follows where the backend has no such flag, and after a durable
+//!   `fallocate`.
 //!
-//! Makes no system calls and knows no backend. What a result means for the op: `result.rs`.
+//! Makes no system calls and does not depend on the backend. `result.rs` decides what a result means for the op.
 
 use guest_mem::IoVecs;
 use libc::{FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE};
@@ -17,7 +18,7 @@ use crate::core::files::OpenFile;
 use crate::core::turn;
 use crate::engine::{Durability, FileId, Op, OpKind, Stats, Unmap};
 
-/// `IOV_MAX`: the kernel takes no longer array (`UIO_MAXIOV`, linux/uio.h).
+/// `IOV_MAX`: the kernel accepts no longer array (`UIO_MAXIOV`, linux/uio.h).
 const MAX_PIECES: usize = 1024;
 
 const PUNCH_HOLE: i32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
@@ -33,8 +34,8 @@ pub(super) enum Stage {
     Sync,
 }
 
-/// What to do, without the place. The core reads an op field by field: a copy of the whole op would wait for the caller's
-/// stores.
+/// The kind of op without its range. The core reads an op field by field: copying it whole would stall on the caller's
+/// recent stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Read,
@@ -44,16 +45,16 @@ pub(super) enum Purpose {
     WriteZeroes(Durability),
 }
 
-/// Why the next call is not made.
+/// Why the next call cannot be made.
 #[derive(Debug)]
 pub(crate) enum NoCall {
-    /// Not before a bounce buffer comes free.
+    /// The op needs a bounce buffer, and none is free.
     NoBounce,
-    /// The data is gone: what would be written may be zeroes of our own.
+    /// The file behind the guest memory was truncated: the op would write zeroes instead of the guest's data.
     LostMemory,
 }
 
-/// An op the engine owns.
+/// An op that the engine owns.
 #[derive(Debug)]
 pub(crate) struct OpState {
     pub token: u64,
@@ -61,29 +62,29 @@ pub(crate) struct OpState {
     pub(super) purpose: Purpose,
     pub buffers: IoVecs,
     pub(super) stage: Stage,
-    /// A durable write carries a flag; where there is none, a sync follows it.
+    /// A durable write uses a call flag. If false, a sync follows the write.
     pub(super) flags_durability: bool,
-    /// First byte not yet done.
+    /// Offset of the first byte that is not yet done.
     pub(super) offset_bytes: u64,
     pub(super) end_bytes: u64,
     pub stored_bytes: u64,
     pub(super) retries: u16,
-    /// Its buffer, from the first bounced call to the end of the op.
+    /// The op's bounce buffer, held from its first bounced call until it ends.
     pub bounce: Option<BounceId>,
     pub cancelled: bool,
     /// A call is queued or in the kernel.
     pub in_kernel: bool,
-    /// The op behind it in its file's line (`turn.rs`).
+    /// The next op in the file's wait queue (`turn.rs`).
     pub next_in_line: u32,
-    /// What its call takes of its file's window (`window.rs`); 0 without a call, or without a window.
+    /// Cost of its call in its file's window (`window.rs`); 0 without a call or without a window.
     pub window_cost: u32,
 }
 
 impl OpState {
-    /// Takes the buffers out of `op`.
+    /// Takes ownership of the op's buffers.
     ///
     /// # Panics
-    /// If the buffers are not as long as the range: the caller's mistake.
+    /// If the buffers are not as long as the range.
     #[inline]
     pub fn new(op: &mut Op, flags_durability: bool) -> Self {
         let Op { token, file, ref kind, ref mut buffers } = *op;
@@ -114,13 +115,13 @@ impl OpState {
         }
     }
 
-    /// Whether there is nothing to do.
+    /// Whether the op's range is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.stage != Stage::Sync && self.offset_bytes == self.end_bytes
     }
 
-    /// Whether its next call, or its last one, is a sync: a flush, or the end of something durable.
+    /// Whether the op's next or current call is a sync, of a flush or at the end of a durable op.
     #[inline]
     pub fn is_at_sync(&self) -> bool {
         self.stage == Stage::Sync
@@ -131,7 +132,8 @@ impl OpState {
         self.end_bytes - self.offset_bytes
     }
 
-    /// Chooses how to zero a range, by what the file has refused. The cost of the next call counts only after this.
+    /// Chooses how to zero a range, given what the file has refused. Must run before the cost of the next call is
+    /// computed.
     #[inline]
     pub fn settle_stage(&mut self, file: &OpenFile) {
         if matches!(self.stage, Stage::Punch | Stage::ZeroRange) {
@@ -149,7 +151,7 @@ impl OpState {
         }
     }
 
-    /// The next call. May take a bounce buffer, and fills it for a write.
+    /// Returns the next call. May take a bounce buffer, and fills it for a write.
     #[inline]
     pub fn next_call(
         &mut self,
@@ -175,13 +177,13 @@ impl OpState {
         })
     }
 
-    /// What its next call takes of its file's turn.
+    /// Cost of the next call in its file's turn.
     #[inline]
     pub fn cost_bytes(&self, file: &OpenFile) -> u64 {
         turn::cost_bytes(self.call_bytes(file), file.wants_alignment())
     }
 
-    /// What its next call moves at most.
+    /// Upper bound of the bytes that the next call moves.
     #[inline]
     pub fn call_bytes(&self, file: &OpenFile) -> u64 {
         let most_bytes = match self.stage {
@@ -219,8 +221,8 @@ impl OpState {
         Ok(self.call(verb, flags, len_bytes, buffers))
     }
 
-    /// The next call of nearly all ops: a transfer from or to the guest's own buffers. `None`: what is next is
-    /// found out by [`OpState::next_call`].
+    /// Fast path for nearly all ops: a transfer from or to the guest's own buffers. On `None` the caller uses
+    /// [`OpState::next_call`].
     #[inline(always)] // the call then goes from registers into the kernel's queue, and not by way of the stack
     pub fn direct_transfer(&self, file: &OpenFile) -> Option<Call> {
         if self.stage != Stage::Transfer || self.wants_bounce(file) {
@@ -304,8 +306,8 @@ fn direct_buffers(op: &OpState, file: &OpenFile) -> (u64, Buffers) {
     (op.remaining_bytes().min(most_bytes), first_pieces(&op.buffers, most_bytes))
 }
 
-/// As much of `buffers` as one call takes: at most `most_bytes`, except that a single piece is never left out
-/// and an array is cut between pieces.
+/// The part of `buffers` that fits one call. Limits it to `most_bytes` and cuts only between segments, but always
+/// includes the first segment.
 #[inline(always)] // as `direct_transfer`
 fn first_pieces(buffers: &IoVecs, most_bytes: u64) -> Buffers {
     let pieces = buffers.as_raw();

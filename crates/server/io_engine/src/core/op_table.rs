@@ -1,12 +1,11 @@
-//! The ops an engine owns: a slab that grows with files (`shares.rs`), and never with ops.
+//! The table of ops that an engine owns. It grows when files are attached (`shares.rs`), never when ops are pushed.
 //!
-//! The `user_data` of a call holds its slot's index and generation, so that a result that comes twice, or late, finds no
-//! op.
+//! The `user_data` of a call holds its slot's index and generation, so a duplicate or late result matches no op.
 
 use crate::core::op::OpState;
 use crate::core::turn::NextInLine;
 
-/// The top bit is left to the kernels: io_uring marks its watches with it.
+/// The top bit is reserved: io_uring marks its watches with it.
 const GENERATION_MASK: u32 = 0x7fff_ffff;
 
 #[derive(Debug)]
@@ -28,7 +27,7 @@ impl OpTable {
         table
     }
 
-    /// Makes room for `places` ops. Ops may move; what calls in flight point into does not: it is not in the slots.
+    /// Grows the table to `places` ops. Ops may move, but calls in flight point only to memory outside the slots.
     pub fn grow(&mut self, places: u32) {
         #[allow(clippy::cast_possible_truncation)] // never more than were asked for
         let before = self.slots.len() as u32;
@@ -37,7 +36,7 @@ impl OpTable {
         }
         self.slots.reserve_exact((places - before) as usize);
         self.slots.extend((before..places).map(|_| Slot { generation: 0, op: None }));
-        // Room for all of them: giving back never allocates. Those that were there first are used first.
+        // Capacity for all of them, so that freeing a slot never allocates. Lower slots are used first.
         let mut free = Vec::with_capacity(places as usize);
         free.extend((before..places).rev());
         free.append(&mut self.free);
@@ -49,14 +48,14 @@ impl OpTable {
         self.slots.len() - self.free.len()
     }
 
-    /// The caller has checked that there is room.
+    /// The caller has checked that a slot is free.
     #[inline]
     pub fn insert(&mut self, op: OpState) -> Option<(u32, &mut OpState)> {
         let index = self.free.pop()?;
         Some((index, self.slots[index as usize].op.insert(op)))
     }
 
-    /// The op at `index`. Only an index of an op that is here may be passed, as to all functions that take one.
+    /// The op at `index`. Here and in the other functions, `index` must be that of a live op.
     #[inline]
     pub fn at(&mut self, index: u32) -> &mut OpState {
         self.named_at(index).1
@@ -85,7 +84,7 @@ impl OpTable {
         name_of(self.slots[index as usize].generation, index)
     }
 
-    /// The op that a `user_data` names, if it is still here, and its index.
+    /// The op that `user_data` refers to, with its index, if the op is still live.
     #[inline]
     pub fn find_mut(&mut self, user_data: u64) -> Option<(u32, &mut OpState)> {
         #[allow(clippy::cast_possible_truncation)] // the halves of a 64-bit number
@@ -107,7 +106,7 @@ impl NextInLine for OpTable {
     }
 }
 
-/// The core keeps an index only as long as its op is here.
+/// The core keeps an index only while its op is live.
 #[cold]
 fn no_op(index: u32) -> ! {
     unreachable!("there is no op {index}")

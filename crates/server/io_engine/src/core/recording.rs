@@ -1,15 +1,15 @@
-//! A core's side of a recorder (`record.rs`).
+//! The core's calls to a test's recorder (`record.rs`).
 
 use super::op::OpState;
 use crate::backend::Call;
 use crate::config::EngineConfig;
 use crate::record::{Record, Recorder};
 
-/// A core's side of a recorder, if the test gave one.
+/// The recorder, if the test gave one.
 #[derive(Debug)]
 pub(super) struct Recording {
     recorder: Option<Recorder>,
-    /// Where the log has each op's call in flight, by the op's index.
+    /// The log position of each op's call in flight, by the op's index.
     places: Vec<usize>,
 }
 

@@ -1,9 +1,9 @@
-//! What the result of a call means for its op.
+//! Decides what the result of a call means for its op.
 //!
 //! `result → done | the same call again (EINTR, EAGAIN) | the rest (short transfer) | the next stage`
 //!
-//! - A read that meets the end of the file is an error, never zeroes. A write of nothing is an error too.
-//! - On a file with `O_DIRECT`, progress counts in whole blocks. The kernel starts only at the start of a block, so a
+//! - A read that reaches the end of the file fails; it never returns zeroes. A write that moves nothing fails too.
+//! - With `O_DIRECT`, only whole blocks count as progress, because the kernel starts only at block boundaries. A
 //!   transfer that stopped inside a block repeats that block.
 
 use rustix::io::Errno;
@@ -13,10 +13,10 @@ use super::files::OpenFile;
 use super::op::{OpState, Purpose, Stage};
 use crate::engine::{Durability, OpError, Stats};
 
-/// Consecutive EINTR or EAGAIN before they count as the result.
+/// Number of consecutive EINTR or EAGAIN results before the op fails with that errno.
 pub(crate) const MAX_RETRIES: u16 = 1000;
 
-/// What a result leads to.
+/// What to do after a result.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Call,
@@ -24,7 +24,7 @@ pub(crate) enum Next {
 }
 
 impl OpState {
-    /// Takes the result of the last call.
+    /// Handles the result of the last call.
     #[inline]
     pub fn on_result(
         &mut self,
@@ -64,7 +64,8 @@ impl OpState {
         if is_read {
             self.store(whole, bounce);
         } else if self.buffers.is_poisoned() {
-            // The data went while a copy of ours took it, and zeroes may be what was written.
+            // The guest memory's file was truncated while the engine copied from it, so the write may have stored
+            // zeroes.
             return Next::Done(Err(OpError::Errno(Errno::FAULT)));
         }
         self.buffers.advance(whole);
@@ -76,8 +77,7 @@ impl OpState {
         Next::Call
     }
 
-    /// Counts the bytes that a read stored in guest memory. The queue marks them in the dirty log when it gets the
-    /// buffers back.
+    /// Counts the bytes that a read stored in guest memory. The queue marks them in the dirty log on completion.
     #[inline]
     fn store(&mut self, bytes: u64, bounce: &Bounce) {
         if let Some(id) = self.bounce {
@@ -87,7 +87,7 @@ impl OpState {
         self.stored_bytes += bytes;
     }
 
-    /// Progress that the next call can start after.
+    /// Number of completed bytes after which the next call can start.
     #[inline]
     fn whole_blocks(&self, done: u64, file: &OpenFile) -> u64 {
         let block_mask = u64::from(file.alignment().offset_bytes) - 1;
@@ -112,7 +112,7 @@ impl OpState {
         if self.offset_bytes == self.end_bytes { self.after_data() } else { Next::Call }
     }
 
-    /// Everything was moved or zeroed; what is to be durable and is not yet, is synced.
+    /// All data was moved or zeroed. Starts a sync if the op is durable and its call was not.
     fn after_data(&mut self) -> Next {
         match self.purpose {
             Purpose::Write(Durability::Durable)
@@ -131,7 +131,7 @@ impl OpState {
         let may_write_zeroes = matches!(self.purpose, Purpose::WriteZeroes(_));
         match self.stage {
             _ if errno == Errno::INTR || errno == Errno::AGAIN => self.retry(errno, stats),
-            // The host may say the same for reasons of its own.
+            // Without a cancellation, the host may return ECANCELED for its own reasons.
             _ if errno == Errno::CANCELED && self.cancelled => Next::Done(Err(OpError::Cancelled)),
             Stage::Punch if unsupported && may_write_zeroes => {
                 file.cannot_punch = true;
@@ -141,7 +141,7 @@ impl OpState {
                 file.cannot_zero_range = true;
                 Next::Call
             }
-            // The range is not in whole sectors of the device; another range may be.
+            // The range does not cover whole device sectors. `fallocate` may accept another range.
             Stage::Punch | Stage::ZeroRange if errno == Errno::INVAL && may_write_zeroes => {
                 self.stage = Stage::WriteZeroes;
                 Next::Call

@@ -1,52 +1,52 @@
-//! How many places of a limited thing each file may take: a bound for each, and a reserve that stays with the others.
+//! Divides a limited resource among files: each file has a reserve, and all files share the rest.
 //!
 //! `attach → plan (reserve, common) … take (own reserve first, then the common part) → give_back … detach`
 //!
-//! - Things that are given out like this: places in the op table, bounce buffers, threads, control blocks of
-//!   `posix-aio`, the server's large buffers. A file stands for a disk.
-//! - One file has all places. With several, each has a reserve, together at most half of the places, and the rest is
-//!   common. A disk that hangs keeps what it has taken; what the others have in reserve stays theirs.
-//! - The reserve is never below `least`: with many files there are more places than were asked for.
-//! - A file may come when others have taken more than the new plan leaves them. Nothing is taken away: there are more
-//!   places for as long as that lasts, at most half as many again as were asked for, and `least` for each file.
+//! - The resources are slots in the op table, bounce buffers, threads, control blocks of `posix-aio`, and the server's
+//!   large buffers. A file stands for a disk.
+//! - A single file may use all slots. With several files, the reserves together are at most half of the slots, and the
+//!   rest is common. A disk that hangs keeps what it holds, but cannot use the other files' reserves.
+//! - A reserve is never below `least`, so many files raise the number of slots above the number requested.
+//! - When a file is attached, other files may hold more slots than the new plan leaves them. They keep these, and the
+//!   table grows for that time: to at most 1.5 times the number requested, plus `least` per file.
 //!
-//! Counting only: the things are elsewhere. Taking and giving back cost an addition and a comparison.
+//! This type only counts; the callers hold the resources. Taking and returning cost an addition and a comparison.
 
 use crate::engine::FileId;
 
-/// See the file's head.
+/// The counters. See the module documentation.
 #[derive(Debug)]
 pub struct Shares {
     asked: u32,
     least: u32,
     is_split: bool,
-    /// Of each file.
+    /// Per file.
     reserve: u32,
-    /// Below zero: files have more than the plan leaves them.
+    /// Negative while files hold more than the plan leaves them.
     common_left: i64,
     places: u32,
-    /// By file.
+    /// Slots in use, by file.
     used: Vec<Option<u32>>,
 }
 
 impl Shares {
-    /// Shares of `asked` places, of which each file has at least `least` in reserve.
+    /// Divides `asked` slots. Each file has at least `least` in reserve.
     #[must_use]
     pub fn new(asked: u32, least: u32) -> Self {
         let common_left = i64::from(asked);
         Self { asked, least, is_split: true, reserve: 0, common_left, places: asked, used: Vec::new() }
     }
 
-    /// All files are one disk's: none keeps anything from the others.
+    /// Treats all files as one disk, without reserves.
     pub(crate) fn do_not_split(&mut self) {
         self.is_split = false;
         self.plan();
     }
 
-    /// One more file.
+    /// Adds a file.
     ///
     /// # Panics
-    /// When it is attached.
+    /// If the file is already attached.
     pub fn attach(&mut self, file: FileId) {
         let index = file.0 as usize;
         if index >= self.used.len() {
@@ -56,17 +56,17 @@ impl Shares {
         self.plan();
     }
 
-    /// One file fewer.
+    /// Removes a file.
     ///
     /// # Panics
-    /// When it is not attached, or has places.
+    /// If the file is not attached, or still holds slots.
     pub fn detach(&mut self, file: FileId) {
         let taken = self.used.get_mut(file.0 as usize).and_then(Option::take);
         assert!(taken == Some(0), "{file:?} has {taken:?} places, expected 0");
         self.plan();
     }
 
-    /// Not on the request path.
+    /// Recomputes the reserves. Not on the request path.
     fn plan(&mut self) {
         let files = self.disks();
         let (reserve, common) = plan(self.asked, self.least, files);
@@ -78,25 +78,25 @@ impl Shares {
         self.places = self.places.max(u32::try_from(needed).unwrap_or(u32::MAX));
     }
 
-    /// How many files there are that keep something from each other.
+    /// Number of disks that have reserves against each other.
     pub(crate) fn disks(&self) -> u32 {
         let files = self.used.iter().flatten().count();
         if self.is_split { u32::try_from(files).unwrap_or(u32::MAX) } else { 1 }
     }
 
-    /// Places that there must be for all promises to hold: grows, and never shrinks.
+    /// Number of slots needed to honour all reserves. Never shrinks.
     #[must_use]
     pub fn places(&self) -> u32 {
         self.places
     }
 
-    /// Places that any file can take.
+    /// Slots that at least one file can take now.
     #[inline]
     pub(crate) fn room_for_any(&self) -> usize {
         usize::try_from(self.common_left).unwrap_or(0)
     }
 
-    /// Places that this file can take now; none if it is not attached.
+    /// Slots that this file can take now; 0 if it is not attached.
     #[inline]
     #[must_use]
     pub fn room(&self, file: FileId) -> usize {
@@ -104,7 +104,7 @@ impl Shares {
         self.reserve.saturating_sub(*used) as usize + self.room_for_any()
     }
 
-    /// Takes a place. Returns false if the file can have none now.
+    /// Takes a slot. Returns false if the file can have none now.
     #[inline]
     #[must_use]
     pub fn take(&mut self, file: FileId) -> bool {
@@ -119,7 +119,7 @@ impl Shares {
         true
     }
 
-    /// Gives a place back that [`Shares::take`] gave.
+    /// Returns a slot that [`Shares::take`] took.
     #[inline]
     pub fn give_back(&mut self, file: FileId) {
         let Some(Some(used)) = self.used.get_mut(file.0 as usize) else {
@@ -133,14 +133,14 @@ impl Shares {
         }
     }
 
-    /// Places that the file has; `None` if it is not attached.
+    /// Slots that the file holds; `None` if it is not attached.
     #[must_use]
     pub fn used(&self, file: FileId) -> Option<u32> {
         self.used.get(file.0 as usize).copied().flatten()
     }
 }
 
-/// Reserve of each of `files`, and what is left for all.
+/// Returns the reserve of each of `files`, and the size of the common part.
 fn plan(asked: u32, least: u32, files: u32) -> (u32, u32) {
     if files <= 1 {
         return (0, asked);

@@ -1,26 +1,28 @@
-//! Turns: what one file's calls may take of one submission, so that other files' calls in it wait no longer than that.
+//! Limits how much work one file's calls may add to one submission, so that other files' calls wait no longer than
+//! that.
 //!
-//! `next call → cost → within the file's turn: queued | otherwise in the file's line, in order → the next submission`
+//! `next call → cost → within the file's turn: queued | otherwise in the file's wait queue → the next submission`
 //!
-//! - One submission starts the calls of all files of an engine, and a call on cached data is a copy that the submission
-//!   makes. The results come after it. So the sum of all turns is what any call in it waits for.
-//! - The first call of an op and the calls that continue it count alike.
-//! - A cost is in bytes copied, and each call costs [`CALL_BYTES`] more: this bounds time without a clock.
-//! - A turn that is spent delays nothing but the file's further calls: the worker does not sleep while a file has a
-//!   line, so a file that is alone gets its next turn at once.
+//! - One submission starts the calls of all files of an engine. A call on cached data copies the data during the
+//!   submission, and no result arrives before the submission ends. Each call can therefore wait for the sum of all
+//!   turns.
+//! - An op's first call and its later calls count alike.
+//! - A call costs the bytes that it copies plus [`CALL_BYTES`]. This limits time without reading a clock.
+//! - A file that has used up its turn delays only its own later calls. The worker does not sleep while ops wait in a
+//!   file's queue, so a file that is alone gets its next turn at once.
 //!
-//! Not here: which rings are looked at (`turn.rs` of `blk_server`), the calls themselves (`op.rs`).
+//! Not here: how many requests a worker takes from each ring (`turn.rs` of `blk_server`).
 
-/// What one file's calls may copy in one submission, if they are few: 50 µs at 10 GB/s.
+/// Bytes that one file's calls may copy in one submission if the calls are few: 50 µs at 10 GB/s.
 pub(crate) const TURN_BYTES: u64 = 512 << 10;
-/// What a call costs beside its bytes.
+/// Fixed cost of a call, in bytes.
 const CALL_BYTES: u64 = 4 << 10;
-/// What one file's calls may cost in one submission: so many bytes in up to eight calls.
+/// Cost limit of one file's calls in one submission: [`TURN_BYTES`] in up to eight calls.
 pub(crate) const TURN_COST: u64 = TURN_BYTES + 8 * CALL_BYTES;
-/// Past the page cache nothing is copied: a byte costs this fraction of a copied one.
+/// `O_DIRECT` copies nothing: a byte costs this fraction of a copied byte.
 pub(crate) const DIRECT_FRACTION: u64 = 4;
 
-/// The end of a line.
+/// The end of a wait queue.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// The cost of a call that moves `moved_bytes`.
@@ -29,9 +31,9 @@ pub(crate) fn cost_bytes(moved_bytes: u64, is_direct: bool) -> u64 {
     CALL_BYTES + if is_direct { moved_bytes / DIRECT_FRACTION } else { moved_bytes }
 }
 
-/// Where each op keeps the number of the op behind it in its file's line.
+/// Storage of the links of a file's wait queue: each op holds the index of the next one.
 pub(crate) trait NextInLine {
-    /// That of the op at `index`.
+    /// The link of the op at `index`.
     fn next_of(&mut self, index: u32) -> &mut u32;
 }
 
@@ -39,7 +41,7 @@ pub(crate) trait NextInLine {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Submission {
     number: u64,
-    /// What each file's calls may cost in it.
+    /// Cost limit of each file's calls in it.
     turn_bytes: u64,
 }
 
@@ -48,17 +50,17 @@ impl Submission {
         Self { number: 1, turn_bytes }
     }
 
-    /// This one has gone to the kernel.
+    /// Begins the next submission after this one was submitted.
     #[inline]
     pub fn next(&mut self) {
         self.number += 1;
     }
 }
 
-/// One file's turn, and its line: ops that wait for the next turn.
+/// One file's turn, and the queue of its ops that wait for the next turn.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// Of the submission that `left_bytes` is about.
+    /// The submission that `left_bytes` refers to.
     number: u64,
     left_bytes: u64,
     first: u32,
@@ -70,7 +72,7 @@ impl Turn {
         Self { number: 0, left_bytes: 0, first: NONE, last: NONE }
     }
 
-    /// Takes a call's cost from the turn, if the call is within it. The first call of a turn always is.
+    /// Charges a call's cost if it fits the turn. The first call of a turn always fits.
     #[inline]
     pub fn take(&mut self, now: Submission, cost_bytes: u64) -> bool {
         if self.number != now.number {
@@ -93,7 +95,7 @@ impl Turn {
         self.has_line().then_some(self.first)
     }
 
-    /// Puts an op at the end of the line.
+    /// Appends an op to the wait queue.
     pub fn line_up(&mut self, index: u32, ops: &mut impl NextInLine) {
         *ops.next_of(index) = NONE;
         if self.has_line() {
@@ -104,7 +106,7 @@ impl Turn {
         self.last = index;
     }
 
-    /// Takes the first op out of the line.
+    /// Removes the first op from the wait queue.
     pub fn leave_line(&mut self, ops: &mut impl NextInLine) -> Option<u32> {
         let index = self.first()?;
         self.first = *ops.next_of(index);

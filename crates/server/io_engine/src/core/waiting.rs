@@ -1,10 +1,10 @@
-//! Ops whose next call cannot be queued now, and what lets them go on.
+//! Ops whose next call cannot be queued yet, and the events that let them continue.
 //!
-//! | what the op lacks | where it waits | what lets it go on |
+//! | what the op waits for | where it waits | what lets it continue |
 //! |---|---|---|
-//! | its file's turn of this submission (`turn.rs`) | its file's line | the next submission |
-//! | room in its file's window (`window.rs`) | its file's line | a result of a call of its file |
-//! | a bounce buffer (`bounce.rs`) | `OpenFile::waiting` | an op that gives its bounce buffer back |
+//! | its file's next turn (`turn.rs`) | its file's wait queue | the next submission |
+//! | room in its file's window (`window.rs`) | its file's wait queue | a result of a call of its file |
+//! | a bounce buffer (`bounce.rs`) | `OpenFile::waiting` | an op that returns its bounce buffer |
 //! | room in the backend's queue | `OpenFile::backlog` | the next `submit` or `wait` |
 
 use super::Core;
@@ -34,7 +34,7 @@ impl<B: IoBackend> Core<B> {
         self.backlogged += 1;
     }
 
-    /// Queues what could not be queued before.
+    /// Queues calls that could not be queued before.
     #[inline]
     pub(super) fn issue_rest(&mut self) {
         if self.backlogged > 0 {
@@ -45,7 +45,7 @@ impl<B: IoBackend> Core<B> {
         }
     }
 
-    /// A file whose calls the backend does not take now does not keep the other files' calls back.
+    /// If the backend refuses one file's calls, the other files' calls are still tried.
     #[cold]
     fn issue_backlogs(&mut self) {
         for file in self.files_in_turn() {
@@ -63,7 +63,7 @@ impl<B: IoBackend> Core<B> {
     #[cold]
     pub(super) fn issue_waiting(&mut self) {
         for file in self.files_in_turn() {
-            // Counted here: an op that lines up takes its buffer only in its turn.
+            // Counted here: an op in the wait queue takes its buffer only in its turn.
             let mut room = self.memory.bounce.shares.room(file);
             while room > 0
                 && let Some(index) = self.files.get_mut(file).and_then(|file| file.waiting.pop_front())
@@ -75,7 +75,7 @@ impl<B: IoBackend> Core<B> {
         }
     }
 
-    /// All files, beginning with another one each time.
+    /// All files, starting with a different one each time.
     fn files_in_turn(&mut self) -> impl Iterator<Item = FileId> + use<B> {
         let (count, first) = (self.files.places(), self.first);
         self.first = (first + 1) % count.max(1);
@@ -83,14 +83,14 @@ impl<B: IoBackend> Core<B> {
         (0..count).map(move |turn| FileId(((first + turn) % count) as u32))
     }
 
-    /// The kernel has no call of the op any more.
+    /// Called when the kernel has no call of the op in flight.
     #[cold]
     pub(super) fn leave_window(&mut self, index: u32) {
         let op = self.memory.ops.at(index);
         self.windows.give_back(op, self.files.at(op.file));
     }
 
-    /// Queues calls of the ops in the files' lines, as far as each file's turn and window allow.
+    /// Queues calls of the waiting ops until each file's turn or window is full.
     #[cold]
     fn issue_lines(&mut self) {
         self.turns_are_due = false;
@@ -122,8 +122,8 @@ impl<B: IoBackend> Core<B> {
         false
     }
 
-    /// Whether the next submission has room for an op that waits. An op that waits for its file's window needs a result
-    /// first, and a result ends the worker's sleep. Called after `issue_rest`.
+    /// Whether the next submission can start a waiting op. An op that waits for its file's window needs a result first,
+    /// and a result wakes the worker. Called after `issue_rest`.
     pub(super) fn has_due_lines(&self) -> bool {
         !self.lines.is_empty() && self.turns_are_due
     }

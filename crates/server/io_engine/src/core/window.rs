@@ -1,36 +1,36 @@
-//! Windows: what one file's calls may have with the kernel at once, so that another file's call finds few before it.
+//! Limits how much work each file has in flight, so that another file's call finds a short device queue.
 //!
-//! `next call → cost → within the file's window: with the kernel | otherwise in the file's line … a result → room again`
+//! `next call → cost → fits the file's window: in flight | otherwise in the file's wait queue … a result → room again`
 //!
-//! - A turn (`turn.rs`) bounds one submission. What is submitted stays with the kernel until the device has carried it out,
-//!   and devices and the kernel's threads work in order of arrival: a call waits for all that came before.
-//! - Files that have calls with the kernel share [`TOTAL`] in equal parts, and their calls are short. No part is smaller
-//!   than [`LEAST`], which an ordinary busy guest needs.
-//! - A file is alone once it has started [`LATELY`] in a row, and no other file anything. It then has all that a device needs
-//!   to be busy, [`ALONE`]. The first call of another file ends this.
-//! - An engine with files of one disk has no windows.
-//! - The first call within an empty window is always made, so a file with a line has a call with the kernel, whose
-//!   result wakes the worker.
+//! - A turn (`turn.rs`) limits one submission. Devices and the kernel's threads serve calls in order of arrival, so a
+//!   new call also waits for all calls of earlier submissions.
+//! - Files with calls in flight share [`TOTAL`] equally, and their calls are short. No share is smaller than [`LEAST`],
+//!   which an ordinary busy guest needs.
+//! - A file counts as alone once it has started [`LATELY`] in a row without a call of another file. Its window is then
+//!   [`ALONE`], enough to keep a device busy. The first call of another file ends this.
+//! - An engine whose files all belong to one disk has no windows.
+//! - A call always fits an empty window. A file with waiting ops therefore has a call in flight, whose result wakes the
+//!   worker.
 //!
-//! Not here: lines (`turn.rs`), places for ops (`shares.rs`).
+//! Not here: wait queues (`turn.rs`), op slots (`shares.rs`).
 
 use crate::core::files::OpenFile;
 use crate::core::op::OpState;
 use crate::engine::FileId;
 
-/// What a call costs beside its bytes: a device takes about as long to begin a call as to move a page.
+/// Fixed cost of a call in bytes: a device takes about as long to start a call as to move a page.
 const CALL_BYTES: u64 = 4 << 10;
-/// The longest call of a file that is not alone.
+/// Longest call of a file that is not alone.
 pub(crate) const SHORT_BYTES: u64 = 128 << 10;
-/// Two short calls, or 33 of 4 KiB: an ordinary busy guest asks for 32 of these.
+/// Two short calls, or 33 calls of 4 KiB. An ordinary busy guest has 32 of these in flight.
 #[allow(clippy::cast_possible_truncation)] // 264 KiB
 const LEAST: u32 = 2 * (CALL_BYTES + SHORT_BYTES) as u32;
-/// For all files with calls, while [`LEAST`] does not add up to more: 128 calls of 4 KiB.
+/// Shared by all files with calls in flight: 128 calls of 4 KiB. The sum is larger once every file has only [`LEAST`].
 #[allow(clippy::cast_possible_truncation)] // 1 MiB
 const TOTAL: u32 = 128 * 2 * CALL_BYTES as u32;
-/// Four of the longest calls past the page cache, or a thousand of 4 KiB.
+/// Four of the longest `O_DIRECT` calls, or a thousand calls of 4 KiB.
 pub(crate) const ALONE: u64 = 4 * (CALL_BYTES + (2 << 20));
-/// What a file starts without another one in between until it is alone: some 2,000 calls of 4 KiB.
+/// Work that a file starts in a row before it counts as alone: about 2,000 calls of 4 KiB.
 pub(crate) const LATELY: u64 = 16 << 20;
 
 /// The cost of a call that moves `moved_bytes`.
@@ -40,18 +40,18 @@ pub(crate) fn cost_bytes(moved_bytes: u64) -> u32 {
     (CALL_BYTES + moved_bytes) as u32
 }
 
-/// How large windows are, and which file is alone.
+/// The current window size, and which file is alone.
 #[derive(Debug)]
 pub(crate) struct Windows {
-    /// Files of several disks are there.
+    /// True if the engine has files of several disks.
     pub are_kept: bool,
     total: u32,
     least: u32,
-    /// Files with calls that take part of their window.
+    /// Files with calls in flight.
     pub busy: u32,
-    /// The window of a file that is not alone: follows from `busy`.
+    /// The window of a file that is not alone, computed from `busy`.
     beside_others: u64,
-    /// The file that started a call last, and what it has started since another one did.
+    /// The file that started the most recent call, and the work that it has started since another file's last call.
     last: FileId,
     in_a_row: u64,
 }
@@ -67,7 +67,7 @@ impl Windows {
         Self { are_kept: false, total, least, busy: 0, beside_others, last, in_a_row: 0 }
     }
 
-    /// Sets how long calls of `file` may be. Returns its window.
+    /// Sets the longest call of `file`, and returns its window.
     #[inline]
     pub fn open(&self, id: FileId, file: &mut OpenFile) -> u64 {
         if self.is_alone(id) {
@@ -83,7 +83,7 @@ impl Windows {
         self.last == id && self.in_a_row >= LATELY
     }
 
-    /// A call of `file` starts, and takes so much of its window.
+    /// Charges the cost of a call that starts to the window of `file`.
     #[inline]
     pub fn take(&mut self, id: FileId, file: &mut OpenFile, cost: u32) {
         if file.window_used == 0 {
@@ -97,7 +97,7 @@ impl Windows {
         self.in_a_row += u64::from(cost);
     }
 
-    /// The call of `op` is with the kernel no longer.
+    /// Returns the cost of the op's completed call to its window.
     #[inline]
     pub fn give_back(&mut self, op: &mut OpState, file: &mut OpenFile) {
         if op.window_cost > 0 {
@@ -114,7 +114,7 @@ impl Windows {
         self.beside_others = u64::from((self.total / self.busy.max(1)).max(self.least));
     }
 
-    /// The file goes, and has no calls. Another one may get its number.
+    /// Forgets a detached file without calls in flight. Its number may be reused.
     pub fn forget(&mut self, id: FileId) {
         if self.last == id {
             (self.last, self.in_a_row) = (FileId(u32::MAX), 0);
@@ -122,7 +122,7 @@ impl Windows {
     }
 }
 
-/// Whether a call of that cost is within a window.
+/// Whether a call of this cost fits a window.
 #[inline]
 pub(crate) fn has_room(window: u64, used: u64, cost: u32) -> bool {
     used == 0 || used + u64::from(cost) <= window

@@ -1,34 +1,34 @@
-//! Counts what a placement does, once per batch.
+//! Counts the events of a placement, once per batch.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A reading. All counters start with the placement and never decrease.
+/// A snapshot of the counters. They start with the placement and never decrease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlacementCounters {
-    /// Batches of ops that went to another worker, or under the lock.
+    /// Batches of ops that were handed to another worker or pushed under the lock.
     pub hand_overs: u64,
     /// Ops in them.
     pub ops: u64,
     /// Sleeping completion workers woken for a batch of ops.
     pub owner_wake_ups: u64,
-    /// Wake-ups spared because I/O in flight would wake the completion worker.
+    /// Wake-ups skipped because I/O in flight would wake the completion worker anyway.
     pub spared_wake_ups: u64,
     /// Completions passed on to the worker that pushed the op.
     pub passed: u64,
     /// Sleeping workers woken for a batch of completions.
     pub participant_wake_ups: u64,
-    /// Changes of the completion worker, without the first.
+    /// Changes of the completion worker, not counting the first choice.
     pub moves: u64,
     /// `shared`: how often a worker took the lock.
     pub locked: u64,
-    /// `shared`: how often another worker held it then.
+    /// `shared`: how often another worker held the lock at that time.
     pub contended: u64,
-    /// `shared`: how long workers waited for it.
+    /// `shared`: how long workers waited for the lock.
     pub lock_wait: Duration,
 }
 
-/// The counters. Relaxed everywhere: they order nothing.
+/// The counters. All accesses are relaxed, because no other data depends on them.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub hand_overs: Counter,

@@ -1,9 +1,9 @@
-//! Where a worker sleeps in a placed engine: on its waker's eventfd, and as owner on the real engine's descriptor.
+//! The epoll set on which a worker sleeps in a placed engine: its waker's eventfd, and for the owner the real engine's
+//! descriptor.
 //!
-//! - One epoll descriptor has both, for the whole life of the placed engine, so that the worker's base engine can watch it.
-//!   It is level-triggered: an event that was not taken wakes the worker again.
-//! - The real engine watches no descriptor. Otherwise another io_uring that signals its eventfd would signal it once and
-//!   never again.
+//! - One epoll descriptor lives as long as the placed engine, so that the worker's base engine can watch it. It is
+//!   level-triggered: an event that was not consumed wakes the worker again.
+//! - The real engine must not watch it: another io_uring that signals its own eventfd would do so only once.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ pub(super) struct Eventfd(OwnedFd);
 
 impl Signal for Eventfd {
     fn signal(&self) {
-        // Fails only if the counter is full, so the descriptor is readable already.
+        // Fails only if the counter is full, and then the descriptor is already readable.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 }
@@ -36,7 +36,7 @@ pub(super) struct EpollWait {
     /// The real engine's descriptor.
     inner: Option<OwnedFd>,
     asleep: bool,
-    /// The waker was signalled, and its eventfd is not read yet.
+    /// The waker was signalled, but its eventfd was not yet read.
     signalled: bool,
 }
 
@@ -57,7 +57,7 @@ impl EpollWait {
         self.epoll.try_clone()
     }
 
-    /// Sleeps on `fd`, too.
+    /// Adds `fd` to the epoll set.
     pub fn watch_inner(&mut self, fd: OwnedFd) -> io::Result<()> {
         add(&self.epoll, &fd)?;
         self.inner = Some(fd);
@@ -66,13 +66,13 @@ impl EpollWait {
 
     pub fn forget_inner(&mut self) {
         if let Some(fd) = self.inner.take() {
-            // Closing it is not enough: the file may have other descriptors, and would stay in the set.
+            // Closing `fd` is not enough: the file may have other descriptors, and would stay in the set.
             let removed = epoll::delete(&self.epoll, fd.as_fd());
             debug_assert!(removed.is_ok());
         }
     }
 
-    /// Publishers signal from now on. The caller checks once more before it sleeps.
+    /// Makes publishers signal from now on. The caller checks for work once more before it sleeps.
     pub fn begin_sleep(&mut self) {
         self.asleep = true;
         self.waker.begin_sleep();

@@ -1,4 +1,4 @@
-//! What all participants of a placement share, whichever placement it is: the registry, and how its changes reach them.
+//! State that all participants of a placement share: the registry, and the counter that announces its changes.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,18 +7,18 @@ use super::counters::Counters;
 use super::epoll_wait::WorkerWaker;
 use super::limits::EngineMaker;
 
-/// Which workers take part.
+/// The list of participating workers.
 pub(super) trait Registry {
     fn participants(&self) -> usize;
 
     fn wakers(&self) -> impl Iterator<Item = &Arc<WorkerWaker>>;
 }
 
-/// See the file's head. `X` is what one kind of placement has beside.
+/// The shared state. `X` holds what only one kind of placement needs.
 pub(super) struct Group<R, X> {
     pub make: EngineMaker,
     pub depth: u32,
-    /// Most ops that each participant may have in flight.
+    /// Limit of ops in flight per participant.
     share: AtomicUsize,
     pub counters: Counters,
     registry: Mutex<R>,
@@ -49,16 +49,16 @@ impl<R: Registry, X> Group<R, X> {
         self.share.load(Ordering::Relaxed)
     }
 
-    /// Counts the changes of the registry. A participant reads the registry only after a change.
+    /// Counts changes of the registry. A participant reads the registry only after a change.
     #[inline]
     pub fn changes(&self) -> u64 {
         // Acquire: pairs with `changed`.
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Makes all participants read the registry, whose lock the caller holds.
+    /// Makes all participants read the registry. The caller holds the registry's lock.
     pub fn changed(&self, registry: &R) {
-        // Relaxed: a participant that is over its new share takes no more ops.
+        // Relaxed: a participant above its new share takes no more ops.
         self.share.store(self.depth as usize / registry.participants().max(1), Ordering::Relaxed);
         // Release: pairs with `changes`.
         self.changes.fetch_add(1, Ordering::Release);

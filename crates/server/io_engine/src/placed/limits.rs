@@ -1,14 +1,13 @@
-//! What makes a placement's engine, and how its depth is shared.
+//! The constructor of a placement's engine, and the shares of its depth.
 
 use std::io;
 
 use crate::engine::Engine;
 
-/// Makes the engine that does the work, on the thread that will use it.
+/// Makes the engine that does the work. Called on the thread that will use the engine.
 pub type EngineMaker = Box<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sync>;
 
-/// The least share of the depth for each worker of a placement. With less, a request of many segments might never find
-/// room.
+/// Smallest share of the depth per worker. With less, a request with many segments might never find room.
 pub const LEAST_SHARE: usize = 32;
 
 /// How many ops each of `participants` workers may have in flight in an engine of `depth`.

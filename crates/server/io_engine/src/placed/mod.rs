@@ -1,14 +1,14 @@
-//! Placements: engines that do not carry out ops on the worker that pushes them.
+//! Placements: engines that carry out ops on another worker, or share one engine among several workers.
 //!
 //! `completion`: `push → hand-over ring → the completion worker's engine → completion ring → reap`
 //! `shared`: `push → lock → one engine → the worker that reaps → completion ring → reap`
 //!
-//! - A placement makes one [`Engine`](crate::Engine) per worker. The worker cannot tell it from any other engine.
-//! - One placement serves one disk, or several disks with the same completion worker.
-//! - A flush covers the writes that completed before it, on any worker: a worker sees a write's completion only after the
-//!   engine has reaped the write, and the flush reaches the engine later.
-//! - Guest memory is not registered with the kernel (`pin_guest_memory`): no part of a placement knows when the ops of all
-//!   workers on a piece of memory have ended.
+//! - A placement makes one [`Engine`](crate::Engine) per worker. To the worker it is an ordinary engine.
+//! - A placement serves one disk, or several disks with the same completion worker.
+//! - A flush covers the writes that completed before it on any worker: a worker sees a write's completion only after
+//!   the engine has reaped the write, and the flush reaches the engine later.
+//! - The kernel cannot register guest memory here (`pin_guest_memory`): no part of a placement knows when the ops of
+//!   all workers on that memory have ended.
 
 mod completion;
 mod counters;

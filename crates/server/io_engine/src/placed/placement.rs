@@ -1,4 +1,4 @@
-//! Which placement a disk has, and the engines that each of its workers gets for it.
+//! The placement of a disk, and the engines that it makes for each worker.
 //!
 //! `Placement → PlacedEngines → one Engine per worker → the engine that does the work`
 
@@ -10,7 +10,7 @@ use crate::placed::counters::PlacementCounters;
 use crate::placed::limits::{EngineMaker, LEAST_SHARE};
 use crate::placed::shared::SharedPlacement;
 
-/// A worker's number. The server gives each number once, in the order in which it starts workers.
+/// A worker's number. The server numbers workers in the order in which it starts them, and never reuses a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u32);
 
@@ -23,27 +23,27 @@ impl std::fmt::Display for WorkerId {
 /// Which workers submit and complete a disk's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// The worker of their queue, with an engine of its own.
+    /// Each queue's own worker does both, with its own engine.
     #[default]
     Queue,
-    /// The worker of their queue, with one engine for all workers, behind a lock.
+    /// Each queue's own worker submits, to one engine that all workers share behind a lock.
     Shared {
-        /// A worker that submits also takes the completions of all workers; otherwise only the completion worker does.
+        /// A worker that submits also reaps the completions of all workers. If false, only the completion worker reaps.
         reap_on_submit: bool,
-        /// The worker that sleeps on the engine; `None`: the worker that served the disk first.
+        /// The worker that sleeps on the engine; `None`: the first worker that served the disk.
         completion_worker: Option<WorkerId>,
     },
-    /// One worker, to which the others hand their requests over.
+    /// One worker does both. The other workers hand their requests over to it.
     Completion {
-        /// When they do.
+        /// When workers hand their requests over.
         hand_over: HandOver,
-        /// That worker; `None`: the worker that served the disk first.
+        /// The worker that owns the engine; `None`: the first worker that served the disk.
         completion_worker: Option<WorkerId>,
     },
 }
 
 impl Placement {
-    /// The completion worker that the operator asked for.
+    /// The completion worker that the operator requested.
     #[must_use]
     pub fn completion_worker(&self) -> Option<WorkerId> {
         match *self {
@@ -66,14 +66,14 @@ impl std::fmt::Display for Placement {
     }
 }
 
-/// A disk's placement, and what it did.
+/// A disk's placement and its counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlacementReport {
-    /// As the operator asked for it.
+    /// The placement that the operator requested.
     pub placement: Placement,
-    /// The completion worker now; `None` with [`Placement::Queue`], and while no queue runs.
+    /// The current completion worker; `None` with [`Placement::Queue`], and while no queue runs.
     pub completion_worker: Option<WorkerId>,
-    /// Since the placement was made.
+    /// Counters since the placement was made.
     pub counters: PlacementCounters,
 }
 
@@ -91,11 +91,11 @@ enum Kind {
 }
 
 impl PlacedEngines {
-    /// `make` makes the engines of `depth` that do the work: for [`Placement::Shared`], engines that can be shared
+    /// `make` makes the engines of `depth` that do the work. For [`Placement::Shared`], they must be shareable
     /// ([`Engine::check_shareable`]).
     ///
     /// # Errors
-    /// `make`, with [`Placement::Queue`]: each worker makes its own engine.
+    /// Returns `make` for [`Placement::Queue`], where each worker makes its own engine.
     pub fn new(placement: Placement, depth: u32, make: EngineMaker) -> Result<Self, EngineMaker> {
         let wanted = placement.completion_worker().map(|worker| worker.0);
         let kind = match placement {
@@ -110,10 +110,10 @@ impl PlacedEngines {
         Ok(Self { depth, kind })
     }
 
-    /// The engine of one worker. The worker takes part as soon as it has started the engine.
+    /// Makes the engine of one worker. The worker participates once it has started the engine.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// No free descriptor.
     pub fn engine(&self, worker: WorkerId) -> io::Result<Box<dyn Engine>> {
         match &self.kind {
             Kind::Shared(placement) => placement.engine(worker.0),
@@ -121,7 +121,7 @@ impl PlacedEngines {
         }
     }
 
-    /// The placement, with the completion worker that was asked for last.
+    /// The placement, with the most recently requested completion worker.
     #[must_use]
     pub fn placement(&self) -> Placement {
         match &self.kind {
@@ -136,7 +136,7 @@ impl PlacedEngines {
         }
     }
 
-    /// The completion worker now.
+    /// The current completion worker.
     #[must_use]
     pub fn completion_worker(&self) -> Option<WorkerId> {
         let worker = match &self.kind {
@@ -146,7 +146,7 @@ impl PlacedEngines {
         worker.map(WorkerId)
     }
 
-    /// Asks for another completion worker; `None`: the workers choose. The change has no time limit.
+    /// Requests another completion worker; `None`: the workers choose. The change has no time limit.
     pub fn set_completion_worker(&self, worker: Option<WorkerId>) {
         let worker = worker.map(|worker| worker.0);
         match &self.kind {
@@ -155,8 +155,8 @@ impl PlacedEngines {
         }
     }
 
-    /// Gives the change to the completion worker that was asked for a time limit, because no caller waits for it. After
-    /// the limit the present completion worker stays, and an error line names `disk`.
+    /// Limits how long the pending change of the completion worker may take, because no caller waits for it. After the
+    /// limit the current completion worker stays, and an error log line names `disk`.
     pub fn limit_change(&self, disk: &str) {
         // `shared` changes its completion worker at once.
         if let Kind::Completion(placement) = &self.kind {
@@ -164,8 +164,8 @@ impl PlacedEngines {
         }
     }
 
-    /// Most workers that may serve the disk's queues: each needs its share of the depth, and so does a completion worker
-    /// without such a queue.
+    /// Limit of workers that may serve the disk's queues. Each needs its share of the depth, and so does a completion
+    /// worker without such a queue.
     #[must_use]
     pub fn most_workers(&self) -> usize {
         let shares = usize::try_from(self.depth).unwrap_or(usize::MAX) / LEAST_SHARE;

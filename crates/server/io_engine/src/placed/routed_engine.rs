@@ -1,5 +1,5 @@
-//! The engine that does the work of a placement. It knows each op by its place in a table, which leads back to the
-//! participant that pushed it, and to the participant's own name for it.
+//! The engine that does the work of a placement. A table maps each op to the participant that pushed it and to that
+//! participant's token.
 
 use std::io;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use super::epoll_wait::WorkerWaker;
 use super::limits::EngineMaker;
 use crate::engine::{Completion, Engine, Event, Op, OpError};
 
-/// Where an op came from.
+/// The origin of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Route {
     /// The index of the participant's channel, or [`OWN`].
     channel: u32,
-    /// The participant's name for the op.
+    /// The participant's token of the op.
     token: u64,
 }
 
-/// The op belongs to the participant that owns the engine.
+/// Channel of ops that belong to the engine's owner itself.
 pub(super) const OWN: u32 = u32::MAX;
 
-/// A place is taken when an op starts, and freed by the op's only completion.
+/// The table of origins. An op takes an entry when it starts, and its only completion frees the entry.
 #[derive(Debug)]
 struct Routes {
     places: Box<[Route]>,
@@ -40,7 +40,7 @@ impl Routes {
         self.free.len()
     }
 
-    /// `None`: no room.
+    /// Returns `None` if the table is full.
     #[inline]
     fn take(&mut self, route: Route) -> Option<u64> {
         let place = self.free.pop()?;
@@ -48,7 +48,7 @@ impl Routes {
         Some(place.into())
     }
 
-    /// Frees the place `token`.
+    /// Frees the entry `token`.
     #[inline]
     fn give_back(&mut self, token: u64) -> Route {
         #[allow(clippy::cast_possible_truncation)] // `take` returned it
@@ -58,11 +58,11 @@ impl Routes {
     }
 }
 
-/// See the file's head.
+/// The engine with its table. See the module documentation.
 pub(super) struct RoutedEngine {
     pub inner: Box<dyn Engine>,
     routes: Routes,
-    /// Scratch of `reap`.
+    /// Scratch buffer of `reap`.
     events: Vec<Event>,
 }
 
@@ -86,7 +86,7 @@ impl RoutedEngine {
     /// Pushes an op of the participant behind `channel`.
     ///
     /// # Errors
-    /// The op, as it came: there is no room.
+    /// Returns the op unchanged if there is no room.
     #[inline]
     #[allow(clippy::result_large_err)] // an op that is refused goes back whole
     pub fn push(&mut self, mut op: Op, channel: u32) -> Result<(), Op> {
@@ -99,7 +99,7 @@ impl RoutedEngine {
         })
     }
 
-    /// Gives each completion to `sink`, with the index of its channel.
+    /// Passes each completion to `sink`, with the index of its channel.
     #[inline]
     pub fn reap(&mut self, mut sink: impl FnMut(u32, Completion)) {
         self.inner.reap(&mut self.events);
@@ -112,13 +112,13 @@ impl RoutedEngine {
     }
 }
 
-/// How completions reach a participant.
+/// The path of completions to one participant.
 pub(super) struct Outlet {
     pub done: Producer<Completion>,
     pub waker: Arc<WorkerWaker>,
     /// The participant's ops in the engine.
     pub inside: usize,
-    /// It has got completions, and has not been woken since.
+    /// The participant got completions and was not woken since.
     pub touched: bool,
     /// The participant has left. Its completions are dropped.
     pub gone: bool,
@@ -140,7 +140,7 @@ impl Outlet {
     }
 }
 
-/// Puts `value` into the first free place, and returns that.
+/// Stores `value` in the first free slot, and returns its index.
 pub(super) fn put<T>(places: &mut Vec<Option<T>>, value: T) -> usize {
     let index = places.iter().position(Option::is_none).unwrap_or(places.len());
     if index == places.len() {

@@ -14,7 +14,7 @@ use crate::{FakeEngine, FakeHandle, IoUringEngine, LinuxAioEngine};
 
 pub const DEPTH: u32 = 128;
 const BLOCK: u64 = 4096;
-/// A test that waits this long has hung.
+/// A test that waits this long is considered hung.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn config() -> EngineConfig {
@@ -53,7 +53,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// `None`: no `O_DIRECT` in the test program's folder.
+    /// Returns `None` if the test program's directory does not support `O_DIRECT`.
     pub fn new(cache: CacheMode) -> Option<Arc<Self>> {
         let program = std::env::current_exe().unwrap();
         let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
@@ -76,7 +76,7 @@ impl Bed {
     }
 }
 
-/// One worker's engine, and blocks of image and memory that are its own.
+/// One worker's engine, with blocks of the image and memory that only this worker uses.
 pub struct Worker {
     pub engine: Box<dyn Engine>,
     pub file: FileId,
@@ -106,7 +106,7 @@ impl Worker {
         Self { engine, file, bed: Arc::clone(bed), view, number, events: Vec::new() }
     }
 
-    /// Where a block lies, in image and memory. Each worker has 64 blocks.
+    /// Offset of a block in the image and in memory. Each worker has 64 blocks.
     fn place(&self, block: u64) -> u64 {
         (self.number * 64 + block) * BLOCK
     }
@@ -141,7 +141,7 @@ impl Worker {
         self.events.drain(..).map(completed).collect()
     }
 
-    /// One pass: submit, reap, and a sleep if there was nothing.
+    /// Submits and reaps, and sleeps if there were no events.
     pub fn pass(&mut self, sleeps: bool) -> Vec<Completion> {
         self.engine.submit().unwrap();
         let completions = self.reap();
@@ -151,7 +151,7 @@ impl Worker {
         completions
     }
 
-    /// Passes until `count` ops have ended.
+    /// Runs passes until `count` ops have completed.
     pub fn finish(&mut self, count: usize) -> Vec<Completion> {
         let deadline = Instant::now() + PATIENCE;
         let mut done = Vec::new();
@@ -162,7 +162,7 @@ impl Worker {
         done
     }
 
-    /// Writes `width` blocks and reads them back into cleared memory, in each of `rounds`. Without `sleeps` it spins.
+    /// In each of `rounds`, writes `width` blocks and reads them back into cleared memory. Spins if `sleeps` is false.
     pub fn write_and_check(&mut self, rounds: u64, width: u64, sleeps: bool) {
         for round in 0..rounds {
             for block in 0..width {

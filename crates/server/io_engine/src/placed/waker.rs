@@ -1,4 +1,4 @@
-//! Wakes a thread that is about to sleep: at most one signal per sleep, none while the thread is awake.
+//! Wakes a thread that is about to sleep. Sends at most one signal per sleep, and none while the thread is awake.
 //!
 //! | sleeper ([`Waker::begin_sleep`]) | publisher ([`Waker::wake`]) |
 //! |---|---|
@@ -6,24 +6,24 @@
 //! | 2. fence | 2. fence |
 //! | 3. checks everything that may be published; sleeps only if there is nothing | 3. signals if `asleep` is set |
 //!
-//! - Dekker's algorithm: the fences are in one total order, so the side whose fence comes second sees what the other side
-//!   wrote before its own. Either the sleeper finds what was published, or the publisher finds `asleep`. Without the
-//!   fences neither need happen, not even on x86-64: a store may pass a later load of another variable.
-//! - Every change of `asleep` is a swap, so each change knows the value that it replaced.
-//! - `asleep` orders nothing else: published data carries its own ordering.
-//! - A model checks this: `RUSTFLAGS="--cfg loom" cargo test -p io_engine --lib model --target-dir target/loom`.
+//! - This is Dekker's algorithm. The fences have one total order, so the side with the second fence sees the other
+//!   side's earlier write: either the sleeper finds the published work, or the publisher finds `asleep` set. Without
+//!   the fences both can miss, even on x86-64, where a store may pass a later load of another variable.
+//! - Every change of `asleep` is a swap, so the code always knows the replaced value.
+//! - `asleep` does not order published data, which has its own ordering.
+//! - A loom model checks this: `RUSTFLAGS="--cfg loom" cargo test -p io_engine --lib model --target-dir target/loom`.
 
 #[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicBool, Ordering, fence};
 #[cfg(not(all(test, loom)))]
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// Ends a sleep, even one that begins after the signal.
+/// Ends a sleep, including one that begins after the signal.
 pub(crate) trait Signal {
     fn signal(&self);
 }
 
-/// See the file's head. `A` signals the sleeper.
+/// The waker. `A` signals the sleeper.
 #[derive(Debug)]
 pub(crate) struct Waker<A> {
     asleep: AtomicBool,
@@ -35,12 +35,12 @@ impl<A: Signal> Waker<A> {
         Self { asleep: AtomicBool::new(false), signal }
     }
 
-    /// Wakes the sleeper if it sleeps or is about to. The caller has published before. Returns whether this took a signal.
+    /// Wakes the sleeper if it sleeps or is about to. Call it after publishing. Returns whether a signal was needed.
     #[inline]
     pub fn wake(&self) -> bool {
         // Pairs with the fence in `begin_sleep`.
         fence(Ordering::SeqCst);
-        // The swap lets only one of several publishers signal.
+        // The swap lets only one of several concurrent publishers signal.
         let signals = self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed);
         if signals {
             self.signal.signal();
@@ -48,10 +48,10 @@ impl<A: Signal> Waker<A> {
         signals
     }
 
-    /// Publishers signal from now on. The caller checks once more before it sleeps.
+    /// Makes publishers signal from now on. The caller checks for work once more before it sleeps.
     #[inline]
     pub fn begin_sleep(&self) {
-        // With a store instead of a swap the model finds a lost wake-up.
+        // With a plain store instead of the swap, the model finds a lost wake-up.
         self.asleep.swap(true, Ordering::Relaxed);
         // Pairs with the fence in `wake`.
         fence(Ordering::SeqCst);
@@ -63,7 +63,7 @@ impl<A: Signal> Waker<A> {
         !self.asleep.swap(false, Ordering::Relaxed)
     }
 
-    /// A hint: it may be out of date at once.
+    /// A hint that may already be outdated.
     #[inline]
     pub fn seems_asleep(&self) -> bool {
         self.asleep.load(Ordering::Relaxed)

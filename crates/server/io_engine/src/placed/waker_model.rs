@@ -1,4 +1,4 @@
-//! A model of sleeping and waking: no order of steps loses a wake-up. loom reports a lost one as a deadlock.
+//! A loom model: no interleaving loses a wake-up. loom reports a lost wake-up as a deadlock.
 
 use loom::model::Builder;
 use loom::sync::atomic::AtomicUsize;
@@ -53,7 +53,7 @@ fn publisher(waker: &Waker<Sticky>, tail: &AtomicUsize, times: usize) {
 
 fn check(publishers: usize, times: usize) {
     let mut model = Builder::new();
-    // All orders with at most three preemptions. More take hours.
+    // All interleavings with at most three preemptions. More would take hours.
     model.preemption_bound = Some(3);
     model.check(move || {
         let shared = Arc::new((Waker::new(Sticky::new()), [AtomicUsize::new(0), AtomicUsize::new(0)]));

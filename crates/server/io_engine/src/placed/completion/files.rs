@@ -1,7 +1,7 @@
-//! The files of all participants, under numbers that stay the same when the owner changes.
+//! The table of all participants' files. A file keeps its number when the owner changes.
 //!
-//! Each participant attaches files of its own. The engine can then cancel its ops alone, and each sync goes through the
-//! worker's own file description.
+//! Each participant attaches its own files. The engine can then cancel only that participant's ops, and each sync uses
+//! the worker's own file description.
 
 use std::io;
 
@@ -15,7 +15,7 @@ enum Slot {
         participant: u64,
         spec: FileSpec,
     },
-    /// Detached by its participant; the owner's engine may still have it.
+    /// Detached by its participant. The owner's engine may still have it attached.
     Released,
 }
 

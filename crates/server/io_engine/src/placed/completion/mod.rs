@@ -1,6 +1,6 @@
 //! Placement `completion`: one worker, the completion worker, carries out the ops of all workers.
 //!
-//! `owner.rs`: what the completion worker does, which owns the engine. `participant.rs`: the engine that each worker sees.
+//! `owner.rs`: the completion worker's side, with the engine. `participant.rs`: the engine that each worker uses.
 
 mod files;
 mod owner;
@@ -20,27 +20,27 @@ use crate::engine::Engine;
 use crate::placed::counters::PlacementCounters;
 use crate::placed::limits::EngineMaker;
 
-/// The placement. Clones are the same placement.
+/// The placement. Clones refer to the same placement.
 #[derive(Clone, Debug)]
 pub struct CompletionPlacement(Arc<Group>);
 
 impl CompletionPlacement {
-    /// `wanted` becomes completion worker as soon as it takes part.
+    /// `wanted` becomes completion worker once it participates.
     pub fn new(make: EngineMaker, depth: u32, policy: HandOver, wanted: Option<u32>) -> Self {
         let registry = Registry { wanted, ..Registry::default() };
         Self(Arc::new(Group::new(make, depth, registry, Own { policy, busy: AtomicUsize::new(0) })))
     }
 
-    /// The engine of a worker, which takes part as soon as it has started the engine.
+    /// Makes a worker's engine. The worker participates once it has started the engine.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// No free descriptor.
     pub fn engine(&self, worker: u32) -> io::Result<Box<dyn Engine>> {
         Ok(Box::new(Participant::new(Arc::clone(&self.0), worker)?))
     }
 
-    /// Asks for another completion worker; `None`: the present one. The change takes place as soon as the ops in the engine
-    /// have ended and that worker takes part.
+    /// Requests another completion worker; `None`: the current one. The change takes place once the ops in the engine
+    /// have ended and that worker participates.
     pub fn set_completion_worker(&self, worker: Option<u32>) {
         let mut registry = self.0.registry();
         registry.wanted = worker;
@@ -49,8 +49,8 @@ impl CompletionPlacement {
         self.0.changed(&registry);
     }
 
-    /// Limits how long the change to the completion worker that was asked for may take. After that the present one
-    /// stays, and an error line names `disk`.
+    /// Limits how long the pending change of the completion worker may take. After that the current one stays, and an
+    /// error log line names `disk`.
     pub fn limit_change(&self, disk: &str) {
         let mut registry = self.0.registry();
         registry.limited = Some(disk.into());
@@ -59,12 +59,12 @@ impl CompletionPlacement {
         }
     }
 
-    /// The completion worker that was asked for.
+    /// The requested completion worker.
     pub fn wanted(&self) -> Option<u32> {
         self.0.registry().wanted
     }
 
-    /// The completion worker now.
+    /// The current completion worker.
     pub fn completion_worker(&self) -> Option<u32> {
         let mut registry = self.0.registry();
         let owner = registry.owner?;

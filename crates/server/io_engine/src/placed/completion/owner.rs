@@ -2,8 +2,8 @@
 //!
 //! `ops ring → (file and route) → push → submit`, `reap → route → completion ring → one wake-up per participant`
 //!
-//! - The owner serves the rings in turns, as far as the engine has room. Ops that do not fit wait in their ring. Each
-//!   participant may have only its share of the depth in flight, so none can keep the others out.
+//! - The owner serves the rings round-robin while the engine has room. Other ops wait in their rings. A participant may
+//!   have only its share of the depth in flight, so none can starve the others.
 //! - A completion ring is as long as the depth, so it has room for all ops that its participant has in flight.
 
 use std::collections::VecDeque;
@@ -15,25 +15,25 @@ use super::registry::{Channel, Group, Registry};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError};
 use crate::placed::routed_engine::{OWN, RoutedEngine, put, unstarted};
 
-/// How the engine knows a file, once it was asked to attach it.
+/// The engine's number of a file, or the error of attaching it; `None` until the engine was asked to attach it.
 type Known = Option<Result<FileId, Errno>>;
 
 pub(super) struct Owner {
     routed: RoutedEngine,
     channels: Vec<Option<Channel>>,
     files: Vec<Known>,
-    /// The worker's own ops that ended outside the engine.
+    /// The owner's own ops that ended outside the engine.
     ended: VecDeque<Completion>,
-    /// The channel that is served first in the next turn.
+    /// The channel that the next round serves first.
     first: usize,
-    /// Another participant is to be owner: this one takes no more ops.
+    /// Another participant will become owner, so this one takes no more ops.
     pub retiring: bool,
-    /// Ops and completions of other workers since `take_unseen_work`.
+    /// Other workers' ops and completions handled since `take_unseen_work`.
     served: usize,
 }
 
 impl Owner {
-    /// Starts the engine. [`Owner::sync`] takes the channels.
+    /// Starts the engine. [`Owner::sync`] adds the channels.
     pub fn start(group: &Group) -> io::Result<Self> {
         Ok(Self {
             routed: RoutedEngine::start(&group.make, group.depth, false)?,
@@ -46,7 +46,7 @@ impl Owner {
         })
     }
 
-    /// Takes in a change of the registry: participants, files, ops to cancel.
+    /// Applies a change of the registry: participants, files, and ops to cancel.
     pub fn sync(&mut self, registry: &mut Registry) {
         for entry in &mut registry.list {
             if let Some(channel) = entry.channel.take() {
@@ -152,7 +152,7 @@ impl Owner {
         })
     }
 
-    /// Takes the ops from the rings in turns, and starts them.
+    /// Takes ops from the rings round-robin, and starts them.
     pub fn serve(&mut self, group: &Group) -> io::Result<()> {
         let count = self.channels.len();
         for turn in 0..count {
@@ -165,7 +165,7 @@ impl Owner {
 
     #[inline]
     fn serve_channel(&mut self, index: usize, group: &Group) {
-        // Taken out, so that `self` can be used.
+        // Taken out of the table, so that `self` stays usable.
         let Some(mut channel) = self.channels[index].take() else { return };
         #[allow(clippy::cast_possible_truncation)] // at most depth / LEAST_SHARE
         let number = index as u32;
@@ -194,7 +194,7 @@ impl Owner {
         self.channels[index] = Some(channel);
     }
 
-    /// Appends the worker's own completions to `events`, and passes the others on to their participants.
+    /// Appends the worker's own completions to `events`, and passes the others to their participants.
     pub fn reap(&mut self, events: &mut Vec<Event>, group: &Group) {
         events.extend(self.ended.drain(..).map(Event::Completed));
         let Self { routed, channels, .. } = self;
@@ -228,13 +228,13 @@ impl Owner {
         self.channels.iter().flatten().any(Channel::has_left)
     }
 
-    /// Whether a ring has ops for which the engine has room.
+    /// Whether a ring has ops that the engine has room for.
     pub fn has_work(&self) -> bool {
         let waiting = self.channels.iter().flatten().any(|channel| !channel.ops.is_empty());
         !self.ended.is_empty() || waiting && self.has_room() || self.has_leavers()
     }
 
-    /// Ops of other workers in the engine.
+    /// Other workers' ops in the engine.
     pub fn inside_of_others(&self) -> usize {
         self.channels.iter().flatten().map(|channel| channel.outlet.inside).sum()
     }
@@ -251,7 +251,8 @@ impl Owner {
         &mut *self.routed.inner
     }
 
-    /// Drops the engine, with ops that may still be in it. Returns the channels for the next owner, and own ops that ended.
+    /// Drops the engine, even with ops in flight. Returns the channels for the next owner, and the worker's own ended
+    /// ops.
     pub fn end(self) -> (Vec<Option<Channel>>, VecDeque<Completion>) {
         let Self { routed, channels, ended, .. } = self;
         drop(routed);

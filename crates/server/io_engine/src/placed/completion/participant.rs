@@ -1,11 +1,11 @@
-//! A worker's engine in placement `completion`, whether or not the worker owns the real one.
+//! A worker's engine in placement `completion`, whether or not the worker owns the real engine.
 //!
 //! not the owner: `push → staged → submit: ring, wake-up → … → completion ring → reap`
-//! the owner: `push → engine → reap`, and with each `submit` the ops of the others
+//! the owner: `push → engine → reap`; each `submit` also serves the others' ops
 //!
-//! - The owner may change at any `submit`. The worker's ops and their names do not.
-//! - Dropping a participant cancels its ops but does not wait for them: the owner keeps those ops and their memory until the
-//!   kernel is done. Dropping the owner waits for the ops of the others, and cancels those that take too long.
+//! - The owner may change at any `submit`. The worker's ops and their tokens stay the same.
+//! - Dropping a participant cancels its ops without waiting for them: the owner keeps the ops and their memory until
+//!   the kernel is done. Dropping the owner waits for the others' ops, and cancels those that take too long.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,10 +24,10 @@ use crate::placed::group::Registry as _;
 use crate::placed::limits::{no_watches, share};
 use crate::placed::routed_engine::{Outlet, unstarted};
 
-/// How long an owner that is dropped waits for the ops of the others before it cancels them, and once more after that.
+/// How long a dropped owner waits for the others' ops before it cancels them, and then once more.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the owner may wait until its engine is empty, if no caller waits for the change. The disk's new requests wait
-/// meanwhile.
+/// How long the owner may wait for its engine to become empty if no caller waits for the change. The disk's new
+/// requests are delayed meanwhile.
 const CHANGE_LIMIT: Duration = Duration::from_secs(5);
 
 /// The id of a participant that has not joined.
@@ -40,13 +40,13 @@ pub(super) struct Participant {
     /// The owner's ends of the rings, until the engine is started.
     ends: Option<(Consumer<Op>, Producer<Completion>)>,
     epoll_wait: EpollWait,
-    /// Ops that are not handed over yet.
+    /// Ops that were not yet handed over.
     staged: VecDeque<Op>,
-    /// When the oldest of them was pushed, if the policy goes by time.
+    /// When the oldest staged op was pushed, if the policy has a time limit.
     oldest: Option<Instant>,
     /// An op was pushed since the last `submit`.
     fresh: bool,
-    /// Ops in the ring for which the owner was not woken, and since when.
+    /// Number of ops in the ring whose wake-up was skipped, and the time of the first one.
     spared: Option<(usize, Instant)>,
     ops: Producer<Op>,
     done: Consumer<Completion>,
@@ -55,9 +55,9 @@ pub(super) struct Participant {
     in_flight: usize,
     owner: Option<Box<Owner>>,
     owner_waker: Option<Arc<WorkerWaker>>,
-    /// It is or will be the owner, and has others to serve.
+    /// This participant is or will be the owner, and has others to serve.
     needed: bool,
-    /// When this participant no longer waits to become owner.
+    /// When this participant stops waiting to become owner.
     give_up_at: Option<Instant>,
     seen_changes: u64,
 }
@@ -105,7 +105,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Takes in a change of the registry, and becomes owner if there is none and this participant should be it.
+    /// Applies a change of the registry. Becomes owner if there is none and this participant should be it.
     #[cold]
     fn update(&mut self, registry: &mut Registry) -> io::Result<()> {
         self.seen_changes = self.group.changes();
@@ -120,7 +120,7 @@ impl Participant {
             }
         }
         self.owner_waker = registry.owner_waker();
-        // Ops that were handed over while there was no owner, or for the previous one, woke no owner.
+        // Ops handed over to no owner, or to the previous one, did not wake the current owner.
         if self.owner.is_none() && self.ops.slots() < self.ops.buffer().capacity() {
             self.wake_owner();
         }
@@ -132,7 +132,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Lets the present owner go on: it takes no new ops as long as this participant is to replace it.
+    /// Lets the current owner continue. It had stopped taking new ops because this participant was to replace it.
     #[cold]
     fn give_up(&mut self) -> io::Result<()> {
         let group = Arc::clone(&self.group);
@@ -164,11 +164,11 @@ impl Participant {
         owner.sync(registry);
         self.owner = Some(Box::new(owner));
         registry.owner = Some(self.id);
-        // The others have to wake this worker from now on.
+        // The others must wake this worker from now on.
         self.group.changed(registry);
     }
 
-    /// This participant could not make an engine. Another one is to be owner, if there is one that can.
+    /// Handles a failure to make the engine. Another participant becomes owner if one can.
     fn decline(&mut self, error: io::Error, registry: &mut Registry) -> io::Result<()> {
         if let Some(entry) = registry.entry(self.id) {
             entry.unable = true;
@@ -181,7 +181,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Everything but sleeping. `last`: the worker goes to sleep next.
+    /// One pass without the sleep. `last`: the worker sleeps after this pass.
     #[inline]
     fn work(&mut self, last: bool) -> io::Result<()> {
         self.epoll_wait.end_sleep();
@@ -213,7 +213,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Gives up the engine, which is empty, so that the next owner can start one.
+    /// Drops the engine, which is empty, so that the next owner can start one.
     #[cold]
     fn resign(&mut self) {
         let Some(owner) = self.owner.take() else { return };
@@ -250,7 +250,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Puts the staged ops into the ring.
+    /// Moves the staged ops into the ring.
     #[inline]
     fn publish(&mut self) {
         let count = self.staged.len();
@@ -270,7 +270,7 @@ impl Participant {
         }
     }
 
-    /// Whether the owner sleeps with I/O in flight, which will wake it. A hint: `submit` and `arm` check again.
+    /// Whether the owner sleeps with I/O in flight that will wake it. A hint: `submit` and `arm` check again.
     #[inline]
     fn may_spare(&self) -> bool {
         self.group.own.busy.load(Relaxed) > 0
@@ -295,14 +295,14 @@ impl Participant {
     }
 
     fn has_work(&self) -> bool {
-        // An owner's staged ops wait for room in the engine, which wakes the worker itself.
+        // An owner's staged ops wait for room in the engine. The completion that frees room also wakes the worker.
         let staged = !self.staged.is_empty() && self.owner.as_ref().is_none_or(|owner| owner.has_room());
         let ended = !self.done.is_empty() || !self.ended.is_empty();
         let handed_over = self.owner.as_ref().is_some_and(|owner| owner.has_work());
         staged || ended || handed_over || self.group.changes() != self.seen_changes
     }
 
-    /// Cancels ops on `files`: the staged ones here, the others by the owner.
+    /// Cancels the ops on `files`: staged ops here, the others through the owner.
     fn cancel(&mut self, files: &[FileId]) {
         let ended = &mut self.ended;
         let mut kept = VecDeque::with_capacity(self.staged.capacity());
@@ -375,7 +375,7 @@ impl Engine for Participant {
         format!("on the completion worker, handed over by {}", self.group.own.policy)
     }
 
-    /// Makes the worker take part.
+    /// Registers the worker as a participant.
     fn start(&mut self) -> io::Result<()> {
         self.join()
     }
@@ -436,7 +436,7 @@ impl Engine for Participant {
         self.work(true)?;
         let inner_may_sleep = match &mut self.owner {
             Some(owner) => {
-                // Before the others can see this worker asleep: they spare its wake-up if I/O in flight will wake it.
+                // Set before others can see this worker asleep: they skip its wake-up if I/O in flight will wake it.
                 self.group.own.busy.store(owner.inner().in_flight(), Relaxed);
                 owner.inner_mut().arm()?
             }
@@ -455,7 +455,7 @@ impl Engine for Participant {
         self.epoll_wait.descriptor()
     }
 
-    /// The worker's base engine watches kicks.
+    /// The worker's base engine watches kicks instead.
     fn watch(&mut self, _fd: Arc<OwnedFd>, _token: WatchToken) -> io::Result<WatchId> {
         Err(no_watches())
     }
@@ -502,7 +502,7 @@ impl Engine for Participant {
         self.needed
     }
 
-    /// Other participants wake it.
+    /// Other participants may wake this worker.
     fn wakes_when_idle(&self) -> bool {
         true
     }

@@ -1,46 +1,46 @@
-//! When ops are handed over. At once costs a wake-up each time, later costs latency.
+//! When ops are handed over. Immediate hand-over costs a wake-up per batch; a delay costs latency.
 //!
 //! | policy | ops wait until |
 //! |---|---|
-//! | `count:N` | there are N, or a pass of their worker added none |
-//! | `time:US` | the oldest has waited for US microseconds |
+//! | `count:N` | N ops are staged, or a pass of their worker added none |
+//! | `time:US` | the oldest op has waited for US microseconds |
 //! | `adaptive` | nothing: they are in the ring at once. A completion worker that sleeps with I/O in flight is not woken unless many ops wait or the oldest is too old |
 //!
-//! Before a worker sleeps, it hands over all its ops and wakes the completion worker if it spared that.
+//! Before a worker sleeps, it hands over all its ops, and wakes the completion worker if it had skipped that.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The policy. See the file's head.
+/// The hand-over policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandOver {
-    /// This many ops are handed over.
+    /// Number of staged ops that are handed over at once.
     pub batch: u32,
-    /// An op that has waited this long is handed over. `None`: as soon as no more come.
+    /// Limit of the time that an op may be staged. `None`: hand over once a pass adds no op.
     pub max_delay: Option<Duration>,
-    /// Delays wake-ups instead of ops.
+    /// Hands ops over at once, but delays wake-ups.
     pub adaptive: bool,
 }
 
-/// Largest batch: no ring is longer.
+/// Largest batch. No ring is longer.
 const MAX_BATCH: u32 = 32768;
-/// Longest delay: longer than any disk takes.
+/// Longest delay, longer than any disk takes.
 const MAX_DELAY_US: u64 = 100_000;
 
 impl HandOver {
-    /// Every `batch` ops.
+    /// Hands over every `batch` ops.
     #[must_use]
     pub const fn by_count(batch: u32) -> Self {
         Self { batch, max_delay: None, adaptive: false }
     }
 
-    /// When the oldest op has waited for `max_delay`.
+    /// Hands over when the oldest op has waited for `max_delay`.
     #[must_use]
     pub const fn by_time(max_delay: Duration) -> Self {
         Self { batch: MAX_BATCH, max_delay: Some(max_delay), adaptive: false }
     }
 
-    /// At once, with few wake-ups.
+    /// Hands over at once, with few wake-ups.
     #[must_use]
     pub const fn adaptive() -> Self {
         Self { batch: 32, max_delay: Some(Duration::from_micros(50)), adaptive: true }
@@ -63,7 +63,7 @@ impl Default for HandOver {
     }
 }
 
-/// The text names no policy.
+/// The text is not a valid policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "hand-over '{value}' is unknown: use count:N (1 to {MAX_BATCH}), time:MICROSECONDS (0 to {MAX_DELAY_US}) or adaptive"

@@ -1,10 +1,10 @@
-//! Who takes part in a `completion` placement, and which participant has the engine: the owner.
+//! The participants of a `completion` placement, and which of them owns the engine.
 //!
-//! - A participant reads the registry only after a change: a worker comes or goes, a file does, or the owner changes. The
-//!   thread that changes something counts the change and wakes all participants.
-//! - The owner is the worker that was asked for, if it takes part, otherwise the first. An owner that is replaced takes no
-//!   new ops and waits until its engine is empty, while new ops wait in their rings. Then it returns its ends of the rings
-//!   to the registry, and the next owner takes them.
+//! - A participant reads the registry only after a change: a worker or a file was added or removed, or the owner
+//!   changed. The thread that changes it increments a counter and wakes all participants.
+//! - The owner is the requested worker if it participates, otherwise the first. A replaced owner takes no new ops and
+//!   waits until its engine is empty, while new ops wait in their rings. Then it returns its ring ends to the registry,
+//!   and the next owner takes them.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -23,7 +23,7 @@ pub(super) struct Channel {
     pub participant: u64,
     pub ops: Consumer<Op>,
     pub outlet: Outlet,
-    /// Ops at the ring's front whose file may be in `cancelled`.
+    /// Number of ops at the ring's front whose file may be in `cancelled`.
     pub to_check: usize,
     pub cancelled: Vec<FileId>,
 }
@@ -33,7 +33,7 @@ impl Channel {
         Self { participant, ops, outlet, to_check: 0, cancelled: Vec::new() }
     }
 
-    /// Its participant has left, and has no ops in the engine.
+    /// Whether its participant has left and has no ops in the engine.
     pub fn has_left(&self) -> bool {
         self.outlet.gone && self.outlet.inside == 0
     }
@@ -44,12 +44,12 @@ pub(super) struct Entry {
     pub id: u64,
     pub worker: u32,
     pub waker: Arc<WorkerWaker>,
-    /// While no owner has it.
+    /// The owner's ring ends, while there is no owner.
     pub channel: Option<Channel>,
     pub gone: bool,
-    /// It could not make an engine, and is not asked again until the operator asks for a worker.
+    /// The participant failed to make an engine. It is skipped until the operator requests a worker.
     pub unable: bool,
-    /// Files whose ops the owner is to cancel.
+    /// Files whose ops the owner must cancel.
     pub cancelled: Vec<FileId>,
 }
 
@@ -61,11 +61,11 @@ impl Entry {
 
 #[derive(Default)]
 pub(super) struct Registry {
-    /// The completion worker that was asked for.
+    /// The requested completion worker.
     pub wanted: Option<u32>,
-    /// The disk that the log names, if no caller waits for the change to `wanted`: the change then has a time limit.
+    /// The disk's name for the log, if no caller waits for the change to `wanted`. The change then has a time limit.
     pub limited: Option<Box<str>>,
-    /// The participant that has the engine.
+    /// The participant that owns the engine.
     pub owner: Option<u64>,
     pub list: Vec<Entry>,
     pub files: Files,
@@ -77,7 +77,7 @@ impl Registry {
         self.list.iter_mut().find(|entry| entry.id == id)
     }
 
-    /// The participant that should have the engine.
+    /// The participant that should own the engine.
     pub fn wanted_owner(&self) -> Option<u64> {
         let able = || self.list.iter().filter(|entry| !entry.gone && !entry.unable);
         let asked_for = able().find(|entry| Some(entry.worker) == self.wanted);
@@ -85,14 +85,14 @@ impl Registry {
         asked_for.or_else(present).or_else(|| able().next()).map(|entry| entry.id)
     }
 
-    /// The present owner's worker, if the participant `id` on `worker` is to become owner within a time limit.
+    /// The current owner's worker, if the participant `id` on `worker` is to become owner within a time limit.
     pub fn limited_by_owner(&self, id: u64, worker: u32) -> Option<u32> {
         let waits = self.limited.is_some() && self.wanted == Some(worker) && self.wanted_owner() == Some(id);
         let owner = self.list.iter().find(|entry| Some(entry.id) == self.owner);
         owner.filter(|owner| waits && owner.id != id).map(|owner| owner.worker)
     }
 
-    /// Lets all participants try again to make an engine. Returns the one that should.
+    /// Lets all participants try again to make an engine. Returns the one that should own it.
     pub fn retry_all(&mut self) -> Option<u64> {
         self.list.iter_mut().for_each(|entry| entry.unable = false);
         self.wanted_owner()
@@ -103,7 +103,7 @@ impl Registry {
         self.entry(owner).map(|entry| Arc::clone(&entry.waker))
     }
 
-    /// Takes the channels of an owner that ends, for the next one.
+    /// Takes back the ring ends of an owner that stops, for the next owner.
     pub fn take_back(&mut self, channels: Vec<Option<Channel>>) {
         for mut channel in channels.into_iter().flatten() {
             if channel.outlet.gone {
@@ -137,10 +137,10 @@ impl group::Registry for Registry {
     }
 }
 
-/// What `completion` has beside the registry.
+/// State that only `completion` has.
 pub(super) struct Own {
     pub policy: HandOver,
-    /// Ops that the owner had in its engine when it went to sleep: a hint.
+    /// Ops that were in the owner's engine when it went to sleep. A hint.
     pub busy: AtomicUsize,
 }
 

@@ -1,13 +1,14 @@
-//! Placement `shared`: one engine for all workers of a disk, behind a lock. For comparison with a ring per worker.
+//! Placement `shared`: all workers of a disk use one engine behind a lock. For comparison with a ring per worker.
 //!
 //! `push → staged → submit: lock, engine → … → the worker that reaps → completion ring → reap`
 //!
-//! - The completion worker sleeps on the engine and reaps. With `reap_on_submit` a worker that submits also reaps, under
-//!   the same lock. Another worker's completions go through that worker's ring, with one wake-up per batch.
-//! - A worker takes the lock once per pass in which it has ops. The completion worker takes it when ops are in the engine.
-//! - io_uring runs the rest of a call in the thread that submitted it (task work). The kernel wakes that thread if it
-//!   sleeps, even if another thread reaps. Linux AIO needs no thread for this.
-//! - When a thread ends, the kernel cancels the calls that it submitted, which may be other workers' continued calls. A
+//! - The completion worker sleeps on the engine and reaps. With `reap_on_submit`, a worker that submits also reaps
+//!   under the same lock. Completions of other workers go through those workers' rings, with one wake-up per batch.
+//! - A worker takes the lock once per pass in which it has ops. The completion worker takes it while ops are in the
+//!   engine.
+//! - io_uring finishes a call in the thread that submitted it (task work). The kernel wakes that thread if it sleeps,
+//!   even if another thread reaps. Linux AIO has no such dependency.
+//! - When a thread ends, the kernel cancels the calls that it submitted, and these may belong to other workers' ops. A
 //!   worker that leaves therefore waits until the engine is empty. The other workers stage their ops meanwhile.
 
 mod participant;
@@ -23,12 +24,12 @@ use crate::engine::Engine;
 use crate::placed::counters::PlacementCounters;
 use crate::placed::limits::EngineMaker;
 
-/// The placement. Clones are the same placement.
+/// The placement. Clones refer to the same placement.
 #[derive(Clone, Debug)]
 pub struct SharedPlacement(Arc<Group>);
 
 impl SharedPlacement {
-    /// `wanted` becomes completion worker as soon as it takes part.
+    /// `wanted` becomes completion worker once it participates.
     pub fn new(make: EngineMaker, depth: u32, reap_on_submit: bool, wanted: Option<u32>) -> Self {
         let own = Own {
             reap_on_submit,
@@ -39,16 +40,16 @@ impl SharedPlacement {
         Self(Arc::new(Group::new(make, depth, Registry { wanted, ..Registry::default() }, own)))
     }
 
-    /// The engine of a worker, which takes part as soon as it has started the engine.
+    /// Makes a worker's engine. The worker participates once it has started the engine.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// No free descriptor.
     pub fn engine(&self, worker: u32) -> io::Result<Box<dyn Engine>> {
         Ok(Box::new(Participant::new(Arc::clone(&self.0), worker)?))
     }
 
-    /// Asks for another completion worker; `None`: the first worker. The change takes place at once, or as soon as that
-    /// worker takes part.
+    /// Requests another completion worker; `None`: the first worker. The change takes place at once, or once that
+    /// worker participates.
     pub fn set_completion_worker(&self, worker: Option<u32>) {
         let mut registry = self.0.registry();
         let before = registry.owner().map(|entry| entry.id);
@@ -57,12 +58,12 @@ impl SharedPlacement {
         self.0.changed(&registry);
     }
 
-    /// The completion worker that was asked for.
+    /// The requested completion worker.
     pub fn wanted(&self) -> Option<u32> {
         self.0.registry().wanted
     }
 
-    /// The completion worker now.
+    /// The current completion worker.
     pub fn completion_worker(&self) -> Option<u32> {
         self.0.registry().owner().map(|entry| entry.worker)
     }

@@ -1,7 +1,7 @@
 //! A worker's engine in placement `shared`.
 //!
-//! Dropping it cancels the worker's ops in flight and waits until the engine is empty. An op that takes too long stays in
-//! the engine, and its completion is dropped.
+//! Dropping it cancels the worker's ops in flight and waits until the engine is empty. An op that takes too long stays
+//! in the engine, and its completion is dropped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,9 +19,9 @@ use crate::placed::group::Registry as _;
 use crate::placed::limits::{no_watches, share};
 use crate::placed::routed_engine::{Outlet, put, unstarted};
 
-/// How long a worker that leaves waits until the engine is empty.
+/// How long a leaving worker waits for the engine to become empty.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it checks: the worker that reaps does not tell it.
+/// How often the leaving worker checks: the worker that reaps does not notify it.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The id of a participant that has not joined.
@@ -33,7 +33,7 @@ pub(super) struct Participant {
     id: u64,
     /// The index of its outlet.
     channel: u32,
-    /// The other end of `done`, until the engine is started.
+    /// The producer of `done`, until the engine is started.
     done_end: Option<Producer<Completion>>,
     epoll_wait: EpollWait,
     is_owner: bool,
@@ -44,7 +44,7 @@ pub(super) struct Participant {
     in_flight: usize,
     /// This worker's files.
     files: Vec<FileId>,
-    /// Scratch: the workers to wake.
+    /// Scratch buffer for the workers to wake.
     wakers: Vec<Arc<WorkerWaker>>,
     seen_changes: u64,
     served: usize,
@@ -118,7 +118,7 @@ impl Participant {
         Ok(result)
     }
 
-    /// Takes in a change of the registry.
+    /// Applies a change of the registry.
     #[cold]
     fn update(&mut self) -> io::Result<()> {
         self.seen_changes = self.group.changes();
@@ -133,7 +133,8 @@ impl Participant {
         Ok(())
     }
 
-    /// A worker leaves. Acquire pairs with the Release in `drain`: all ops that the worker waits for are in the engine.
+    /// Whether a worker is leaving. Acquire pairs with the Release in `drain`: all ops that the worker waits for are in
+    /// the engine.
     fn must_wait(&self) -> bool {
         self.group.own.leaving.load(Ordering::Acquire) > 0
     }
@@ -187,7 +188,7 @@ impl Participant {
         self.ended.extend(ended);
     }
 
-    /// Waits until the engine is empty, because the calls that this thread submitted end with the thread.
+    /// Waits until the engine is empty, because the kernel cancels this thread's calls when the thread ends.
     fn drain(&mut self) -> bool {
         // Release: pairs with `must_wait`.
         self.group.own.leaving.fetch_add(1, Ordering::Release);
@@ -242,7 +243,7 @@ impl Drop for Participant {
         let last = self.leave(&mut registry);
         group.changed(&registry);
         drop(registry);
-        // Without the locks: it waits for the ops in flight.
+        // Dropped without holding the locks, because it waits for the ops in flight.
         drop(last);
     }
 }
@@ -254,7 +255,7 @@ impl Engine for Participant {
         format!("shared behind a lock, {reaping}")
     }
 
-    /// Makes the worker take part.
+    /// Registers the worker as a participant.
     fn start(&mut self) -> io::Result<()> {
         self.join()
     }
@@ -330,7 +331,7 @@ impl Engine for Participant {
         self.epoll_wait.descriptor()
     }
 
-    /// The worker's base engine watches kicks.
+    /// The worker's base engine watches kicks instead.
     fn watch(&mut self, _fd: Arc<OwnedFd>, _token: WatchToken) -> io::Result<WatchId> {
         Err(no_watches())
     }
@@ -358,7 +359,7 @@ impl Engine for Participant {
         let _ = self.with(|engine, _, _| engine.routed.inner.detach_file(file));
     }
 
-    /// The completion worker reports those of all workers together.
+    /// The completion worker reports the counters of all workers together.
     fn stats(&self) -> Stats {
         let guard = if self.is_owner { Some(self.group.lock()) } else { None };
         guard.and_then(|engine| engine.as_ref().map(|engine| engine.routed.inner.stats())).unwrap_or_default()
@@ -368,7 +369,7 @@ impl Engine for Participant {
         self.is_owner && self.group.share() < self.group.depth as usize
     }
 
-    /// Other participants wake it.
+    /// Other participants may wake this worker.
     fn wakes_when_idle(&self) -> bool {
         true
     }

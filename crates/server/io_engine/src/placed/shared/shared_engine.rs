@@ -1,4 +1,4 @@
-//! What the participants of placement `shared` share: the engine behind its lock, and the registry.
+//! State that the participants of placement `shared` share: the engine behind its lock, and the registry.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::placed::epoll_wait::WorkerWaker;
 use crate::placed::group;
 use crate::placed::routed_engine::{Outlet, RoutedEngine};
 
-/// What the lock protects.
+/// The data that the lock protects.
 pub(super) struct SharedEngine {
     pub routed: RoutedEngine,
     /// One for each participant.
@@ -36,11 +36,11 @@ impl SharedEngine {
             place.take_if(|outlet| outlet.gone && outlet.inside == 0);
         });
         group.counters.passed.add(passed);
-        // Relaxed: a hint for a completion worker that is awake. Before it sleeps it looks under the lock.
+        // Relaxed: a hint for a completion worker that is awake. Before it sleeps, it checks under the lock.
         group.own.inside.store(routed.inner.in_flight(), Ordering::Relaxed);
     }
 
-    /// Takes the completions, and starts the calls that follow from them.
+    /// Reaps completions, and starts the calls that follow from them.
     pub fn reap_and_submit(&mut self, group: &Group) -> io::Result<()> {
         self.reap(group);
         self.routed.inner.submit()
@@ -61,7 +61,7 @@ impl SharedEngine {
 
 #[derive(Default)]
 pub(super) struct Registry {
-    /// The completion worker that was asked for.
+    /// The requested completion worker.
     pub wanted: Option<u32>,
     pub list: Vec<Entry>,
     pub next_id: u64,
@@ -75,7 +75,7 @@ pub(super) struct Entry {
 }
 
 impl Registry {
-    /// The completion worker's entry: the worker that was asked for, or the first.
+    /// The completion worker's entry: the requested worker, or the first.
     pub fn owner(&self) -> Option<&Entry> {
         let asked_for = self.list.iter().find(|entry| Some(entry.worker) == self.wanted);
         asked_for.or_else(|| self.list.first())
@@ -92,13 +92,13 @@ impl group::Registry for Registry {
     }
 }
 
-/// What `shared` has beside the registry.
+/// State that only `shared` has.
 pub(super) struct Own {
     pub reap_on_submit: bool,
     pub engine: lock_api::Mutex<PvQSpinLock, Option<SharedEngine>>,
-    /// Workers that leave and wait until the engine is empty. No op goes into the engine meanwhile.
+    /// Number of workers that are leaving and wait until the engine is empty. No op enters the engine meanwhile.
     pub leaving: AtomicUsize,
-    /// Ops in the engine: a hint.
+    /// Number of ops in the engine. A hint.
     pub inside: AtomicUsize,
 }
 
@@ -106,7 +106,7 @@ pub(super) type Group = group::Group<Registry, Own>;
 pub(super) type EngineGuard<'a> = lock_api::MutexGuard<'a, PvQSpinLock, Option<SharedEngine>>;
 
 impl Group {
-    /// Takes the lock, and counts the time that it waits for it.
+    /// Takes the lock, and counts the time spent waiting for it.
     #[inline]
     pub fn lock(&self) -> EngineGuard<'_> {
         self.counters.locked.add(1);
