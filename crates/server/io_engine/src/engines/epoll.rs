@@ -15,13 +15,13 @@ use rustix::io::Errno;
 use crate::engine::{Event, WatchId, WatchToken};
 use crate::engines::watches::WatchTable;
 
-/// Events per system call. The next call takes the others.
+/// Events per system call. The next call returns the rest.
 const BATCH: usize = 64;
 
-/// The name of an fd that only ends the sleep. No watch has it: its generation has the top bit set.
+/// Epoll data of an fd that only ends a sleep. No watch has this value, because the top bit of a generation is clear.
 const WAKER: u64 = u64::MAX;
 
-/// What a backend without a ring sleeps on: watched descriptors, and descriptors that only end a sleep.
+/// The epoll set that a backend without a ring sleeps on: watched descriptors, and descriptors that only end a sleep.
 #[derive(Debug)]
 pub struct EpollWatcher {
     epoll: OwnedFd,
@@ -29,10 +29,10 @@ pub struct EpollWatcher {
 }
 
 impl EpollWatcher {
-    /// Watches nothing yet.
+    /// Makes an empty set.
     ///
     /// # Errors
-    /// `epoll_create1`'s.
+    /// Errors of `epoll_create1`.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Self { epoll, watches: WatchTable::default() })
@@ -41,6 +41,7 @@ impl EpollWatcher {
     /// Reports writes to `fd` from now on.
     ///
     /// # Errors
+    /// Errors of `epoll_ctl`.
     /// `epoll_ctl`'s.
     pub fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
         let id = self.watches.insert(Arc::clone(&fd), token);
@@ -53,16 +54,16 @@ impl EpollWatcher {
         Ok(added.map(|()| id)?)
     }
 
-    /// Lets `fd`, which stays open, end a sleep without being reported.
+    /// Lets `fd` end a sleep without reporting it. The caller keeps `fd` open.
     ///
     /// # Errors
-    /// `epoll_ctl`'s.
+    /// Errors of `epoll_ctl`.
     pub fn add_waker(&mut self, fd: impl AsFd) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(WAKER), flags)?)
     }
 
-    /// Readable when `wait` would not sleep.
+    /// A descriptor that is readable when `wait` would not sleep.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
@@ -84,10 +85,10 @@ impl EpollWatcher {
         self.watches.is_empty()
     }
 
-    /// Sleeps until a watched fd is written to or the time is over. A signal ends it early.
+    /// Sleeps until a watched fd is written to or the time is over. A signal ends the sleep early.
     ///
     /// # Errors
-    /// `epoll_wait`'s.
+    /// Errors of `epoll_wait`.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let timeout = if self.watches.has_ready() { Some(Duration::ZERO) } else { timeout };
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -106,7 +107,7 @@ impl EpollWatcher {
         Ok(())
     }
 
-    /// Appends the watches that fired, each once.
+    /// Appends one event for each watch that fired.
     pub fn take_ready(&mut self, events: &mut Vec<Event>) {
         self.watches.take_ready(events);
     }

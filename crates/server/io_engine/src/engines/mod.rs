@@ -1,4 +1,4 @@
-//! The engines, a folder or a file each, and what several of them use.
+//! The engines, and the code that several of them share.
 
 pub(crate) mod epoll;
 #[cfg(any(test, feature = "test-util"))]

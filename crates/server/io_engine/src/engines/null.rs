@@ -1,7 +1,7 @@
-//! An engine for tests that completes every op at once and moves no data, so that only the other parts take time.
+//! Test engine that completes every op at once and moves no data, to measure the cost of the other layers.
 //!
-//! It makes no system call while ops flow. It checks watched fds in `wait`, and sometimes in `reap`, so that a worker
-//! that never sleeps sees kicks, too. Reads leave the buffers unchanged.
+//! It makes no system call while ops are in flight, except for occasional checks of the watched fds in `reap`, which
+//! let a worker that never sleeps see kicks. Reads leave the buffers unchanged.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,7 +16,7 @@ use crate::engines::epoll::EpollWatcher;
 /// Calls of `reap` between two checks of the watched fds.
 const LOOK_EVERY: u32 = 256;
 
-/// See the file's head.
+/// The engine. See the module documentation.
 #[derive(Debug)]
 pub struct NullEngine {
     depth: usize,
@@ -27,10 +27,10 @@ pub struct NullEngine {
 }
 
 impl NullEngine {
-    /// An engine of `config.depth`.
+    /// Makes an engine of `config.depth`.
     ///
     /// # Errors
-    /// `epoll_create1`'s.
+    /// Errors of `epoll_create1`.
     pub fn new(config: &EngineConfig) -> io::Result<Self> {
         let depth = config.depth as usize;
         let watcher = EpollWatcher::new()?;
@@ -96,7 +96,7 @@ impl Engine for NullEngine {
         events.extend(self.done.drain(..).map(Event::Completed));
         self.reaps = self.reaps.wrapping_add(1);
         if self.reaps.is_multiple_of(LOOK_EVERY) && !self.watcher.is_idle() {
-            // A lasting error comes again in `wait`, which reports it.
+            // If the error persists, `wait` reports it.
             let _ = self.watcher.wait(Some(Duration::ZERO));
         }
         self.watcher.take_ready(events);

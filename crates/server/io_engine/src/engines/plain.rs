@@ -1,4 +1,4 @@
-//! Makes one call, now, on this thread. The engines without a queue in the kernel use it.
+//! Makes one call immediately, on the current thread, for engines without a kernel queue.
 
 use std::os::fd::RawFd;
 
@@ -6,11 +6,12 @@ use rustix::io::Errno;
 
 use crate::backend::{Buffers, Call, Verb};
 
-/// Makes the call and returns bytes, 0, or a negated errno. `extra_flags` (`RWF_*`) are added to those of a
-/// read or write.
+/// Makes the call and returns a byte count, 0, or a negated errno. Adds `extra_flags` (`RWF_*`) to those of a read or
+/// write.
 ///
 /// # Safety
-/// What `call.buffers` points to must be allocated during the call, and no other code may rely on its contents.
+/// The memory that `call.buffers` points to must stay allocated during the call, and no other code may rely on its
+/// contents.
 pub(crate) unsafe fn execute(fd: RawFd, call: &Call, extra_flags: i32) -> i32 {
     let flags = call.flags | extra_flags;
     #[allow(clippy::cast_possible_wrap)] // file offsets and lengths are below 2^63
@@ -26,7 +27,7 @@ pub(crate) unsafe fn execute(fd: RawFd, call: &Call, extra_flags: i32) -> i32 {
         Buffers::Many { first, count } => (first, count as i32),
     };
     let result = match call.verb {
-        // SAFETY: 1. array and buffers: the caller vouches for them, and `one` lives until the end.
+        // SAFETY: 1. array and buffers: the caller guarantees them, and `one` lives until the end of this function.
         Verb::Read => unsafe { libc::preadv2(fd, first, count, offset, flags) },
         // SAFETY: as above.
         Verb::Write => unsafe { libc::pwritev2(fd, first, count, offset, flags) },

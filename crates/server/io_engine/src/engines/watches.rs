@@ -1,6 +1,6 @@
-//! Which fds are watched, and which have fired since the last report.
+//! The table of watched fds, and of those that have fired since the last report.
 //!
-//! A slot is free again only when the kernel has released it. Until then, late events find an old generation and are
+//! A slot becomes free only when the kernel has released it. Until then, late events carry an old generation and are
 //! dropped.
 
 use std::os::fd::OwnedFd;
@@ -13,9 +13,9 @@ use crate::engine::{Event, WatchId, WatchToken};
 /// The top bit marks watches in io_uring's `user_data`.
 const GENERATION_MASK: u32 = 0x7fff_ffff;
 
-/// A poll that ends without an error met a full completion ring, and works when it is armed again. A poll that keeps
-/// ending is on a descriptor that is always ready (a regular file, `/dev/null`: a front-end may pass any fd as a kick
-/// fd). Arming it again and again would be a busy loop.
+/// Limit of consecutive polls that end at their first event. A poll that ends without an error met a full completion
+/// ring, and works again once armed. If this repeats, the descriptor is always ready (a regular file, `/dev/null`: a
+/// front-end may pass any fd as a kick fd), and arming it forever would be a busy loop.
 const MAX_ENDED_AT_ONCE: u8 = 200;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ enum State {
         fd: Arc<OwnedFd>,
         token: WatchToken,
     },
-    /// Stopped. The slot holds the fd until the kernel confirms, because the kernel may still look it up.
+    /// Stopped. The slot holds the fd until the kernel confirms that it no longer looks it up.
     Stopping {
         _fd: Arc<OwnedFd>,
     },
@@ -35,13 +35,13 @@ enum State {
 struct Slot {
     generation: u32,
     state: State,
-    /// In `ready`, with what to report.
+    /// The event to report; the watch is then listed in `ready`.
     fired: Option<Result<(), Errno>>,
     /// The kernel has a poll for it, or gets one with the next submission.
     armed: bool,
-    /// Polls in a row that ended with their first event.
+    /// Number of consecutive polls that ended at their first event.
     ended_at_once: u8,
-    /// The engine arms it again, however often its polls end.
+    /// The engine always arms this watch again, however often its polls end.
     trusted: bool,
 }
 
@@ -74,7 +74,7 @@ impl WatchTable {
         WatchId { index: index as u32, generation: slot.generation }
     }
 
-    /// Marks a descriptor of our own process: no other process keeps the engine busy with it.
+    /// Marks a descriptor of this process. No other process can keep the engine busy through it.
     pub fn trust(&mut self, id: WatchId) {
         if let Some(slot) = self.slot(id) {
             slot.trusted = true;
@@ -85,7 +85,7 @@ impl WatchTable {
         self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)
     }
 
-    /// The fd to arm again, if the watch is still wanted.
+    /// The fd to arm again if the watch is still active.
     pub fn active_fd(&mut self, id: WatchId) -> Option<Arc<OwnedFd>> {
         match &self.slot(id)?.state {
             State::Active { fd, .. } => Some(Arc::clone(fd)),
@@ -93,15 +93,15 @@ impl WatchTable {
         }
     }
 
-    /// Notes that a poll reported an event; `ended`: and ended without an error. Returns whether to arm it again: not
-    /// after too many polls that ended at once.
+    /// Records that a poll reported an event, and in `ended` whether the poll also ended without an error. Returns
+    /// whether to arm the watch again: not after too many polls that ended at their first event.
     pub fn may_go_on(&mut self, id: WatchId, ended: bool) -> bool {
         let Some(slot) = self.slot(id) else { return false };
         slot.ended_at_once = if ended { slot.ended_at_once.saturating_add(1) } else { 0 };
         slot.trusted || slot.ended_at_once < MAX_ENDED_AT_ONCE
     }
 
-    /// Notes that the fd was written to (`Ok`), or that it cannot be watched. Reported once.
+    /// Records that the fd was written to (`Ok`) or cannot be watched. Each is reported once.
     #[inline]
     pub fn fire(&mut self, id: WatchId, what: Result<(), Errno>) {
         let Some(slot) = self.slot(id).filter(|slot| matches!(slot.state, State::Active { .. })) else {

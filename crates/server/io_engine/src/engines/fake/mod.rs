@@ -1,6 +1,6 @@
-//! An engine for tests: real files, plain system calls, and faults on request.
+//! Test engine: real files, plain system calls, and injected faults.
 //!
-//! It runs under the same core as io_uring. Only the kernel is simulated: calls run one after the other in `submit`,
+//! It runs under the same core as io_uring and replaces only the kernel: `submit` makes the calls one after the other,
 //! and a script (`script.rs`) decides which of them fail, stop short, hang or return late.
 
 mod script;
@@ -24,10 +24,10 @@ use crate::engines::plain;
 pub type FakeEngine = Core<FakeBackend>;
 
 impl FakeEngine {
-    /// An engine and the handle that makes it fail.
+    /// Makes an engine, and the handle that injects faults.
     ///
     /// # Errors
-    /// The kernel's, for its epoll and eventfd.
+    /// Errors of the epoll set and the eventfd.
     pub fn new(config: EngineConfig) -> io::Result<(Self, FakeHandle)> {
         let handle = FakeHandle::new()?;
         let mut watcher = EpollWatcher::new()?;
@@ -69,8 +69,8 @@ pub struct FakeBackend {
     budget: usize,
 }
 
-// SAFETY: 1. the pointers in queued calls belong to ops that the engine's core owns, and it moves between
-// threads together with this value, before it is started, when there are none.
+// SAFETY: 1. the pointers in queued calls belong to ops that the engine's core owns; the core moves between threads
+// together with this value and only before it is started, when there are no ops.
 unsafe impl Send for FakeBackend {}
 
 impl FakeBackend {
@@ -130,7 +130,7 @@ impl IoBackend for FakeBackend {
 
     fn begin_reap(&mut self) {
         self.run_released();
-        // A lasting error comes again in `wait`, which reports it.
+        // If the error persists, `wait` reports it.
         let _ = self.watcher.wait(Some(Duration::ZERO));
         self.budget = self.results.len();
     }
@@ -184,13 +184,13 @@ impl IoBackend for FakeBackend {
     }
 }
 
-/// Makes the call, cut to `at_most_bytes`.
+/// Makes the call, shortened to `at_most_bytes`.
 fn run_call(fd: RawFd, call: &Call, at_most_bytes: Option<u64>) -> i32 {
     let pieces = cut(call.buffers, at_most_bytes.unwrap_or(u64::MAX));
     #[allow(clippy::cast_possible_truncation)] // at most 1024
     let count = pieces.len() as u32;
     let call = Call { buffers: Buffers::Many { first: pieces.as_ptr(), count }, ..*call };
-    // SAFETY: 1. `queue` promises that buffers and file are there until the result was popped.
+    // SAFETY: 1. the contract of `queue`: buffers and file stay valid until the result was popped.
     unsafe { plain::execute(fd, &call, 0) }
 }
 
@@ -202,7 +202,7 @@ fn cut(buffers: Buffers, mut left: u64) -> Vec<libc::iovec> {
             vec![libc::iovec { iov_base: base.cast(), iov_len: len_bytes as usize }]
         }
         Buffers::Many { first, count } => {
-            // SAFETY: 1. `queue` promises that the array is there until the result was popped.
+            // SAFETY: 1. the contract of `queue`: the array stays valid until the result was popped.
             let array = unsafe { std::slice::from_raw_parts(first, count as usize) };
             array.to_vec()
         }

@@ -1,6 +1,6 @@
-//! Says which calls of the fake engine go wrong, and how. A test sets it, from any thread.
+//! The script of the fake engine: which calls fail, and how. A test may change it from any thread.
 //!
-//! The first rule that matches and is not used up decides.
+//! For each call, the first matching rule that is not used up applies.
 
 use std::io;
 use std::ops::Range;
@@ -25,31 +25,31 @@ pub enum When {
     Call(u64),
 }
 
-/// What goes wrong.
+/// The fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Fails.
+    /// The call fails with this errno.
     Errno(Errno),
-    /// Moves at most this many bytes.
+    /// The call moves at most this many bytes.
     Short(u64),
-    /// Hangs until released or cancelled.
+    /// The call hangs until it is released or cancelled.
     Hold,
-    /// Hangs until released, cancelled or not.
+    /// The call hangs until it is released. It cannot be cancelled.
     Stick,
 }
 
 /// One rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// For which calls.
+    /// Which calls the rule applies to.
     pub when: When,
-    /// What goes wrong.
+    /// The fault to inject.
     pub fault: Fault,
-    /// For how many calls; then the rule is used up.
+    /// How many calls the rule applies to before it is used up.
     pub times: u64,
 }
 
-/// What happens to a call.
+/// The outcome of a call.
 #[derive(Debug)]
 pub(super) enum Verdict {
     Run { at_most_bytes: Option<u64> },
@@ -67,7 +67,7 @@ struct Script {
     space_left_bytes: Option<u64>,
 }
 
-/// Makes a [`FakeEngine`](crate::FakeEngine) fail.
+/// Injects faults into a [`FakeEngine`](crate::FakeEngine).
 #[derive(Clone, Debug)]
 pub struct FakeHandle {
     script: Arc<Mutex<Script>>,
@@ -85,7 +85,7 @@ impl FakeHandle {
         self.with(|script| script.rules.push(Rule { when, fault, times }));
     }
 
-    /// Forgets all rules.
+    /// Removes all rules.
     pub fn clear(&self) {
         self.with(|script| script.rules.clear());
     }
@@ -100,22 +100,22 @@ impl FakeHandle {
         self.with(|script| script.space_left_bytes = bytes);
     }
 
-    /// Calls made so far.
+    /// Number of calls made so far.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.with(|script| script.calls)
     }
 
-    /// Calls that hang now.
+    /// Number of calls that currently hang.
     #[must_use]
     pub fn held(&self) -> usize {
         self.with(|script| script.held)
     }
 
-    /// Lets every call that hangs go on, and wakes the engine.
+    /// Releases every call that hangs, and wakes the engine.
     ///
     /// # Errors
-    /// The kernel's, for the wake-up.
+    /// Errors of the wake-up.
     pub fn release(&self) -> io::Result<()> {
         self.with(|script| script.release = true);
         rustix::io::write(&self.wake, &1_u64.to_ne_bytes())?;

@@ -1,7 +1,7 @@
-//! Reports what io_uring offers on this host, feature by feature, and why something is off.
+//! Reports which io_uring features this host offers, and why others are unavailable.
 //!
-//! Each answer comes from a try on a tiny ring, not from the kernel's version: distributions backport features, and
-//! sandboxes remove them.
+//! Each result comes from an attempt on a tiny ring, not from the kernel's version: distributions backport features,
+//! and sandboxes remove them.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use super::pinned::locked_memory_limit;
 use crate::choose::capability::Capability;
 use crate::core::bounce::Bounce;
 
-/// What io_uring offers here. The first entry is io_uring itself, and the only one if that is missing.
+/// The io_uring features of this host. The first entry is io_uring itself, and the only one if it is missing.
 ///
 /// Takes about a millisecond: not for the request path.
 #[must_use]
@@ -50,7 +50,7 @@ pub fn io_uring_capabilities() -> Vec<Capability> {
     ]
 }
 
-/// Whether a plain ring can be made.
+/// Whether a plain ring can be created.
 pub(super) fn is_allowed() -> bool {
     IoUring::new(1).is_ok()
 }
@@ -131,12 +131,12 @@ fn restrictions() -> Capability {
     outcome("restrictions", "Linux 5.10", restricted)
 }
 
-/// Registers one page of our own.
+/// Registers one page of this process.
 fn fixed_buffers(ring: &IoUring) -> Capability {
     let mut bounce = Bounce::default();
     let iov_base = bounce.zeroes().cast();
     let page = libc::iovec { iov_base, iov_len: rustix::param::page_size() };
-    // SAFETY: 1. the page lives until it was unregistered below, or the ring keeps only its physical page.
+    // SAFETY: 1. the page lives until it is unregistered below, or the ring keeps only the physical page.
     let registered = unsafe { ring.submitter().register_buffers(&[page]) };
     let registered = registered.and_then(|()| ring.submitter().unregister_buffers());
     let mut capability = outcome("fixed buffers (pinned guest memory)", "Linux 5.1", registered);

@@ -1,11 +1,11 @@
-//! Turns one call into a submission entry.
+//! Converts a call to a submission entry.
 
 use io_uring::types::{Fd, Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
 use crate::backend::{Buffers, Call, Target, Verb};
 
-/// A macro, because `io-uring` seals the trait that covers both ways to name a file.
+/// A macro, because `io-uring` seals the trait that covers both ways to identify a file.
 macro_rules! entry {
     ($file:expr, $call:expr, $piece:expr) => {{
         let Call { verb, flags, offset_bytes, len_bytes, buffers } = *$call;
@@ -39,7 +39,7 @@ macro_rules! entry {
     }};
 }
 
-/// `piece`: the registered buffer that the call's only buffer lies in.
+/// `piece`: the registered buffer that contains the call's only buffer.
 #[inline]
 pub(super) fn entry(target: Target, call: &Call, piece: Option<u16>) -> squeue::Entry {
     match target {

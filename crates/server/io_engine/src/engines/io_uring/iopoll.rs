@@ -1,12 +1,12 @@
-//! The second ring: reads and writes past the page cache, for whose completions the engine polls (IOPOLL).
+//! The second ring: `O_DIRECT` reads and writes whose completions the engine polls for (IOPOLL).
 //!
-//! `queue → submit → poll: enter the kernel, which looks at the device → completion ring → pop`
+//! `queue → submit → poll: enter the kernel, which polls the device → completion ring → pop`
 //!
 //! - The kernel refuses all other calls on such a ring: kicks, syncs and `fallocate` use the first ring.
 //! - A call completes only when the engine polls. While calls are in flight, `reap` and `wait` poll, and `wait` does
 //!   not sleep.
-//! - `iopoll_probe.rs` tests each file. A file that refuses later, for example because its first block was a hole,
-//!   shows this by its first call. That call and all later ones then go to the first ring.
+//! - `iopoll_probe.rs` tests each file. A file may still refuse polling later, for example because its first block was
+//!   a hole: its first call then fails, and that call and all later ones use the first ring.
 //! - A call on this ring cannot be cancelled: it ends by polling.
 
 use std::io;
@@ -21,20 +21,20 @@ use crate::engine::FileSpec;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileCheck {
     Probe,
-    /// Takes every file: for tests.
+    /// Accepts every file. For tests.
     TakeAll,
 }
 
 pub(super) struct PolledRing {
     ring: IoUring,
     check: FileCheck,
-    /// Whether a file's transfers come here, by its index in the table of registered files.
+    /// Whether a file's transfers use this ring, by index in the table of registered files.
     takes: Box<[bool]>,
-    /// The file's index, by op: a refused call names it.
+    /// The file of each op, to identify the file of a refused call.
     file_of: Vec<u32>,
     /// Completions that `pop` may still return in this pass.
     budget: usize,
-    /// Queued or in the kernel.
+    /// Calls that are queued or in the kernel.
     calls: usize,
 }
 
@@ -52,13 +52,13 @@ impl PolledRing {
         self.ring.submitter()
     }
 
-    /// Makes room for this many calls.
+    /// Allocates space for this many calls.
     pub fn expect(&mut self, calls: u32) {
         let calls = self.file_of.len().max(calls as usize);
         self.file_of.resize(calls, 0);
     }
 
-    /// Takes the file, or logs why its transfers go to the first ring.
+    /// Accepts the file, or logs why its transfers use the first ring.
     pub fn register_file(&mut self, index: u32, spec: &FileSpec) {
         let checked = if self.check == FileCheck::Probe { iopoll_probe::check(spec) } else { Ok(()) };
         if let Err(reason) = checked.and_then(|()| self.add_file(index, spec)) {
@@ -89,8 +89,8 @@ impl PolledRing {
     }
 
     /// # Safety
-    /// As [`IoBackend::queue`](crate::IoBackend::queue): what `entry` points to stays until `pop` has returned
-    /// its result.
+    /// As [`IoBackend::queue`](crate::IoBackend::queue): the memory that `entry` points to must stay valid until `pop`
+    /// has returned the result.
     #[inline]
     pub unsafe fn queue(&mut self, entry: &squeue::Entry, target: Target) -> Result<(), QueueFull> {
         // SAFETY: 1. the caller keeps buffers and file until it has the result.
@@ -120,20 +120,20 @@ impl PolledRing {
         Ok(())
     }
 
-    /// Whether calls are in flight, for which the engine must poll.
+    /// Whether calls are in flight, so that the engine must poll.
     #[inline]
     pub fn is_busy(&self) -> bool {
         self.calls > 0
     }
 
-    /// Makes the kernel look at the devices once. Returns whether results are there.
+    /// Makes the kernel poll the devices once. Returns whether results are available.
     pub fn poll(&mut self) -> bool {
         if self.ring.completion().is_empty() && self.calls > 0 {
             // SAFETY: 1. nothing is submitted, and there is no argument.
             let polled = unsafe {
                 self.ring.submitter().enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None)
             };
-            // A signal, or a device that failed: its calls end with an error of their own.
+            // A signal, or a device that failed. In the latter case its calls end with errors of their own.
             let _ = polled;
         }
         !self.ring.completion().is_empty()
@@ -170,7 +170,7 @@ impl PolledRing {
     }
 }
 
-/// An op's place in the op table (`op_table.rs`).
+/// The index of an op in the op table (`op_table.rs`).
 #[inline]
 #[allow(clippy::cast_possible_truncation)] // the lower half of a 64-bit number
 fn op_of(user_data: u64) -> usize {

@@ -2,8 +2,8 @@
 //!
 //! `O_DIRECT? → does its device have poll queues? → a polled read of its first block, on a ring of its own`
 //!
-//! The test refuses a device without poll queues, although older kernels take polled calls to it: those complete by
-//! interrupt, and polling would only waste processor time.
+//! The test refuses a device without poll queues. Older kernels accept polled calls to such a device but complete them
+//! by interrupt, so polling would only waste processor time.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -18,13 +18,13 @@ use rustix::io::Errno;
 use crate::core::bounce::Bounce;
 use crate::engine::{FileId, FileSpec};
 
-/// A device that does not answer by then is not polled.
+/// Limit of the test read. A slower device is not polled.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The smallest read that any block device takes.
+/// The smallest read that every block device accepts.
 const LEAST_BYTES: u32 = 512;
 
 /// # Errors
-/// Why not.
+/// Why the file cannot be polled.
 pub(super) fn check(spec: &FileSpec) -> Result<(), String> {
     let flags = fcntl_getfl(&spec.file).map_err(|errno| errno.to_string())?;
     if !flags.contains(OFlags::DIRECT) {
@@ -36,13 +36,14 @@ pub(super) fn check(spec: &FileSpec) -> Result<(), String> {
     polled_read(spec)
 }
 
-/// What sysfs says about the device under `file`; `None` if it says nothing, as for a file system over several devices.
+/// Whether sysfs reports poll queues for the device of `file`; `None` without an entry, as for a file system over
+/// several devices.
 fn device_polls(file: &File) -> Option<bool> {
     let metadata = file.metadata().ok()?;
     let is_device = metadata.file_type().is_block_device();
     let device = if is_device { metadata.rdev() } else { metadata.dev() };
     let folder = format!("/sys/dev/block/{}:{}", major(device), minor(device));
-    // A partition's queue is that of its disk, one folder up.
+    // A partition uses the queue of its disk, one directory up.
     let attribute = ["queue/io_poll", "../queue/io_poll"]
         .iter()
         .find_map(|name| std::fs::read_to_string(format!("{folder}/{name}")).ok())?;
@@ -57,8 +58,8 @@ fn polled_read(spec: &FileSpec) -> Result<(), String> {
     let buffer = bounce.take(FileId(0)).ok_or("no buffer")?;
     let len_bytes = spec.alignment.offset_bytes.max(LEAST_BYTES);
     let read = opcode::Read::new(Fd(spec.file.as_raw_fd()), bounce.base(buffer), len_bytes).build();
-    // SAFETY: 1. longer than a block, and leaked below if the kernel does not let go of it; 2. the file is open: it
-    // was looked up when the read was submitted.
+    // SAFETY: 1. the buffer is longer than a block, and leaked below if the kernel does not release it; 2. the file
+    // stays open while the kernel looks it up at submission.
     unsafe { ring.submission().push(&read) }.map_err(|error| error.to_string())?;
     ring.submit().map_err(failed)?;
     let deadline = Instant::now() + PATIENCE;
@@ -75,7 +76,7 @@ fn polled_read(spec: &FileSpec) -> Result<(), String> {
     }
 }
 
-/// A failure for another reason is no answer: the first request meets and reports it.
+/// Other failures do not decide the question: the first request runs into them and reports them.
 fn judge(result: i32) -> Result<(), String> {
     match result {
         refused if refused == -libc::EOPNOTSUPP || refused == -libc::EINVAL => {

@@ -2,15 +2,14 @@
 //!
 //! `queue → submission ring → one io_uring_enter per batch → completion ring → pop`
 //!
-//! - The ring is created disabled, maybe on another thread. Its worker enables it and is its single issuer.
-//! - With deferred task-run, completions appear only inside `io_uring_enter`. The kernel sets a flag when it has such
-//!   work, so `reap` makes no system call to look.
+//! - The ring is created disabled, possibly on another thread. Its worker enables it and is its single issuer.
+//! - With deferred task-run, completions appear only inside `io_uring_enter`. The kernel sets a flag when such work is
+//!   pending, so `reap` needs no system call to check.
 //! - A kick fd has a multishot poll and is never read: each write is an edge and posts one completion. If the kernel
 //!   ends a poll (completion ring overflow), the engine arms it again.
 //! - The engine has no timer: an idle worker sleeps in `io_uring_enter` without a timeout.
-//! - Three options change parts of this: a kernel thread that submits (`sqpoll.rs`), a second ring that the engine
-//!   polls (`iopoll.rs`), and guest memory that is registered and so pinned (`pinned.rs`). The kernel thread serves the
-//!   first ring only.
+//! - Three options change this: a kernel thread that submits for the first ring (`sqpoll.rs`), a second ring that the
+//!   engine polls (`iopoll.rs`), and registered, hence pinned, guest memory (`pinned.rs`).
 
 mod setup;
 
@@ -57,14 +56,14 @@ use crate::engines::watches::WatchTable;
 const WATCH_BIT: u64 = 1 << 63;
 /// `user_data` of calls whose result the engine ignores.
 const IGNORED: u64 = u64::MAX;
-/// How long to sleep when the kernel has no memory for a call, before the engine tries again.
+/// Delay before the engine tries again when the kernel has no memory for a call.
 const RETRY_AFTER: Duration = Duration::from_millis(10);
 
-/// One io_uring, or two, not yet started.
+/// An engine with one io_uring or two, not yet started.
 pub type IoUringEngine = Core<Uring>;
 
 impl IoUringEngine {
-    /// Makes a ring with the newest features that this kernel has.
+    /// Makes an engine with the newest features that this kernel has.
     ///
     /// # Errors
     /// As [`IoUringEngine::with`].
@@ -72,17 +71,17 @@ impl IoUringEngine {
         Self::with(&IoUringOptions::default(), &config)
     }
 
-    /// Makes a ring with these options, and a second ring for `iopoll`.
+    /// Makes an engine with these options, with a second ring for `iopoll`.
     ///
     /// # Errors
-    /// The kernel's kind of error, with a text that says what to do: [`io::ErrorKind::Unsupported`] without
-    /// io_uring and where it is too old (before Linux 5.13), [`io::ErrorKind::PermissionDenied`] where it is
-    /// forbidden (`kernel.io_uring_disabled`, seccomp), or only `sqpoll_idle` is.
+    /// The kernel's error with a text that says what to do: [`io::ErrorKind::Unsupported`] if the kernel has no
+    /// io_uring or is older than Linux 5.13, [`io::ErrorKind::PermissionDenied`] if io_uring or only `sqpoll_idle` is
+    /// forbidden (`kernel.io_uring_disabled`, seccomp).
     pub fn with(options: &IoUringOptions, config: &EngineConfig) -> io::Result<Self> {
         Ok(Self::over(Uring::make(KernelAge::Newest, options, config)?, config))
     }
 
-    /// Makes a ring as if the kernel were no newer than `age`: to test the fallbacks.
+    /// Makes an engine as if the kernel were no newer than `age`, to test the fallbacks.
     ///
     /// # Errors
     /// As [`IoUringEngine::with`].
@@ -90,8 +89,8 @@ impl IoUringEngine {
         Ok(Self::over(Uring::make(age, &IoUringOptions::default(), &config)?, &config))
     }
 
-    /// As if every file could be polled (`iopoll`): the second ring takes all reads and writes, but completes them by
-    /// interrupt. This tests two rings on machines without a device that can be polled.
+    /// Makes an engine as if every file could be polled (`iopoll`): the second ring accepts all reads and writes, but
+    /// completes them by interrupt. For tests of two rings without a device that supports polling.
     ///
     /// # Errors
     /// As [`IoUringEngine::with`].
@@ -108,23 +107,23 @@ impl IoUringEngine {
 
 /// The backend.
 pub struct Uring {
-    // The rings come first: they are closed before the memory that they may point to is freed.
+    // The rings are declared first, so that they are closed before the memory that they may point to is freed.
     ring: IoUring,
     polled: Option<Box<PolledRing>>,
     pinned: Option<Box<Pinned>>,
     features: Features,
     workers: KernelWorkers,
-    /// Polls and cancellations that wait for room in the submission ring.
+    /// Polls and cancellations that wait for space in the submission ring.
     control: VecDeque<squeue::Entry>,
     watches: WatchTable,
-    /// Completions that `pop` may still return in this pass. A peer that keeps writing to its kick fd must not keep the
-    /// worker in `reap`.
+    /// Limit of completions that `pop` still returns in this pass, so that a peer that keeps writing to its kick fd
+    /// cannot keep the worker in `reap`.
     budget: usize,
     /// Calls in flight, without polls and without those on the second ring.
     calls: usize,
-    /// Signalled with every result, for a worker that sleeps on several engines. Made on the first request.
+    /// Signalled with every result, for a worker that sleeps on several engines. Created on first use.
     signal: Option<OwnedFd>,
-    /// Files that calls name by descriptor. Only with a kernel thread that submits, see `Drop`.
+    /// Files that calls refer to by descriptor. Used only with a kernel thread that submits, see `Drop`.
     numbered: HashMap<u32, Arc<File>>,
 }
 
@@ -178,12 +177,12 @@ impl Uring {
         }
     }
 
-    /// Moves waiting entries into the submission ring, as far as it has room.
+    /// Moves waiting entries into the submission ring until it is full.
     #[inline]
     fn move_control(&mut self) {
         while let Some(entry) = self.control.front() {
-            // SAFETY: 1. polls and cancellations point to no memory; the fd of a poll is held by
-            // its watch until the kernel has let go of it.
+            // SAFETY: 1. polls and cancellations point to no memory; a watch holds the fd of its poll until the kernel
+            // has released it.
             if unsafe { self.ring.submission().push(entry) }.is_err() {
                 return;
             }
@@ -228,12 +227,12 @@ impl Uring {
         let args = SubmitArgs::new();
         let args = timespec.as_ref().map_or(args, |timespec| args.timespec(timespec));
         let flags = (flags | EnterFlags::EXT_ARG).bits();
-        // SAFETY: 1. queued entries: `queue` and `move_control` vouched for them; 2. the argument has the
-        // layout that EXT_ARG asks for, and lives until the call returns, with what it points to.
+        // SAFETY: 1. queued entries: `queue` and `move_control` guarantee them; 2. the argument has the layout that
+        // EXT_ARG requires, and it and the data it points to live until the call returns.
         unsafe { self.ring.submitter().enter(to_submit, min_complete, flags, Some(&args)) }
     }
 
-    /// Entries in the submission ring that the kernel has not taken.
+    /// Entries in the submission ring that the kernel has not consumed.
     #[inline]
     fn queued(&self) -> u32 {
         // SAFETY: 1. no other `SubmissionQueue` exists: they live only inside methods that take
@@ -278,7 +277,7 @@ impl Uring {
         act(pinned, &rings);
     }
 
-    /// A worker that waits only for kicks is not in I/O wait, and `top` should not show it so.
+    /// Flags that keep a worker without I/O in flight out of I/O wait, as shown by `top`.
     fn wait_flags(&self) -> EnterFlags {
         let idle = self.calls == 0 && self.features.no_iowait;
         EnterFlags::GETEVENTS | if idle { EnterFlags::NO_IOWAIT } else { EnterFlags::empty() }
@@ -289,7 +288,7 @@ fn watch_name(id: WatchId) -> u64 {
     WATCH_BIT | u64::from(id.generation) << 32 | u64::from(id.index)
 }
 
-/// `None`: the result of a cancellation.
+/// Returns `None` for the result of a cancellation.
 fn watch_of(user_data: u64) -> Option<WatchId> {
     #[allow(clippy::cast_possible_truncation)] // the halves of a 64-bit number
     let (generation, index) = (((user_data & !WATCH_BIT) >> 32) as u32, user_data as u32);
@@ -310,7 +309,7 @@ impl IoBackend for Uring {
     }
 
     fn start(&mut self) -> io::Result<()> {
-        // Before restrictions are in force.
+        // Must happen before the restrictions take effect.
         setup::bind_kernel_workers(&self.ring);
         self.ring.submitter().register_enable_rings()?;
         self.polled.as_ref().map_or(Ok(()), |polled| polled.enable())
@@ -396,10 +395,10 @@ impl IoBackend for Uring {
                 return Ok(());
             }
             match self.ring.submitter().submit() {
-                // The rest of `control`, or of a batch that a kernel before 5.18 ended at an error.
+                // The rest of `control`, or of a batch that a kernel before 5.18 ended at a failed entry.
                 Ok(taken) if taken > 0 => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // No memory for calls, or the worker must reap first. `wait` tries again at the latest.
+                // The kernel has no memory for calls, or the worker must reap first. `wait` tries again at the latest.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
                     return Ok(());
                 }
@@ -456,7 +455,7 @@ impl IoBackend for Uring {
         let wake = if self.features.sqpoll { self.wake_flag() } else { EnterFlags::empty() };
         let waited = self.enter(self.queued(), 1, self.wait_flags() | wake, timeout);
         match waited.as_ref().map_err(io::Error::raw_os_error) {
-            // Interrupted, timed out, or results to be reaped first.
+            // Interrupted, timed out, or results must be reaped first.
             Ok(_) | Err(Some(libc::EINTR | libc::ETIME | libc::EBUSY)) => Ok(()),
             Err(Some(libc::EAGAIN)) => {
                 let timeout = timeout.unwrap_or(RETRY_AFTER).min(RETRY_AFTER);
@@ -480,10 +479,10 @@ impl IoBackend for Uring {
         Ok(())
     }
 
-    /// Not the ring's own descriptor. With `DEFER_TASKRUN`, work that is left for this thread does not wake a thread
-    /// that polls the ring (seen with Linux 6.18), but it signals an eventfd. Kicks are different: an eventfd that
-    /// another eventfd sets off is signalled once and never again. So the engine that the worker sleeps in watches the
-    /// kicks.
+    /// Returns an eventfd instead of the ring's own descriptor. With `DEFER_TASKRUN`, work that is left for this thread
+    /// signals an eventfd but does not wake a thread that polls the ring (seen with Linux 6.18). Kicks are different:
+    /// an eventfd that is triggered by another eventfd is signalled only once, so the kicks are watched by the engine
+    /// that the worker sleeps in.
     fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
         if self.signal.is_none() {
             let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -493,7 +492,8 @@ impl IoBackend for Uring {
         self.signal.as_ref().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// A call on the second ring cannot be cancelled. The first ring does not find it, and the engine ignores that.
+    /// A call on the second ring cannot be cancelled: the first ring does not find it, and the engine ignores that
+    /// result.
     fn cancel(&mut self, user_data: u64) {
         self.control.push_back(opcode::AsyncCancel::new(user_data).build().user_data(IGNORED));
     }
@@ -512,15 +512,15 @@ impl IoBackend for Uring {
 
     fn unwatch(&mut self, id: WatchId) {
         if self.watches.stop(id) {
-            // Not POLL_REMOVE: it fails (EALREADY) while a kick is being delivered.
+            // POLL_REMOVE would fail (EALREADY) while a kick is being delivered.
             self.cancel(watch_name(id));
         }
     }
 }
 
 impl Drop for Uring {
-    /// A kernel thread that is stuck in a batch may look a descriptor up after the ring is closed. The number must not
-    /// mean another file by then. Without such a thread, queued calls end with the ring.
+    /// A kernel thread that is stuck in a batch may look up a descriptor after the ring is closed. Its number must not
+    /// refer to another file by then. Without such a thread, queued calls end with the ring.
     fn drop(&mut self) {
         if self.features.sqpoll && self.queued() > 0 {
             std::mem::forget(std::mem::take(&mut self.numbered));

@@ -1,20 +1,21 @@
-//! Registers guest memory with the kernel as fixed buffers. It is pinned then, and no call has to pin its pages.
+//! Registers guest memory with the kernel as fixed buffers. This pins it once, so no call has to pin its pages.
 //!
-//! `use_memory → region → pieces of at most 1 GiB → the kernel's table`; a transfer inside one piece is a fixed one
+//! `use_memory → region → pieces of at most 1 GiB → the kernel's table`; a transfer inside one piece uses a fixed
+//! buffer
 //!
-//! Off by default (`pin_guest_memory`), because of what it breaks:
+//! Off by default (`pin_guest_memory`), because it conflicts with other features:
 //!
 //! - **Balloon, free-page reporting, virtio-mem** punch holes into the guest's memory file. The kernel keeps using the
 //!   old pages: a read succeeds, and the guest does not see the data. This is silent corruption. Never pin a guest with
 //!   any of these devices.
 //! - **Overcommit and KSM**: all guest memory is resident and locked, and the kernel counts it once per worker
 //!   (`RLIMIT_MEMLOCK`, for users other than root). Pages are not swapped, merged or migrated.
-//! - The worker waits at the start until the kernel has touched all of it.
+//! - The worker waits at the start until the kernel has touched all of the memory.
 //!
-//! Each announcement of a region counts, so a region that is in the old and in the new memory stays registered. A
-//! region stays mapped while it is in the table, so no other memory can take its addresses. A region that the kernel
-//! refuses is used unpinned. Pages of a removed piece stay pinned until the calls on them end: the kernel gives a
-//! registered resource up when it "is not used anymore" (io_uring_register(2), resource tagging).
+//! Announcements of a region are counted, so a region in both the old and the new memory stays registered. A region
+//! stays mapped while it is in the table, so no other memory can get its addresses. A region that the kernel refuses is
+//! used unpinned. Pages of a removed piece stay pinned until the calls on them end: the kernel releases a registered
+//! resource when it "is not used anymore" (io_uring_register(2), resource tagging).
 
 use std::io;
 use std::sync::Arc;
@@ -26,10 +27,10 @@ use crate::backend::{Buffers, Call};
 
 /// The kernel's limit per buffer (`SZ_1G`, io_uring/rsrc.c).
 const PIECE_BYTES: u64 = 1 << 30;
-/// Places in the kernel's table: at least 4 TiB of guest memory if its regions are large. The kernel's limit is 16384.
+/// Entries in the kernel's table: at least 4 TiB of guest memory if its regions are large. The kernel's limit is 16384.
 pub(super) const MAX_PIECES: u16 = 4096;
 
-/// A range of host addresses, and its place in the kernel's table.
+/// A range of host addresses, and its index in the kernel's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     start: usize,
@@ -41,15 +42,15 @@ struct Piece {
 struct Known {
     region: Arc<Region>,
     users: usize,
-    /// Empty if the kernel refused.
+    /// Table indices; empty if the kernel refused the region.
     places: Vec<u16>,
 }
 
-/// See the file's head.
+/// The table of registered memory.
 #[derive(Debug)]
 pub(super) struct Pinned {
     regions: Vec<Known>,
-    /// By address.
+    /// Sorted by address.
     pieces: Vec<Piece>,
     free: Vec<u16>,
 }
@@ -59,7 +60,7 @@ impl Pinned {
         Self { regions: Vec::new(), pieces: Vec::new(), free: (0..MAX_PIECES).rev().collect() }
     }
 
-    /// The place of the piece that the call's only buffer lies in.
+    /// The table index of the piece that contains the call's only buffer.
     #[inline]
     pub fn piece_of(&self, call: &Call) -> Option<u16> {
         let Buffers::One { base, len_bytes } = call.buffers else { return None };
@@ -68,7 +69,7 @@ impl Pinned {
         (base.addr() + len_bytes as usize <= piece.end).then_some(piece.place)
     }
 
-    /// Counts the regions of `memory`, and registers those that are new with every ring.
+    /// Counts the regions of `memory`, and registers new ones with every ring.
     pub fn use_memory(&mut self, rings: &[Submitter<'_>], memory: &GuestMemory) {
         let mut refused: Option<(io::Error, u64)> = None;
         for region in memory.regions() {
@@ -94,7 +95,7 @@ impl Pinned {
         }
     }
 
-    /// Takes one announcement of `memory` back.
+    /// Withdraws one announcement of `memory`.
     pub fn forget_memory(&mut self, rings: &[Submitter<'_>], memory: &GuestMemory) {
         for region in memory.regions() {
             let Some(at) = self.regions.iter().position(|known| Arc::ptr_eq(&known.region, region)) else {
@@ -115,7 +116,7 @@ impl Pinned {
         self.pieces.len()
     }
 
-    /// All of `region`, or nothing of it.
+    /// Registers all of `region` or nothing.
     fn register(&mut self, rings: &[Submitter<'_>], region: &Region) -> io::Result<Vec<u16>> {
         let (base, size_bytes) = region.host_range();
         let mut places = Vec::new();
@@ -155,8 +156,8 @@ fn table_full() -> io::Error {
 }
 
 fn set(ring: &Submitter<'_>, place: u16, buffer: libc::iovec) -> io::Result<()> {
-    // SAFETY: 1. mapped: `Known` holds the region until the place was overwritten, or the ring is gone; the kernel
-    // holds the pages themselves, so that what is wrong here is stale data, never somebody else's memory.
+    // SAFETY: 1. mapped: `Known` holds the region until its table entry was overwritten or the ring is gone; the kernel
+    // holds the pages themselves, so an error here would expose stale data, never another process's memory.
     unsafe { ring.register_buffers_update(place.into(), &[buffer], None) }
 }
 
@@ -170,7 +171,7 @@ fn pieces_of(size_bytes: u64) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// `RLIMIT_MEMLOCK`, for people.
+/// The text of `RLIMIT_MEMLOCK` for messages.
 pub(super) fn locked_memory_limit() -> String {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     limit.map_or_else(|| "unlimited".to_owned(), |bytes| format!("{bytes} bytes"))

@@ -1,18 +1,18 @@
-//! Makes the rings with the newest features that the running kernel has.
+//! Creates the rings with the newest features that the running kernel has.
 //!
-//! `newest flags → EINVAL → the flags of the release before → …`, then tables of files and buffers, then restrictions
+//! `newest flags → EINVAL → flags of the previous release → …`, then tables of files and buffers, then restrictions
 //!
 //! | Linux | what it adds |
 //! |---|---|
-//! | 5.13 | multishot poll: the least that works (5.15 is the oldest aimed at) |
-//! | 5.18 | a batch goes on after a call that cannot be started |
-//! | 5.19 | no interrupts to run completions (cooperative task-run), sparse file tables |
-//! | 6.1 | completions run only when we ask (deferred task-run), for a single issuer |
+//! | 5.13 | multishot poll, the minimum that works (the oldest supported release is 5.15) |
+//! | 5.18 | a batch continues after a call that cannot be started |
+//! | 5.19 | completions without interrupts (cooperative task-run), sparse file tables |
+//! | 6.1 | completions run only on request (deferred task-run), for a single issuer |
 //! | 6.15 | idle waiting is not counted as I/O wait |
 //!
-//! A kernel thread that takes submissions (SQPOLL) excludes both kinds of task-run: the kernel answers EINVAL.
+//! A kernel thread that submits (SQPOLL) excludes both kinds of task-run: the kernel returns EINVAL.
 //!
-//! Source: io_uring_setup(2), io_uring_register(2) of liburing 2.9. The process tries once which flags work.
+//! Source: io_uring_setup(2), io_uring_register(2) of liburing 2.9. The process tests once which flags work.
 
 use std::fmt;
 use std::io;
@@ -27,27 +27,27 @@ use crate::config::EngineConfig;
 
 /// `IORING_REGISTER_EVENTFD`.
 const REGISTER_EVENTFD: u8 = 4;
-/// `io_uring_register` opcodes that are used after the ring was enabled or enable it (linux/io_uring.h).
+/// `io_uring_register` opcodes used to enable the ring or afterwards (linux/io_uring.h).
 const REGISTER_FILES_UPDATE: u8 = 6;
 const REGISTER_ENABLE_RINGS: u8 = 12;
 const REGISTER_BUFFERS_UPDATE: u8 = 16;
 const REGISTER_IOWQ_MAX_WORKERS: u8 = 19;
 
-/// Reads and writes: all that a ring takes whose completions are polled for.
+/// Reads and writes: the only opcodes that a polled ring accepts.
 const TRANSFERS: [u8; 4] =
     [opcode::Readv::CODE, opcode::Writev::CODE, opcode::Read::CODE, opcode::Write::CODE];
 /// The same on registered buffers.
 const FIXED_TRANSFERS: [u8; 2] = [opcode::ReadFixed::CODE, opcode::WriteFixed::CODE];
-/// What else the engine queues.
+/// The other opcodes that the engine uses.
 const CONTROL: [u8; 4] =
     [opcode::Fsync::CODE, opcode::Fallocate::CODE, opcode::PollAdd::CODE, opcode::AsyncCancel::CODE];
 
-/// Room in the completion ring for kicks, beyond one completion per op.
+/// Space in the completion ring for kicks, beyond one completion per op.
 const SPARE_COMPLETIONS: u32 = 1024;
 /// `IORING_MAX_ENTRIES` (io_uring/io_uring.h).
 const MAX_DEPTH: u32 = 32768;
 
-/// The newest kernel whose features to use, newest first.
+/// The newest kernel whose features are used, newest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KernelAge {
     /// Every feature that works.
@@ -64,7 +64,7 @@ impl KernelAge {
     const ALL: [Self; 4] = [Self::Newest, Self::Before6_1, Self::Before5_19, Self::Linux5_15];
 }
 
-/// How the ring knows files.
+/// How the ring refers to files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileTableKind {
     /// A table of registered files.
@@ -76,24 +76,24 @@ pub enum FileTableKind {
 /// Which optional features the kernel has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// The flags that were accepted are those of this age.
+    /// The age whose flags the kernel accepted.
     pub age: KernelAge,
-    /// Completions run only when the worker asks; it is the only issuer.
+    /// Completions run only when the worker requests them. The worker is the only issuer.
     pub deferred_task_run: bool,
-    /// Whether opcodes other than those in use are refused from now on.
+    /// Whether the ring refuses opcodes that the engine does not use.
     pub restricted: bool,
-    /// How files are known.
+    /// How the ring refers to files.
     pub files: FileTableKind,
-    /// Places in the file table.
+    /// Entries in the file table.
     pub registered_files: u32,
     /// Idle waiting is not counted as I/O wait.
     pub no_iowait: bool,
-    /// A kernel thread takes what is queued (`sqpoll_idle`).
+    /// A kernel thread submits queued calls (`sqpoll_idle`).
     pub sqpoll: bool,
-    /// There is a second ring whose completions are polled for (`iopoll`); which files use it is found out
-    /// when they are attached.
+    /// A second ring exists whose completions are polled for (`iopoll`). Attaching a file decides whether it uses that
+    /// ring.
     pub iopoll: bool,
-    /// Guest memory is registered (`pin_guest_memory`); false also where this kernel has no table for it.
+    /// Guest memory is registered (`pin_guest_memory`); false if this kernel has no table for it.
     pub pinned: bool,
 }
 
@@ -122,31 +122,31 @@ impl fmt::Display for Features {
     }
 }
 
-/// What a ring is for.
+/// The role of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Everything; its worker submits.
+    /// All calls; its worker submits.
     Plain,
-    /// Everything; a kernel thread submits, and sleeps after this long without work.
+    /// All calls; a kernel thread submits, and sleeps after this long without work.
     SubmissionPolled(Duration),
     /// Reads and writes whose completions are polled for.
     CompletionPolled,
-    /// In the place of the one above, completed by interrupts: for tests where no device can be polled.
+    /// As `CompletionPolled`, but completed by interrupts: for tests without a device that supports polling.
     Pretended,
 }
 
 /// The options of `io_uring`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IoUringOptions {
-    /// A kernel thread takes what is queued, and sleeps after this long without work.
+    /// A kernel thread submits queued calls, and sleeps after this long without work.
     pub sqpoll_idle: Option<Duration>,
-    /// Completions of reads and writes past the page cache are polled for.
+    /// The engine polls for completions of `O_DIRECT` reads and writes.
     pub iopoll: bool,
-    /// Guest memory is registered with the kernel, and so pinned.
+    /// Guest memory is registered with the kernel and thereby pinned.
     pub pin_guest_memory: bool,
 }
 
-/// Both rings of an engine, disabled.
+/// Both rings of an engine, not yet enabled.
 pub(super) struct Rings {
     pub first: IoUring,
     /// For `iopoll`.
@@ -154,7 +154,7 @@ pub(super) struct Rings {
     pub features: Features,
 }
 
-/// Index of the first age whose flags this kernel accepted. The process does not try refused flags again.
+/// Index of the first age whose flags this kernel accepted, so that the process does not try refused flags again.
 static ACCEPTED: AtomicU8 = AtomicU8::new(0);
 
 pub(super) fn make_rings(
@@ -224,8 +224,8 @@ fn newest_accepted(wanted: KernelAge, depth: u32, kind: Kind) -> io::Result<(IoU
     Err(last)
 }
 
-/// A kernel thread frees places batch by batch, maybe after their calls have ended. With room for two batches, a worker
-/// that fills one does not wait for it.
+/// The kernel thread frees entries batch by batch, possibly after their calls have ended. With space for two batches, a
+/// worker that fills one does not wait for the thread.
 fn entries(depth: u32, kind: Kind) -> u32 {
     let spare = u32::from(matches!(kind, Kind::SubmissionPolled(_)));
     depth.next_power_of_two() << spare
@@ -233,8 +233,8 @@ fn entries(depth: u32, kind: Kind) -> u32 {
 
 fn builder(age: KernelAge, depth: u32, kind: Kind) -> Builder<squeue::Entry, cqueue::Entry> {
     let mut builder = IoUring::builder();
-    // Twice the depth: with several disks more ops than the depth may be in flight, and end together when a disk that
-    // hung continues.
+    // Twice the depth: with several disks, more ops than the depth may be in flight, and they end together when a hung
+    // disk continues.
     let completions = (2 * depth + SPARE_COMPLETIONS).next_power_of_two();
     builder.setup_r_disabled().setup_cqsize(completions).setup_clamp();
     match kind {
@@ -265,7 +265,7 @@ fn set_submission_polled(
     age: KernelAge,
     idle: Duration,
 ) {
-    // 0 would be the kernel's default, a second.
+    // 0 would select the kernel's default of one second.
     let idle_ms = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX).max(1);
     builder.setup_sqpoll(idle_ms);
     if age < KernelAge::Linux5_15 {
@@ -285,7 +285,7 @@ fn check_opcodes(ring: &IoUring) -> io::Result<()> {
     }
 }
 
-/// Returns the number of places in the table; 0: none, so calls name files by descriptor.
+/// Returns the number of table entries. With 0, calls refer to files by descriptor.
 fn register_files(ring: &IoUring, age: KernelAge, wanted: u32) -> u32 {
     let submitter = ring.submitter();
     let registered = match age {
@@ -303,7 +303,7 @@ fn register_files(ring: &IoUring, age: KernelAge, wanted: u32) -> u32 {
     }
 }
 
-/// Makes an empty table for guest memory.
+/// Creates an empty table for guest memory.
 fn register_buffer_table(ring: &IoUring, age: KernelAge) -> bool {
     let registered = match age {
         KernelAge::Before5_19 | KernelAge::Linux5_15 => Err(io::ErrorKind::Unsupported.into()),
@@ -321,7 +321,7 @@ fn restrict(ring: &IoUring, opcodes: &[&[u8]], pinned: bool) -> bool {
     let mut rules = rules_for(opcodes, pinned, true);
     let mut restricted = ring.submitter().register_restrictions(&mut rules);
     if restricted.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
-        // The kernel refuses a whole list if it does not know one operation.
+        // The kernel refuses the whole list if it does not know one operation.
         rules = rules_for(opcodes, pinned, false);
         restricted = ring.submitter().register_restrictions(&mut rules);
     }
@@ -349,9 +349,8 @@ fn rules_for(opcodes: &[&[u8]], pinned: bool, limits_workers: bool) -> Vec<Restr
     rules
 }
 
-/// Binds the threads that the kernel starts for blocking calls (`iou-wrk`) to the CPUs of the caller, the ring's
-/// worker. By default they run on any CPU. They belong to the thread that made the ring: from another thread the kernel
-/// refuses.
+/// Binds the kernel's threads for blocking calls (`iou-wrk`) to the CPUs of the caller, the ring's worker. By default
+/// they run on any CPU. They belong to the thread that created the ring; the kernel refuses other callers.
 pub(super) fn bind_kernel_workers(ring: &IoUring) {
     let bound = own_cpus().and_then(|cpus| ring.submitter().register_iowq_aff(&cpus));
     if let Err(error) = bound {
@@ -361,16 +360,16 @@ pub(super) fn bind_kernel_workers(ring: &IoUring) {
 
 fn own_cpus() -> io::Result<libc::cpu_set_t> {
     let mut cpus = std::mem::MaybeUninit::<libc::cpu_set_t>::zeroed();
-    // SAFETY: 1. `cpus` has room for as many bytes as are said; thread 0 is the caller.
+    // SAFETY: 1. `cpus` has the size that is passed; thread 0 is the caller.
     let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), cpus.as_mut_ptr()) };
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: 1. all zeroes is a set, the empty one, and the kernel wrote a set over it.
+    // SAFETY: 1. all zeroes is a valid, empty set, which the kernel overwrote.
     Ok(unsafe { cpus.assume_init() })
 }
 
-/// The kernel's error with a text that says what to do. Its kind stays, so that the caller can fall back.
+/// The kernel's error with a text that says what to do. It keeps its kind, so that the caller can fall back.
 pub(super) fn explain(error: &io::Error, options: &IoUringOptions) -> io::Error {
     use io::ErrorKind::{OutOfMemory, PermissionDenied, Unsupported, WouldBlock};
     let sqpoll = options.sqpoll_idle.is_some();

@@ -1,9 +1,9 @@
-//! Submits through a kernel thread (SQPOLL), which takes queued calls without a system call.
+//! Submits through a kernel thread (SQPOLL) without system calls.
 //!
 //! - The thread may read an entry as soon as `queue` returns, before `submit`.
 //! - After `sqpoll_idle` without work the thread sleeps and costs nothing. The next call that is queued wakes it.
-//! - The ring is full only until the thread has taken a batch. A worker that finds it full waits in the kernel, so that
-//!   no call depends on a later completion to start.
+//! - The ring is full only until the thread has consumed a batch. The worker then waits in the kernel, so that no call
+//!   depends on a later completion to start.
 //!
 //! Source: io_uring_setup(2), `IORING_SETUP_SQPOLL`.
 
@@ -15,7 +15,7 @@ use io_uring::EnterFlags;
 use super::{IGNORED, Uring};
 use crate::backend::IoBackend;
 
-/// The thread takes what is queued in microseconds, unless the machine is overloaded.
+/// Limit of the wait for the thread, which needs microseconds unless the machine is overloaded.
 const LET_GO_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Uring {
@@ -34,7 +34,7 @@ impl Uring {
     }
 
     /// Waits until the thread has released the calls whose results the worker has seen. The thread posts a result, then
-    /// releases the call's file, and takes no new call in between.
+    /// releases the call's file, and starts no other call in between.
     pub(super) fn wait_for_thread(&mut self) {
         self.cancel(IGNORED); // nothing has this name: only to see it taken
         let deadline = Instant::now() + LET_GO_PATIENCE;
@@ -44,7 +44,7 @@ impl Uring {
     }
 
     fn enter_thread(&self, flags: EnterFlags) -> io::Result<()> {
-        // SAFETY: 1. queued entries: `queue` and `move_control` vouched for them; 2. no argument.
+        // SAFETY: 1. queued entries: `queue` and `move_control` guarantee them; 2. no argument.
         let entered = unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 0, flags.bits(), None) };
         match entered {
             Err(error) if error.raw_os_error() != Some(libc::EINTR) => Err(error),
@@ -56,8 +56,8 @@ impl Uring {
     #[inline]
     pub(super) fn wake_flag(&mut self) -> EnterFlags {
         let queue = self.ring.submission();
-        // The order matters. The drop of an earlier `SubmissionQueue` stored the new tail, the library's fence follows,
-        // then this load. The thread sets its flag, then loads the tail.
+        // The order matters. The drop of an earlier `SubmissionQueue` stored the new tail; then come the library's
+        // fence and this load. The thread sets its flag, then loads the tail.
         if !queue.is_empty() && queue.need_wakeup() { EnterFlags::SQ_WAKEUP } else { EnterFlags::empty() }
     }
 }

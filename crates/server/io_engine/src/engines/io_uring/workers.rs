@@ -1,17 +1,18 @@
 //! Limits the threads that the kernel may start for calls that block (`iou-wrk`).
 //!
 //! By default io_uring has four per CPU, for all disks of a worker. Calls that hang on one disk, or one call on each of
-//! several disks, would delay the flushes of all others. With several disks the limit is one thread per call in flight.
+//! several disks, would delay the flushes of all others. With several disks, this file therefore sets the limit to one
+//! thread per call in flight.
 //!
-//! - The kernel starts a thread only when all its threads are blocked, and ends it after some seconds without work. So
-//!   a higher limit costs nothing, and a disk that hangs costs one thread per blocked call. The engine raises the limit
-//!   with the number of disks and never lowers it.
+//! - The kernel starts a thread only when all its threads are blocked, and ends it after some seconds without work. A
+//!   higher limit therefore costs nothing, and a disk that hangs costs one thread per blocked call. The engine raises
+//!   the limit with the number of disks and never lowers it.
 //! - The kernel orders buffered writes by file: one thread per file, whatever the limit. It has 64 such queues and
 //!   assigns files by a hash, so two files of one queue wait for each other.
-//! - The limit belongs to the thread that submits, so the disks and calls of all engines of a thread count. A kernel
+//! - The limit applies to the thread that submits, so the disks and calls of all engines of a thread count. A kernel
 //!   thread that submits (SQPOLL) has its own limit.
-//! - Where several threads share a ring (placement `shared`), each has its own limit. The engine counts for the thread
-//!   that attached a file last.
+//! - Where several threads share a ring (placement `shared`), each has its own limit. The engine raises only that of
+//!   the thread that last attached a file.
 //!
 //! Source: io_uring_register(2), `IORING_REGISTER_IOWQ_MAX_WORKERS` (Linux 5.15); io_uring/io-wq.c.
 
@@ -32,14 +33,14 @@ thread_local! {
 struct Sum {
     disks: u32,
     calls: u32,
-    /// The limit that was set; 0: the kernel's default.
+    /// The current limit; 0: the kernel's default.
     limit: u32,
 }
 
 /// One engine's part of the sum.
 #[derive(Debug, Default)]
 pub(super) struct KernelWorkers {
-    /// The sum that it counts in.
+    /// The sum that includes this part.
     sum: Option<Arc<Mutex<Sum>>>,
     disks: u32,
     calls: u32,
@@ -52,7 +53,7 @@ impl KernelWorkers {
     pub fn expect(&mut self, ring: &IoUring, disks: u32, calls: u32, own_thread: bool) {
         let sum = if own_thread { self.sum.clone().unwrap_or_default() } else { OF_THREAD.with(Arc::clone) };
         let set = |limit| {
-            // 0 keeps the limit for the kind of calls that this engine does not make.
+            // 0 keeps the limit of the other class of threads, which this engine does not use.
             ring.submitter().register_iowq_max_workers(&mut [limit, 0])
         };
         if let Err(error) = self.count(sum, disks, calls, set)

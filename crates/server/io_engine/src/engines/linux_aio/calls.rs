@@ -1,11 +1,9 @@
-//! Control blocks, one for each call from `queue` to its result, made once.
+//! Control blocks, allocated once. A call uses one from `queue` to its result.
 //!
-//! `push → pending (in order) → given to the kernel → release`
+//! `push → pending (in order) → submitted → release`
 //!
-//! The kernel needs a block only until `io_submit` has returned, but names the call by its address, so a
-//! block is not used for another call before that.
-//!
-//! Not here: the system calls (`context.rs`).
+//! The kernel reads a block only until `io_submit` returns, but identifies the call by the block's address. The block
+//! therefore stays reserved until the call has ended.
 
 use std::cell::UnsafeCell;
 
@@ -15,12 +13,12 @@ use super::context::Iocb;
 pub(super) struct Calls {
     blocks: Box<[UnsafeCell<Iocb>]>,
     free: Vec<u32>,
-    /// What `io_submit` takes: pointers to blocks, of which the first `given` were taken.
+    /// The array for `io_submit`: pointers to blocks. The kernel has accepted the first `given`.
     pending: Vec<*mut Iocb>,
     given: usize,
 }
 
-// SAFETY: 1. the pointers are to `blocks`, which moves along with them, and whose contents do not move.
+// SAFETY: 1. the pointers refer to `blocks`, which moves along with them and whose contents do not move.
 unsafe impl Send for Calls {}
 
 impl Calls {
@@ -33,12 +31,12 @@ impl Calls {
         }
     }
 
-    /// Takes a call; false: there is no free block.
+    /// Queues a call. Returns false if no block is free.
     #[inline]
     pub fn push(&mut self, call: Iocb) -> bool {
         let Some(index) = self.free.pop() else { return false };
         let block = self.blocks[index as usize].get();
-        // SAFETY: 1. a block of ours that was free: neither we nor the kernel look at it.
+        // SAFETY: 1. one of our blocks, and free: neither we nor the kernel use it.
         unsafe { block.write(call) };
         if self.pending.len() == self.pending.capacity() {
             self.pending.drain(..self.given);
@@ -48,13 +46,13 @@ impl Calls {
         true
     }
 
-    /// Those that the kernel has not taken, in order.
+    /// Calls that the kernel has not accepted, in order.
     #[inline]
     pub fn pending(&self) -> &[*mut Iocb] {
         &self.pending[self.given..]
     }
 
-    /// The kernel has taken the first `count`.
+    /// Records that the kernel has accepted the first `count` calls.
     #[inline]
     pub fn give(&mut self, count: usize) {
         self.given += count;
@@ -64,17 +62,17 @@ impl Calls {
         }
     }
 
-    /// Takes the first pending call back.
+    /// Removes the first pending call.
     pub fn take_first(&mut self) -> Option<Iocb> {
         let block = *self.pending().first()?;
         self.give(1);
         Some(self.take_back(block))
     }
 
-    /// Takes the pending call with this name back.
+    /// Removes the pending call with this `data`.
     pub fn take_pending(&mut self, data: u64) -> Option<Iocb> {
         let has_name = |block: &*mut Iocb| {
-            // SAFETY: 1. a block of ours, which only `&mut self` changes.
+            // SAFETY: 1. one of our blocks; only `&mut self` changes it.
             let call = unsafe { block.read() };
             call.data == data
         };
@@ -85,13 +83,13 @@ impl Calls {
     }
 
     fn take_back(&mut self, block: *mut Iocb) -> Iocb {
-        // SAFETY: 1. a block of ours, which the kernel has not taken.
+        // SAFETY: 1. one of our blocks, which the kernel has not accepted.
         let call = unsafe { block.read() };
         self.release(block.addr() as u64);
         call
     }
 
-    /// The call whose block is at this address has ended.
+    /// Frees the block at this address, whose call has ended.
     #[inline]
     pub fn release(&mut self, address: u64) {
         let offset_bytes = address.wrapping_sub(self.blocks.as_ptr().addr() as u64);
@@ -102,18 +100,18 @@ impl Calls {
         }
     }
 
-    /// Blocks that `push` finds.
+    /// Number of free blocks.
     #[inline]
     pub fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Calls that the kernel has taken and not ended.
+    /// Calls that the kernel has accepted and not completed.
     pub fn in_kernel(&self) -> usize {
         self.blocks.len() - self.free.len() - self.pending().len()
     }
 
-    /// Leaves the blocks to the end of the process.
+    /// Leaks the blocks.
     pub fn abandon(&mut self) {
         self.pending.clear();
         self.given = 0;

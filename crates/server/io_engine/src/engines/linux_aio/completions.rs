@@ -1,6 +1,6 @@
-//! Takes results from the ring in user memory, or by `io_getevents` if there is no ring.
+//! Reads results from the ring in user memory, or by `io_getevents` if there is no ring.
 //!
-//! The worker sleeps in `io_getevents` in both cases. With a ring, that call takes only the result that ended the
+//! The worker sleeps in `io_getevents` in both cases. With a ring, that call returns only the result that ended the
 //! sleep, and the ring returns the others without a copy.
 
 use std::ops::Range;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::context::{Context, IoEvent};
 use super::user_ring::UserRing;
 
-/// Most results per system call without a ring.
+/// Limit of results per system call without a ring.
 const BATCH: usize = 64;
 
 #[derive(Debug)]
@@ -33,12 +33,12 @@ impl Completions {
         self.ring.is_some()
     }
 
-    /// Marks the results that are there now as those that `next` returns.
+    /// Fixes the set of results that `next` returns: those available now.
     #[inline]
     pub fn look(&mut self, context: &Context) {
         match &mut self.ring {
             Some(ring) => _ = ring.look(),
-            // A lasting error comes again in `sleep`, which reports it.
+            // If the error persists, `sleep` reports it.
             None if self.left.is_empty() => _ = self.take(context, 0, Some(Duration::ZERO)),
             None => {}
         }
@@ -52,12 +52,12 @@ impl Completions {
         self.ring.as_mut()?.next()
     }
 
-    /// Whether `next` has a result after a `look` without a system call.
+    /// Whether `next` has a result. Makes no system call.
     pub fn is_ready(&mut self) -> bool {
         !self.left.is_empty() || self.ring.as_mut().is_some_and(UserRing::look)
     }
 
-    /// Sleeps until a result is there or the time is over. No earlier result may be left.
+    /// Sleeps until a result is available or the time is over. All earlier results must have been returned.
     pub fn sleep(&mut self, context: &Context, timeout: Option<Duration>) -> Result<(), Errno> {
         match self.take(context, 1, timeout) {
             Ok(()) | Err(Errno::INTR) => Ok(()),

@@ -2,10 +2,10 @@
 //!
 //! `io_setup → io_submit … io_getevents → io_destroy`
 //!
-//! - A context is a mapping of this process: any thread may use it, a child after `fork` may not.
-//! - `io_submit` reads the blocks, and writes their `key`, before it returns.
-//! - `io_destroy` returns only when every call has ended, so it may wait for ever on a device that hangs. Even without
-//!   calls it waits for a grace period of RCU, so a thread calls it.
+//! - A context is a mapping of this process: any thread may use it, but not a child after `fork`.
+//! - `io_submit` reads the blocks and writes their `key` before it returns.
+//! - `io_destroy` returns only when every call has ended, so it may wait forever on a device that hangs. Even without
+//!   calls it waits for an RCU grace period, so a separate thread calls it.
 //!
 //! Layout: linux/aio_abi.h; behaviour: io_setup(2), io_submit(2), io_getevents(2), io_destroy(2).
 
@@ -67,14 +67,14 @@ pub(super) struct IoEvent {
     pub result2: i64,
 }
 
-/// Contexts that a thread is about to destroy. Their calls still count against `fs.aio-max-nr`.
+/// Number of contexts that a thread is about to destroy. Their calls still count against `fs.aio-max-nr`.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
-/// How long a new context waits for those.
+/// How long a new context waits for those contexts.
 const ENDING_PATIENCE: Duration = Duration::from_secs(1);
 /// Enough for one system call.
 const STACK_BYTES: usize = 64 << 10;
 
-/// A place in the kernel for calls in flight.
+/// A kernel context for calls in flight.
 #[derive(Debug)]
 pub(super) struct Context {
     id: libc::c_ulong,
@@ -82,11 +82,11 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// A context for at least `calls` calls in flight.
+    /// Makes a context for at least `calls` calls in flight.
     pub fn new(calls: u32) -> io::Result<Self> {
         let deadline = Instant::now() + ENDING_PATIENCE;
         loop {
-            // Read before the attempt: what ends after this read is free for the next attempt.
+            // Read before the attempt: contexts that end after this read are available to the next attempt.
             let ending = ENDING.load(Ordering::SeqCst) > 0;
             match set_up(calls) {
                 Ok(id) => return Ok(Self { id, abandoned: false }),
@@ -98,7 +98,7 @@ impl Context {
         }
     }
 
-    /// The same, but returns the kernel's error at once.
+    /// As [`Context::new`], but returns the kernel's error at once.
     pub fn without_waiting(calls: u32) -> Result<Self, Errno> {
         set_up(calls).map(|id| Self { id, abandoned: false })
     }
@@ -108,7 +108,7 @@ impl Context {
         Self { id: id as libc::c_ulong, abandoned: false }
     }
 
-    /// Where the completion ring lies.
+    /// Address of the completion ring.
     pub fn address(&self) -> usize {
         // As wide as a pointer on Linux.
         #[allow(clippy::cast_possible_truncation)]
@@ -116,19 +116,19 @@ impl Context {
         address
     }
 
-    /// Starts some of `calls`, in order, and returns how many. An error is about the first alone.
+    /// Starts `calls` in order, and returns how many were started. An error concerns only the first call.
     ///
     /// # Safety
-    /// Each points to a block that no other code uses during this call. What the blocks point to must stay
-    /// untouched until the call has ended.
+    /// Each pointer must refer to a block that no other code uses during this function. The memory that the blocks
+    /// point to must stay valid and unused until the call has ended.
     #[inline]
     pub unsafe fn submit(&self, calls: &[*mut Iocb]) -> Result<usize, Errno> {
-        // SAFETY: 1. blocks and buffers: the caller vouches for them; 2. the array has `len` entries.
+        // SAFETY: 1. blocks and buffers: the caller guarantees them; 2. the array has `len` entries.
         let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.id, calls.len(), calls.as_ptr()) };
         checked(taken)
     }
 
-    /// Takes results into `events`. Sleeps until there are `at_least` results, or the time is over.
+    /// Stores results in `events`. Sleeps until `at_least` results are available or the time is over.
     pub fn take(
         &self,
         at_least: u32,
@@ -148,7 +148,7 @@ impl Context {
         checked(taken)
     }
 
-    /// Keeps the context until the process ends, because a call in it may never end.
+    /// Leaks the context, because a call in it may never end.
     pub fn abandon(&mut self) {
         self.abandoned = true;
     }
@@ -179,13 +179,13 @@ impl Drop for Context {
 
 fn set_up(calls: u32) -> Result<libc::c_ulong, Errno> {
     let mut id: libc::c_ulong = 0;
-    // SAFETY: 1. the kernel writes one number, to `id`, which is zero as it demands.
+    // SAFETY: 1. the kernel writes one number, to `id`, which is zero as required.
     let made = unsafe { libc::syscall(libc::SYS_io_setup, libc::c_ulong::from(calls), &raw mut id) };
     checked(made).map(|_| id)
 }
 
 fn destroy(id: libc::c_ulong) {
-    // SAFETY: 1. called once, with a context of ours; 2. no code uses its ring any more: a user of the ring owned the
+    // SAFETY: 1. called once, with one of our contexts; 2. no code uses its ring any more: a user of the ring owned the
     // `Context`.
     unsafe { libc::syscall(libc::SYS_io_destroy, id) };
 }

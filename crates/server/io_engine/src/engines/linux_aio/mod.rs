@@ -1,18 +1,18 @@
-//! The linux-aio engine: one context per worker, one `io_submit` per batch, completions out of a shared ring.
+//! The linux-aio engine: one context per worker, one `io_submit` per batch, completions from a shared ring.
 //!
 //! `queue → control block → one io_submit per batch → completion ring in user memory → pop`
 //!
-//! - Only past the page cache: through the page cache `io_submit` would wait for each transfer.
-//! - epoll watches the kicks, and one `IOCB_CMD_POLL` watches the epoll fd, so a kick is a completion like any other.
-//!   `reap` reads the ring without a system call, and asks epoll only after that poll has fired. The engine arms the
-//!   poll again with the next batch; a kick in between makes it fire at once.
+//! - `O_DIRECT` only: through the page cache, `io_submit` would wait for each transfer.
+//! - epoll watches the kicks, and one `IOCB_CMD_POLL` watches the epoll fd, so kicks arrive as completions. `reap`
+//!   reads the ring without a system call, and calls epoll only after that poll has fired. The engine arms the poll
+//!   again with the next batch. A kick in between makes it fire at once.
 //! - The worker sleeps in `io_getevents`, which wakes for completions and kicks and cannot lose a wake-up. The engine
-//!   has no timer, except after the kernel had no memory for calls.
-//! - Linux AIO has no `fallocate`, and no `fdatasync` before 4.18: threads make those calls. Threads also make calls
-//!   for which the context has no room, because with many files more calls than the depth may be in flight.
-//! - `io_submit` itself waits if the file system is frozen or the device's queue is full. A disk that hangs like that
-//!   stops its worker.
-//! - A call that the kernel has taken cannot be cancelled.
+//!   uses a timer only after the kernel had no memory for calls.
+//! - Linux AIO has no `fallocate`, and no `fdatasync` before 4.18, so threads make those calls. Threads also make calls
+//!   that do not fit the context: with many files, more calls than the depth may be in flight.
+//! - `io_submit` blocks if the file system is frozen or the device's queue is full. A disk that hangs in this way stops
+//!   its worker.
+//! - A call that the kernel has accepted cannot be cancelled.
 //!
 //! Interface: io_submit(2), linux/aio_abi.h (`IOCB_CMD_POLL`: Linux 4.18).
 
@@ -51,11 +51,11 @@ use crate::engines::threads::pool::{Job, Pool};
 /// `IOCB_FLAG_RESFD`.
 const RESFD: u32 = 1;
 
-/// Name of the poll for kicks. No op has it: the top bit of op names is clear.
+/// `data` of the poll for kicks. No op has it: the top bit of an op's `user_data` is clear.
 const KICKS: u64 = u64::MAX;
-/// How long to sleep when the kernel has no memory for a call, before the engine tries again.
+/// Delay before the engine tries again when the kernel has no memory for a call.
 const RETRY_AFTER: Duration = Duration::from_millis(10);
-/// `io_setup` refuses more. It is far above any limit that a kernel has (`fs.aio-max-nr`).
+/// Largest depth that `io_setup` accepts, far above any host's limit (`fs.aio-max-nr`).
 const MAX_DEPTH: u32 = 0x0fff_ffff;
 
 const NEEDS_DIRECT: &str = "linux-aio needs O_DIRECT (--cache none or directsync): through the page cache \
@@ -65,12 +65,12 @@ const NEEDS_DIRECT: &str = "linux-aio needs O_DIRECT (--cache none or directsync
 pub type LinuxAioEngine = Core<LinuxAio>;
 
 impl LinuxAioEngine {
-    /// Makes a context for `config.depth` calls.
+    /// Makes an engine with a context for `config.depth` calls.
     ///
     /// # Errors
-    /// [`io::ErrorKind::QuotaExceeded`] when `fs.aio-max-nr` is exhausted; [`io::ErrorKind::Unsupported`] where
-    /// the kernel has no Linux AIO, or one that is too old (before Linux 4.18);
-    /// [`io::ErrorKind::PermissionDenied`] where it is forbidden; otherwise the kernel's.
+    /// [`io::ErrorKind::QuotaExceeded`] if `fs.aio-max-nr` is exhausted; [`io::ErrorKind::Unsupported`] if the kernel
+    /// has no Linux AIO or is older than 4.18; [`io::ErrorKind::PermissionDenied`] if it is forbidden; other errors of
+    /// the kernel.
     pub fn new(config: EngineConfig) -> io::Result<Self> {
         Ok(Self::over(LinuxAio::make(&config)?, &config))
     }
@@ -79,7 +79,7 @@ impl LinuxAioEngine {
 /// The backend.
 #[derive(Debug)]
 pub struct LinuxAio {
-    // Before the memory that calls point to.
+    // Declared before the memory that calls point to, so that it is dropped first.
     context: Context,
     completions: Completions,
     depth: u32,
@@ -87,16 +87,16 @@ pub struct LinuxAio {
     watcher: EpollWatcher,
     /// The poll for kicks is queued, or the kernel has it.
     kicks_armed: bool,
-    /// Cleared when the kernel does not know `IOCB_CMD_FDSYNC`.
+    /// Cleared if the kernel does not support `IOCB_CMD_FDSYNC`.
     has_fdsync: bool,
-    /// Jobs for threads, to be started by the next submit.
+    /// Jobs for threads. The next submit starts them.
     jobs: VecDeque<Job>,
-    /// Jobs whose results the engine has not taken.
+    /// Jobs whose results the engine has not collected.
     jobs_out: usize,
     pool: Pool,
     /// Results that did not come from the context.
     finished: VecDeque<RawResult>,
-    /// How many of `finished` `pop` may still return in this pass.
+    /// Limit of results that `pop` still returns in this pass from `finished`.
     budget: usize,
     files: Vec<Option<Arc<File>>>,
     /// Signalled with every result, for a worker that sleeps on several engines.
@@ -109,7 +109,7 @@ impl LinuxAio {
             let text = format!("linux-aio depth {} is not between 1 and {}", config.depth, MAX_DEPTH - 1);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        // One more, for the kicks.
+        // One more than the depth, for the kicks.
         let context = Context::new(config.depth + 1)?;
         let ring = UserRing::of(&context);
         Self::new(context, ring, config)
@@ -158,29 +158,29 @@ impl LinuxAio {
             #[allow(clippy::cast_sign_loss)] // a bit mask
             let events = libc::POLLIN as u64;
             let poll = Iocb { buffer: events, ..iocb(KICKS, fd, Command::Poll) };
-            // A block is free: `queue` leaves one.
+            // A block is free: `queue` reserves one.
             let poll = self.signalled(poll);
             self.kicks_armed = self.calls.push(poll);
         }
     }
 
-    /// Handles the poll: a watch fired, or a thread has a result.
+    /// Handles a fired poll: a watch fired, or a thread has a result.
     #[cold]
     fn on_kicks(&mut self) {
         self.kicks_armed = false;
-        // A lasting error comes again: the poll fires as soon as it is armed.
+        // If the error persists, it recurs: the poll fires as soon as it is armed.
         let _ = self.watcher.wait(Some(Duration::ZERO));
     }
 
     #[inline]
     fn submit_calls(&mut self) -> io::Result<()> {
         while !self.calls.pending().is_empty() {
-            // SAFETY: 1. the blocks belong to `calls`, which does not touch them meanwhile; 2. what they
-            // point to: whoever queued them vouched for it.
+            // SAFETY: 1. the blocks belong to `calls`, which does not change them meanwhile; 2. the code that queued
+            // the blocks guarantees the memory that they point to.
             match unsafe { self.context.submit(self.calls.pending()) } {
                 Ok(0) => return Ok(()),
                 Ok(taken) => self.calls.give(taken),
-                // The ring has no room, or the kernel has no memory. `wait` tries again at the latest.
+                // The ring is full, or the kernel has no memory. `wait` tries again at the latest.
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
                 Err(errno) => self.refuse_first(errno)?,
             }
@@ -188,7 +188,7 @@ impl LinuxAio {
         Ok(())
     }
 
-    /// The kernel refuses the first pending call: its error is the call's result.
+    /// Completes the first pending call with the kernel's error.
     #[cold]
     fn refuse_first(&mut self, errno: Errno) -> io::Result<()> {
         let Some(call) = self.calls.take_first() else { return Ok(()) };
@@ -237,7 +237,7 @@ impl LinuxAio {
         !self.finished.is_empty() || self.completions.is_ready()
     }
 
-    /// The same call, which also signals the eventfd if there is one.
+    /// The call, extended to signal the eventfd if there is one.
     #[inline]
     fn signalled(&self, call: Iocb) -> Iocb {
         match &self.signal {
@@ -252,7 +252,7 @@ impl LinuxAio {
         if self.calls.pending().is_empty() {
             return Ok(self.completions.sleep(&self.context, timeout)?);
         }
-        // The kernel had no memory for a call, maybe for the poll that reports kicks.
+        // The kernel had no memory for a call, possibly for the poll that reports kicks.
         let timeout = timeout.unwrap_or(RETRY_AFTER).min(RETRY_AFTER);
         self.completions.sleep(&self.context, Some(timeout))?;
         self.watcher.wait(Some(Duration::ZERO))
@@ -267,7 +267,7 @@ fn iocb(data: u64, fd: RawFd, command: Command) -> Iocb {
     Iocb { data, fd, command: command as u16, ..Iocb::default() }
 }
 
-/// `None`: Linux AIO has no such call.
+/// Returns `None` for calls that Linux AIO does not have.
 #[inline]
 fn transfer(data: u64, fd: RawFd, call: &Call) -> Option<Iocb> {
     let Call { verb, flags, offset_bytes, buffers, .. } = *call;
@@ -331,7 +331,7 @@ impl IoBackend for LinuxAio {
     #[inline]
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
         let (owner, file) = self.file(target);
-        // The last block is for the kicks.
+        // The last block is reserved for the kicks.
         let has_room = self.calls.free() > usize::from(!self.kicks_armed);
         let known = has_room && (call.verb != Verb::Sync || self.has_fdsync);
         let block = known.then(|| transfer(user_data, file.as_raw_fd(), call)).flatten();
@@ -444,7 +444,7 @@ impl IoBackend for LinuxAio {
 }
 
 impl Drop for LinuxAio {
-    /// The core has waited long enough for the calls that are still in flight. `io_destroy` might wait for ever.
+    /// The core has already waited for the calls that are still in flight, and `io_destroy` might wait forever.
     fn drop(&mut self) {
         let poll_is_out = self.kicks_armed && self.calls.take_pending(KICKS).is_none();
         if self.calls.in_kernel() > usize::from(poll_is_out) {

@@ -1,13 +1,12 @@
-//! Signals an eventfd that another process shares, and never waits.
+//! Signals an eventfd that is shared with another process, without ever waiting.
 //!
-//! `write(2)` waits while the counter is full, unless the open file has `O_NONBLOCK`, which the other process can clear
-//! at any time; `RWF_NOWAIT` is refused for eventfds. A completed call of Linux AIO adds one to the eventfd that it
-//! names (`IOCB_FLAG_RESFD`) and never waits; a full counter stays full.
+//! `write(2)` waits while the counter is full, unless the open file has `O_NONBLOCK`. The other process can clear that
+//! flag at any time, and eventfds refuse `RWF_NOWAIT`. A completed Linux AIO call adds one to the eventfd in its block
+//! (`IOCB_FLAG_RESFD`) and never waits; a full counter stays full.
 //!
-//! - The call reads nothing from an empty memfd: it has completed when `io_submit` returns.
-//! - A context belongs to one thread at a time. When that thread ends, the next thread gets it, because destroying it
-//!   would wait.
-//! - Without Linux AIO the signal is a `write(2)`; [`prepare_signals`] reports that.
+//! - The call reads nothing from an empty memfd, so it has completed when `io_submit` returns.
+//! - Each thread has a context. When the thread ends, another thread reuses it, because destroying it would wait.
+//! - Without Linux AIO, signalling falls back to `write(2)`, and [`prepare_signals`] reports that.
 //!
 //! Interface: io_submit(2).
 
@@ -22,12 +21,12 @@ use rustix::io::Errno;
 use super::RESFD;
 use super::context::{Command, Context, IoEvent, Iocb, cannot_set_up};
 
-/// Calls of a context: each takes a place until its result is taken.
+/// Capacity of a context. Each call occupies an entry until its result is read.
 const PLACES: u32 = 32;
 
 /// Contexts of threads that have ended.
 static IDLE: Mutex<Vec<Context>> = Mutex::new(Vec::new());
-/// What all calls read from.
+/// The file that all calls read from.
 static EMPTY: OnceLock<OwnedFd> = OnceLock::new();
 
 thread_local! {
@@ -41,7 +40,7 @@ enum Signaller {
         context: Option<Context>,
         taken: u32,
     },
-    /// This kernel, or a limit, gives no context.
+    /// The kernel or a limit refuses a context.
     Impossible,
 }
 
@@ -55,10 +54,10 @@ impl Drop for Signaller {
     }
 }
 
-/// Makes what this thread needs to signal without waiting, if it has not got it.
+/// Prepares this thread to signal without waiting, if it is not prepared yet.
 ///
 /// # Errors
-/// Why it cannot be had: [`signal_shared`] writes, then, and waits where the other process makes it.
+/// Why the context cannot be made. [`signal_shared`] then uses `write(2)`, and the other process can make it wait.
 pub fn prepare_signals() -> io::Result<()> {
     SIGNALLER.with(|signaller| match &mut *signaller.borrow_mut() {
         Signaller::Made { .. } => Ok(()),
@@ -68,7 +67,7 @@ pub fn prepare_signals() -> io::Result<()> {
                 Ok(())
             }
             Err(errno) => {
-                // For good: a later try would make calls that a worker's sandbox kills it for.
+                // Final: another attempt would make system calls for which a worker's sandbox kills it.
                 *not_made = Signaller::Impossible;
                 Err(cannot_set_up(errno, PLACES))
             }
@@ -76,11 +75,11 @@ pub fn prepare_signals() -> io::Result<()> {
     })
 }
 
-/// Adds one to an eventfd that another process has, too. A counter that is full stays full.
+/// Adds one to an eventfd that is shared with another process. A full counter stays full.
 #[inline]
 pub fn signal_shared(eventfd: impl AsFd) {
     let eventfd = eventfd.as_fd();
-    // A thread that is about to end has given its context away.
+    // A thread that is about to end has already released its context.
     let done = SIGNALLER.try_with(|signaller| signaller.borrow_mut().signal(eventfd.as_raw_fd()));
     if done != Ok(true) {
         let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
@@ -89,17 +88,17 @@ pub fn signal_shared(eventfd: impl AsFd) {
 
 fn make() -> Result<Signaller, Errno> {
     if EMPTY.get().is_none() {
-        // One that another thread has made meanwhile is as good.
+        // Another thread's memfd, if set meanwhile, is just as good.
         let _ = EMPTY.set(memfd_create("bareblk-empty", MemfdFlags::CLOEXEC)?);
     }
     let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
     let context = idle.map_or_else(|| Context::without_waiting(PLACES), Ok)?;
-    // One of another thread may be full.
+    // Assumed full, because a context from another thread may be.
     Ok(Signaller::Made { context: Some(context), taken: PLACES })
 }
 
 impl Signaller {
-    /// False: it is not done.
+    /// Returns false if the eventfd was not signalled.
     #[inline]
     fn signal(&mut self, eventfd: i32) -> bool {
         if matches!(self, Self::NotMade) {
@@ -120,13 +119,13 @@ impl Signaller {
             ..Iocb::default()
         };
         *taken += 1;
-        // SAFETY: 1. `call` is on our stack, and the kernel looks at it during this call only; 2. it reads no byte into
-        // no buffer.
+        // SAFETY: 1. `call` is on our stack, and the kernel uses it only during this call; 2. the call reads no bytes,
+        // and has no buffer.
         unsafe { context.submit(&[&raw mut call]) }.is_ok()
     }
 }
 
-/// Takes all results.
+/// Reads and discards all results.
 fn empty_out(context: &Context) {
     let mut events = [IoEvent::default(); PLACES as usize];
     while context

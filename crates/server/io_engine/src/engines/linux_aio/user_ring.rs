@@ -1,4 +1,4 @@
-//! The completion ring that the kernel maps into our memory: results without a system call.
+//! The completion ring that the kernel maps into user memory: results without a system call.
 //!
 //! `kernel: event at tail, then tail moves → acquire of tail → event at head → head moves → kernel: room again`
 //!
@@ -13,13 +13,13 @@
 //! | 24 | incompatible features: 0 | – |
 //! | 28 | bytes before the first event: 32 | – |
 //!
-//! - It lies at the context's address. Head and tail count from 0 to the number of events that fit, not to a power of
-//!   two, and are equal when the ring is empty. It always has room for the calls in flight.
-//! - The kernel reads the head to know how many events were taken, so moving the head needs no `io_getevents`. That
-//!   call moves the head, too: a thread may do both in turn, and must read the head again afterwards.
+//! - It starts at the context's address. Head and tail count from 0 to the number of events that fit, not to a power of
+//!   two, and are equal when the ring is empty. It always has space for the calls in flight.
+//! - The kernel reads the head to learn how many events were consumed, so moving the head needs no `io_getevents`. That
+//!   call also moves the head, so the engine must read the head again after each such call.
 //!
-//! The layout is that of `struct aio_ring` in Linux's fs/aio.c (2.6 to 6.18). With another magic or other features, the
-//! engine does not use the ring.
+//! The layout is that of `struct aio_ring` in Linux's fs/aio.c (2.6 to 6.18). If magic or features differ, the engine does
+//! not use the ring.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::context::{Context, IoEvent};
 
 const MAGIC: u32 = 0xa10a_10a1;
-/// Events that the header takes the place of.
+/// Number of events that would fit in the header's space.
 const HEADER_EVENTS: usize = 1;
 const _: () = assert!(size_of::<Header>() == HEADER_EVENTS * size_of::<IoEvent>());
 
@@ -44,28 +44,28 @@ struct Header {
     header_bytes: u32,
 }
 
-/// Our end of the ring. Not used after its [`Context`] is dropped.
+/// The consumer's side of the ring. Must not be used after its [`Context`] is dropped.
 #[derive(Debug)]
 pub(super) struct UserRing {
     header: NonNull<Header>,
     event_count: u32,
     /// The next event to take.
     head: u32,
-    /// The head that the kernel knows.
+    /// The head as last published to the kernel.
     published_head: u32,
     /// The tail at the last `look`.
     tail: u32,
 }
 
-// SAFETY: 1. the ring belongs to the process, not to a thread, and one owner at a time takes from it.
+// SAFETY: 1. the ring belongs to the process, not to a thread, and one owner at a time consumes from it.
 unsafe impl Send for UserRing {}
 
 impl UserRing {
-    /// `None`: the layout is unknown.
+    /// Returns `None` if the layout is unknown.
     pub fn of(context: &Context) -> Option<Self> {
         let header = NonNull::new(std::ptr::with_exposed_provenance_mut::<Header>(context.address()))?;
-        // SAFETY: 1. the kernel maps at least a page there, for as long as the context exists; 2. what it
-        // changes are the atomics.
+        // SAFETY: 1. the kernel maps at least a page there while the context exists; 2. the fields that it changes are
+        // atomics.
         let found = unsafe { header.as_ref() };
         let known = found.magic == MAGIC
             && found.incompatible_features == 0
@@ -86,7 +86,7 @@ impl UserRing {
         unsafe { self.header.as_ref() }
     }
 
-    /// Reads the tail. Returns whether events are there.
+    /// Reads the tail. Returns whether there are events.
     #[inline]
     pub fn look(&mut self) -> bool {
         // Pairs with the kernel's barrier between event and tail.
@@ -95,7 +95,7 @@ impl UserRing {
         self.head != self.tail
     }
 
-    /// The next event that was there at the last `look`.
+    /// The next event that the last `look` found.
     #[inline]
     pub fn next(&mut self) -> Option<IoEvent> {
         if self.head == self.tail {
@@ -104,18 +104,18 @@ impl UserRing {
         }
         // SAFETY: 1. in bounds: heads are below the number of events, and those follow the header.
         let event = unsafe { self.header.cast::<IoEvent>().add(HEADER_EVENTS + self.head as usize) };
-        // SAFETY: 1. written before the tail that `look` acquired; the kernel leaves it alone until the head
-        // has passed it.
+        // SAFETY: 1. written before the tail that `look` acquired; the kernel does not change it until the head has
+        // passed it.
         let event = unsafe { event.read() };
         self.head = if self.head + 1 == self.event_count { 0 } else { self.head + 1 };
         Some(event)
     }
 
-    /// Lets the kernel use the places of the events that were taken: once per pass.
+    /// Publishes the head once per pass, so that the kernel can reuse the consumed entries.
     #[inline]
     fn publish(&mut self) {
         if self.published_head != self.head {
-            // The events were read before: the kernel may overwrite them now.
+            // Release: the events were read before the kernel may overwrite them.
             self.header().head.store(self.head, Ordering::Release);
             self.published_head = self.head;
         }

@@ -1,13 +1,14 @@
-//! One file and its mapping: what can be copied, whether a copy can be trusted, and which plain calls replace it.
+//! One mapped file: which ranges can be copied, whether a copy is trusted, and the system calls that replace it
+//! otherwise.
 //!
 //! `copy → note_touched → judge (one fstat) → trusts? → result | call_plainly`
 //!
-//! - The mapping is as long as the file was when it was made. A plain call serves a range beyond it, and the file is
-//!   mapped again if it has grown.
-//! - A plain call that writes behind the end of a truncated file makes the file longer, as with every other engine.
+//! - The mapping has the file's length at the time of mapping. System calls serve ranges beyond it, and a file that has
+//!   grown is mapped again.
+//! - A write beyond the end of a truncated file extends it, as with every other engine.
 //! - If a file shrinks and grows back while a batch is copied, the batch's data is lost together with the older data. A
-//!   write to the rest of the last page can be reported as done and be lost only if the file shrank before the batch
-//!   began and grew before the `fstat`.
+//!   write to the rest of the last page can be reported as done although it is lost only if the file shrank before the
+//!   batch began and grew back before the `fstat`.
 
 use std::fs::File;
 use std::io;
@@ -26,21 +27,21 @@ use crate::engines::plain;
 #[derive(Debug)]
 pub(super) struct MappedFile {
     file: Arc<File>,
-    /// The page cache is its storage. Otherwise it is on DAX.
+    /// True if the page cache is the file's storage, false if it is on DAX.
     in_memory: bool,
     access: MappingAccess,
     /// `None`: the file is empty, or could not be mapped again.
     mapping: Option<FileMapping>,
-    /// The log has said once that the file cannot be mapped again.
+    /// The log already reported that the file cannot be mapped again.
     has_warned: bool,
     is_touched: bool,
-    /// Copies of the batch are trusted up to here.
+    /// End offset up to which copies of the batch are trusted.
     trusted_end_bytes: u64,
 }
 
 impl MappedFile {
     /// # Errors
-    /// [`io::ErrorKind::Unsupported`] if a page of the file may have to come from a disk; the kernel's.
+    /// [`io::ErrorKind::Unsupported`] if a page of the file may have to be read from a disk; errors of the kernel.
     pub fn new(file: &Arc<File>) -> io::Result<Self> {
         let storage = Storage::probe(file)?;
         if !storage.ram_backed && !storage.dax {
@@ -66,7 +67,7 @@ impl MappedFile {
         &self.file
     }
 
-    /// Whether a sync has nothing to wait for.
+    /// Whether a sync has nothing to write back.
     pub fn is_memory(&self) -> bool {
         self.in_memory
     }
@@ -77,7 +78,7 @@ impl MappedFile {
     pub unsafe fn prefetch(&self, call: &Call) {
         let Some(mapping) = &self.mapping else { return };
         let in_file = mapping.hint_at(call.offset_bytes);
-        // SAFETY: 1. the array of buffers is there: the caller vouches for it.
+        // SAFETY: 1. the caller guarantees the array of buffers.
         let buffer = unsafe { copy::first_byte(&call.buffers) };
         match call.verb {
             Verb::Read => copy::prefetch(in_file, buffer),
@@ -97,7 +98,7 @@ impl MappedFile {
             return None;
         }
         let copied_bytes = match call.verb {
-            // SAFETY: 1. the buffers are there: the caller vouches for them.
+            // SAFETY: 1. the caller guarantees the buffers.
             Verb::Read => unsafe { copy::read(mapping, call.offset_bytes, &call.buffers) },
             // SAFETY: as above.
             Verb::Write if mapping.is_writable() => unsafe {
@@ -114,12 +115,12 @@ impl MappedFile {
         !std::mem::replace(&mut self.is_touched, true)
     }
 
-    /// Finds out how far the batch's copies can be trusted.
+    /// Determines how much of the file's copies in this batch can be trusted.
     #[inline]
     pub fn judge(&mut self) {
         self.is_touched = false;
-        // The size after the copies. A file that is this long now was not shorter meanwhile, unless it shrank and grew,
-        // which loses its contents anyway.
+        // The size after the copies. A file that is this long now was not shorter during the copies, unless it shrank
+        // and grew again, and then its contents are lost anyway.
         self.trusted_end_bytes = size_of(&self.file).unwrap_or(0);
         if self.mapping.as_ref().is_none_or(FileMapping::is_poisoned) {
             self.trusted_end_bytes = 0;
@@ -132,7 +133,7 @@ impl MappedFile {
         end_of(call) <= self.trusted_end_bytes
     }
 
-    /// Makes the call that a copy could not do.
+    /// Makes the system call that replaces a copy.
     ///
     /// # Safety
     /// As [`IoBackend::queue`](crate::IoBackend::queue).
@@ -142,7 +143,7 @@ impl MappedFile {
         if moves_data && self.has_grown_to(end_of(call)) {
             self.map_again();
         }
-        // SAFETY: 1. the buffers are there: the caller vouches for them.
+        // SAFETY: 1. the caller guarantees the buffers.
         let result = unsafe { plain::execute(self.file.as_raw_fd(), &cut(call), 0) };
         if call.verb == Verb::Write && result == -libc::EINVAL {
             // SAFETY: as above.
@@ -151,15 +152,14 @@ impl MappedFile {
         result
     }
 
-    /// hugetlbfs has no calls that write. Makes one copy on its own, and judges it alone.
+    /// hugetlbfs has no system calls that write, so this makes one copy and judges it separately.
     ///
     /// # Safety
     /// As [`IoBackend::queue`](crate::IoBackend::queue).
-    /// As of [`Kernel::queue`](crate::backend::Kernel::queue).
     pub(super) unsafe fn write_alone(&mut self, call: &Call) -> i32 {
-        // SAFETY: 1. the buffers are there: the caller vouches for them.
+        // SAFETY: 1. the caller guarantees the buffers.
         let Some(copied_bytes) = (unsafe { self.copy(call) }) else { return -libc::EINVAL };
-        // This `judge` says nothing about the batch's other copies: those went to the mapping before.
+        // This `judge` says nothing about the batch's other copies, which used the mapping earlier.
         let of_the_batch = self.trusted_end_bytes;
         self.judge();
         let trusted = self.trusts(call);
@@ -169,7 +169,7 @@ impl MappedFile {
         if trusted { copied_bytes } else { -libc::ENOSPC }
     }
 
-    /// How much of the file can be copied from.
+    /// Length of the mapped part of the file.
     pub fn mapped_bytes(&self) -> u64 {
         self.mapping.as_ref().map_or(0, FileMapping::len_bytes)
     }
@@ -178,7 +178,7 @@ impl MappedFile {
         end_bytes > self.mapped_bytes() && size_of(&self.file).is_ok_and(|size_bytes| end_bytes <= size_bytes)
     }
 
-    /// Maps the file again after it has changed. Without a mapping every call is a plain one.
+    /// Maps the file again after a change. Without a mapping, system calls serve all ranges.
     #[cold]
     fn map_again(&mut self) {
         let mapped = self.map_anew();
@@ -212,13 +212,13 @@ fn size_of(file: &File) -> Result<u64, Errno> {
     Ok(u64::try_from(fstat(file)?.st_size).unwrap_or(0))
 }
 
-/// First byte after what one call moves at most.
+/// End offset of the largest range that one call can move.
 #[inline]
 fn end_of(call: &Call) -> u64 {
     call.offset_bytes.saturating_add(call.len_bytes.min(MAX_COPY_BYTES as u64))
 }
 
-/// A plain call is no longer than a copy.
+/// Limits a system call to the length of a copy.
 fn cut(call: &Call) -> Call {
     let Buffers::One { base, len_bytes } = call.buffers else { return *call };
     #[allow(clippy::cast_possible_truncation)] // a constant

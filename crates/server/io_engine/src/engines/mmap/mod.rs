@@ -1,18 +1,18 @@
-//! A copy between guest memory and a mapping of the file: for files in memory (tmpfs, memfd, hugetlbfs) and DAX.
+//! Copies between guest memory and a mapping of the file, for files in memory (tmpfs, memfd, hugetlbfs) and on DAX.
 //!
-//! `queue → batch → (submit) copy each, prefetching ahead → one look at each file's end → results → pop`
+//! `queue → batch → (submit) copy each, prefetching ahead → one fstat per file → results → pop`
 //!
-//! - No system call per request, only one `fstat` per file and batch, after the copies. No other call tells that the
-//!   file has become shorter: behind its new end, the rest of the page reads as zeroes, and what is written there is
-//!   lost. At depth 1 this costs a fifth of the processor time, with deep queues nothing (docs/decisions/0014).
-//! - A plain call does what a copy cannot: a range beyond the mapping, a whole batch during which the mapping was
-//!   poisoned (`guest_mem::FileMapping`), a write to a file that is open for reading. So a short read, a full file
-//!   system and broken memory give the same results as in every other engine.
-//! - Reading a hole through a mapping of a tmpfs file fills it with a page of zeroes, so a sparse image becomes a full
-//!   one as it is read. `sync` and `io_uring` leave holes alone.
-//! - A page fault stops the worker. In memory that is short, except for pages that were swapped out. On DAX, a write to
-//!   a hole waits until the file system has allocated.
-//! - `fdatasync` writes back what was stored through mappings, so a sync follows each durable write.
+//! - Instead of a system call per request, there is one `fstat` per file and batch, after the copies. It detects
+//!   truncation: the rest of the last page beyond the new end reads as zeroes, and writes there are lost (cost:
+//!   docs/decisions/0014).
+//! - A system call handles what a copy cannot: a range beyond the mapping, a batch during which the mapping was
+//!   poisoned (`guest_mem::FileMapping`), and a write to a file opened for reading. Short reads, a full file system and
+//!   broken memory therefore give the same results as in every other engine.
+//! - Reading a hole of a tmpfs file through a mapping allocates a zeroed page, so reading a sparse image fills it.
+//!   `sync` and `io_uring` do not fill holes.
+//! - A page fault stops the worker. In memory this is short, unless the page was swapped out. On DAX, a write to a hole
+//!   waits until the file system has allocated blocks.
+//! - `fdatasync` writes back data that was stored through mappings, so a sync follows each durable write.
 
 mod copy;
 mod mapped_file;
@@ -31,14 +31,13 @@ use crate::engine::{Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
 
-/// Requests between the one that is copied and the one whose source is prefetched. Two and eight do as well
-/// (docs/decisions/0014).
+/// How many requests ahead of the copied one to prefetch. Two and eight work equally well (docs/decisions/0014).
 const PREFETCH_AHEAD: usize = 4;
-/// Work between two checks of the watched fds: a pass counts one, and every [`BYTES_PER_WORK`] one more. So a worker
-/// that never sleeps sees kicks after 4 MiB of copies at most, and makes one system call for them.
+/// Work between two checks of the watched fds: each pass counts one, plus one per [`BYTES_PER_WORK`]. A worker that
+/// never sleeps thus sees kicks after at most 4 MiB of copies, for one system call.
 const LOOK_EVERY: u64 = 256;
 const BYTES_PER_WORK: u64 = 16 << 10;
-/// Freeing pages takes time: longer ranges go to the pool.
+/// Longest `fallocate` in the worker. Freeing pages takes time, so longer ranges go to the pool.
 const MAX_INLINE_ALLOCATE_BYTES: u64 = 1 << 20;
 
 /// The engine, not yet started.
@@ -48,7 +47,7 @@ impl MmapEngine {
     /// Makes the engine.
     ///
     /// # Errors
-    /// The kernel's, for its epoll and eventfd.
+    /// Errors of the epoll set and the eventfd.
     pub fn new(config: EngineConfig) -> io::Result<Self> {
         Ok(Self::over(MmapBackend::new(&config)?, &config))
     }
@@ -60,7 +59,7 @@ struct Queued {
     user_data: u64,
     file: u32,
     call: Call,
-    /// The bytes of a copy, which is not trusted before its batch is judged.
+    /// Bytes that were copied. They are not trusted before the batch is judged.
     copied_bytes: Option<u32>,
 }
 
@@ -70,10 +69,10 @@ pub struct MmapBackend {
     batch: Vec<Queued>,
     depth: usize,
     files: Vec<Option<MappedFile>>,
-    /// The files of the batch's copies, each once.
+    /// Files with copies in this batch, each once.
     touched: Vec<u32>,
     results: VecDeque<RawResult>,
-    /// Results that `pop` may still return in this pass.
+    /// Limit of results that `pop` still returns in this pass.
     budget: usize,
     pool: Pool,
     jobs: VecDeque<Job>,
@@ -83,8 +82,8 @@ pub struct MmapBackend {
     work_since_look: u64,
 }
 
-// SAFETY: 1. the pointers in queued calls belong to ops that the engine's core owns, and it moves between
-// threads together with this value, before it is started, when there are none.
+// SAFETY: 1. the pointers in queued calls belong to ops that the engine's core owns; the core moves between threads
+// together with this value and only before it is started, when there are no ops.
 unsafe impl Send for MmapBackend {}
 
 impl MmapBackend {
@@ -125,7 +124,7 @@ impl MmapBackend {
             }
             let queued = &mut self.batch[at];
             let Some(Some(file)) = self.files.get_mut(queued.file as usize) else { continue };
-            // SAFETY: 1. `queue` promises that the buffers are there until the result was popped.
+            // SAFETY: 1. the contract of `queue`: the buffers stay valid until the result was popped.
             queued.copied_bytes = unsafe { file.copy(&queued.call) };
             let Some(bytes) = queued.copied_bytes else { continue };
             self.work_since_look += u64::from(bytes) / BYTES_PER_WORK;
@@ -143,7 +142,7 @@ impl MmapBackend {
         }
     }
 
-    /// Gives a call its result, or hands it to the pool.
+    /// Sets a call's result, or hands the call to the pool.
     #[inline]
     fn conclude(&mut self, queued: &Queued) {
         let Queued { user_data, call, .. } = *queued;
@@ -156,7 +155,7 @@ impl MmapBackend {
                 self.jobs.push_back(Job { user_data, owner, file: Arc::clone(file.file()), call });
                 return;
             }
-            // SAFETY: 1. `queue` promises that the buffers are there until the result was popped.
+            // SAFETY: 1. the contract of `queue`: the buffers stay valid until the result was popped.
             _ => unsafe { file.call_plainly(&call) },
         };
         self.results.push_back(RawResult { user_data, result });
@@ -174,11 +173,11 @@ impl MmapBackend {
 #[inline]
 fn prefetch(files: &[Option<MappedFile>], queued: &Queued) {
     let Some(Some(file)) = files.get(queued.file as usize) else { return };
-    // SAFETY: 1. `queue` promises that the buffers are there until the result was popped.
+    // SAFETY: 1. the contract of `queue`: the buffers stay valid until the result was popped.
     unsafe { file.prefetch(&queued.call) };
 }
 
-/// Calls that may take long.
+/// Whether a call may take long.
 fn goes_to_pool(file: &MappedFile, call: &Call) -> bool {
     match call.verb {
         Verb::Read | Verb::Write => false,
@@ -253,7 +252,7 @@ impl IoBackend for MmapBackend {
         if self.work_since_look >= LOOK_EVERY {
             self.work_since_look = 0;
             if !self.watcher.is_idle() {
-                // A lasting error comes again in `wait`, which reports it.
+                // If the error persists, `wait` reports it.
                 let _ = self.watcher.wait(Some(Duration::ZERO));
             }
         }

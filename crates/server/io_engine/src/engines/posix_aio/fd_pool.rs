@@ -1,9 +1,9 @@
-//! The descriptors of one file: its own, and duplicates when needed.
+//! The descriptors of one file: its own, and duplicates of it.
 //!
 //! glibc serves the requests of one descriptor one after the other, and those of different descriptors in parallel,
-//! even if all belong to the same open file. So a request gets the least busy descriptor. If none is free, the pool
-//! makes a duplicate, up to its size; if that fails (`EMFILE`), it continues with the descriptors that it has. The pool
-//! closes the duplicates when the worker is about to sleep and the file has nothing in flight, and with the file.
+//! even if all belong to the same open file. Each request therefore gets the least busy descriptor. If all are busy,
+//! the pool makes a duplicate, up to its size; if that fails (`EMFILE`), it uses the existing ones. The pool closes the
+//! duplicates when the worker is about to sleep without requests in flight on the file, and when it closes the file.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,9 +16,9 @@ use super::waiters::Waiters;
 #[derive(Debug)]
 struct Descriptor {
     file: Arc<File>,
-    /// Requests that use it and have not ended.
+    /// Requests that use the descriptor and have not ended.
     busy: usize,
-    /// Those of them that the C library has, oldest first.
+    /// Those of them that the C library has accepted, oldest first.
     outstanding: VecDeque<u32>,
     /// The request that a waiter waits for, or last waited for, and its ticket.
     waited: Option<(u32, u64)>,
@@ -36,7 +36,7 @@ pub(super) struct PoolFile {
     descriptors: Vec<Descriptor>,
     most: usize,
     in_flight: usize,
-    /// A duplicate failed. The pool tries again when the file has been idle.
+    /// A duplicate failed. The pool tries again once the file has been idle.
     refused: bool,
     /// `aio_fsync` refuses such a file.
     pub read_only: bool,
@@ -56,7 +56,7 @@ impl PoolFile {
         self.in_flight
     }
 
-    /// The descriptor for one more request.
+    /// Returns the descriptor for another request.
     pub fn pick(&mut self) -> (usize, RawFd) {
         let place = self.least_busy();
         let place = if self.descriptors[place].busy > 0 && self.duplicate() {
@@ -90,12 +90,12 @@ impl PoolFile {
         !self.refused
     }
 
-    /// Notes that the C library has the request.
+    /// Records that the C library has accepted the request.
     pub fn started(&mut self, descriptor: usize, slot: u32) {
         self.descriptors[descriptor].outstanding.push_back(slot);
     }
 
-    /// Notes that a request ended without a start.
+    /// Records that a request ended without being started.
     pub fn ended(&mut self, descriptor: usize) {
         self.descriptors[descriptor].busy -= 1;
         self.in_flight -= 1;
@@ -117,11 +117,11 @@ impl PoolFile {
         }
     }
 
-    /// Lets a waiter wait for each descriptor's oldest request. Returns false when one of them has ended.
+    /// Starts a waiter for each descriptor's oldest request. Returns false if one of them has already ended.
     pub fn watch_oldest(&mut self, blocks: &ControlBlocks, waiters: &mut Waiters) -> bool {
         self.descriptors.iter_mut().all(|descriptor| {
             let Some(&oldest) = descriptor.outstanding.front() else { return true };
-            // That waiter has not returned. It ends the sleep when it does: now, or with its request.
+            // This waiter has not returned yet. It ends the sleep when it returns, now or with its request.
             if descriptor.waited.is_some_and(|(slot, ticket)| blocks.has_waiter(slot, ticket)) {
                 return true;
             }

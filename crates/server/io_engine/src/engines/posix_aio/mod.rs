@@ -1,18 +1,18 @@
 //! The C library's asynchronous I/O: `aio_read`, `aio_write`, `aio_fsync`, with several descriptors per file.
 //!
-//! `queue → a call's pieces, each with a control block and a descriptor → aio_read … → (waiter) → aio_error → pop`
+//! `queue → pieces, each with a control block and a descriptor → aio_read … → (waiter) → aio_error → pop`
 //!
-//! - glibc serves the requests of one descriptor one after the other, in order. That limits what a file gets, so
-//!   `posix_aio/fd_pool.rs` spreads requests over duplicates. It also helps: the engine checks only the oldest request
-//!   of each descriptor for a result. Other C libraries keep no such order, so the engine refuses them.
-//! - The library has no vectored requests: each piece of a call is a request of its own (`posix_aio/requests.rs`).
+//! - glibc serves the requests of one descriptor in order, one after the other. This limits a file's throughput, so
+//!   `posix_aio/fd_pool.rs` spreads requests over duplicates. It also means that the engine need only check the oldest
+//!   request of each descriptor for a result. Other C libraries do not guarantee this order, so the engine refuses
+//!   them.
+//! - The library has no vectored requests: each piece of a call is a separate request (`posix_aio/requests.rs`).
 //! - It has no flag for a durable write, so the core adds a sync.
-//! - It has no `fallocate`, and `aio_fsync` refuses files that are open for reading only: a thread of the pool makes
-//!   both calls.
+//! - It has no `fallocate`, and `aio_fsync` refuses files that are open for reading only. Threads of the pool make
+//!   these calls.
 //!
-//! Requests carry `SIGEV_NONE`. While the worker sleeps, one waiter thread per busy descriptor blocks in `aio_suspend`
-//! on the oldest request (`posix_aio/waiters.rs`, with the reasons). The engine sends, blocks and handles no signal.
-//! Without requests no thread waits.
+//! Requests use `SIGEV_NONE`. While the worker sleeps, one waiter thread per busy descriptor blocks in `aio_suspend` on
+//! the oldest request (`posix_aio/waiters.rs` explains why). The engine sends, blocks and handles no signals.
 
 mod fd_pool;
 
@@ -40,15 +40,15 @@ use crate::engines::threads::pool::{Job, Pool};
 
 /// Passes between two checks of the watched fds, for a worker that never sleeps.
 const LOOK_EVERY: u32 = 256;
-/// Most descriptors per file. More is useless: glibc has 20 threads for all descriptors of the process.
+/// Limit of descriptors per file. More are useless: glibc has 20 threads for all descriptors of the process.
 pub const MAX_FD_POOL: u32 = 64;
-/// Longest sleep while no thread can be started to wait for a request.
+/// Longest sleep if no thread can be started to wait for a request.
 const BLIND_SLEEP: Duration = Duration::from_millis(1);
 
 /// The options of `posix-aio`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PosixAioOptions {
-    /// Descriptors per file; 1: only the file's own.
+    /// Descriptors per file. With 1, only the file's own.
     pub fd_pool: u32,
 }
 
@@ -73,7 +73,7 @@ impl PosixAioEngine {
     /// Makes the engine with these options.
     ///
     /// # Errors
-    /// The kernel's, [`io::ErrorKind::InvalidInput`] for a pool of no or too many descriptors, and
+    /// Errors of the kernel, [`io::ErrorKind::InvalidInput`] if `fd_pool` is 0 or too large, and
     /// [`io::ErrorKind::Unsupported`] with a C library other than glibc.
     pub fn with(options: &PosixAioOptions, config: &EngineConfig) -> io::Result<Self> {
         if !cfg!(target_env = "gnu") {
@@ -89,7 +89,7 @@ impl PosixAioEngine {
     }
 }
 
-/// A request that has its control block and its descriptor, and waits for `submit`.
+/// A request that has a control block and a descriptor, and waits for `submit`.
 #[derive(Clone, Copy, Debug)]
 struct Staged {
     slot: u32,
@@ -104,21 +104,21 @@ pub struct PosixAio {
     files: Vec<Option<PoolFile>>,
     requests: Requests,
     staged: VecDeque<Staged>,
-    /// Requests that the C library has.
+    /// Number of requests that the C library has accepted.
     started: usize,
     waiters: Waiters,
     pool: Pool,
-    /// For the pool, with the next `submit`.
+    /// Jobs that the next `submit` gives to the pool.
     jobs: VecDeque<Job>,
-    /// Jobs that the pool has.
+    /// Number of jobs in the pool.
     pool_calls: usize,
     watcher: EpollWatcher,
-    /// Results that `pop` may still return in this pass.
+    /// Limit of results that `pop` still returns in this pass.
     budget: usize,
     passes: u32,
     /// A call found no free control block.
     starved: bool,
-    /// Requests were cancelled, so requests behind a descriptor's oldest may have ended, too.
+    /// Requests were cancelled, so requests behind a descriptor's oldest may also have ended.
     cancelled: bool,
 }
 
@@ -149,7 +149,7 @@ impl PosixAio {
         })
     }
 
-    /// Starts the staged requests, in order. Requests for which the C library has no resources stay staged.
+    /// Starts the staged requests in order. Requests that the C library has no resources for stay staged.
     fn start_staged(&mut self) {
         while let Some(&staged) = self.staged.front() {
             let Staged { slot, file, descriptor } = staged;
@@ -160,7 +160,7 @@ impl PosixAio {
                     pool.started(descriptor, slot);
                     self.started += 1;
                 }
-                // A request that ends frees its resources, and the worker tries again then.
+                // A request that ends frees its resources, and the worker then tries again.
                 Err(libc::EAGAIN) if self.started > 0 => return,
                 Err(errno) => {
                     pool.ended(descriptor);
@@ -171,7 +171,7 @@ impl PosixAio {
         }
     }
 
-    /// Takes the results that are there. Usually checks each descriptor's oldest request only.
+    /// Collects available results. Usually checks only each descriptor's oldest request.
     fn collect(&mut self) {
         let cancelled = std::mem::take(&mut self.cancelled);
         if self.started == 0 {
@@ -200,7 +200,7 @@ impl PosixAio {
         }
     }
 
-    /// Makes the next result end the sleep. Returns false if a result is there already.
+    /// Makes the next result end the sleep. Returns false if a result is already available.
     fn arm_threads(&mut self) -> bool {
         if self.pool_calls > 0 && !self.pool.arm() {
             return false;
@@ -305,7 +305,7 @@ impl IoBackend for PosixAio {
                 fd
             })
         };
-        // A file that has used its share waits for its own requests, which end the sleep anyway.
+        // A file that has used up its share waits for its own requests, which end the sleep anyway.
         self.starved = !taken && self.requests.has_run_out();
         if taken { Ok(()) } else { Err(QueueFull) }
     }
@@ -324,7 +324,7 @@ impl IoBackend for PosixAio {
         self.collect_from_pool();
         self.passes = self.passes.wrapping_add(1);
         if self.passes.is_multiple_of(LOOK_EVERY) && !self.watcher.is_idle() {
-            // A lasting error comes again in `wait`, which reports it.
+            // If the error persists, `wait` reports it.
             let _ = self.watcher.wait(Some(Duration::ZERO));
         }
         self.budget = self.requests.results.len();
@@ -400,8 +400,8 @@ impl IoBackend for PosixAio {
 }
 
 impl Drop for PosixAio {
-    /// While requests are outstanding, the C library's threads use the control blocks and the descriptors' numbers.
-    /// Both then stay for the rest of the process's life, as the core's memory does.
+    /// While requests are outstanding, the C library's threads use the control blocks and the descriptor numbers. Both
+    /// are then leaked, as is the core's memory.
     fn drop(&mut self) {
         if self.started > 0 {
             std::mem::forget(Arc::clone(self.requests.blocks()));

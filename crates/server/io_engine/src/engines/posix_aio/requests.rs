@@ -1,12 +1,13 @@
-//! Control blocks, the call that each belongs to, and a call's result from the results of its pieces.
+//! Control blocks, the calls that they belong to, and the sum of a call's results.
 //!
 //! `take (a call) → one control block per piece → start → finish (each piece) → the call's result`
 //!
-//! - The blocks never move, and the waiters share them. The C library writes to those of requests that it has.
-//! - A block is free again when its request has ended *and* no waiter uses it.
-//! - A call takes as many blocks as its file's share allows (`shares.rs`), at least one and at most [`MAX_PIECES`]; the
-//!   core resumes the rest of the call. Because the blocks never move, all are made at the start: enough for the shares
-//!   of as many files as half of one file's blocks. With still more files, a call may wait for a block.
+//! - The blocks never move, and the waiters share them. The C library writes to blocks of requests that it has
+//!   accepted.
+//! - A block becomes free when its request has ended *and* no waiter uses it.
+//! - A call uses as many blocks as its file's share allows (`shares.rs`), from one to [`MAX_PIECES`]. The core resumes
+//!   the rest of the call. All blocks are allocated at the start, enough for the shares of half as many files as one
+//!   file has blocks. With more files, a call may have to wait for a block.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -20,27 +21,27 @@ use crate::backend::{Buffers, Call, RawResult, Verb};
 use crate::core::shares::Shares;
 use crate::engine::FileId;
 
-/// Most requests of one call, all in flight together. More are not faster.
+/// Limit of requests per call, all in flight together. More are not faster.
 const MAX_PIECES: usize = 16;
 /// Blocks beyond one per call.
 const SPARE_BLOCKS: u32 = 128;
 /// The reserve of each file.
 const LEAST_BLOCKS: u32 = 1;
-/// No further piece.
+/// Marks the last piece.
 const LAST: u32 = u32::MAX;
 const NO_CALL: CallState = CallState { user_data: 0, file: FileId(0), first: LAST, left: 0 };
 
-/// All blocks. See the file's head.
+/// All blocks. See the module documentation.
 #[derive(Debug)]
 pub(super) struct ControlBlocks {
     blocks: Box<[UnsafeCell<libc::aiocb>]>,
-    /// Of each block: the ticket of the waiter that uses it, or 0.
+    /// For each block: the ticket of the waiter that uses it, or 0.
     tickets: Box<[AtomicU64]>,
 }
 
-// SAFETY: 1. a block is written by the worker while neither the C library nor a waiter has it, and otherwise only
-// touched by functions of the C library, which serialise that under a lock of their own; 2. the pointers in it
-// belong to an op that the engine keeps until the request has ended.
+// SAFETY: 1. the worker writes a block while neither the C library nor a waiter uses it; otherwise only functions of
+// the C library access it, under their own lock; 2. the pointers in it belong to an op that the engine keeps until the
+// request has ended.
 unsafe impl Send for ControlBlocks {}
 // SAFETY: as above.
 unsafe impl Sync for ControlBlocks {}
@@ -68,12 +69,12 @@ impl ControlBlocks {
         unsafe { libc::aio_error(self.at(slot)) }
     }
 
-    /// Bytes, 0, or a negated errno, once the request has ended.
+    /// A byte count, 0, or a negated errno, once the request has ended.
     pub fn result(&self, slot: u32) -> Option<i32> {
         match self.error(slot) {
             libc::EINPROGRESS => None,
             0 => {
-                // SAFETY: 1. as in `error`; 2. the request has ended, and is asked once.
+                // SAFETY: 1. as in `error`; 2. the request has ended, and its result is read once.
                 let bytes = unsafe { libc::aio_return(self.at(slot)) };
                 Some(i32::try_from(bytes).unwrap_or(i32::MAX))
             }
@@ -81,7 +82,7 @@ impl ControlBlocks {
         }
     }
 
-    /// Notes that a waiter uses the block: it is not free before [`ControlBlocks::release`].
+    /// Records that a waiter uses the block, which stays reserved until [`ControlBlocks::release`].
     pub fn hold(&self, slot: u32, ticket: u64) {
         self.tickets[slot as usize].store(ticket, Ordering::SeqCst);
     }
@@ -114,11 +115,11 @@ struct CallState {
     user_data: u64,
     file: FileId,
     first: u32,
-    /// Pieces that have not ended.
+    /// Number of pieces that have not ended.
     left: u32,
 }
 
-/// Where a piece of a call lies.
+/// The file range and buffer of a piece.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     base: *mut u8,
@@ -129,7 +130,7 @@ struct Extent {
 #[derive(Debug)]
 pub(super) struct Requests {
     blocks: Arc<ControlBlocks>,
-    /// By block.
+    /// Indexed by block.
     pieces: Vec<Piece>,
     free: Vec<u32>,
     /// Blocks of requests that have ended while a waiter still uses them.
@@ -158,7 +159,7 @@ impl Requests {
         }
     }
 
-    /// Makes room for this many calls.
+    /// Allocates space for this many calls.
     pub fn expect(&mut self, calls: u32) {
         #[allow(clippy::cast_possible_truncation)] // never more than were asked for
         let before = self.calls.len() as u32;
@@ -179,17 +180,17 @@ impl Requests {
         &self.blocks
     }
 
-    /// The call of a request.
+    /// The `user_data` of a request's call.
     pub fn user_data(&self, slot: u32) -> u64 {
         self.calls[self.pieces[slot as usize].call as usize].user_data
     }
 
-    /// Takes blocks for `call` on `file`, or for its leading pieces. `place` gets each block, in order, and returns the
-    /// descriptor of its request. Returns false when no block is free.
+    /// Takes blocks for `call` on `file`, or for its leading pieces. `place` gets each block in order, and returns the
+    /// descriptor of its request. Returns false if no block is free.
     ///
     /// # Safety
-    /// What `call.buffers` points to must stay allocated, and no other code may rely on its contents, until
-    /// the call's result is there.
+    /// The memory that `call.buffers` points to must stay allocated, and no other code may rely on its contents, until
+    /// the call's result is available.
     pub unsafe fn take(
         &mut self,
         user_data: u64,
@@ -203,7 +204,7 @@ impl Requests {
         let mut state = CallState { user_data, file, first: LAST, left: 0 };
         let mut last = LAST;
         let most = self.free.len().min(MAX_PIECES);
-        // SAFETY: 1. the caller vouches for the array.
+        // SAFETY: 1. the caller guarantees the array.
         for extent in unsafe { extents(call) }.take(most) {
             if !self.shares.take(file) {
                 break;
@@ -223,8 +224,8 @@ impl Requests {
     }
 
     fn fill(&mut self, slot: u32, verb: Verb, extent: &Extent, fd: RawFd) {
-        // SAFETY: 1. a free block: neither the C library nor a waiter has it, and only the worker, here, takes
-        // free blocks.
+        // SAFETY: 1. a free block: neither the C library nor a waiter uses it, and only the worker, here, takes free
+        // blocks.
         let block = unsafe { &mut *self.blocks.at(slot) };
         block.aio_fildes = fd;
         block.aio_reqprio = 0;
@@ -238,15 +239,15 @@ impl Requests {
         }
     }
 
-    /// Gives the request to the C library.
+    /// Passes the request to the C library.
     ///
     /// # Errors
-    /// Its errno; `EAGAIN`: not now.
+    /// Its errno; with `EAGAIN`, try again later.
     pub fn start(&mut self, slot: u32) -> Result<(), i32> {
         let block = self.blocks.at(slot);
         let started = match self.pieces[slot as usize].verb {
-            // SAFETY: 1. block: filled by `take`, and neither freed nor touched before the request has ended;
-            // 2. buffer: the caller of `take` keeps it as long.
+            // SAFETY: 1. block: filled by `take`, and neither freed nor accessed before the request has ended; 2.
+            // buffer: the caller of `take` keeps it as long.
             Verb::Read => unsafe { libc::aio_read(block) },
             // SAFETY: as above.
             Verb::Write => unsafe { libc::aio_write(block) },
@@ -256,17 +257,17 @@ impl Requests {
         if started == 0 { Ok(()) } else { Err(last_errno()) }
     }
 
-    /// Asks the C library to cancel the request. It does so unless a thread has started it.
+    /// Requests cancellation. The C library cancels the request unless a thread has started it.
     pub fn cancel(&self, slot: u32) {
         let block = self.blocks.at(slot);
-        // SAFETY: 1. the request was started: `fill`, the only writer of this field, is not called before it
-        // has ended.
+        // SAFETY: 1. the request was started, and `fill`, the only writer of this field, is not called before the
+        // request has ended.
         let fd = unsafe { (*block).aio_fildes };
         // SAFETY: 1. the block lives as long as `self`.
         unsafe { libc::aio_cancel(fd, block) };
     }
 
-    /// Notes that the request has ended, or will never start.
+    /// Records that the request has ended, or will never start.
     pub fn finish(&mut self, slot: u32, result: i32) {
         let piece = &mut self.pieces[slot as usize];
         piece.result = result;
@@ -294,7 +295,7 @@ impl Requests {
         self.results.push_back(RawResult { user_data, result: outcome.result() });
     }
 
-    /// Takes back blocks that waiters have released. Returns whether a block is free.
+    /// Frees blocks that waiters have released. Returns whether a block is free.
     pub fn reclaim(&mut self) -> bool {
         let (blocks, free) = (&self.blocks, &mut self.free);
         self.lingering.retain(|&slot| {
@@ -308,16 +309,16 @@ impl Requests {
     }
 }
 
-/// The pieces of a call, in order; one of no length for a call without data.
+/// The pieces of a call in order. A call without data has one empty piece.
 ///
 /// # Safety
-/// `call.buffers` must be there while the iterator is.
+/// `call.buffers` must stay valid while the iterator exists.
 unsafe fn extents(call: &Call) -> impl Iterator<Item = Extent> {
     let (one, many): (_, &[libc::iovec]) = match call.buffers {
         Buffers::None => (Some((std::ptr::null_mut(), 0)), &[]),
         Buffers::One { base, len_bytes } => (Some((base, len_bytes)), &[]),
         Buffers::Many { first, count } => {
-            // SAFETY: 1. the caller vouches for the array.
+            // SAFETY: 1. the caller guarantees the array.
             let array = unsafe { std::slice::from_raw_parts(first, count as usize) };
             (None, array)
         }
@@ -332,9 +333,9 @@ unsafe fn extents(call: &Call) -> impl Iterator<Item = Extent> {
     })
 }
 
-/// Adds up the results of a call's pieces, in order: the bytes of the leading complete pieces and of the first short
-/// one. An error counts only if no piece before it moved data. Otherwise the call is short, and the core resumes it and
-/// meets the error again.
+/// Adds up the results of a call's pieces in order: the bytes of the leading complete pieces and of the first short
+/// one. An error counts only if no earlier piece moved data. Otherwise the call is short, and the core runs into the
+/// error again when it resumes the call.
 #[derive(Debug, Default)]
 struct Outcome {
     bytes: i32,

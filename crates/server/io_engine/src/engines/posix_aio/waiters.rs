@@ -2,19 +2,19 @@
 //!
 //! `send (oldest request of a descriptor) → start → waiter: aio_suspend → release → eventfd, if the worker sleeps`
 //!
-//! - Each busy descriptor has one waiter. Requests end in order, so the oldest ends first, and later requests need no
-//!   further waiter. One list for all descriptors would be outdated with the next request, and `aio_suspend` cannot be
-//!   told of it.
-//! - No wake-up is lost. The worker first notes that it sleeps, then checks whether each oldest request is pending or
-//!   has a waiter. A waiter first releases its request, then checks whether the worker sleeps. All of this is
+//! - Each busy descriptor has one waiter. Requests end in order, so the oldest ends first, and later ones need no
+//!   waiter. One list for all descriptors would be outdated with the next request, and a running `aio_suspend` cannot
+//!   be updated.
+//! - No wake-up is lost. The worker first records that it sleeps, then checks that each oldest request is pending or
+//!   has a waiter. A waiter first releases its request, then checks whether the worker sleeps. All accesses are
 //!   sequentially consistent, so one of the two sees the other.
 //! - A waiter without work ends after [`IDLE`].
 //!
 //! Why not the library's notifications (glibc 2.36): `SIGEV_THREAD` starts a thread per request under the library's one
-//! lock, and drops the notification if that fails; it is slower, too (docs/decisions/0014). `SIGEV_SIGNAL` signals the
-//! process, not a thread: one worker's signalfd would take another's signals, and every thread would have to block the
-//! signal. When the user's limit of queued signals is reached, `EAGAIN` replaces the request's result. glibc does not
-//! know `SIGEV_THREAD_ID`.
+//! lock, drops the notification if that fails, and is slower (docs/decisions/0014). `SIGEV_SIGNAL` signals the process,
+//! not a thread: one worker's signalfd would consume another's signals, and every thread would have to block the
+//! signal. At the user's limit of queued signals, `EAGAIN` replaces the request's result. glibc does not support
+//! `SIGEV_THREAD_ID`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -55,7 +55,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next request to wait for; `None`: the thread ends.
+    /// Returns the next request to wait for; `None`: the thread ends.
     fn next(&self) -> Option<u32> {
         let mut state = self.state();
         loop {
@@ -82,7 +82,7 @@ impl Shared {
         while let Some(slot) = self.next() {
             self.wait_for(slot);
             self.blocks.release(slot);
-            // After the release of the request: see the file's head.
+            // After the release of the request: see the module documentation.
             if self.sleeping.swap(false, Ordering::SeqCst) {
                 let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
             }
@@ -92,8 +92,8 @@ impl Shared {
     fn wait_for(&self, slot: u32) {
         let list = [self.blocks.at(slot).cast_const()];
         loop {
-            // SAFETY: 1. list: as long as told; 2. block: `self` keeps all of them, and this one is not used for
-            // another request before it is released.
+            // SAFETY: 1. list: one entry, as passed; 2. block: `self` keeps all blocks alive, and this one is reused
+            // only after its release.
             let ended = unsafe { libc::aio_suspend(list.as_ptr(), 1, std::ptr::null()) };
             if ended == 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
                 return;
@@ -102,11 +102,11 @@ impl Shared {
     }
 }
 
-/// See the file's head. Dropping it waits for no thread: a waiter keeps what it needs.
+/// The waiters. Dropping this waits for no thread: a waiter keeps what it needs alive.
 #[derive(Debug)]
 pub(super) struct Waiters {
     shared: Arc<Shared>,
-    /// What `start` hands over.
+    /// Requests that `start` will hand to waiters.
     sent: Vec<u32>,
     last_ticket: u64,
     /// A request has no waiter, because no thread could be started.
@@ -121,7 +121,7 @@ impl Waiters {
         Ok(Self { shared, sent: Vec::new(), last_ticket: 0, short: false })
     }
 
-    /// Written to when a waiter returns while the worker sleeps; never read.
+    /// Written to when a waiter returns while the worker sleeps. Never read.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.shared.wake.as_fd()
     }
@@ -131,12 +131,12 @@ impl Waiters {
         self.shared.sleeping.store(true, Ordering::SeqCst);
     }
 
-    /// Notes that the worker is awake.
+    /// Records that the worker is awake.
     pub fn disarm(&self) {
         self.shared.sleeping.store(false, Ordering::SeqCst);
     }
 
-    /// Gets a waiter for this request, with the next `start`. Returns the ticket that marks the block until the waiter
+    /// Requests a waiter for this request; `start` starts it. Returns the ticket that marks the block until the waiter
     /// returns.
     pub fn send(&mut self, slot: u32) -> u64 {
         self.last_ticket += 1;
@@ -145,7 +145,7 @@ impl Waiters {
         self.last_ticket
     }
 
-    /// Starts waiters for the requests of `send`. Returns false if there is no thread for some of them.
+    /// Starts waiters for the requests passed to `send`. Returns false if threads are missing for some of them.
     pub fn start(&mut self) -> bool {
         if self.sent.is_empty() && !self.short {
             return true;

@@ -1,8 +1,8 @@
-//! Plain calls in the worker itself if they do not wait; a pool of threads makes the others.
+//! Makes calls in the worker itself if they do not block. A pool of threads makes the others.
 //!
-//! `queue → submit: the call, now → results → pop`, or `… → pool (threads/pool.rs) → results → pop`
+//! `queue → submit: the call → results → pop`, or `… → pool (threads/pool.rs) → results → pop`
 //!
-//! The kind of the file decides who makes its calls (`policy.rs`):
+//! The kind of the file decides which thread makes its calls (`policy.rs`):
 //!
 //! | file | reads, writes | durable writes, `fdatasync` | `fallocate` |
 //! |---|---|---|---|
@@ -10,8 +10,8 @@
 //! | `O_DIRECT` | worker, which waits | pool | pool |
 //! | page cache | worker with `RWF_NOWAIT`; `EAGAIN`: pool | pool | pool |
 //!
-//! - With `O_DIRECT` the worker waits for one call after the other: the user of this engine asked for that. A flush
-//!   goes to the pool, because it would delay the reads of all other disks of the worker.
+//! - With `O_DIRECT` the worker blocks in one call after the other, as the user of this engine requested. Flushes use
+//!   the pool, because they would delay the reads of the worker's other disks.
 //! - A call in the worker has ended when `submit` returns. Only calls in the pool can be cancelled.
 
 mod policy;
@@ -38,10 +38,10 @@ use crate::engines::threads::pool_client::{Files, PoolClient};
 pub type SyncEngine = Core<SyncBackend>;
 
 impl SyncEngine {
-    /// Makes the engine. It has no threads before there are calls for them.
+    /// Makes the engine. It starts threads only when there are calls for them.
     ///
     /// # Errors
-    /// The kernel's, for its epoll and eventfd.
+    /// Errors of the epoll set and the eventfd.
     pub fn new(config: EngineConfig) -> io::Result<Self> {
         Ok(Self::over(SyncBackend::new(&config)?, &config))
     }
@@ -66,12 +66,12 @@ pub struct SyncBackend {
     files: Files<SyncFile>,
     queue: VecDeque<Queued>,
     pool: PoolClient,
-    /// Most threads at once.
+    /// Limit of threads.
     threads: u32,
 }
 
-// SAFETY: 1. the pointers in queued calls belong to ops that the engine's core owns, and it moves between
-// threads together with this value, before it is started, when there are none.
+// SAFETY: 1. the pointers in queued calls belong to ops that the engine's core owns; the core moves between threads
+// together with this value and only before it is started, when there are no ops.
 unsafe impl Send for SyncBackend {}
 
 impl SyncBackend {
@@ -93,7 +93,7 @@ impl SyncBackend {
             Attempt::HereAndWait => (0, true),
             Attempt::WithoutWaiting => (libc::RWF_NOWAIT, false),
         };
-        // SAFETY: 1. `queue` promises that buffers are there until the result was popped.
+        // SAFETY: 1. the contract of `queue`: the buffers stay valid until the result was popped.
         let result = unsafe { plain::execute(file.as_raw_fd(), call, flags) };
         if flags != 0 && !policy.is_answer(call, result) {
             return self.pool.hand_over(*user_data, *target, file, call);

@@ -1,6 +1,6 @@
-//! Decides whether the worker makes a file's calls itself, from what attempts have shown.
+//! Decides from earlier results whether the worker makes a file's calls itself.
 //!
-//! The worker tries each time, however many attempts have failed. Leaving some out saves no processor time
+//! The worker tries each time, however many attempts have failed. Skipping attempts saves no processor time
 //! (docs/decisions/0014), and an attempt starts the read-ahead.
 
 use std::fmt;
@@ -8,15 +8,15 @@ use std::fmt;
 use crate::backend::{Call, Verb};
 use crate::choose::storage::Storage;
 
-/// Freeing more than this of a file in memory takes long: tens of microseconds per MiB of pages.
+/// Longest hole for the worker. Freeing memory takes tens of microseconds per MiB of pages.
 const MAX_HOLE_BYTES: u64 = 1 << 20;
 
-/// Who makes a call.
+/// Which thread makes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
-    /// The worker: the call does not wait.
+    /// The worker: the call does not block.
     Here,
-    /// The worker, which waits for the device.
+    /// The worker, which blocks until the device is done.
     HereAndWait,
     /// The worker, with `RWF_NOWAIT`; see [`Policy::is_answer`].
     WithoutWaiting,
@@ -24,14 +24,14 @@ pub(super) enum Attempt {
     Never,
 }
 
-/// What is known of one file.
+/// The properties of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
     /// The page cache is its storage.
     InMemory,
-    /// Calls go past the page cache to a device.
+    /// Calls bypass the page cache.
     Direct,
-    /// Calls go through the page cache. Each direction stays on until the kernel says that it does not work.
+    /// Calls use the page cache. Each direction stays on until the kernel refuses it.
     Cached { nowait_reads: bool, nowait_writes: bool },
 }
 
@@ -53,7 +53,7 @@ impl Policy {
             (Self::InMemory, Verb::Read | Verb::Write | Verb::Sync) => Attempt::Here,
             (Self::InMemory, Verb::Allocate) if call.len_bytes <= MAX_HOLE_BYTES => Attempt::Here,
             (_, Verb::Sync | Verb::Allocate) => Attempt::Never,
-            // It ends with a flush of the device.
+            // A durable write ends with a flush of the device.
             (_, Verb::Write) if call.flags & libc::RWF_DSYNC != 0 => Attempt::Never,
             (Self::Direct, _) => Attempt::HereAndWait,
             (Self::Cached { nowait_reads: true, .. }, Verb::Read)
@@ -62,10 +62,10 @@ impl Policy {
         }
     }
 
-    /// Takes the result of an attempt with `RWF_NOWAIT`. Returns whether it is the call's result, be it short or an
-    /// error; otherwise the pool makes the call again.
+    /// Evaluates the result of an attempt with `RWF_NOWAIT`. Returns whether it is the call's final result, possibly
+    /// short or an error. If not, the pool makes the call again.
     ///
-    /// A read of 0 bytes is not: Linux 5.9 and 5.10 return it in the middle of the file, too (preadv2(2), BUGS).
+    /// A read of 0 bytes is not final: Linux 5.9 and 5.10 also return it in the middle of the file (preadv2(2), BUGS).
     #[inline]
     pub fn is_answer(&mut self, call: &Call, result: i32) -> bool {
         match result {

@@ -1,10 +1,10 @@
-//! A pool of threads that make plain calls. It works with any file and any kernel.
+//! A pool of threads that make blocking calls. Works with any file and any kernel.
 //!
 //! `queue → batch → pool: preadv2, pwritev2, fdatasync, fallocate → results → pop`
 //!
-//! - Each call in flight has a thread, up to [`EngineConfig::threads`], of which each file has its share. Further calls
+//! - Each call in flight has a thread, up to [`EngineConfig::threads`], of which each file has a share. Further calls
 //!   wait in order.
-//! - The worker makes I/O calls itself only if the host gives it no thread at all.
+//! - The worker makes I/O calls itself only if the host refuses to start any thread.
 
 pub(crate) mod pool_client;
 
@@ -30,10 +30,10 @@ use crate::engine::{Event, FileSpec, WatchId, WatchToken};
 pub type ThreadsEngine = Core<ThreadsBackend>;
 
 impl ThreadsEngine {
-    /// Makes the engine. It has no threads before there are calls for them.
+    /// Makes the engine. It starts threads only when there are calls for them.
     ///
     /// # Errors
-    /// The kernel's, for its epoll and eventfd.
+    /// Errors of the epoll set and the eventfd.
     pub fn new(config: EngineConfig) -> io::Result<Self> {
         let threads = config.threads.max(1);
         let backend = ThreadsBackend { files: Files::new(), pool: PoolClient::new(&config)?, threads };
@@ -46,7 +46,7 @@ impl ThreadsEngine {
 pub struct ThreadsBackend {
     files: Files<Arc<File>>,
     pool: PoolClient,
-    /// Most threads at once.
+    /// Limit of threads.
     threads: u32,
 }
 

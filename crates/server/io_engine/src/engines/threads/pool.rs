@@ -1,15 +1,15 @@
-//! A bounded pool of threads that make plain calls. It grows when calls wait, and shrinks to nothing.
+//! A bounded pool of threads that make blocking calls. It grows while calls wait, and shrinks to zero when idle.
 //!
-//! `push_batch → schedule → thread: plain::execute → results → take_results` (and an eventfd, if the worker sleeps)
+//! `push_batch → schedule → thread: plain::execute → results → take_results` (plus an eventfd if the worker sleeps)
 //!
-//! - The worker takes one lock per batch, and none to see that there is no result. A thread takes one lock per call: it
-//!   leaves its result and takes its next job.
-//! - The pool wakes the thread that went to sleep last: its stack is warm. The others end after [`IDLE`] even while
-//!   that one has work. An idle pool has no threads and makes no wake-ups.
-//! - A job holds its file until its call has ended, and not longer. A call that starts late therefore never uses a
-//!   number that means another file by then, and a result says that the pool has released the file.
-//! - Dropping the pool waits for no thread. A thread in a call continues. It owns everything that it needs except the
-//!   op's memory, which the core keeps until the call ends, or leaks (`core/lifetime.rs`).
+//! - The worker takes one lock per batch, and none to see that there are no results. A thread takes one lock per call,
+//!   to store its result and take its next job.
+//! - The pool wakes the thread that went to sleep last, because its stack is warm. The others end after [`IDLE`] even
+//!   while that one has work.
+//! - A job holds its file until its call has ended. A call that starts late therefore never uses a reused descriptor
+//!   number, and once a result is available the pool has released the file.
+//! - Dropping the pool waits for no thread. A thread in a call continues. It owns all its data except the op's memory,
+//!   which the core keeps until the call ends, or leaks (`core/lifetime.rs`).
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -30,26 +30,26 @@ use crate::engines::plain;
 
 /// How long a thread waits for work before it ends.
 const IDLE: Duration = Duration::from_secs(10);
-/// A thread's stack holds one call, and a line for the log.
+/// A thread's stack holds one call and one log line.
 const STACK_BYTES: usize = 128 << 10;
-/// How long to wait before the next attempt to start a thread when the host refuses one.
+/// Delay before the next attempt to start a thread after the host refused one.
 const START_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Jobs of a file that may wait before its list allocates.
+/// Initial capacity of a file's list of waiting jobs.
 const USUAL_JOBS: usize = 64;
 
 /// One call for a thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub user_data: u64,
-    /// The file whose share of the threads it takes.
+    /// The file whose share of threads the job uses.
     pub owner: FileId,
     pub file: Arc<File>,
     pub call: Call,
 }
 
-// SAFETY: 1. what the call points to belongs to an op that the engine keeps, unmoved and untouched, until it
-// has the result, on whatever thread the call is made.
+// SAFETY: 1. the call points to memory of an op that the engine keeps in place and unused until it has the result,
+// whichever thread makes the call.
 unsafe impl Send for Job {}
 
 impl Job {
@@ -64,10 +64,10 @@ impl Job {
 #[derive(Debug)]
 struct State {
     schedule: Schedule<Job>,
-    /// The thread that went to sleep last is the last element.
+    /// Sleeping threads. The last element went to sleep last.
     sleepers: Vec<Thread>,
     results: VecDeque<RawResult>,
-    /// The worker sleeps, or is about to, and needs a write to `wake`.
+    /// The worker sleeps or is about to, and needs a write to `wake`.
     armed: bool,
     ending: bool,
     start_again_at: Option<Instant>,
@@ -161,7 +161,7 @@ impl Shared {
         state
     }
 
-    /// Returns when the pool calls this thread; `None`: the thread ends.
+    /// Returns when the pool wakes this thread; `None`: the thread ends.
     fn sleep<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Option<MutexGuard<'a, State>> {
         let me = std::thread::current();
         let deadline = Instant::now() + self.idle;
@@ -214,7 +214,7 @@ impl Shared {
         started.is_ok()
     }
 
-    /// Without any thread, the worker makes the calls itself.
+    /// If there are no threads at all, the worker makes the calls itself.
     #[cold]
     fn run_here_if_alone(&self) {
         let mut state = self.state();
@@ -226,15 +226,15 @@ impl Shared {
     }
 }
 
-/// See the file's head. Dropping it does not wait for calls in flight.
+/// The pool. Dropping it does not wait for calls in flight.
 #[derive(Debug)]
 pub(crate) struct Pool {
     shared: Arc<Shared>,
 }
 
 impl Pool {
-    /// At most `max_threads` threads (at least one), or more with many files (`shares.rs`). `depth`: the usual maximum
-    /// of jobs at once.
+    /// Makes a pool of at most `max_threads` threads (at least one), or more with many files (`shares.rs`). `depth`:
+    /// the usual limit of jobs at once.
     pub fn new(max_threads: u32, depth: u32) -> io::Result<Self> {
         Self::with(max_threads, depth, IDLE, start_thread)
     }
@@ -260,12 +260,12 @@ impl Pool {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Written to when a result is there and the worker sleeps; never read.
+    /// Written to when a result is available and the worker sleeps. Never read.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.shared.wake.as_fd()
     }
 
-    /// Says that all files belong to one disk, so that none keeps threads from the others.
+    /// Says that all files belong to one disk and need no reserves.
     pub fn serve_one_disk(&self) {
         self.shared.state().schedule.serve_one_disk();
     }
@@ -275,7 +275,7 @@ impl Pool {
         self.shared.state().schedule.attach(file, USUAL_JOBS);
     }
 
-    /// Takes the share back. No job of the file is left.
+    /// Removes the share. No job of the file may be left.
     pub fn detach(&self, file: FileId) {
         self.shared.state().schedule.detach(file);
     }
@@ -292,7 +292,7 @@ impl Pool {
         }
     }
 
-    /// Appends the results that are there.
+    /// Appends the available results.
     #[inline]
     pub fn take_results(&self, results: &mut VecDeque<RawResult>) {
         if !self.shared.has_results.load(Ordering::Relaxed) {
@@ -307,12 +307,12 @@ impl Pool {
         }
     }
 
-    /// Removes a job that no thread has taken. Returns whether there was one; it gets no result then.
+    /// Removes a job that no thread has started. Returns whether there was one; it then gets no result.
     pub fn cancel(&self, user_data: u64) -> bool {
         self.shared.state().schedule.remove(|job| job.user_data == user_data).is_some()
     }
 
-    /// Asks for a write to the eventfd with the next result. Returns false if one is there already.
+    /// Requests a write to the eventfd with the next result. Returns false if a result is already available.
     pub fn arm(&self) -> bool {
         let mut state = self.shared.state();
         state.armed = state.results.is_empty();

@@ -1,9 +1,9 @@
-//! The worker's side of a pool: hands calls over, takes results, and sleeps in between.
+//! The worker's side of a pool: hands over calls, collects results, and sleeps.
 //!
 //! `hand_over → start → pool … collect → pop`, and `finished → pop` for calls that the worker made itself
 //!
-//! The worker checks the eventfds of kicks when it sleeps. While it does not sleep, it checks them after an amount of
-//! work rather than a number of passes, because one pass may be long.
+//! The worker checks the kick eventfds when it sleeps. While it is awake, it checks them after an amount of work
+//! instead of a number of passes, because one pass may be long.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,18 +18,18 @@ use crate::config::EngineConfig;
 use crate::engine::{Event, FileId, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 
-/// Work between two checks of the kicks: about as many passes with nothing to do.
+/// Work between two checks of the kicks. A pass without results counts as one unit.
 const LOOK_AFTER: u32 = 256;
-/// The work of one result. A check per 64 calls costs each of them a hundredth of its time.
+/// Work per result. One check per 64 calls costs each of them about 1% of its time.
 const RESULT_WORK: u32 = 4;
-/// This many bytes are one unit of work: a copy of 512 KiB takes as long as dozens of small calls.
+/// Bytes per unit of work: a copy of 512 KiB takes as long as dozens of small calls.
 const BYTES_PER_WORK: u32 = 16 << 10;
 
 #[derive(Debug)]
 pub(crate) struct PoolClient {
     pool: Pool,
     batch: VecDeque<Job>,
-    /// Calls that the pool has.
+    /// Calls in the pool.
     away: usize,
     results: VecDeque<RawResult>,
     watcher: EpollWatcher,
@@ -65,7 +65,7 @@ impl PoolClient {
         self.pool.detach(FileId(index));
     }
 
-    /// Takes a call for the pool, to be started by the next `start`.
+    /// Queues a call for the pool. The next `start` starts it.
     #[inline]
     pub fn hand_over(&mut self, user_data: u64, target: Target, file: &Arc<File>, call: &Call) {
         let Target::Registered(index) = target else { unreachable!("files are known by their index") };
@@ -80,20 +80,20 @@ impl PoolClient {
         }
     }
 
-    /// Notes the result of a call that the worker made itself.
+    /// Records the result of a call that the worker made itself.
     #[inline]
     pub fn finished(&mut self, user_data: u64, result: i32) {
         self.results.push_back(RawResult { user_data, result });
         self.work = self.work.saturating_add(u32::try_from(result).unwrap_or(0) / BYTES_PER_WORK);
     }
 
-    /// Notes that the worker may have waited in a call of its own. The next `collect` checks the kicks.
+    /// Records that the worker may have blocked in a call. The next `collect` checks the kicks.
     #[inline]
     pub fn waited(&mut self) {
         self.work = LOOK_AFTER;
     }
 
-    /// Takes the pool's results, and checks the kicks if it is time.
+    /// Collects the pool's results, and checks the kicks if due.
     #[inline]
     pub fn collect(&mut self) {
         if self.away > 0 {
@@ -112,7 +112,7 @@ impl PoolClient {
 
     fn look(&mut self) {
         if !self.watcher.is_idle() {
-            // A lasting error comes again in `sleep`, which reports it.
+            // If the error persists, `sleep` reports it.
             let _ = self.watcher.wait(Some(Duration::ZERO));
         }
     }
@@ -122,7 +122,7 @@ impl PoolClient {
         self.results.pop_front()
     }
 
-    /// Sleeps until a result or a kick is there.
+    /// Sleeps until a result or a kick is available.
     pub fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let may_sleep = self.arm();
         let slept = self.watcher.wait(if may_sleep { timeout } else { Some(Duration::ZERO) });
@@ -130,7 +130,7 @@ impl PoolClient {
         slept
     }
 
-    /// Whether to sleep; until `disarm`, a result or a kick makes `descriptor` readable.
+    /// Returns whether to sleep. Until `disarm`, a result or a kick makes `descriptor` readable.
     pub fn arm(&mut self) -> bool {
         self.work = 0;
         self.results.is_empty() && (self.away == 0 || self.pool.arm())
@@ -151,7 +151,7 @@ impl PoolClient {
         self.watcher.fd()
     }
 
-    /// Takes a call back that no thread has started.
+    /// Removes a call that no thread has started.
     pub fn cancel(&mut self, user_data: u64) {
         let place = self.batch.iter().position(|job| job.user_data == user_data);
         let not_started = place.and_then(|place| self.batch.remove(place)).is_some();
@@ -199,7 +199,7 @@ impl<T> Files<T> {
         }
     }
 
-    /// The file of a call. The core queues no call for a file that is not attached.
+    /// The file of a call. The core queues calls only for attached files.
     #[inline]
     pub fn get_mut(&mut self, target: Target) -> Option<&mut T> {
         match target {

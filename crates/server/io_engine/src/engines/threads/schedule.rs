@@ -1,12 +1,12 @@
-//! Decides which job a pool's thread takes next, and when another thread is needed. It only counts.
+//! Decides which job a thread takes next, and when the pool needs another thread. It only does the accounting.
 //!
-//! - Each file has its share of the threads (`shares.rs`), and files take turns, so calls that hang on one disk never
-//!   take all threads. A file's own jobs keep their order.
-//! - Jobs that may take long and move no data (`fdatasync`, `fallocate`) use at most half of the threads, so that reads
-//!   and writes can use the others. Where both kinds wait, they take turns. Each file has its share of that half, too.
-//! - The pool calls one thread per batch, not all that the batch could use. A thread that takes a job while others wait
-//!   calls one more before it makes its own call. Calls that do not wait end before more threads arrive. Calling
-//!   several at a time costs more processor time and is no faster (docs/decisions/0014).
+//! - Each file has its share of the threads (`shares.rs`), and files are served round-robin, so calls that hang on one
+//!   disk never occupy all threads. A file's own jobs keep their order.
+//! - Jobs that may take long and move no data (`fdatasync`, `fallocate`) use at most half of the threads, which leaves
+//!   the others to reads and writes. If both kinds wait, they alternate. Each file has its share of that half, too.
+//! - The pool calls one thread per batch, even if more could be used. A thread that takes a job while others wait calls
+//!   another thread before it makes its own call. Short calls then end before more threads arrive. Calling several at
+//!   once costs more processor time and is no faster (docs/decisions/0014).
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ pub(super) enum Class {
     Long,
 }
 
-/// What the caller has to do for the jobs that wait.
+/// The action that waiting jobs require.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Help {
     Enough,
@@ -34,15 +34,15 @@ pub(super) enum Help {
 
 #[derive(Debug)]
 pub(super) struct Schedule<T> {
-    /// By file.
+    /// Indexed by file.
     lanes: Vec<Lane<T>>,
-    /// Files with waiting jobs, each once. The first has the next turn.
+    /// Files with waiting jobs, each once. The first is served next.
     turns: VecDeque<FileId>,
     /// Each file's share of the threads.
     shares: Shares,
     /// Each file's share of the threads that may run jobs of [`Class::Long`].
     long_shares: Shares,
-    /// All threads, with those that are coming.
+    /// All threads, including those that were called and have not arrived.
     threads: usize,
     /// Threads that were called and have not arrived.
     coming: usize,
@@ -75,7 +75,7 @@ impl<T> Lane<T> {
         }
     }
 
-    /// The kind whose turn it is, if there is a job of it.
+    /// The kind to serve next, if there is a job of it.
     fn next_class(&self, long_may: bool) -> Option<Class> {
         let long_may = long_may && !self.long.is_empty();
         if long_may && (self.transfers.is_empty() || !self.long_had_last_turn) {
@@ -88,11 +88,11 @@ impl<T> Lane<T> {
 /// The limits of a pool. None is zero.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Most threads; with many files there may be more (`shares.rs`).
+    /// Limit of threads. With many files there may be more (`shares.rs`).
     pub threads: u32,
-    /// Most jobs of [`Class::Long`] at once; the same.
+    /// Limit of jobs of [`Class::Long`] at once. With many files there may be more.
     pub long: u32,
-    /// Most threads on their way at once: more than there are processors could not arrive together.
+    /// Limit of called threads that have not arrived. More than the number of processors could not arrive together.
     pub coming: usize,
 }
 
@@ -121,7 +121,7 @@ impl<T> Schedule<T> {
         self.long_shares.do_not_split();
     }
 
-    /// Gives the file its shares, and room for `jobs` waiting jobs.
+    /// Gives the file its shares, and capacity for `jobs` waiting jobs.
     pub fn attach(&mut self, file: FileId, jobs: usize) {
         self.shares.attach(file);
         self.long_shares.attach(file);
@@ -134,7 +134,7 @@ impl<T> Schedule<T> {
         self.turns.reserve(self.lanes.len());
     }
 
-    /// Takes the shares back. No job of the file waits or runs.
+    /// Removes the shares. No job of the file may wait or run.
     pub fn detach(&mut self, file: FileId) {
         self.shares.detach(file);
         self.long_shares.detach(file);
@@ -151,7 +151,7 @@ impl<T> Schedule<T> {
         lane.queue(class).push_back(job);
     }
 
-    /// A job for a thread that has arrived: of the next file that may use one more thread.
+    /// Returns a job for a thread that has arrived, from the next file that may use another thread.
     #[inline]
     pub fn take(&mut self) -> Option<(Class, T)> {
         for _ in 0..self.turns.len() {
@@ -182,7 +182,7 @@ impl<T> Schedule<T> {
         lane.queue(class).pop_front().map(|job| (class, job))
     }
 
-    /// Notes the end of a job that was taken.
+    /// Records the end of a job.
     #[inline]
     pub fn ended(&mut self, file: FileId, class: Class) {
         self.shares.give_back(file);
@@ -191,7 +191,7 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Counts one more thread as coming, if there is work for it.
+    /// Counts another thread as called if there is work for it.
     #[inline]
     pub fn call_help(&mut self, any_asleep: bool) -> Help {
         if self.coming >= self.limits.coming || !self.has_startable(self.coming) {
@@ -223,24 +223,24 @@ impl<T> Schedule<T> {
         })
     }
 
-    /// Counts threads as coming that are woken for another reason than work.
+    /// Counts threads that are woken for a reason other than work.
     pub fn called(&mut self, count: usize) {
         self.coming += count;
     }
 
-    /// Notes that a called thread has arrived.
+    /// Records that a called thread has arrived.
     #[inline]
     pub fn arrived(&mut self) {
         self.coming -= 1;
     }
 
-    /// Notes that a thread could not be started.
+    /// Records that a thread could not be started.
     pub fn not_started(&mut self) {
         self.coming -= 1;
         self.threads -= 1;
     }
 
-    /// Notes that a thread that had arrived ends.
+    /// Records that an arrived thread ends.
     pub fn left(&mut self) {
         self.threads -= 1;
     }
