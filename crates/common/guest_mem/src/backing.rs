@@ -1,4 +1,4 @@
-//! Which files may back guest memory: those whose pages are either there or permanently missing.
+//! Decides which files may back guest memory: only files whose pages are either present or permanently missing.
 //!
 //! - An access to an absent page waits for the file system. With tmpfs (which includes memfds) and hugetlbfs
 //!   the page either exists or raises a SIGBUS, which we handle; DAX is memory itself. With any other file
@@ -34,7 +34,7 @@ const KNOWN: [(u64, &str); 12] = [
     (0x0904_1934, "anon_inode"),
 ];
 
-/// The properties of a file that matter here.
+/// The properties of a file that decide this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Backing {
     /// `statfs`'s magic number.
@@ -46,8 +46,8 @@ pub(crate) struct Backing {
     is_dax: bool,
 }
 
-/// Whether a file is memory, without asking its file system, which may be a program that does not answer: only tmpfs
-/// and hugetlbfs support seals, and the kernel's cached attributes suffice.
+/// Whether a file is memory. Avoids asking its file system, which may be a program that does not answer: only tmpfs and
+/// hugetlbfs support seals, and the kernel's cached attributes suffice.
 pub(crate) fn is_at_hand(fd: impl AsFd) -> bool {
     fcntl_get_seals(&fd).is_ok() || known_attributes(&fd).is_ok_and(|statx| is_dax(&statx))
 }
@@ -61,7 +61,7 @@ fn is_dax(statx: &Statx) -> bool {
     statx.stx_attributes.contains(StatxAttributes::DAX)
 }
 
-/// What kind of file this is if it is not memory, for messages. A file system with its own device answers without a
+/// The kind of a file that is not memory, for messages. A file system with its own device reports it without asking a
 /// program.
 pub(crate) fn name_of_other(fd: impl AsFd) -> String {
     let Ok(known) = known_attributes(&fd) else { return "a file of unknown kind".to_owned() };
@@ -93,14 +93,14 @@ impl Backing {
     }
 
     pub(crate) fn is_memory(self) -> bool {
-        // A device's node lies in a tmpfs, which says nothing about the device itself.
+        // The node of a device is on a tmpfs, which says nothing about the device itself.
         match self.is_dax {
             true => self.is_device || self.is_regular && matches!(self.fs_type, EXT4 | XFS),
             false => self.is_regular && matches!(self.fs_type, TMPFS | HUGETLBFS),
         }
     }
 
-    /// For messages.
+    /// The name, for messages.
     pub(crate) fn name(self) -> String {
         let kind = if self.is_regular { "a file" } else { "no regular file" };
         let known = KNOWN.iter().find(|(magic, _)| *magic == self.fs_type).map(|(_, name)| *name);

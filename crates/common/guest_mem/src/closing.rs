@@ -3,10 +3,10 @@
 //! - Closing a file may wait as long as its front-end wants: the kernel flushes a file of its FUSE file system, a TCP
 //!   socket lingers, and a Unix socket closes the unread descriptors in it. Eventfds and memory never wait, and are
 //!   closed at once.
-//! - One thread per disk closes all others. It exists while there is something to close, and has the list of system
-//!   calls of the thread that started it. A descriptor that waits there stays charged, so a disk's front-ends can block
-//!   no more than their allowance. For descriptors that no disk is charged for, [`is_clogged`](Closing::is_clogged)
-//!   sets the limit.
+//! - One thread per disk closes all others. It exists while there is something to close, and inherits the system-call
+//!   filter of the thread that started it. A descriptor that waits there stays charged, so a disk's front-ends can
+//!   block no more than their allowance. For descriptors that no disk is charged for,
+//!   [`is_clogged`](Closing::is_clogged) enforces the limit.
 //! - The thread waits until every other owner has dropped the descriptor, so that it is the one that closes it.
 
 use std::collections::VecDeque;
@@ -17,19 +17,19 @@ use std::time::Duration;
 
 use crate::backing::is_at_hand;
 
-/// Most uncharged descriptors that may wait to be closed: sockets, and descriptors beyond a disk's allowance.
+/// Limit of uncharged descriptors that may wait to be closed: sockets, and descriptors beyond a disk's allowance.
 const MOST_UNCHARGED: usize = 64;
 /// Enough for one system call.
 const STACK_BYTES: usize = 64 << 10;
-/// The time for another thread to drop a descriptor that it is using.
+/// Gives another thread time to drop a descriptor that it is using.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Held until a descriptor is closed, and dropped then.
+/// A charge that is held until a descriptor is closed.
 pub(crate) type Held = Arc<dyn Debug + Send + Sync>;
 
 #[derive(Debug)]
 struct Leaving {
-    // First, so that it is closed before the charge is released.
+    // Declared first, so that it is closed before the charge is released.
     fd: Arc<OwnedFd>,
     charge: Option<Held>,
 }
@@ -46,9 +46,9 @@ struct State {
 pub(crate) struct Closing(Mutex<State>);
 
 impl Closing {
-    /// Closes `fd` when its last other owner has let go of it. `charge`: released after that.
+    /// Closes `fd` when its last other owner has dropped it, then releases `charge`.
     pub(crate) fn close(self: &Arc<Self>, fd: &Arc<OwnedFd>, charge: Option<Held>) {
-        // The caller's is dropped next.
+        // The caller drops its own reference next.
         if closes_at_once(fd) {
             return;
         }
@@ -65,7 +65,7 @@ impl Closing {
         state.uncharged >= MOST_UNCHARGED
     }
 
-    /// Starts the thread if something waits to be closed. If the host has no thread left, the next call tries again.
+    /// Starts the thread if descriptors wait to be closed. If the host refuses, the next call tries again.
     fn have_thread(self: &Arc<Self>, state: &mut State) {
         if state.has_thread || state.leaving.is_empty() {
             return;
@@ -101,7 +101,7 @@ fn closes_at_once(fd: &OwnedFd) -> bool {
     is_at_hand(fd) || is_eventfd(fd)
 }
 
-/// The kernel's name for it: no file's path begins like this.
+/// Compares the kernel's name for the descriptor: no file path begins like this.
 fn is_eventfd(fd: &OwnedFd) -> bool {
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
     link.is_ok_and(|link| link.to_bytes().starts_with(b"anon_inode:[eventfd"))

@@ -9,8 +9,8 @@
 //!   store and see a bit that the front-end is about to clear.
 //! - The owner of the file may truncate it at any time. The log is a mapping like guest memory, with the same
 //!   handler.
-//! - Nothing outside the log is written, and still no store goes unrecorded: a memory that extends beyond its
-//!   log is refused when either of them changes ([`GuestMemory::with_log`](crate::GuestMemory::with_log)).
+//! - Stores never go unrecorded: a memory that extends beyond its log is refused when either of them changes
+//!   ([`GuestMemory::with_log`](crate::GuestMemory::with_log)).
 //!
 //! Spec: vhost-user, "Migration".
 
@@ -28,10 +28,10 @@ use crate::region::{MapError, Region, RegionSpec};
 pub const LOG_PAGE_BYTES: u64 = 0x1000;
 /// Guest bytes per byte of the log.
 const BYTE_SPAN: u64 = 8 * LOG_PAGE_BYTES;
-/// Most bytes of a log that are mapped: enough for all pages of 52-bit guest addresses.
+/// Limit of a mapped log: enough for all pages of 52-bit guest addresses.
 pub const MAX_LOG_BYTES: u64 = (1 << 52) / BYTE_SPAN;
 
-/// The bits, from guest address 0 on.
+/// One bit per page, from guest address 0 on.
 #[derive(Debug)]
 pub struct DirtyLog(Arc<Region>);
 
@@ -73,7 +73,7 @@ impl DirtyLog {
     /// Whether the front-end truncated the log's file: bits were lost.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        // Loads before this check must not move after it.
+        // Acquire: loads before this check must not move after it.
         fence(Acquire);
         self.0.is_poisoned()
     }
@@ -110,7 +110,7 @@ impl DirtyLog {
     }
 }
 
-/// The part of the file that a log needs.
+/// The part of the file that a log uses.
 fn log_spec(size_bytes: u64, offset_bytes: u64) -> RegionSpec {
     let size_bytes = size_bytes.min(MAX_LOG_BYTES);
     RegionSpec { guest_addr: GuestAddress(0), size_bytes, user_addr: 0, file_offset_bytes: offset_bytes }

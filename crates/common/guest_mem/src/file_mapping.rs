@@ -1,14 +1,13 @@
-//! A whole file mapped for copies in and out: reads and writes of an image in memory use it.
+//! A whole file mapped for copies in and out. The `mmap` engine uses it for images in memory.
 //!
 //! `file → FileMapping → copy_to / copy_from → guest memory`
 //!
-//! - Another process may truncate the file at any time. A copy then completes on zeroes of our own
-//!   (`sigbus.rs`) and the mapping is poisoned: from then on no part of it, before or after the file's new
-//!   end, is connected to the file. The caller checks [`FileMapping::is_poisoned`] after a copy, and maps the
-//!   file anew.
+//! - Another process may truncate the file at any time. A copy then completes on zero pages of this process
+//!   (`sigbus.rs`), and the mapping is poisoned: no part of it refers to the file any more. The caller checks
+//!   [`FileMapping::is_poisoned`] after a copy, and maps the file again.
 //! - The same happens when a page is not available: a full tmpfs, no free huge page, faulty memory.
-//! - The mapping hands out no `&[u8]`, because other users of the file may write it at the same time. Bytes
-//!   are only copied.
+//! - The mapping hands out no `&[u8]`, because other users of the file may write it at the same time. It only copies
+//!   bytes.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -20,7 +19,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::backing::fs_type_and_page_bytes;
 use crate::sigbus;
 
-/// Permitted copies.
+/// The copies that a mapping permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MappingAccess {
     /// Copies out of the file.
@@ -29,7 +28,7 @@ pub enum MappingAccess {
     ReadWrite,
 }
 
-/// A file's bytes from the start, shared with every other user of the file.
+/// A mapping of a file from its start, shared with every other user of the file.
 #[derive(Debug)]
 pub struct FileMapping {
     base: NonNull<u8>,
@@ -77,8 +76,8 @@ impl FileMapping {
         self.access == MappingAccess::ReadWrite
     }
 
-    /// Whether an access found no page behind the mapping. Since then the mapping is zeroes of our own; bytes
-    /// copied before that cannot be told from bytes copied after.
+    /// Whether an access found no page behind the mapping. The mapping then consists of zero pages of this process, and
+    /// bytes copied before that cannot be told from bytes copied after.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
@@ -88,7 +87,7 @@ impl FileMapping {
         self.guard.is_poisoned()
     }
 
-    /// The address of a byte, to prefetch it; for bytes outside the mapping, an address without meaning.
+    /// The address of a byte, to prefetch it. For bytes outside the mapping, the address is meaningless.
     #[inline]
     #[must_use]
     pub fn hint_at(&self, offset_bytes: u64) -> *const u8 {
@@ -107,10 +106,10 @@ impl FileMapping {
     #[inline]
     pub unsafe fn copy_to(&self, offset_bytes: u64, to: *mut u8, len_bytes: usize) {
         let from = self.at(offset_bytes, len_bytes);
-        // SAFETY: 1. `from`: `at` checked the range, and the handler replaces a missing page; 2. `to`: the
-        // caller's promise; 3. the two do not overlap: they are separate mappings; 4. other processes and
-        // guests may write both at the same time. No reference to either exists in this program, so the
-        // compiler assumes nothing about them; the bytes may be torn, and any bytes are valid.
+        // SAFETY: 1. `from`: `at` checked the range, and the handler replaces a missing page; 2. `to`: the caller
+        // guarantees it; 3. the two do not overlap: they are separate mappings; 4. other processes and guests may write
+        // both at the same time. No reference to either exists in this program, so the compiler assumes nothing about
+        // them; the bytes may be torn, and any bytes are valid.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len_bytes) };
     }
 

@@ -6,8 +6,8 @@
 //! from one request to the next: refilling from the same memory needs no atomic operation.
 //!
 //! - The capacity is fixed at creation; a request allocates nothing.
-//! - It is one pointer wide. It is moved six times between ring and completion, and each reader of a larger
-//!   value would wait for the previous one's narrower stores to leave the processor's store buffer.
+//! - It is one pointer wide. It is moved six times between ring and completion, and each read of a larger value would
+//!   stall on the previous move's narrower stores.
 //! - [`IoVecs::advance`] drops the completed bytes, so that a short transfer can be resumed.
 
 use std::fmt;
@@ -17,13 +17,13 @@ use vm_memory::VolatileSlice;
 
 use crate::memory::{AccessError, GuestMemory, GuestRange, MemoryView};
 
-/// Why buffers cannot be described.
+/// Why a request's buffers cannot be described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FillError {
-    /// Part of a buffer lies outside the guest's memory.
+    /// Part of a buffer is outside the guest's memory.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// More pieces than this value can hold; the caller needs a larger one.
+    /// The buffers have more pieces than this value can hold; the caller needs a larger one.
     #[error("buffers need more than {capacity} pieces")]
     Full {
         /** In pieces. */
@@ -34,7 +34,7 @@ pub enum FillError {
 /// Buffers of one request, in order. The default value has no capacity and allocates nothing.
 #[derive(Default)]
 pub struct IoVecs {
-    /// `None`: no capacity, no memory.
+    /// `None` without capacity and memory.
     pieces: Option<Box<Pieces>>,
 }
 
@@ -42,9 +42,9 @@ pub struct IoVecs {
 struct Pieces {
     memory: Option<Arc<GuestMemory>>,
     vecs: Vec<libc::iovec>,
-    /// Pieces before this one are completed and unchanged since they were filled.
+    /// Pieces before this one are completed; they still have the values that they were filled with.
     first: usize,
-    /// Completed bytes of that piece; they are cut off its start.
+    /// Completed bytes of the piece at `first`; they are cut off its start.
     cut: usize,
     remaining_bytes: u64,
 }
@@ -111,8 +111,7 @@ impl IoVecs {
         }
     }
 
-    /// Moves the remaining buffers into a new value, for an owner that keeps them longer than a request
-    /// takes.
+    /// Moves the remaining buffers into a new value, for an owner that keeps them longer than the request lasts.
     #[must_use]
     pub fn take_rest(&mut self) -> Self {
         let Some(pieces) = &mut self.pieces else { return Self::default() };
@@ -157,22 +156,22 @@ impl IoVecs {
         self.pieces.as_ref()?.memory.as_ref()
     }
 
-    /// Whether the buffers lie in `memory`.
+    /// Whether the buffers are in `memory`.
     #[inline]
     #[must_use]
     pub fn holds(&self, memory: &Arc<GuestMemory>) -> bool {
         self.memory().is_some_and(|held| Arc::ptr_eq(held, memory))
     }
 
-    /// Whether a page of the memory is gone: bytes copied out of it may be zeroes of our own.
+    /// Whether a page of the memory is gone. Bytes copied out of it may then be zeroes of this process.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         self.memory().is_some_and(|memory| memory.is_poisoned())
     }
 
-    /// The pieces not yet completed, for the kernel. The pointers are valid while this value exists and is
-    /// neither refilled nor released.
+    /// The uncompleted pieces, for the kernel. The pointers are valid while this value exists and is neither refilled
+    /// nor released.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> &[libc::iovec] {
@@ -189,10 +188,10 @@ impl IoVecs {
         self.as_raw().iter().all(|v| v.iov_base as usize & start == 0 && v.iov_len & length == 0)
     }
 
-    /// Drops the first `bytes` of the remaining ones: they are completed.
+    /// Drops the first `bytes` of the remaining ones as completed.
     ///
     /// # Panics
-    /// If `bytes` is more than remains, which is a mistake of the caller.
+    /// If `bytes` is more than remains.
     #[inline]
     pub fn advance(&mut self, bytes: u64) {
         assert!(bytes <= self.remaining_bytes(), "advanced past the end of the buffers");
@@ -206,7 +205,7 @@ impl IoVecs {
     /// one that still has their regions.
     pub fn note_filled(&self, memory: &GuestMemory) {
         let Some(pieces) = self.pieces.as_ref().filter(|_| memory.logs_stores()) else { return };
-        // Most buffers lie in the same region as the previous one.
+        // Most buffers are in the same region as the previous one.
         let mut last = None;
         for (at, piece) in pieces.vecs.iter().enumerate() {
             let cut = if at == pieces.first { pieces.cut } else { 0 };

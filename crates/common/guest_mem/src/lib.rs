@@ -1,4 +1,4 @@
-//! Guest addresses to host memory that a hostile driver may write at any moment.
+//! Translates guest addresses to host memory that a hostile driver may write at any moment.
 //!
 //! `passed fd (charged to its disk: quota.rs) → Region (mapped, size checked) → GuestMemory (sorted table) → MemoryView (one queue's
 //! cached translation) → SharedSlice (rings), IoVecs (data), read/store (headers, status)`

@@ -3,8 +3,7 @@
 //! - A table never changes. When regions are added or removed, a session makes a new table and hands it to
 //!   the queues. Tables share regions, so nothing is mapped twice.
 //! - A range may cross from one region into an adjacent one; it is split. A gap is an error.
-//! - [`MemoryView`] is one queue's handle. It caches the regions of its last hits, separately for headers and
-//!   data.
+//! - [`MemoryView`] is one queue's handle. It caches the regions of its last lookups, separately for headers and data.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -17,15 +16,15 @@ use crate::dirty_log::{BeyondLog, StoreLog};
 use crate::region::{Region, RegionSpec, Span};
 use crate::sigbus;
 
-/// Most regions of one guest: the answer to `GET_MAX_MEM_SLOTS`. QEMU uses at most 512 slots; the minimum of
-/// vhost-user is eight, as many as fit in one message.
+/// Limit of regions per guest: the answer to `GET_MAX_MEM_SLOTS`. QEMU uses at most 512 slots. vhost-user requires at
+/// least eight, as many as fit in one message.
 pub const MAX_REGIONS: usize = 512;
 
-/// Most memory of one guest: more than the largest existing machines have, and only a part of what all guests
-/// of a process may have together.
+/// Limit of memory per guest: more than the largest existing machines have, and less than the budget for all guests of
+/// a process.
 pub const MAX_GUEST_BYTES: u64 = 1 << 44;
 
-/// `len_bytes` bytes from `addr` on, as in a descriptor; not yet checked against any memory.
+/// A guest range of `len_bytes` from `addr` on, as in a descriptor; not yet checked against any memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuestRange {
     /// Guest-physical address of the first byte.
@@ -37,7 +36,7 @@ pub struct GuestRange {
 /// Why an access by guest address is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
-    /// Part of the range lies in no region.
+    /// Part of the range is in no region.
     #[error("guest range {addr:#x} + {len_bytes} bytes is not all inside the guest's memory")]
     Unmapped {
         /** First address of the range. */
@@ -198,8 +197,7 @@ impl GuestMemory {
         &self.regions
     }
 
-    /// The guest address for an address in the front-end's address space (rings are announced with such
-    /// addresses).
+    /// Converts an address in the front-end's address space, as used to announce rings, to a guest address.
     #[must_use]
     pub fn user_to_guest(&self, user_addr: u64) -> Option<GuestAddress> {
         self.regions.iter().find_map(|region| {
@@ -219,13 +217,13 @@ impl GuestMemory {
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        // Loads before this check must not move after it.
+        // Acquire: loads before this check must not move after it.
         fence(Ordering::Acquire);
         sigbus::faults() != 0 && self.poisoned().is_some()
     }
 
-    /// Records a store into guest memory. Every store calls this with its range, after the store: if it were
-    /// recorded earlier, the front-end could take the bit and copy the page before the page changes.
+    /// Records a store into guest memory. Every store calls this with its range, after the store. Otherwise the
+    /// front-end could clear the bit and copy the page before the page changes.
     #[inline]
     pub fn note_store(&self, addr: u64, len_bytes: u64) {
         if let Some(log) = &self.log {
@@ -240,7 +238,7 @@ impl GuestMemory {
         self.log.is_some()
     }
 
-    /// Whether every byte of the range is in memory.
+    /// Checks that every byte of the range is in memory.
     ///
     /// # Errors
     /// [`AccessError::Unmapped`].
@@ -248,8 +246,8 @@ impl GuestMemory {
         self.for_each_part(addr, len_bytes, &Cell::new(Span::NOWHERE), |_, _, _| ())
     }
 
-    /// Calls `visit(host, part_bytes, done_bytes)` for each part of the range, in order. A range with an
-    /// unmapped part is refused; the parts before the gap have been visited then.
+    /// Calls `visit(host, part_bytes, done_bytes)` for each part of the range, in order. Fails at an unmapped part,
+    /// after the parts before it were visited.
     #[inline]
     pub(crate) fn for_each_part(
         &self,
@@ -270,8 +268,8 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Host address of `addr` and the bytes from there to the end of its region. `last` is a cached span of
-    /// this memory.
+    /// Returns the host address of `addr`, and the number of bytes from there to the end of its region. `last` is a
+    /// cached span of this memory.
     #[inline]
     fn host_at(&self, addr: u64, last: &Cell<Span>) -> Option<(NonNull<u8>, u64)> {
         last.get().at(addr).or_else(|| {
@@ -281,22 +279,22 @@ impl GuestMemory {
         })
     }
 
-    /// The region that may hold `addr`.
+    /// The region that may contain `addr`.
     pub(crate) fn find(&self, addr: u64) -> Option<Span> {
         let after = self.regions.partition_point(|r| r.spec().guest_addr.raw_value() <= addr);
         Some(self.regions[after.checked_sub(1)?].span())
     }
 }
 
-/// One queue's handle on the guest's memory. It caches its last hits for headers and data separately: a
-/// front-end may put them in different regions, and then a single cache entry would always miss.
+/// One queue's handle on the guest's memory. It caches the last lookups of headers and data separately: a front-end may
+/// put them in different regions, where a single entry would always miss.
 #[derive(Clone, Debug)]
 pub struct MemoryView {
     /// Keeps the memory of the cached spans mapped.
     memory: Arc<GuestMemory>,
-    /// Last hit for copied data: headers, status bytes, tables.
+    /// The span found by the last lookup of copied data: headers, status bytes, tables.
     small: Cell<Span>,
-    /// Last hit for data that is passed to the kernel.
+    /// The span found by the last lookup of a buffer that the kernel reads or fills.
     data: Cell<Span>,
 }
 
@@ -313,14 +311,14 @@ impl MemoryView {
         &self.memory
     }
 
-    /// Whether a page of the memory is gone: bytes read from the memory may be zeroes of our own.
+    /// Whether a page of the memory is gone. Bytes read from it may then be zeroes of this process.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         self.memory.is_poisoned()
     }
 
-    /// Whether every byte of the range is in memory.
+    /// Checks that every byte of the range is in memory.
     ///
     /// # Errors
     /// [`AccessError::Unmapped`].

@@ -4,13 +4,13 @@
 //! `Budget (the process) → Quota (a disk, over all its sessions) → Charge (one mapping, one descriptor),
 //! released when dropped`
 //!
-//! - Half of a budget is divided evenly into reserves, one per disk; no other disk can take a disk's reserve.
-//!   The other half goes to the disks that ask first. So one disk has at most little more than half, and its
-//!   use leaves every other disk its reserve.
-//! - Adding a disk makes all reserves smaller. Disks keep what they took before. If that cuts into a reserve,
-//!   only the rest of it can be taken.
-//! - Part of the machine's resources is not in the budget: the server needs it for its own images, threads
-//!   and sockets.
+//! - Half of a budget is divided evenly into reserves, one per disk, which other disks cannot use. The other half is
+//!   shared on a first-come basis. One disk can thus use little more than half, and leaves every other disk its
+//!   reserve.
+//! - Adding a disk makes all reserves smaller, but disks keep what they hold. If that exceeds the shared half, some of
+//!   the new disk's reserve is not available yet.
+//! - Part of the machine's resources is outside the budget: the server needs it for its own images, threads and
+//!   sockets.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,13 +22,13 @@ use crate::closing::{Closing, Held};
 
 /// Default of `vm.max_map_count`, for hosts that do not report it.
 const USUAL_MAPPINGS: u64 = 65_530;
-/// A process without a limit has at most this many (`fs.nr_open`).
+/// Limit of descriptors assumed for a process without a limit (`fs.nr_open`).
 const MOST_DESCRIPTORS: u64 = 1 << 20;
 
 /// A limited resource of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
-    /// Bytes of address space that mappings take, with or without pages behind them.
+    /// Bytes of address space used by mappings, with or without pages behind them.
     AddressSpace,
     /// Mappings, whatever their length (`vm.max_map_count`).
     Mappings,
@@ -56,7 +56,7 @@ impl Resource {
     }
 }
 
-/// Why a disk's request for a resource is refused.
+/// Why a disk's request for a resource was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{wanted} more {} are needed, {left} are left for this disk, which has {taken}, of {limit} for all disks: {}",
@@ -67,7 +67,7 @@ pub struct QuotaError {
     pub resource: Resource,
     /// Requested amount.
     pub wanted: u64,
-    /// The most that the disk could have been given.
+    /// The largest amount that would have been granted.
     pub left: u64,
     /// The disk's current use.
     pub taken: u64,
@@ -117,7 +117,7 @@ fn address_space_bytes() -> u64 {
 struct Pool {
     limit: u64,
     taken: u64,
-    /// The unused part of all reserves together.
+    /// Sum of the unused parts of all reserves.
     unused_reserves: u64,
 }
 
@@ -173,12 +173,12 @@ impl State {
     }
 }
 
-/// See the module documentation.
+/// The budget. See the module documentation.
 #[derive(Debug)]
 pub struct Budget(Mutex<State>);
 
 impl Budget {
-    /// A budget with nothing taken.
+    /// A budget that is entirely free.
     #[must_use]
     pub fn new(limits: Limits) -> Arc<Self> {
         let Limits { address_space_bytes, mappings, descriptors } = limits;
@@ -250,8 +250,8 @@ impl Quota {
         self.admit_by(Grant::Asked, fd)
     }
 
-    /// Charges a descriptor that another process of this server admitted earlier. The descriptor and its
-    /// mappings are limited only by what is free, whatever the current reserves of other disks are.
+    /// Charges a descriptor that the predecessor of this server process admitted. Only free resources limit the
+    /// descriptor and its mappings; the current reserves of other disks do not.
     ///
     /// # Errors
     /// [`QuotaError`]; the descriptor is closed then, as a dropped [`PassedFd`] is.
@@ -291,15 +291,15 @@ impl Drop for Quota {
     }
 }
 
-/// Why an amount may be taken.
+/// The rule that allows an amount to be taken.
 #[derive(Clone, Copy, Debug)]
 enum Grant {
     Asked,
-    /// The process that this one replaced in a live upgrade had granted it.
+    /// The process that this one replaced in a live upgrade had already granted it.
     Inherited,
 }
 
-/// An amount taken; released when dropped.
+/// An amount in use; released when dropped.
 #[derive(Debug)]
 pub struct Charge {
     quota: Arc<Quota>,
@@ -309,7 +309,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Takes more for the same disk, under the same kind of grant.
+    /// Takes more for the same disk, under the same rule.
     ///
     /// # Errors
     /// [`QuotaError`]; nothing more is taken then.

@@ -25,7 +25,7 @@ use crate::backing::{Backing, is_at_hand, name_of_other};
 use crate::quota::{Charge, PassedFd, QuotaError, Resource};
 use crate::sigbus;
 
-/// Where a region lies, as announced by a front-end (vhost-user "memory region description").
+/// The addresses of a region, as announced by a front-end (vhost-user "memory region description").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSpec {
     /// First guest-physical address.
@@ -34,7 +34,7 @@ pub struct RegionSpec {
     pub size_bytes: u64,
     /// Address of the first byte in the front-end's address space (rings are announced with such addresses).
     pub user_addr: u64,
-    /// Where the region begins in the passed file.
+    /// Offset of the region in the passed file.
     pub file_offset_bytes: u64,
 }
 
@@ -57,7 +57,7 @@ pub enum MapError {
         /** As received. */
         size_bytes: u64,
     },
-    /// The passed file does not hold all of the region.
+    /// The passed file does not contain the whole region.
     #[error(
         "memory region at guest address {guest_addr:#x} ends at byte {end_bytes} of its file, which has only {file_bytes} bytes"
     )]
@@ -110,7 +110,7 @@ pub struct Region {
     fd: Arc<OwnedFd>,
     /// Device and inode of the file, to recognise the same region when it is announced again.
     file_id: (u64, u64),
-    /// The region's first byte; lies inside `mapping`.
+    /// The region's first byte, inside `mapping`.
     base: NonNull<u8>,
     mapping: NonNull<u8>,
     mapping_bytes: usize,
@@ -121,8 +121,8 @@ pub struct Region {
     _passed: Option<PassedFd>,
 }
 
-// SAFETY: 1. `base` and `mapping` point to memory that only this value unmaps, in `drop`; 2. all access
-// through them is atomic or volatile, from any thread.
+// SAFETY: 1. `base` and `mapping` point to memory that only this value unmaps, in `drop`; 2. all accesses through them
+// are atomic or volatile, from any thread.
 unsafe impl Send for Region {}
 // SAFETY: as for `Send`; a method hands out the mapped bytes only as atomics.
 unsafe impl Sync for Region {}
@@ -217,7 +217,7 @@ impl Region {
         };
         let fd = memfd_create("bareblk-memory", MemfdFlags::CLOEXEC).map_err(failed)?;
         ftruncate(&fd, size_bytes).map_err(failed)?;
-        // Our own memory has no second address space, so guest addresses double as user addresses.
+        // This process has no second address space, so guest addresses also serve as user addresses.
         let user_addr = guest_addr.raw_value();
         Self::map(RegionSpec { guest_addr, size_bytes, user_addr, file_offset_bytes: 0 }, Arc::new(fd))
     }
@@ -270,7 +270,7 @@ impl Region {
         self.spec.guest_addr.raw_value() + self.spec.size_bytes
     }
 
-    /// Whether `spec`, backed by `fd`, is the same memory announced again.
+    /// Whether `spec`, backed by `fd`, announces the same memory again.
     #[must_use]
     pub fn is_same(&self, spec: &RegionSpec, fd: impl AsFd) -> bool {
         #[allow(clippy::unnecessary_cast)]
@@ -314,7 +314,7 @@ impl Region {
     }
 }
 
-/// The addresses of one region together, so that a translation need not access the region.
+/// The addresses of one region, copied so that a translation need not access the region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     guest_addr: u64,
@@ -322,14 +322,15 @@ pub(crate) struct Span {
     base: NonNull<u8>,
 }
 
-// SAFETY: 1. an address like any other; the user of the address ensures that the region still lives.
+// SAFETY: 1. a plain address; the user of the address ensures that the region still exists.
 unsafe impl Send for Span {}
 
 impl Span {
     /// A span that contains no address.
     pub(crate) const NOWHERE: Self = Self { guest_addr: 0, size_bytes: 0, base: NonNull::dangling() };
 
-    /// Host address of `addr` and the bytes from there to the region's end, if `addr` lies in the region.
+    /// Returns the host address of `addr` and the number of bytes from there to the region's end, if `addr` is in the
+    /// region.
     #[inline]
     pub(crate) fn at(self, addr: u64) -> Option<(NonNull<u8>, u64)> {
         let offset_bytes = addr.wrapping_sub(self.guest_addr);
@@ -355,7 +356,7 @@ fn check_sizes(spec: &RegionSpec) -> Result<u64, MapError> {
     fits("file offset", spec.file_offset_bytes)
 }
 
-/// The charges for a mapping, besides its descriptor.
+/// The charges for a mapping, without its descriptor.
 fn charges(spec: &RegionSpec, descriptor: &Charge, mapping_bytes: u64) -> Result<[Charge; 2], MapError> {
     let (guest_addr, size_bytes) = (spec.guest_addr.raw_value(), spec.size_bytes);
     let charge = |resource, amount| {
@@ -422,7 +423,7 @@ mod heap {
     /// `address` is from `allocate` with this size, and no longer in use.
     pub(super) unsafe fn free(address: NonNull<u8>, size_bytes: usize) {
         if let Ok(layout) = layout(size_bytes) {
-            // SAFETY: 1. as the caller promises.
+            // SAFETY: 1. the caller guarantees this.
             unsafe { dealloc(address.as_ptr(), layout) };
         }
     }

@@ -1,4 +1,4 @@
-//! A typed window into guest memory that both sides may access at the same time, for ring fields.
+//! Typed access to ring fields in guest memory that both sides may access at the same time.
 //!
 //! Values are little-endian in memory (virtio 1.3 §1.4.1) and native here. The memory is only accessed
 //! through atomics; a store also calls the store hook with its range.
@@ -62,8 +62,7 @@ unsafe impl<T: Shared> Sync for SharedSlice<T> {}
 
 impl<T: Shared> SharedSlice<T> {
     /// # Safety
-    /// `ptr` must be aligned for `T::Atomic` and `len` elements from it must lie inside one region of
-    /// `memory`.
+    /// `ptr` must be aligned for `T::Atomic`, and `len` elements from it must be inside one region of `memory`.
     unsafe fn new(memory: Arc<GuestMemory>, guest_addr: GuestAddress, ptr: NonNull<u8>, len: usize) -> Self {
         Self { memory, guest_addr, ptr: ptr.cast(), len, marker: PhantomData }
     }
@@ -100,9 +99,9 @@ impl<T: Shared> SharedSlice<T> {
         assert!(index < self.len, "ring index is ours and must be in range");
         // SAFETY: 1. `new` was given `len` elements and `index < len`.
         let cell = unsafe { self.ptr.add(index) };
-        // SAFETY: 1. valid: in range, see above, and aligned as `new` demands; 2. alive: `memory` keeps it
-        // mapped while `self`, hence this borrow, exists; 3. shared: the driver may access it at the same
-        // time, and the type is an atomic.
+        // SAFETY: 1. valid: in range, see above, and aligned as `new` requires; 2. alive: `memory` keeps it mapped
+        // while `self`, and thus this borrow, exists; 3. shared: the driver may access it at the same time, and the
+        // type is an atomic.
         unsafe { cell.as_ref() }
     }
 }

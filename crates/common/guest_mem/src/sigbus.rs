@@ -1,19 +1,18 @@
 //! SIGBUS in guest memory and mapped images: the registry of mappings, and the handler.
 //!
-//! A front-end owns the files of its memory and can truncate them at any time. Our next access then raises
-//! SIGBUS, which by default ends the process and with it every other disk that it serves. The handler
-//! replaces the whole mapping by zeroes, marks the region as poisoned and lets the access finish. The
-//! session's owner checks [`faults`] once per pass and ends that session.
+//! A front-end owns the files of its memory and can truncate them at any time. The server's next access then raises
+//! SIGBUS, which by default ends the process and with it every other disk. The handler replaces the whole mapping with
+//! zeroes, marks the region as poisoned and lets the access finish. The session's owner checks [`faults`] once per pass
+//! and ends that session.
 //!
 //! - The handler replaces the whole mapping, not a page. Each single page would cost the process two of its
 //!   limited number of mappings (`vm.max_map_count`), and a front-end could exhaust them with one batch of
 //!   requests.
-//! - Slots are never freed, only re-used: the handler may walk them at any time. A slot's generation is odd
-//!   while it changes, so an interrupted reader sees that it must skip the slot.
-//! - The handler only calls `mmap` and uses atomics: both are safe in a signal.
-//! - Mapped images (`file_mapping.rs`) work the same way: any process that can write the file can truncate
-//!   it, and a full tmpfs raises SIGBUS too. [`faults`] then increases as well, but sessions find their own
-//!   regions in order.
+//! - Slots are reused but never freed, because the handler may walk them at any time. A slot's generation is odd while
+//!   it changes, so an interrupted reader knows that it must skip the slot.
+//! - The handler only calls `mmap` and uses atomics: both are safe in a signal handler.
+//! - Mapped images (`file_mapping.rs`) work the same way: any process that can write the file can truncate it, and a
+//!   full tmpfs raises SIGBUS too. [`faults`] then increases as well, but sessions find their own regions intact.
 //! - A SIGBUS outside the registered regions goes to the previously installed handler.
 
 use std::fmt;
@@ -26,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 #[derive(Default)]
 struct Slot {
     claimed: AtomicBool,
-    /// Even: the fields below are consistent.
+    /// If even, the fields below are consistent.
     generation: AtomicUsize,
     start: AtomicUsize,
     length_bytes: AtomicUsize,
@@ -38,8 +37,7 @@ static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// How many faults this process has survived. When the count increases, some region or mapped image is
-/// poisoned.
+/// Number of faults that this process has survived. After an increase, some region or mapped image is poisoned.
 #[must_use]
 pub fn faults() -> u64 {
     FAULTS.load(Ordering::Acquire) // pairs with the release in `put_zeroes`: a new count shows the poison
@@ -161,10 +159,9 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     }
 }
 
-/// Replaces the mapping by zeroes of our own and poisons the region.
+/// Replaces the mapping with zeroes and poisons the region.
 fn put_zeroes(slot: &Slot, start: usize, length_bytes: usize) -> bool {
-    // Must come first: another thread may read our zeroes as soon as they are mapped, and checks this flag
-    // afterwards.
+    // Must come first: another thread may read the zeroes as soon as they are mapped, and checks this flag afterwards.
     slot.poisoned.store(true, Ordering::Relaxed);
     FAULTS.fetch_add(1, Ordering::Release);
     // SAFETY: 1. the range is a complete registered mapping; its owner unregisters it before unmapping, and
@@ -183,7 +180,8 @@ fn put_zeroes(slot: &Slot, start: usize, length_bytes: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Not ours: calls the previously installed handler; the default action ends the process.
+/// Handles a SIGBUS outside the registered mappings: calls the previously installed handler. The default action ends
+/// the process.
 fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let previous = PREVIOUS.get().map_or((libc::SIG_DFL, 0), |p| (p.sa_sigaction, p.sa_flags));
     match previous {
