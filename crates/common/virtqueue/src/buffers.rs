@@ -1,4 +1,4 @@
-//! The buffers of one chain that a driver adds, and how they are written as an indirect table.
+//! The buffers of a chain that a driver adds, and their form as an indirect table.
 
 use guest_mem::{GuestRange, MemoryView};
 
@@ -42,8 +42,8 @@ impl<'r> Buffers<'r> {
 /// Descriptors that [`store_table`] writes per store.
 const AT_ONCE: usize = 8;
 
-/// Writes descriptors, two words each, to guest memory from `table_addr` on. Batches them, because each store
-/// looks up its address.
+/// Writes descriptors, two words each, to guest memory from `table_addr` on. Batches the stores, because each one looks
+/// up its address.
 ///
 /// # Errors
 /// [`AddError::Table`]; a part of the table may be written then.

@@ -93,14 +93,14 @@ impl Chain {
         &self.ranges[self.readable..]
     }
 
-    /// Sum over [`Chain::readable`].
+    /// Total bytes of [`Chain::readable`].
     #[inline]
     #[must_use]
     pub fn readable_bytes(&self) -> u64 {
         self.readable_bytes
     }
 
-    /// Sum over [`Chain::writable`].
+    /// Total bytes of [`Chain::writable`].
     #[inline]
     #[must_use]
     pub fn writable_bytes(&self) -> u64 {

@@ -56,8 +56,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Like `new`, with an in-flight log that outlives this device. The queue first pops the chains that its
-    /// predecessor took and did not publish, in their original order, and then continues with the ring.
+    /// As `new`, with an in-flight log that outlives this device. The queue first pops the chains that its predecessor
+    /// took and did not publish, in their original order, and then continues with the ring.
     ///
     /// `base` is used only for a packed ring that was never used with this log: a split ring and a log hold
     /// the position themselves.
@@ -129,7 +129,7 @@ impl DeviceQueue {
         either!(self, half => half.rebind(view))
     }
 
-    /// In entries.
+    /// Number of entries.
     #[inline]
     #[must_use]
     pub fn queue_size(&self) -> u16 {
@@ -181,8 +181,8 @@ impl DeviceQueue {
         either!(self, half => half.pop(chain))
     }
 
-    /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it;
-    /// the owner must not have popped or pushed anything since.
+    /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it. Must not
+    /// follow another pop or push.
     #[inline]
     pub fn unpop(&mut self) {
         either!(self, half => half.unpop());

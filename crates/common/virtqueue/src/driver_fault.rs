@@ -1,4 +1,4 @@
-//! Why the driver half refuses: a chain that does not fit, or a device that broke the ring.
+//! Errors of the driver half: a chain that does not fit, or a device that broke the ring.
 
 use guest_mem::AccessError;
 

@@ -1,4 +1,4 @@
-//! Faults of the driver, by how far the damage reaches.
+//! Faults of the driver, classified by how much of the queue they affect.
 //!
 //! - [`RingFault`]: the indices cannot be trusted any more; this queue stops until it is reset.
 //! - [`ChainFault`]: one request is unusable; the device returns it with length 0 and the queue continues.

@@ -1,4 +1,4 @@
-//! Where the three areas of a virtqueue lie, split or packed, and checked access to them.
+//! The addresses of a virtqueue's three areas, split or packed, and checked access to them.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE, RingFeatures};
 /// Both formats have three areas (virtio 1.3 §2.6); the fields have the names of the split ring's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
-    /// In entries; a power of two. (virtio 1.3 §2.8.10.1 does not require this of a packed ring. Every driver
-    /// we know asks for one, and it lets a mask turn a position into a slot.)
+    /// Number of entries; a power of two. (virtio 1.3 §2.8.10.1 does not require this of a packed ring, but all known
+    /// drivers use one, and it lets a mask turn a position into a slot.)
     pub queue_size: u16,
     /// Descriptor area: the descriptor table, or the packed ring itself.
     pub descriptors: GuestAddress,
@@ -24,8 +24,8 @@ pub struct RingLayout {
 }
 
 impl RingLayout {
-    /// A split ring's `used.idx`: how far its device has come. For a front-end that hands a back-end a ring
-    /// that another back-end used.
+    /// A split ring's `used.idx`: the position that its device has reached. For a front-end that passes the ring to
+    /// another back-end.
     ///
     /// # Errors
     /// [`AccessError`] if it does not lie in memory.

@@ -1,4 +1,4 @@
-//! Virtqueues from both ends: the rings in guest memory through which a driver and a device talk.
+//! Virtqueues from both ends: the rings in guest memory that connect a driver and a device.
 //!
 //! `driver: add → publish ⇒ device: pop → Chain → (owner works) → push_used → publish ⇒ driver: pop_used`
 //!
@@ -44,7 +44,7 @@ pub use log::{LogArea, LogFault, Recovery};
 /// Smallest supported queue: virtio-blk needs a descriptor for the header and one for the status.
 pub const MIN_QUEUE_SIZE: u16 = 2;
 
-/// Largest supported queue: the most that QEMU offers; `IOV_MAX` also limits the buffers of one request.
+/// Largest supported queue: the largest that QEMU offers. `IOV_MAX` also limits the buffers of one request.
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// Negotiated feature bits that change how a ring is used.

@@ -5,8 +5,8 @@
 //! The front-end keeps the memory and passes it to the device's successor. The successor redoes the requests
 //! that the dead device took and did not publish, in the order in which it took them.
 //!
-//! - The ring halves write the log themselves, because the order of stores decides what a crash at any
-//!   instant leaves behind.
+//! - The ring halves write the log themselves, because the order of stores decides what a crash leaves behind at any
+//!   instant.
 //! - A hostile peer may write the log at any moment, so a queue keeps all of this state in private memory as
 //!   well. A queue reads the log only when it starts: each word once, into a [`Snapshot`]. It checks the
 //!   snapshot (no entry refers to anything outside the log or the ring, none appears twice) and uses only
@@ -134,7 +134,7 @@ pub enum LogFault {
     },
 }
 
-/// Where the log of one queue lies, in memory that only the front-end shares.
+/// The location of one queue's log, in memory that only the front-end shares.
 #[derive(Clone, Debug)]
 pub struct LogArea {
     memory: Arc<GuestMemory>,
@@ -162,7 +162,7 @@ impl LogArea {
         self.entries
     }
 
-    /// Where it is.
+    /// The memory that holds the log.
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
@@ -222,12 +222,12 @@ impl Snapshot {
         Self((0..words.len()).map(read_once).collect())
     }
 
-    /// `at` must lie inside the log; the caller has checked it.
+    /// `at` must be inside the log; the caller has checked it.
     pub(crate) fn word(&self, at: usize) -> u64 {
         self.0[at]
     }
 
-    /// Records a word that a starting queue has stored in the log since.
+    /// Records a word that a starting queue has since stored in the log.
     pub(crate) fn set(&mut self, at: usize, word: u64) {
         self.0[at] = word;
     }

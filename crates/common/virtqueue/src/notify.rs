@@ -21,7 +21,7 @@ pub fn need_event(event: u16, new: u16, old: u16) -> bool {
 /// Entries of a split ring, or descriptors of a packed one, published since the last decision.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Undecided {
-    /// Wider than the index, so that a side that never decides does not wrap around to "nothing new".
+    /// Wider than the index, so that a side that never decides does not wrap around to 0.
     entries: u32,
 }
 

@@ -1,8 +1,8 @@
-//! Crash points: places between two stores where a device may die, and places after a log read where the word
+//! Crash points for tests: points between two stores where a device may die, and points after a log read where the word
 //! may change.
 //!
-//! Unit tests can run a callback at each of these places (to copy the memory, or to store to it); other
-//! builds compile them away.
+//! Unit tests can run a callback at each point, to copy the memory or to store to it. Other builds compile the points
+//! away.
 
 /// A possible crash: the stores before this call have been made, the later ones have not.
 #[cfg(not(test))]

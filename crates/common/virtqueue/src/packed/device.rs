@@ -5,8 +5,8 @@
 //! - A chain is a run of descriptors; the last one holds its buffer id. The id is the tag.
 //! - One used descriptor answers a whole chain and skips as many slots as the chain had. The device keeps
 //!   that count privately, by id, and never reads it back.
-//! - The device holds back the first used descriptor of a batch until [`DeviceQueue::publish`]. The driver
-//!   looks only at that slot, so it cannot see the later ones until then.
+//! - The device holds back the first used descriptor of a batch until [`DeviceQueue::publish`]. The driver reads only
+//!   that slot, so it cannot see the later ones until then.
 //!
 //! Spec: virtio 1.3 §2.8.
 
@@ -46,7 +46,7 @@ pub struct DeviceQueue {
     features: RingFeatures,
     tables: Tables,
     ring: Ring,
-    /// Most descriptors of a chain that uses an indirect table.
+    /// Limit of descriptors in a chain that uses an indirect table.
     indirect_limit: u16,
     /// The next descriptor to take.
     next_avail: Cursor,
@@ -56,11 +56,11 @@ pub struct DeviceQueue {
     held: Box<[Held]>,
     /// Buffer id of the chain popped last.
     last_popped: u16,
-    /// Where the next used descriptor goes.
+    /// The position of the next used descriptor.
     next_used: Cursor,
-    /// Where the driver looks for the next used descriptor.
+    /// The position where the driver expects the next used descriptor.
     published: Cursor,
-    /// Flags, id and length to store there.
+    /// Flags, id and length to store at `published`.
     held_back: Option<Meta>,
     undecided: Undecided,
     /// The driver was told that it need not kick.
@@ -203,7 +203,7 @@ impl DeviceQueue {
         Ok(())
     }
 
-    /// In entries.
+    /// Number of entries.
     #[inline]
     #[must_use]
     pub fn queue_size(&self) -> u16 {
@@ -381,8 +381,8 @@ impl DeviceQueue {
         if in_order { Ok(()) } else { Err(ChainFault::ReadableAfterWritable) }
     }
 
-    /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it;
-    /// the owner must not have popped or pushed anything since.
+    /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it. Must not
+    /// follow another pop or push.
     #[inline]
     pub fn unpop(&mut self) {
         if let Some(redo) = &mut self.redo {

@@ -27,7 +27,7 @@ use crate::{AddError, DriverFault, RingFeatures, RingLayout, Used};
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     token: u64,
-    /// How many chains were added before it.
+    /// Number of chains that were added before it.
     number: u64,
     writable_bytes: u64,
     /// Descriptors in the ring: 1 for an indirect chain.
@@ -40,7 +40,7 @@ pub struct DriverQueue {
     layout: RingLayout,
     features: RingFeatures,
     view: MemoryView,
-    /// Most buffers of a chain with an indirect table.
+    /// Limit of buffers in a chain with an indirect table.
     indirect_limit: u16,
     ring: Ring,
     /// By buffer id.
@@ -52,18 +52,18 @@ pub struct DriverQueue {
     free: u16,
     /// Chains added since the ring was made.
     added: u64,
-    /// How many of these the device can see.
+    /// How many of these chains the device can see.
     visible: u64,
     /// Chains that came back since the ring was made.
     returned: u64,
-    /// Where the next descriptor goes.
+    /// The position of the next descriptor.
     next_avail: Cursor,
-    /// Where the device looks for the next available descriptor.
+    /// The position where the device expects the next available descriptor.
     published: Cursor,
-    /// Flags, id and length to store there.
+    /// Flags, id and length to store at `published`.
     held_back: Option<Meta>,
     undecided: Undecided,
-    /// Where the device puts the next used descriptor.
+    /// The position where the device puts the next used descriptor.
     next_used: Cursor,
     /// The device was told that no interrupts are wanted.
     interrupts_disabled: bool,

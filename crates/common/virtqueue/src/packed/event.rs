@@ -1,4 +1,4 @@
-//! Event suppression of packed rings: which descriptors a side wants to hear about, in one word.
+//! Event suppression of packed rings: one word says which descriptors a side wants events for.
 //!
 //! - A side that wants no events, or all of them, stores its position in the offset field, which the other
 //!   side then ignores. `resume.rs` reads it.
@@ -36,7 +36,7 @@ pub(super) fn wish(event: u32) -> u32 {
     event >> 16 & 3
 }
 
-/// Whether the side that wrote `event` wants to hear about `undecided` descriptors that end before `end`.
+/// Whether the side that wrote `event` wants an event for `undecided` descriptors that end before `end`.
 ///
 /// A value that the standard does not allow counts as a request for every event: a superfluous event does no
 /// harm.

@@ -76,9 +76,9 @@ pub(super) fn recover(area: &LogArea, ring: &Ring, queue_size: u16) -> Result<Re
     Ok(Recovered::Both(both.into()))
 }
 
-/// Marks used descriptors as unused that the dead device stored behind the one it held back. Otherwise the
-/// driver would see them as soon as a used descriptor is stored in that place. The log holds the chains that
-/// were available there.
+/// Marks used descriptors that the dead device stored behind the one it held back as unused. Otherwise the driver would
+/// see them as soon as a used descriptor is stored at the held-back position. The log has the chains that were
+/// available there.
 pub(super) fn hide_unpublished(ring: &Ring, used: Cursor, descriptors: u16) {
     for at in (0..descriptors).map(|distance| used.forward(distance)) {
         let meta = ring.meta(at.slot(), Relaxed);

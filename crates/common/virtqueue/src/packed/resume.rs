@@ -46,8 +46,7 @@ pub(super) fn base(next_avail: Cursor, next_used: Cursor) -> u32 {
 
 /// The event word of a device that is about to wait or to stop: a request for kicks. It includes the position
 /// if that lets the next device see that nothing is in flight.
-///
-/// A driver reads the position only if the wish is [`Wish::At`]; with any other wish the device may use the
+/// A driver reads the position only with [`Wish::At`]; with any other wish the device may use the field.
 /// field.
 #[inline]
 pub(super) fn farewell(next_avail: Cursor, is_drained: bool, event_idx: bool) -> u32 {
@@ -82,8 +81,8 @@ pub(super) fn open(ring: &Ring, base: u32, queue_size: u16) -> Result<Opened, Ri
     let used_slot = used_at_all(ring, queue_size);
     let said = left_at(event, queue_size);
     let left = said.filter(|&at| contradiction(ring, at, queue_size).is_none());
-    // A contradicted farewell belongs to an earlier ring at this address. But one in the middle of a first
-    // lap may be true of a full ring.
+    // A contradicted farewell belongs to an earlier ring at this address. In the middle of a first lap, however, it may
+    // be true of a full ring.
     let said_new = said
         .is_some_and(|at| at.slot() == 0 || !at.wrap_counter() || !is_full_of_first_lap(ring, queue_size));
     let is_new = used_slot.is_none() && (said_new || is_at_work_from(event, start));
@@ -142,8 +141,7 @@ fn contradiction(ring: &Ring, claimed: Cursor, queue_size: u16) -> Option<u16> {
 }
 
 /// Whether the ring lacks the traces of a device that has reached `claimed`. Drivers overwrite these traces only in a
-/// later lap. Without this check, a new ring that a driver has filled may agree with a position of
-/// the previous ring.
+/// later lap. Without this check, a new ring that a driver has filled may match a position of the previous ring.
 fn never_got_there(ring: &Ring, claimed: Cursor, queue_size: u16) -> bool {
     let never_used = |mut slots: Range<u16>| !slots.any(|slot| ring.meta(slot, Relaxed).flags() & USED != 0);
     let first_lap = (0..queue_size).any(|slot| is_zero(ring, slot));

@@ -37,7 +37,7 @@ pub struct DeviceQueue {
     used: UsedRing,
     /// `queue_size - 1`.
     mask: u16,
-    /// Most descriptors of a chain that uses an indirect table.
+    /// Limit of descriptors in a chain that uses an indirect table.
     indirect_limit: u16,
     /// The next entry of the available ring to take.
     next_avail: u16,
@@ -106,7 +106,7 @@ impl DeviceQueue {
         let opened = SplitLog::open(area, layout.queue_size, queue.next_avail)?;
         #[allow(clippy::cast_possible_truncation)] // not more than the queue has heads
         let redone = opened.redo.len() as u16;
-        // The redone chains came out of the available ring before the entries that are left there.
+        // The redone chains preceded the entries that are still in the available ring.
         queue.next_avail = queue.next_avail.wrapping_add(redone);
         queue.avail_idx = queue.next_avail;
         queue.log = Some(opened.log.into());
@@ -161,7 +161,7 @@ impl DeviceQueue {
         Ok(())
     }
 
-    /// In entries.
+    /// Number of entries.
     #[inline]
     #[must_use]
     pub fn queue_size(&self) -> u16 {

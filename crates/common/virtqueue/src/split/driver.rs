@@ -2,8 +2,8 @@
 //!
 //! `add … publish → kick_needed? … pop_used … arm_interrupts`
 //!
-//! - The driver does not trust the device either: it keeps free list, chain lengths and tokens in private
-//!   memory and checks the used ring against them.
+//! - The driver does not trust the device either: it keeps the free list, chain lengths and tokens in private memory
+//!   and checks the used ring against them.
 //!
 //! Spec: virtio 1.3 §2.7.13, §2.7.14.
 
@@ -34,7 +34,7 @@ pub struct DriverQueue {
     layout: RingLayout,
     features: RingFeatures,
     view: MemoryView,
-    /// Most buffers of a chain with an indirect table.
+    /// Limit of buffers in a chain with an indirect table.
     indirect_limit: u16,
     parts: Parts,
     /// By head.
@@ -43,7 +43,7 @@ pub struct DriverQueue {
     links: Box<[u16]>,
     first_free: u16,
     free: u16,
-    /// Where the next available entry goes.
+    /// Index of the next available entry.
     next_avail: u16,
     /// `avail.idx` as the device sees it.
     published: u16,

@@ -146,7 +146,7 @@ impl SplitLog {
         self.store_head();
     }
 
-    /// Clears the batch, which is visible now; the ring's index is `used_idx`.
+    /// Clears the batch, which is now visible; the ring's index is `used_idx`.
     #[inline]
     pub fn published(&mut self, used_idx: u16) {
         let mut entry = self.last_used;
