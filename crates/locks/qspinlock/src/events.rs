@@ -1,13 +1,11 @@
-//! Names for what happens off the fast path, for statistics.
-//!
-//! Not here: the counters.
+//! Names of slow-path events, for statistics.
 
 /// Something that happened to one thread in a slow path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// Acquired after spinning on the lock itself, without a place in the queue ("pending").
+    /// Acquired the lock after spinning on it, without queueing ("pending").
     Spun,
-    /// Took a place in the queue ("slow path").
+    /// Queued ("slow path").
     Queued,
     /// Took the lock past a queue ("steal").
     Stole,
@@ -17,7 +15,7 @@ pub enum Event {
     Napped,
     /// Woke a sleeping waiter ("kick").
     Kicked,
-    /// Was woken for no reason, and went back to sleep.
+    /// Was woken without reason, and went back to sleep.
     WokenForNothing,
     /// Timed out.
     TimedOut,

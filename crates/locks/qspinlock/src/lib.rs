@@ -77,8 +77,8 @@ pub use word::{FOREIGN, MAX_NODES, MAX_PASSED};
 /// The queued lock that only spins: first in, first out. Each thread needs a core of its own.
 #[cfg(all(feature = "std", not(all(test, loom))))]
 pub type QSpinLock = QueueLock<Native, Linux>;
-/// The queued lock whose waiters spin for a while and then sleep. `P` is [`Hybrid`] (throughput, bounded
-/// passing) or [`Fair`] (first in, first out).
+/// The queued lock whose waiters spin for a while and then sleep. `P` is [`Hybrid`] (high throughput, limited
+/// overtaking) or [`Fair`] (first in, first out).
 #[cfg(all(feature = "std", not(all(test, loom))))]
 pub type PvQSpinLock<P = Hybrid> = QueueLock<P, Linux>;
 

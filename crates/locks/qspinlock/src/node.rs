@@ -1,4 +1,4 @@
-//! A waiter's place in a queue: one cache line that it spins or sleeps on.
+//! A waiter's entry in a queue: one cache line that it spins or sleeps on.
 //!
 //! ```text
 //!  word.tail ──▶ newest ──older──▶ … ──older──▶ oldest         the holder adds the way back (`newer`),
@@ -16,7 +16,7 @@ use crate::word::NodeNumber;
 /// waits that timed out and whose nodes are still in their queues.
 pub const NODES_PER_THREAD: u32 = 4;
 
-/// See the file's head. Platforms store the nodes; only the locks use them.
+/// A queue node. Platforms store the nodes; only the locks use them.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Node {
@@ -49,9 +49,9 @@ pub(crate) mod state {
     pub(crate) const FREE: u32 = 0;
     /// Being prepared, in no queue.
     pub(crate) const CLAIMED: u32 = 1;
-    /// In a queue; its thread looks at it.
+    /// In a queue; its thread polls it.
     pub(crate) const WAITING: u32 = 2;
-    /// In a queue; its thread sleeps on it, is about to sleep, or was woken for no reason.
+    /// In a queue; its thread sleeps on it, is about to sleep, or was woken without reason.
     pub(crate) const HALTED: u32 = 3;
     /// In a queue, the oldest, and awake: its thread takes the lock as soon as it is free.
     pub(crate) const CHOSEN: u32 = 4;

@@ -1,4 +1,4 @@
-//! What the queued locks need from an operating system: nodes to wait on, sleep and wake, a clock.
+//! The operating-system interface of the queued locks: nodes to wait on, sleep and wake, a clock.
 //!
 //! `Linux` (with feature `std`) is the platform in this crate; the models have their own. A kernel or a
 //! runtime without `std` implements [`Platform`].
@@ -36,7 +36,7 @@ pub enum Clock {
 /// How a sleep ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slept {
-    /// Woken, returned for no reason, or did not sleep because the word had another value.
+    /// Woken, returned without reason, or did not sleep because the word had another value.
     Woken,
     /// The deadline has passed.
     TimedOut,
@@ -61,7 +61,7 @@ pub unsafe trait Platform: 'static {
     /// Changes in the child at each fork: waiters of an older epoch are threads that do not exist here.
     fn epoch() -> u32;
 
-    /// Sleeps while `word` is `expected`, until the deadline at the latest. May return early for no reason.
+    /// Sleeps while `word` is `expected`, until the deadline at the latest. May return early without reason.
     fn wait(word: &AtomicU32, expected: u32, deadline: Option<Deadline>) -> Slept;
 
     /// Wakes one thread that sleeps on `word`. The word's lock may no longer exist, but its node always does.
@@ -73,7 +73,7 @@ pub unsafe trait Platform: 'static {
     /// Whether the deadline has passed.
     fn is_past(deadline: Deadline) -> bool;
 
-    /// Called between two looks in a spin loop: gives the processor a spin hint.
+    /// Called between two polls in a spin loop: gives the processor a spin hint.
     fn relax();
 
     /// Sleeps for about `ns` nanoseconds, but not beyond the deadline.

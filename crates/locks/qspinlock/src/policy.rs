@@ -1,43 +1,43 @@
-//! A queued lock's policy: who may pass whom, how long to spin, whether to sleep.
+//! The policy of a queued lock: which threads may overtake others, how long to spin, whether to sleep.
 //!
 //! Policies are types, chosen at compile time; none of them costs a branch on the fast path.
 //!
 //! Not here: the mechanism (`queue.rs`).
 
-/// The choices. [`Native`], [`Fifo`], [`Fair`] and [`Hybrid`] implement it; implement it yourself to try
-/// another policy.
+/// A policy. [`Native`], [`Fifo`], [`Fair`] and [`Hybrid`] implement this trait. Other implementations allow
+/// experiments.
 pub trait Policy: 'static {
     /// Whether waiters may sleep. If not, a waiter spins until it has the lock, and needs its own core.
     const SLEEPS: bool;
-    /// How often, in total, newcomers may take the lock past the oldest waiter. With 0, unlocking hands the
-    /// lock over, even to a sleeping waiter. At most [`MAX_PASSED`](crate::MAX_PASSED).
+    /// How often, in total, newcomers may overtake the oldest waiter. With 0, unlocking hands the lock over, even to a
+    /// sleeping waiter. At most [`MAX_PASSED`](crate::MAX_PASSED).
     const PASS_LIMIT: u32;
-    /// Whether newcomers never pass a waiter that is awake: unlocking hands the lock over to it, and an heir
-    /// stops newcomers as soon as it runs.
+    /// Whether newcomers never overtake a waiter that is awake: unlocking hands the lock over to it, and an heir stops
+    /// newcomers as soon as it runs.
     const SERVES_THE_AWAKE: bool;
-    /// How many times a newcomer looks at a held lock before it queues, if newcomers may pass.
+    /// How often a newcomer polls a held lock before it queues, if newcomers may overtake.
     const NEWCOMER_LOOKS: u32;
-    /// How many times a waiter looks at its own node before it sleeps.
+    /// How often a waiter polls its own node before it sleeps.
     const WAITER_LOOKS: u32;
-    /// How many times a waiter behind a sleeping waiter looks at its own node before it sleeps.
+    /// How often a waiter behind a sleeping waiter polls its own node before it sleeps.
     const WAITER_LOOKS_BEHIND_A_SLEEPER: u32;
-    /// How many times an heir looks at the lock before it sleeps again.
+    /// How often an heir polls the lock before it sleeps again.
     const HEIR_LOOKS: u32;
-    /// How long an heir that finds the lock held sleeps, once, before it stops newcomers from passing; they
-    /// are faster while no heir polls the lock. With 0 the heir does neither.
+    /// How long an heir that finds the lock held sleeps, once, before it stops newcomers. They are faster while no heir
+    /// polls the lock. With 0 the heir neither sleeps nor stops newcomers.
     const HEIR_NAP_NS: u64 = 0;
-    /// A thread that takes the lock from the queue wakes the next waiter at once, so that the waiter spins
-    /// when its turn comes. An experiment: a waiter that falls asleep again is woken twice.
+    /// Whether a thread that takes the lock from the queue at once wakes the next waiter, so that it already spins when
+    /// the lock is handed over. An experiment: a waiter that falls asleep again is woken twice.
     const WAKE_AHEAD: bool = false;
 
-    /// How many spin hints a newcomer gives between look number `look` and the next.
+    /// Number of spin hints between poll number `look` of a newcomer and the next poll.
     #[must_use]
     fn newcomer_pause(look: u32) -> u32 {
         1 << look.min(7)
     }
 }
 
-/// First in, first out, spinning without end: for threads that have a core each.
+/// First in, first out, spinning without limit. Each thread needs its own core.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Native;
 

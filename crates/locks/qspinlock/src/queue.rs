@@ -34,7 +34,7 @@ use crate::atomic::AtomicU32;
 use crate::word::{MAX_PASSED, Word};
 use crate::{Deadline, Event, Platform, Policy};
 
-/// A queued lock of four bytes. See the file's head, and [`Policy`] for its kinds.
+/// A queued lock of four bytes. See the module documentation, and [`Policy`] for its kinds.
 #[repr(transparent)]
 pub struct QueueLock<P, S> {
     word: AtomicU32,
@@ -96,9 +96,9 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         self.take_at_once()
     }
 
-    /// Takes the lock unless the deadline passes first; returns false if it did. A waiter that times out does
-    /// not change the order of the others. The call may still succeed after the deadline if the lock became
-    /// free just then.
+    /// Takes the lock unless the deadline passes first; returns false if it did. A waiter that times out does not
+    /// change the order of the others. The call may still succeed after the deadline if the lock became free at that
+    /// moment.
     #[inline]
     #[must_use]
     pub fn acquire_before(&self, deadline: Deadline) -> bool {
@@ -127,8 +127,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Takes the lock if it is free and has no waiters, in one exchange. For callers that do more in all
-    /// other cases than [`acquire`](Self::acquire) does.
+    /// Takes the lock if it is free and has no waiters, in one exchange. For callers that do more than
+    /// [`acquire`](Self::acquire) in all other cases.
     #[inline]
     #[must_use]
     pub fn try_acquire_unwanted(&self) -> bool {
@@ -196,7 +196,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     }
 }
 
-/// Who gets a lock with a queue when it is unlocked.
+/// Which thread gets a lock with a queue when it is unlocked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// The oldest waiter, even if it sleeps.

@@ -53,15 +53,15 @@ type Line = crate::Fifo;
 #[cfg(all(test, loom))]
 type Line = crate::model::SleepyFifo;
 
-/// Looks at the word before the thread first in line sleeps.
+/// How often the thread first in line polls the word before it sleeps.
 const LOOKS: u32 = if cfg!(loom) { 0 } else { 400 };
-/// Sleep between two looks when the reader count is full: that many readers must be forgotten guards, and no
-/// thread wakes us when the count drops.
+/// Sleep between two polls when the reader count is full: so many readers must be forgotten guards, and no thread wakes
+/// the waiter when the count drops.
 const FULL_SLEEP_NS: u64 = 1_000_000;
-/// Looks between two readings of the clock.
+/// Polls between two readings of the clock.
 const LOOKS_PER_READING: u32 = 64;
 
-/// See the file's head. Mostly used as `RwLock<T>`, which is `lock_api::RwLock<QRwLock, T>`.
+/// A fair reader/writer lock. Mostly used as `RwLock<T>`, which is `lock_api::RwLock<QRwLock, T>`.
 pub struct QueueRwLock<S> {
     counts: AtomicU32,
     queue: QueueLock<Line, S>,
@@ -195,8 +195,8 @@ impl<S: Platform> QueueRwLock<S> {
         self.enter_unless(WRITER) || self.wait_for(Access::Read, Patience::Until(deadline))
     }
 
-    /// Counts the caller as a reader unless one of the flags in `barring` is set. Looks first, so that
-    /// readers that cannot enter do not disturb a thread that waits for the count to become zero.
+    /// Counts the caller as a reader unless one of the flags in `barring` is set. Reads the word first, so that readers
+    /// that cannot enter do not disturb a thread that waits for the count to become zero.
     #[inline]
     fn enter_unless(&self, barring: u32) -> bool {
         let seen = self.counts.load(Relaxed); // only a guess: the addition decides
@@ -497,7 +497,7 @@ impl<S: Platform> QueueRwLock<S> {
         entered
     }
 
-    /// Looks for a while, then sleeps.
+    /// Polls for a while, then sleeps.
     fn wait_first_in_line(&self, access: Access, patience: Patience) -> bool {
         let mut looks = 0_u32;
         loop {
@@ -557,7 +557,7 @@ impl<S: Platform> QueueRwLock<S> {
         S::wait(&self.counts, asleep, deadline);
     }
 
-    /// Clears the marks we set as first in line. Only we wait for the word, so no sleeper is forgotten.
+    /// Clears the marks set as first in line. Only this thread waits for the word, so no sleeper is forgotten.
     fn forget_marks(&self) {
         if self.counts.load(Relaxed) & (WAITING | ASLEEP) != 0 {
             self.counts.fetch_and(!(WAITING | ASLEEP), Relaxed);

@@ -11,7 +11,7 @@ use core::mem::{self, MaybeUninit};
 use std::process;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// See the file's head.
+/// std's mutex as a `lock_api` lock.
 #[derive(Debug, Default)]
 pub struct StdMutex(Mutex<()>);
 
@@ -19,8 +19,7 @@ pub struct StdMutex(Mutex<()>);
 /// locked.
 #[derive(Debug)]
 pub struct StdGuard {
-    /// `MaybeUninit`, because the reference in it may dangle: nothing forces a caller to keep the mutex alive
-    /// that long.
+    /// `MaybeUninit`, because the reference in it may dangle: a caller need not keep the mutex alive that long.
     guard: MaybeUninit<MutexGuard<'static, ()>>,
     /// The mutex's address when it was locked.
     mutex_addr: usize,

@@ -9,7 +9,7 @@
 use crate::NODES_PER_THREAD;
 use crate::linux::slots::{COMMON_NODES, own_nodes};
 
-/// Most threads that get a number. More may live; each table says what it does about them.
+/// Limit of numbered threads. There may be more threads; each table defines how it handles them.
 pub(crate) const MAX_THREADS: usize = if cfg!(miri) { 64 } else { 4096 };
 
 /// The calling thread's number, below [`MAX_THREADS`]; none if too many other threads are alive.

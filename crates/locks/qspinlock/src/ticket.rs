@@ -27,12 +27,12 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 const ONE_NEXT: u32 = 1 << 16;
 /// With more holders and waiters of one lock than this, the process aborts.
 const MAX_OUTSTANDING: u16 = 1 << 15;
-/// Spin hints between two looks at the word, per waiter ahead: about the length of a short critical section.
+/// Spin hints between two polls of the word, per waiter ahead: about the length of a short critical section.
 const SPINS_PER_WAITER: u32 = 16;
-/// Upper bound of spin hints, so that waiters still look at a lock that is held for long.
+/// Upper limit of spin hints, so that waiters still poll a lock that is held for long.
 const MAX_SPINS: u32 = 512;
 
-/// See the file's head. Used through [`TicketMutex`](crate::TicketMutex) or `lock_api::Mutex`.
+/// A ticket lock. Used through [`TicketMutex`](crate::TicketMutex) or `lock_api::Mutex`.
 #[derive(Debug)]
 pub struct TicketLock {
     word: AtomicU32,
@@ -100,7 +100,7 @@ const fn split(word: u32) -> (u16, u16) {
     (u16::from_be_bytes([next_hi, next_lo]), u16::from_be_bytes([called_hi, called_lo]))
 }
 
-/// Waiters further behind look less often, so that their reads do not delay the holder's release.
+/// Waiters further behind poll less often, so that their reads do not delay the holder's release.
 fn back_off(ahead: u16) {
     let spins = if cfg!(all(test, loom)) { 1 } else { MAX_SPINS.min(SPINS_PER_WAITER * u32::from(ahead)) };
     for _ in 0..spins {

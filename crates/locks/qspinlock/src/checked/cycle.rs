@@ -1,4 +1,4 @@
-//! Finds out whether threads wait for each other.
+//! Detects whether threads wait for each other.
 //!
 //! `me ─wants─▶ lock ─held by─▶ thread ─wants─▶ lock … ─held by─▶ me`
 //!
@@ -57,7 +57,7 @@ impl Cycle {
 /// that only one of them reports.
 pub(super) fn find(me: &'static Holder) -> Option<Cycle> {
     let cycle = walk(me)?;
-    // The second look; the walk was the first.
+    // The second read of each record; the walk was the first.
     let is_stable = cycle.waits().all(|wait| wait.wanted.is_unchanged() && wait.held.is_unchanged());
     let is_first = cycle.waits().all(|wait| ptr::from_ref(me) <= ptr::from_ref(wait.waiter));
     (is_stable && is_first).then_some(cycle)

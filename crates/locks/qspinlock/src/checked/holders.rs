@@ -1,12 +1,12 @@
-//! What each thread holds and what it waits for, readable by all threads.
+//! Records which locks each thread holds and waits for. All threads can read the records.
 //!
 //! ```text
 //! HOLDERS[thread number] ─ held: up to MAX_HELD records
 //!                        └ wanted: one                      record: lock's number | how often it was changed
 //! ```
 //!
-//! - A record is one word, so it is never torn. If two looks read the same word, the record did not change in
-//!   between (unless it changed exactly 2^32 times). Address and location are for reports only.
+//! - A record is one word, so it is never torn. If two reads return the same word, the record did not change in between
+//!   (unless it changed exactly 2^32 times). Address and location are for reports only.
 //! - A record is made after its lock is acquired and removed before the lock is released.
 //!
 //! Not here: who waits for whom (`cycle.rs`).
@@ -67,7 +67,7 @@ impl Word {
     }
 }
 
-/// Says that a lock is held, or wanted.
+/// A record that a lock is held, or wanted.
 #[derive(Debug)]
 pub(super) struct Record {
     word: AtomicU64,
@@ -80,9 +80,8 @@ impl Record {
         Self { word: AtomicU64::new(0), addr: AtomicUsize::new(0), site: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Sequentially consistent, like every access to these words: looks at several records happen one after
-    /// the other, so a word that is the same in the first look and the last held that value at some moment in
-    /// between.
+    /// Sequentially consistent, like every access to these words. Reads of several records therefore have one order, so
+    /// a word that is the same in the first and the last read had that value at some moment in between.
     pub(super) fn word(&self) -> Word {
         Word(self.word.load(SeqCst))
     }
@@ -147,11 +146,11 @@ impl Taken {
     }
 }
 
-/// What a thread waits for, while it waits.
+/// The lock that a thread waits for.
 #[derive(Debug)]
 pub(super) struct Wanted {
     record: &'static Record,
-    /// What the interrupted code waits for, if this code runs in a signal handler.
+    /// The lock that the interrupted code waits for, if this code runs in a signal handler.
     before: (Option<LockId>, usize, &'static Location<'static>),
 }
 

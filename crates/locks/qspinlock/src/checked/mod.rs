@@ -51,11 +51,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 static NEXT_ID: AtomicU32 = AtomicU32::new(1);
 static NOT_CHECKED: AtomicU64 = AtomicU64::new(0);
 
-/// `L`, checked for misuse. See the [module](self).
+/// Wraps the lock `L` and checks for misuse. See the [module](self).
 pub struct Checked<L> {
     raw: L,
-    /// 0 before the first acquisition. An address would not identify the lock: a locked lock may be moved, or
-    /// dropped and its memory reused.
+    /// 0 before the first acquisition. An address would not identify the lock: a locked lock may be moved, or dropped
+    /// and its memory reused.
     id: AtomicU32,
 }
 
@@ -100,7 +100,7 @@ fn count_not_checked() {
 }
 
 impl<L> Checked<L> {
-    /// None once four thousand million locks have been used.
+    /// None after four billion locks have been used.
     fn id(&self) -> Option<LockId> {
         // Relaxed: only the number is read.
         LockId::new(self.id.load(Relaxed)).or_else(|| self.assign_id())
@@ -128,7 +128,7 @@ impl<L> Checked<L> {
         Holding { inner, taken, _stays: PhantomData }
     }
 
-    /// Called before the lock is released: from here on no record claims it.
+    /// Called before the lock is released. From here on, no record claims it.
     #[track_caller]
     fn drop_record(&self, taken: Option<Taken>) {
         let Some(taken) = taken else { return };

@@ -19,7 +19,7 @@ use errno::KeptErrno;
 use crate::Node;
 use crate::platform::{Clock, Deadline, Platform, Slept};
 
-/// The default platform of all locks in this crate. See the file's head.
+/// The default platform of all locks in this crate.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Linux;
 

@@ -16,7 +16,7 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 const AWAITED: u32 = 2;
 
-/// See the file's head.
+/// The plain futex lock.
 #[derive(Debug, Default)]
 pub struct FutexLock {
     word: AtomicU32,

@@ -1,4 +1,4 @@
-//! How the holder walks the queue: from the newest waiter to the oldest, visiting each once.
+//! The holder's walk of the queue, from the newest waiter to the oldest. It visits each waiter once.
 //!
 //! A waiter knows the one before it, but not the one after it. The holder of the lock finds that out, and
 //! stores what it found in the newest node for the next walk. So each waiter is visited once, however long

@@ -11,7 +11,7 @@ use crate::word::{HEIR, NodeNumber, Word};
 use crate::{Event, Platform, Policy};
 
 impl<P: Policy, S: Platform> QueueLock<P, S> {
-    /// There is a queue, or there was one at the last look.
+    /// Releases a lock that has, or had at the last read, a queue.
     #[cold]
     pub(super) fn release_slowly(&self, next: Next) {
         // Acquire pairs with the release of each newcomer's exchange: the holder can read its node.
@@ -111,7 +111,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         match node.state.swap(state::CHOSEN, AcqRel) {
             state::HALTED | state::NAPPING => return Some(&node.state),
             state::ABANDONED => {
-                // It timed out just now; the next look at the queue removes it.
+                // It has just timed out. The next walk of the queue removes it.
                 node.state.store(state::ABANDONED, Relaxed);
                 self.word.fetch_and(!HEIR, Relaxed);
             }
@@ -120,8 +120,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         None
     }
 
-    /// Removes the oldest waiter from the queue as seen in `word`; none if the queue has changed so much that
-    /// the caller must look again.
+    /// Removes the oldest waiter from the queue as seen in `word`; none if the queue has changed so much that the
+    /// caller must read the word again.
     fn take_out_oldest(&self, word: Word, tail: NodeNumber) -> Option<NodeNumber> {
         if Self::is_left_behind(tail) {
             self.forget_queue(word);
@@ -170,9 +170,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     }
 }
 
-/// Wakes the thread that slept on `state`, if it did. By now that thread may hold the lock, or have freed it
-/// together with the data, and wait for another lock: the node still exists, and waiters expect wakes without
-/// a reason.
+/// Wakes the thread that slept on `state`, if it did. That thread may by now hold the lock, or have freed it together
+/// with the data, and wait for another lock. This is safe: the node still exists, and waiters tolerate spurious wakes.
 fn wake_if_halted<S: Platform>(was: u32, state: &'static AtomicU32) {
     if matches!(was, state::HALTED | state::NAPPING) {
         S::note(Event::Kicked);

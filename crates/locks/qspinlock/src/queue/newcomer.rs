@@ -1,4 +1,4 @@
-//! A newcomer: passes the queue if the policy allows it, or queues at the end.
+//! A newcomer: overtakes the queue if the policy allows it, or queues at the end.
 //!
 //! Not here: waiting in the queue (`waiter.rs`).
 
@@ -33,7 +33,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Takes the lock if it is free, past a queue if allowed; never waits.
+    /// Takes the lock if it is free, overtaking a queue if allowed. Never waits.
     pub(super) fn take_in_passing(&self, mut word: Word) -> bool {
         while let Some(taken) = Self::taken_by_newcomer(word) {
             // Acquire pairs with the releases in `queue.rs` and `holder.rs`.
@@ -50,8 +50,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         false
     }
 
-    /// Looks at the lock for a while before queueing. Does not look if other threads queue already: the fewer
-    /// threads contend for the lock's cache line, the less it moves between processors.
+    /// Polls the lock for a while before queueing, unless other threads already queue: the fewer threads contend for
+    /// the lock's cache line, the less it moves between processors.
     pub(super) fn look_and_take(&self) -> bool {
         for look in 0..P::NEWCOMER_LOOKS {
             let word = Word(self.word.load(Relaxed));
@@ -68,8 +68,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         false
     }
 
-    /// Claims a node: one of the thread's own, or a shared one; a timed wait of a thread with own nodes takes
-    /// no shared one.
+    /// Claims a node: one of the thread's own, or a shared one. A timed wait of a thread with own nodes uses no shared
+    /// one.
     pub(super) fn claim_place(&self, is_timed: bool) -> Option<Place> {
         let own = S::own_nodes();
         let own_place = own.and_then(|first| claim_one_of::<S>(first, NODES_PER_THREAD));
@@ -113,9 +113,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Waits without a node: more threads wait than there are nodes, or this thread has left too many nodes
-    /// in queues. It looks at the lock now and then, and for a free node as well, so it gets a place in the
-    /// end.
+    /// Waits without a node, because more threads wait than there are nodes, or this thread has left too many nodes in
+    /// queues. It periodically tries to take the lock or a free node, so that it eventually gets into the queue.
     #[cold]
     pub(super) fn acquire_without_node(&self, deadline: Option<Deadline>) -> bool {
         let mut sleep_ns = SHORTEST_SLEEP_NS;

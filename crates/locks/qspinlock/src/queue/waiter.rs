@@ -1,4 +1,4 @@
-//! A waiter in the queue: looks at its own node, sleeps on it, becomes the heir or the holder, or times out.
+//! A waiter in the queue: polls its own node, sleeps on it, becomes the heir or the holder, or times out.
 //!
 //! Not here: what the holder does to it (`holder.rs`).
 
@@ -10,14 +10,14 @@ use crate::node::{link, state};
 use crate::word::{PASSED, Word};
 use crate::{Clock, Deadline, Event, Platform, Policy, Slept};
 
-/// Looks between two readings of the clock.
+/// Polls between two readings of the clock.
 const LOOKS_PER_CLOCK: u32 = 64;
 
 /// The result of one part of a wait.
 enum Turn {
     /// We hold the lock, and the node is out of the queue.
     Ours,
-    /// The node's state has changed: look again.
+    /// The node's state has changed: read it again.
     Look,
     /// The deadline has passed.
     Late,
@@ -61,7 +61,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Looks at the node until it changes; sleeps after a while if the policy allows it.
+    /// Polls the node until it changes. Sleeps after a while if the policy allows it.
     fn look_then_halt(&self, place: Place, deadline: Option<Deadline>) -> Turn {
         let own = &place.node.state;
         let looks = if stands_behind_a_sleeper::<S>(place) {
@@ -133,7 +133,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Looks at the lock for a while; none if that was in vain.
+    /// Polls the lock for a while; none if it stayed held.
     fn look_as_heir(&self, place: Place, deadline: Option<Deadline>) -> Option<Turn> {
         let mut look = 0;
         while !P::SLEEPS || look < P::HEIR_LOOKS {
@@ -233,7 +233,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     }
 }
 
-/// A hint: if the waiter before us sleeps, its turn is far away, and so is ours.
+/// A hint that this waiter's turn is far away, because the waiter before it sleeps.
 fn stands_behind_a_sleeper<S: Platform>(place: Place) -> bool {
     link(&place.node.older)
         .is_some_and(|older| S::nodes()[older.0 as usize].state.load(Relaxed) == state::HALTED)

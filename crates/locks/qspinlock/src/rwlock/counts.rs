@@ -27,8 +27,8 @@ pub(super) const QUEUED: u32 = 1 << 3;
 pub(super) const READER: u32 = 1 << 4;
 pub(super) const FULL: u32 = 1 << 31;
 
-/// Most readers that a lock admits at the same time. One more is refused or waits, even one that already
-/// holds the lock.
+/// Limit of readers that a lock admits at the same time. Further readers are refused or wait, even those that already
+/// hold the lock.
 pub const MAX_READERS: u32 = FULL / READER;
 
 pub(super) const fn readers(word: u32) -> u32 {
@@ -40,7 +40,7 @@ pub(super) const fn is_empty(word: u32) -> bool {
     word & !(WAITING | ASLEEP) == 0
 }
 
-/// Whether the thread first in line sleeps but has nothing left to wait for.
+/// Whether the thread first in line sleeps although it no longer has to wait.
 pub(super) const fn lets_a_sleeper_in(word: u32) -> bool {
     word & ASLEEP != 0 && is_empty(word)
 }

@@ -1,4 +1,4 @@
-//! The switch of the statistics: what is recorded.
+//! The switch that selects what the statistics record.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -12,7 +12,7 @@ pub enum Mode {
     Counters,
     /// Counts, and the times of one acquisition in `one_in`, per line and thread; 0 counts as 1.
     Sampled {
-        /// Preferably a prime, so that it does not match the rhythm of a loop that takes the lock.
+        /// Preferably a prime, so that it does not match the period of a loop that takes the lock.
         one_in: u32,
     },
     /// Counts, and the times of every acquisition.

@@ -83,14 +83,14 @@ impl EventCounts {
         self.combined(other, u64::saturating_add)
     }
 
-    /// What was added since `earlier`.
+    /// The difference from `earlier`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         self.combined(earlier, u64::saturating_sub)
     }
 }
 
-/// What was counted for one line.
+/// The counts of one line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SiteCounts {
     /// The source file; empty for the sum of all lines that had no row.

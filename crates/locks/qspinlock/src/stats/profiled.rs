@@ -1,4 +1,4 @@
-//! A lock that records who takes it in the statistics.
+//! A lock that records the source lines that take it.
 //!
 //! - Acquisition: counted at the caller's line before the attempt, so that counting does not prolong the
 //!   critical section.
@@ -17,7 +17,7 @@ use lock_api::{RawMutex, RawMutexFair, RawMutexTimed};
 use super::mode::Recording;
 use super::table::{Attribution, Row, mine};
 
-/// `L`, with statistics per source line that takes it. See the [module](super).
+/// Wraps the lock `L` and records statistics per source line. See the [module](super).
 pub struct Profiled<L>(L);
 
 impl<L> fmt::Debug for Profiled<L> {

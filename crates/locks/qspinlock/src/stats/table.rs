@@ -73,7 +73,7 @@ impl Counter {
     }
 }
 
-/// What one thread did at one line.
+/// One thread's counts for one line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Row {
@@ -174,7 +174,7 @@ fn nanoseconds(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What one thread did.
+/// One thread's counts.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Table {
