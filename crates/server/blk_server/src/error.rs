@@ -1,4 +1,5 @@
-//! Why a server does not start, and why it refuses a change while it runs. Names are escaped: each error is one line.
+//! Why a server does not start, and why a running server refuses a change. Names are escaped, so each error is one
+//! line.
 
 use std::io;
 use std::path::PathBuf;
@@ -42,7 +43,7 @@ pub enum ServerError {
         /** One request's most operations. */
         min: u32,
     },
-    /// Out of threads or descriptors.
+    /// The process has no free threads or descriptors.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
     /// Two disks with one name.
@@ -63,7 +64,7 @@ pub enum ServerError {
         /** The disk that has it. */
         other: String,
     },
-    /// The server is stopping and takes no further disks.
+    /// The server is stopping and accepts no further disks.
     #[error("the server stops")]
     Stopping,
     /// See [`InvalidDisk`].
@@ -74,10 +75,10 @@ pub enum ServerError {
     Socket(#[from] SocketError),
 }
 
-/// Why the server refused a change. Nothing has changed, unless the variant says so.
+/// Why the server refused a change. Unless the variant says otherwise, nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// No such disk.
+    /// The disk does not exist.
     #[error("there is no disk `{name}`", name = name.escape_debug())]
     NoDisk {
         /** As given. */
@@ -89,13 +90,13 @@ pub enum AdminError {
         /** As given. */
         name: String,
     },
-    /// No such worker.
+    /// The worker does not exist.
     #[error("there is no worker {id}")]
     NoWorker {
         /** As given. */
         id: WorkerId,
     },
-    /// The disk has fewer queues.
+    /// The disk has no queue with this number.
     #[error("disk `{disk}` has no queue {queue}: it has {queues}, counted from 0", disk = disk.escape_debug())]
     NoQueue {
         /** Its name. */
@@ -111,7 +112,7 @@ pub enum AdminError {
         /** As given. */
         id: WorkerId,
     },
-    /// Requests in flight did not complete in time; the queue continues on its worker.
+    /// Requests in flight did not complete in time; the queue stays on its worker.
     #[error(
         "queue {queue} of disk `{disk}` still has requests in flight after {} s; it stays with worker {stays}",
         timeout.as_secs_f64(),
@@ -127,7 +128,7 @@ pub enum AdminError {
         /** The worker that still serves it. */
         stays: WorkerId,
     },
-    /// The queue takes too long to start; it continues on its worker.
+    /// The queue takes too long to start; it stays on its worker.
     #[error(
         "queue {queue} of disk `{disk}` is still being started after {} s: try again",
         timeout.as_secs_f64(),
@@ -155,7 +156,7 @@ pub enum AdminError {
         /** As given. */
         timeout: Duration,
     },
-    /// The server is stopping and takes no more changes.
+    /// The server is stopping and accepts no more changes.
     #[error("the server stops")]
     Stopping,
     /// The new worker cannot serve the disk: for example, its engine cannot use the image.
@@ -168,7 +169,7 @@ pub enum AdminError {
         /** What went wrong. */
         why: String,
     },
-    /// Its placement is `queue`.
+    /// The disk's placement is `queue`.
     #[error(
         "disk `{disk}` has no completion worker: its placement is queue, where every worker completes what it submits; \
          serve it with --placement completion or shared",
@@ -190,7 +191,7 @@ pub enum AdminError {
         /** As given. */
         timeout: Duration,
     },
-    /// A front-end is connected.
+    /// A front-end is using the disk.
     #[error("disk `{disk}` is in use by a front-end: stop its guest first, or force it", disk = disk.escape_debug())]
     InUse {
         /** Its name. */
@@ -215,7 +216,7 @@ pub enum AdminError {
         /** As given. */
         timeout: Duration,
     },
-    /// The disk is removed nevertheless.
+    /// The last flush failed. The disk was removed nevertheless.
     #[error(
         "disk `{disk}` is removed, but its last flush failed: writes that its guest had not flushed may be lost",
         disk = disk.escape_debug()
@@ -227,7 +228,7 @@ pub enum AdminError {
         #[source]
         source: std::io::Error,
     },
-    /// The size or the image does not allow it.
+    /// The image cannot have the requested size.
     #[error("disk `{disk}` keeps its size", disk = disk.escape_debug())]
     Resize {
         /** Its name. */
@@ -236,7 +237,7 @@ pub enum AdminError {
         #[source]
         source: disk_image::ResizeError,
     },
-    /// A disk must not shrink under its guest.
+    /// A disk must not shrink while a guest uses it.
     #[error(
         "disk `{disk}` has {from_bytes} bytes: with {to_bytes} bytes it would lose the data behind that; force it if you want that",
         disk = disk.escape_debug()

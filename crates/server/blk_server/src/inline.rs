@@ -1,9 +1,9 @@
-//! A worker without a thread, which its caller steps: only for benchmarks and fuzzing of the request path.
+//! A worker without a thread, stepped by its caller. Only for benchmarks and fuzzing of the request path.
 //!
 //! `kick → InlineWorker::serve (wait, pass until idle, arm) → call`
 //!
-//! The loop is that of `worker/mod.rs`. The driver's side of the queue runs on the same thread, so that a profiler can
-//! tell its time and instructions apart.
+//! The loop is the same as in `worker/mod.rs`. The driver's side of the queue runs on the same thread, so that a
+//! profiler can separate the device's time and instructions from the driver's.
 
 #[cfg(feature = "test-util")]
 pub(crate) mod server;
@@ -86,7 +86,7 @@ impl InlineWorker {
         Ok(inline)
     }
 
-    /// Stops the queue. From now on the worker does not touch the ring, whose memory may change.
+    /// Stops the queue. From now on the worker does not access the ring, and its memory may change.
     ///
     /// # Errors
     /// A request is in flight.
@@ -97,9 +97,10 @@ impl InlineWorker {
     }
 
     /// After [`InlineWorker::stop`]: starts a queue at the beginning of a ring, with the same disk, kick and call.
-    /// Keeps nothing of the previous queue and its session.
+    /// Discards the state of the previous queue and its session.
     ///
     /// # Errors
+    /// The ring cannot be used. No queue runs then.
     /// The ring cannot be used. No queue runs then.
     pub fn start_again(
         &mut self,
@@ -141,7 +142,7 @@ impl InlineWorker {
         Ok(())
     }
 
-    // Never inlined: profilers find the device's side by this function's name.
+    // Never inlined: profilers identify the device's side by this function's name.
     /// Sleeps until a kick, then serves until the queue is empty and wants kicks again.
     #[inline(never)]
     pub fn serve(&mut self) {
@@ -149,7 +150,7 @@ impl InlineWorker {
         self.run_until_idle();
     }
 
-    /// Like [`InlineWorker::serve`], but never sleeps: needs no kick, and also serves a queue that takes no requests.
+    /// As [`InlineWorker::serve`], but without sleeping: needs no kick, and also serves a queue that takes no requests.
     pub fn serve_now(&mut self) {
         signal(&self.wakeup);
         self.serve();

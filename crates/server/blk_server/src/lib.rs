@@ -10,7 +10,7 @@
 //! - `control`: the server, its disks and workers, live upgrades, the balancer.
 //! - `session`: one front-end and its messages.
 //! - `data_path`: workers, queues, disks, and which worker serves which queue.
-//! - `host` and `error.rs`, which all of them use.
+//! - `host` and `error.rs`: used by all layers.
 #![forbid(unsafe_code)]
 
 mod data_path;

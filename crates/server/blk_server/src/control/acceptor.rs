@@ -1,4 +1,4 @@
-//! Waits for connections: one thread watches the listening sockets of all disks.
+//! One thread that waits for connections on the listening sockets of all disks.
 //!
 //! `Acceptor::run (epoll) → number of a socket with a new connection → exports.rs`
 //!
@@ -20,7 +20,7 @@ use crate::host::signal::signal;
 const QUIT: u64 = u64::MAX;
 /// The pause between two calls of `retry`.
 const RETRY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// Most events per call of `epoll_wait`.
+/// Events per call of `epoll_wait`. The next call returns the rest.
 const EVENTS: usize = 64;
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Acceptor {
 
     /// Stops watching the socket. An earlier event may still be reported.
     pub(crate) fn remove(&self, socket: impl AsFd) {
-        // Fails for a socket that was never added; this is not an error.
+        // Fails for a socket that was never added, which is harmless.
         let _ = epoll::delete(&self.epoll, socket);
     }
 
@@ -61,8 +61,8 @@ impl Acceptor {
         signal(&self.quit);
     }
 
-    /// Calls `ready` for each socket with a new connection, until told to quit. Calls `retry` after that, and again at
-    /// intervals while `retry` returns true.
+    /// Calls `ready` for each socket with a new connection, until [`Acceptor::quit`]. Calls `retry` after that, and
+    /// again at intervals while `retry` returns true.
     pub(crate) fn run(&self, mut ready: impl FnMut(u64), mut retry: impl FnMut() -> bool) {
         let mut events = Vec::with_capacity(EVENTS);
         loop {

@@ -1,10 +1,11 @@
-//! The balancer: a thread that reads the counters of workers and queues, asks the rule (`balance/`), and moves queues.
+//! The balancer: a thread that reads the counters of workers and queues, applies the rule (`balance/`), and moves
+//! queues.
 //!
 //! `busy worker → Bell → reading → Decider → Balanced::move_queue → BalanceReport`
 //!
-//! - It has no timer. A worker that was busy for the last [`PERIOD`] rings, at most once per period for all workers
-//!   together. While no worker is busy, the balancer sleeps.
-//! - It takes at most a hundredth of a CPU: after a reading that took long it pauses for longer.
+//! - It has no timer. A worker that was busy for the last [`PERIOD`] signals it, at most once per period for all
+//!   workers together. While no worker is busy, the balancer sleeps.
+//! - It uses at most 1% of a CPU: after a slow reading it pauses for longer.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,20 +23,20 @@ use crate::host::error_line::error_line;
 
 /// Readings take at most 1/n of the time.
 const COST_LIMIT: u32 = 100;
-/// A queue that moves takes no new requests until its requests in flight complete, at most for this long.
+/// A moving queue takes no new requests until its requests in flight complete, but at most for this long.
 const DRAIN_LIMIT: Duration = Duration::from_millis(100);
-/// How many decisions the report keeps.
+/// Number of decisions that the report keeps.
 const KEPT: usize = 64;
 
-/// The server, as the balancer sees it.
+/// The balancer's interface to the server.
 pub(crate) trait Balanced: Send {
     /// Reads the counters.
     fn read(&self) -> Reading;
 
-    /// Hands the queue to the worker. If its requests in flight do not complete within `timeout`, the queue stays.
+    /// Moves the queue to the worker. If its requests in flight do not complete within `timeout`, the queue stays.
     ///
     /// # Errors
-    /// Why it stays, for the operator.
+    /// Why the queue stays, for the operator.
     fn move_queue(
         &self,
         disk: &str,
@@ -74,12 +75,12 @@ impl Balancer {
         Ok(Self { bell: Arc::new(Bell::new()?), report: Arc::default(), thread: Mutex::default() })
     }
 
-    /// For workers, which the server creates before the balancer starts.
+    /// The bell for workers. The server creates workers before it starts the balancer.
     pub(crate) fn bell(&self) -> Arc<Bell> {
         Arc::clone(&self.bell)
     }
 
-    /// Starts the thread, if it does not run yet.
+    /// Starts the thread unless it already runs.
     ///
     /// # Errors
     /// Out of threads.
@@ -130,7 +131,8 @@ struct Rounds {
     kept: Arc<Mutex<Kept>>,
     decider: Decider,
     last: Option<(Instant, Reading)>,
-    /// Time since the last reading that the balancer itself caused: longer pauses and moves, but no wait for a ring.
+    /// Time since the last reading that the balancer itself caused: longer pauses and moves, but not the wait for a
+    /// bell.
     own_time: Duration,
     /// CPUs that this process may use.
     cpus: usize,
@@ -146,7 +148,7 @@ impl Rounds {
         while self.bell.wait() {
             let (start, cpu_before) = (Instant::now(), own_cpu_time());
             let moves = self.decide(start);
-            // Processor time, not wall-clock time, which is long exactly when CPUs are short and balancing matters.
+            // Processor time, because wall-clock time is long exactly when CPUs are scarce and balancing matters.
             let cost = own_cpu_time().saturating_sub(cpu_before);
             let pause = PERIOD.max(cost.saturating_mul(COST_LIMIT));
             self.bell.pause(start, pause);

@@ -1,6 +1,6 @@
-//! Changes a disk's size, or reads it again, while the disk is served, and tells its guests.
+//! Changes or rereads a disk's size while the disk is served, and announces it to the guests.
 //!
-//! A file system that hangs costs one thread and one line in the log; other disks lose only seconds.
+//! A file system that hangs costs one thread and one log line. Other disks are delayed only by seconds.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,17 +15,17 @@ use crate::control::exports::{Export, Turn};
 use crate::error::AdminError;
 use crate::host::error_line::error_line;
 
-/// How long a file system may take to change a file's size. Only metadata changes, but the device may hang.
+/// Limit for a file system to change a file's size. Only metadata changes, but the device may hang.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long one image may take to report its size; then another thread reads the others.
+/// Limit for one image to report its size. After that, another thread reads the other images.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long all images may take together.
+/// Limit for all images together.
 const READ_ALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Disks whose size has not been read yet.
 type Queue = Arc<Mutex<VecDeque<Arc<Export>>>>;
 
-/// Reads all images' sizes again on another thread. If that thread hangs, a new one reads the rest.
+/// Rereads all images' sizes on another thread. If that thread hangs, a new one reads the rest.
 pub(crate) fn refresh_all(exports: Vec<Arc<Export>>) {
     let left: Queue = Arc::new(Mutex::new(exports.into()));
     let deadline = Instant::now() + READ_ALL_TIMEOUT;
@@ -56,7 +56,7 @@ pub(crate) fn refresh_all(exports: Vec<Arc<Export>>) {
     error!("the sizes of {unread} more images were not read within {} s", READ_ALL_TIMEOUT.as_secs());
 }
 
-/// Names each disk in `begun` before it reads its size.
+/// Sends each disk's name to `begun` before it reads the disk's size.
 fn refresh_from(queue: &Queue, begun: &Sender<String>) {
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -66,7 +66,7 @@ fn refresh_from(queue: &Queue, begun: &Sender<String>) {
     }
 }
 
-/// Reads the image's size again. Skips a disk that another thread is changing.
+/// Rereads the image's size. Skips a disk that another thread is changing.
 fn refresh(export: &Arc<Export>) {
     let disk = &export.disk;
     let Ok(_turn) = Export::take_turn(export) else { return };
@@ -86,7 +86,7 @@ fn refresh(export: &Arc<Export>) {
     }
 }
 
-/// Works on its own thread, which keeps the disk's turn for as long as the file system takes.
+/// Resizes on a separate thread, which keeps the disk's turn for as long as the file system needs.
 pub(crate) fn resize(export: &Arc<Export>, bytes: u64, force: bool) -> Result<(), AdminError> {
     let turn = Export::take_turn(export)?;
     let system = |source| AdminError::System {
@@ -97,7 +97,7 @@ pub(crate) fn resize(export: &Arc<Export>, bytes: u64, force: bool) -> Result<()
     let thread = std::thread::Builder::new().name("bareblk-resize".into());
     let started = thread.spawn(move || {
         let result = resize_in_turn(&turn, bytes, force);
-        // Frees the turn before it reports the result: the operator may remove the disk next.
+        // Ends the turn before it reports the result, because the operator may remove the disk next.
         drop(turn);
         let _ = done.send(result);
     });
@@ -111,7 +111,7 @@ fn resize_in_turn(Turn(export): &Turn, bytes: u64, force: bool) -> Result<(), Ad
     let before = disk.image().capacity_sectors();
     let resized = disk.image().resize(bytes, force);
     let to = disk.image().capacity_sectors();
-    // Also where it is refused: a device that was resized to another size has that one now.
+    // Also after a refusal: a device that was resized to another size has that size now.
     if to != before {
         info!(disk = disk.name(), from = before, to, "disk resized (sectors of 512 bytes)");
         announce(export);

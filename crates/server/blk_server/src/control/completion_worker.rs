@@ -1,6 +1,6 @@
 //! Changes the completion worker of a disk whose placement has one.
 //!
-//! `set_completion_worker → the worker starts its engine → wait until that has the requests of all workers`
+//! `set_completion_worker → the worker starts its engine → wait until that engine has the requests of all workers`
 //!
 //! Not here: the change itself (`io_engine`).
 
@@ -42,7 +42,7 @@ impl WorkerSet {
         let changed = self.change(disk, (source, engines), worker, &deadline);
         if changed.is_err() {
             engines.set_completion_worker(before);
-            // If that is a change, too, no caller waits for it.
+            // If this also changes the completion worker, no caller waits for that change.
             engines.limit_change(disk.name());
         }
         changed

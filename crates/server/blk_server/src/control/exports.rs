@@ -1,12 +1,12 @@
-//! The disks of a server, each with its socket and its sessions: the list that changes while it serves.
+//! The disks of a server, each with its socket and sessions. The list may change while the server runs.
 //!
-//! `add → list ← accept (a front-end connects → session thread); take out → socket, image and lock go`
+//! `add → list ← accept (a front-end connects → session thread); take out → socket, image and lock are released`
 //!
-//! - Each name and each socket exists once. The image lock ensures that an image is served once, or only for reading.
-//!   It works between two disks of one process as between two processes.
-//! - A thread locks the list for look-ups and while it accepts a front-end, never while it waits for a guest, a
+//! - Names and sockets are unique. The image lock ensures that an image is served once, or several times read-only. It
+//!   works within one process as well as between processes.
+//! - A thread locks the list for look-ups and while it accepts a front-end, but never while it waits for a guest, a
 //!   front-end or a device. The accepting thread therefore holds nothing of a removed disk.
-//! - Changes of one disk take turns ([`Export::take_turn`]), and each wait for a turn has a limit.
+//! - Only one thread at a time may change a disk ([`Export::take_turn`]). Each wait for this has a limit.
 
 use std::collections::{HashMap, HashSet};
 use std::error::Error;
@@ -35,7 +35,7 @@ use crate::host::listener::{Socket, SocketConfig, clear_stale};
 use crate::session::Session;
 use crate::session::wire::hang_up;
 
-/// Enough for a session's thread, which sleeps in `poll` and holds one message.
+/// Enough for a session's thread, which sleeps in `poll` and stores one message.
 pub(crate) const SESSION_STACK_BYTES: usize = 256 << 10;
 /// The pause after an `accept` that failed for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -47,7 +47,7 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct Export {
     pub(crate) disk: Arc<Disk>,
     pub(crate) socket: Socket,
-    /// The socket's path without links, for comparison.
+    /// The socket's path with symbolic links resolved, for comparison.
     place: PathBuf,
     pub(crate) sessions: Arc<SessionList>,
     changing: Mutex<bool>,
@@ -106,7 +106,7 @@ struct List {
     disks: Vec<Arc<Export>>,
     /// The server is stopping.
     closed: bool,
-    /// The server accepts no front-end: they wait in their sockets' queues.
+    /// The server accepts no front-ends. They wait in their sockets' queues.
     paused: bool,
     /// Numbers of disks whose front-ends wait in their socket's queue.
     paused_disks: Vec<u64>,
@@ -114,7 +114,7 @@ struct List {
     clogged: Vec<u64>,
 }
 
-/// The disks of a server, as the file's header describes.
+/// The disks of a server. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Exports {
     opener: Arc<dyn Opener>,
@@ -135,19 +135,19 @@ impl Exports {
         Ok(Self { opener, budget, acceptor, list: Mutex::default(), adding: Mutex::default() })
     }
 
-    /// Adds all disks or none: if one fails, dropping the list removes the ones before it.
+    /// Adds all disks or none: if one fails, dropping the list removes the earlier ones.
     ///
     /// # Errors
     /// The [`ServerError`] of the first disk that fails.
     pub(crate) fn add_all(&self, disks: Vec<(DiskConfig, SocketConfig)>) -> Result<(), ServerError> {
         self.refuse_twice(&disks)?;
-        // All at once, because each check takes time.
+        // Checked all together, because each check takes time.
         let paths: Vec<&Path> = disks.iter().map(|(_, socket)| socket.path.as_path()).collect();
         clear_stale(self.opener.as_ref(), &paths)?;
         disks.into_iter().try_for_each(|(disk, socket)| self.add(disk, &socket))
     }
 
-    /// Serves one more disk.
+    /// Adds a disk.
     ///
     /// # Errors
     /// [`ServerError`]. The image is released.
@@ -163,7 +163,7 @@ impl Exports {
         let id = disk.id();
         let (sessions, changing, changed) = (Arc::default(), Mutex::default(), Condvar::new());
         let export = Arc::new(Export { disk, socket, place, sessions, changing, changed });
-        // Enters the list first: the server looks up there a front-end that connects at once.
+        // Enters the list first, so that a front-end that connects at once finds its disk.
         self.enter(&export)?;
         let watched = self.acceptor.add(&export.socket, id);
         watched.inspect_err(|_| self.take_out(&export)).map_err(ServerError::Thread)
@@ -178,20 +178,20 @@ impl Exports {
         Ok(())
     }
 
-    /// Allows no further disk. Returns all disks.
+    /// Accepts no further disks. Returns all disks.
     pub(crate) fn close(&self) -> Vec<Arc<Export>> {
         let mut list = self.lock();
         list.closed = true;
         list.disks.clone()
     }
 
-    /// Drops the list's hold on all images, sockets and locks. Each goes when no other thread uses it.
+    /// Drops the list's references to all images, sockets and locks. Each is released when no other thread uses it.
     pub(crate) fn forget_all(&self) {
         let disks = std::mem::take(&mut self.lock().disks);
         disks.iter().for_each(|export| self.acceptor.remove(&export.socket));
     }
 
-    /// Refuses a name or socket that occurs twice, before it binds a socket or removes a stale file.
+    /// Refuses duplicate names and sockets, before a socket is bound or a stale file removed.
     fn refuse_twice(&self, disks: &[(DiskConfig, SocketConfig)]) -> Result<(), ServerError> {
         let (mut names, mut places) = (HashSet::new(), HashMap::new());
         for (DiskConfig { name, .. }, SocketConfig { path, .. }) in disks {
@@ -250,7 +250,7 @@ impl Exports {
         export.map(Arc::clone).ok_or_else(|| AdminError::NoDisk { name: name.to_owned() })
     }
 
-    /// `engine`: the engine of disks that name none.
+    /// `engine`: the default engine of disks.
     pub(crate) fn reports(&self, workers: &WorkerSet, engine: &str) -> Vec<DiskReport> {
         let list = self.lock();
         let known: Vec<_> =
@@ -276,7 +276,7 @@ impl Exports {
         self.acceptor.run(accept, || self.accept_clogged());
     }
 
-    /// Accepts no front-end until [`Exports::resume_accepting`]: new ones wait.
+    /// Accepts no front-ends until [`Exports::resume_accepting`]. New ones wait.
     pub(crate) fn pause_accepting(&self) -> Vec<Arc<Export>> {
         let mut list = self.lock();
         list.paused = true;
@@ -292,7 +292,7 @@ impl Exports {
     }
 
     /// # Errors
-    /// [`Acceptor::add`]'s. The other sockets are watched all the same.
+    /// Errors of [`Acceptor::add`]. The other sockets are watched nevertheless.
     pub(crate) fn resume_accepting(&self) -> std::io::Result<()> {
         let mut list = self.lock();
         list.paused = false;
@@ -302,7 +302,7 @@ impl Exports {
         added.into_iter().collect()
     }
 
-    /// Works before a thread accepts, and without one.
+    /// May be called before a thread accepts, and without one.
     pub(crate) fn stop_accepting(&self) {
         self.acceptor.quit();
     }
@@ -371,8 +371,8 @@ fn start_session(export: &Export, workers: &Arc<WorkerSet>, front_end: &Arc<Owne
     let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
         let _guard = AbortOnPanic;
         match sandbox::enter(Role::Session) {
-            // The session releases everything before it counts as ended. The operator who stopped the server or removed
-            // the disk can then open the image or bind the socket at once.
+            // The session releases everything before it counts as ended, so that the operator can then open the image
+            // or bind the socket at once.
             Ok(()) => Session::new(served, workers, socket, Arc::clone(&session)).run(),
             Err(error) => refuse(&served, &error),
         }

@@ -1,13 +1,13 @@
-//! Hands a server's disks with all their front-ends to another process.
+//! Hands a server's disks and front-end connections to another process.
 //!
 //! old: `offers → … the new server prepares … → freeze → Frozen ─ give_up (never touched again), or dropped: all resumes`
 //! new: `Server::prepare → facts compared → rebuild → Rebuilt ─ go → rings run → open_doors`
 //!
 //! - All sessions drain their queues at the same time, so the pause is that of the slowest.
-//! - Until `give_up`, stopping halfway loses nothing: dropping [`Frozen`] or [`Rebuilt`] undoes it.
-//! - From `give_up` on, this process must not touch rings or images: it flushes nothing and removes no socket file.
+//! - Until `give_up`, an abort loses nothing: dropping [`Frozen`] or [`Rebuilt`] restores the previous state.
+//! - After `give_up`, this process must not access rings or images: it flushes nothing and removes no socket file.
 //!
-//! One session: `session/hand_over.rs`. Messages between the two servers, and decisions: `bareblk`.
+//! `session/hand_over.rs` handles one session. `bareblk` has the messages between the two servers.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,29 +34,29 @@ use crate::session::Session;
 use crate::session::shared::{Go, NotHanded, Order, SessionShared, Theirs};
 use crate::session::state::{Handed, SessionState};
 
-/// How long sessions may take to report queues that did not drain in time.
+/// Limit for sessions to report queues that did not drain in time.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
-/// How long sessions may take to resume after a failed upgrade.
+/// Limit for sessions to resume after a failed upgrade.
 const GOING_ON: Duration = Duration::from_secs(5);
-/// How long queues may take to start in the new process.
+/// Limit for queues to start in the new process.
 const STARTING: Duration = Duration::from_secs(10);
 
-/// The fact whose value is a set of feature bits.
+/// The fact that holds a set of feature bits.
 const FEATURES: &str = "device features";
 
-/// A property of a disk on which a guest relies.
+/// A property of a disk that a guest relies on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fact {
     /// The name of its setting.
     pub key: String,
-    /// The setting's value, as users write it.
+    /// The setting's value, in the form that users write.
     pub value: String,
 }
 
 impl Fact {
-    /// Whether a guest that relies on this fact can go on where `here` is the value. Values must be equal, but a newer
-    /// server may offer more feature bits: the guest keeps those that it accepted.
+    /// Whether a guest that relies on this fact can continue with the value `here`. Values must be equal, but a newer
+    /// server may offer more feature bits, because the guest keeps those that it accepted.
     #[must_use]
     pub fn holds_with(&self, here: &str) -> bool {
         let bits = |value: &str| u64::from_str_radix(value.strip_prefix("0x")?, 16).ok();
@@ -67,7 +67,7 @@ impl Fact {
     }
 }
 
-/// One disk, and the files that are open for it.
+/// A disk and its open files.
 #[derive(Debug)]
 pub struct Offer {
     /// Its name.
@@ -92,30 +92,30 @@ impl Offer {
         self.export.disk.image().file()
     }
 
-    /// The descriptor that claims a block device, so that the kernel does not use it.
+    /// The descriptor that claims a block device, so that the kernel does not use the device.
     #[must_use]
     pub fn claim(&self) -> Option<&OwnedFd> {
         self.export.disk.image().claim()
     }
 
-    /// The socket to which front-ends connect.
+    /// The socket that front-ends connect to.
     #[must_use]
     pub fn listener(&self) -> BorrowedFd<'_> {
         self.export.socket.as_fd()
     }
 }
 
-/// A disk's state without its sessions, for the new process.
+/// The state of a disk without its sessions, for the new process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskState {
-    /// A guest has switched its write cache off.
+    /// A guest has disabled its write cache.
     writethrough: bool,
-    /// Older servers set this if a guest has chosen a cache mode, and expect it. Each ring's state says more.
+    /// Older servers set this if a guest has chosen a cache mode, and expect it. Each ring's state is more precise.
     cache_chosen: bool,
     /// A sync has failed.
     failed: bool,
-    /// The capacity that the guest knows: it may have grown after the image was offered.
+    /// The capacity that was announced to the guest. It may have grown after the image was offered.
     capacity_sectors: u64,
 }
 
@@ -133,7 +133,7 @@ pub enum LiveUpgradeError {
         /** For people. */
         why: String,
     },
-    /// A disk's sessions do not end.
+    /// A disk's sessions do not end in time.
     #[error(
         "disk `{disk}`: its front-ends were cut off, and not all sessions have ended after {} s: its storage hangs; \
          repair it, or restart the server",
@@ -192,10 +192,11 @@ impl Server {
         offers.collect()
     }
 
-    /// Ends all sessions of these disks. Front-ends that connect later wait: [`Server::freeze`] must follow, and either
-    /// the other process accepts them, or this one does if the upgrade fails.
+    /// Ends all sessions of these disks. Front-ends that connect later must wait. [`Server::freeze`] must follow: then
+    /// the other process accepts them, or this one if the upgrade fails.
     ///
     /// # Errors
+    /// [`LiveUpgradeError`]. Front-ends may then connect again.
     /// [`LiveUpgradeError`]. Front-ends may then connect again.
     pub fn cut_off(&self, disks: &[String], timeout: Duration) -> Result<(), LiveUpgradeError> {
         let (exports, workers) = self.parts();
@@ -203,7 +204,7 @@ impl Server {
         let cut = cut?;
         exports.pause_accepting_for(&cut);
         let deadline = deadline_in(timeout);
-        // All at once, so that the sessions end in parallel.
+        // All sessions are ended together, so that they end in parallel.
         let told: Vec<_> = cut.iter().map(|export| (export, export.sessions.all())).collect();
         for (export, sessions) in &told {
             let (disk, count) = (export.disk.name(), sessions.len());
@@ -217,7 +218,8 @@ impl Server {
         Err(LiveUpgradeError::NotCutOff { disk: export.disk.name().to_owned(), timeout })
     }
 
-    /// Pauses all disks: the server accepts no front-end, reads no message, touches no ring, and has nothing in flight.
+    /// Pauses all disks: the server accepts no front-ends, reads no messages, accesses no rings, and has nothing in
+    /// flight.
     ///
     /// # Errors
     /// [`LiveUpgradeError`]. All disks then continue.
@@ -260,20 +262,20 @@ impl Server {
     }
 }
 
-/// A session that was asked to freeze.
+/// A session that was ordered to freeze.
 #[derive(Debug)]
 struct Asked {
     /// The index of its disk.
     disk: usize,
     session: Arc<SessionShared>,
-    /// `None` once dropped, which tells the session to continue.
+    /// Dropping it, which leaves `None`, makes the session continue.
     verdict: Option<SyncSender<Theirs>>,
     /// Closes when the session has continued or ended.
     answered: Receiver<Result<Handed, NotHanded>>,
 }
 
 impl Asked {
-    /// `None` if the session has ended.
+    /// Returns `None` if the session has ended.
     fn answer(&self, deadline: Instant) -> Result<Option<Handed>, String> {
         match self.answered.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(Ok(handed)) => Ok(Some(handed)),
@@ -304,7 +306,7 @@ fn part(disk: &Disk, sessions: Vec<Handed>) -> (String, DiskState, Vec<Handed>) 
     (disk.name().to_owned(), state, sessions)
 }
 
-/// A server whose disks are paused. When this value is dropped, all of them continue.
+/// A server with paused disks. Dropping this value resumes all of them.
 #[derive(Debug)]
 pub struct Frozen<'a> {
     exports: &'a Exports,
@@ -316,12 +318,12 @@ pub struct Frozen<'a> {
 }
 
 impl<'a> Frozen<'a> {
-    /// Everything to hand over: each disk by its name, with its front-ends. Returns it once.
+    /// Returns everything to hand over: each disk's name and state, and its front-ends. Can be called once.
     pub fn take_parts(&mut self) -> Vec<(String, DiskState, Vec<Handed>)> {
         std::mem::take(&mut self.parts)
     }
 
-    /// Gives the disks to the other process: this one never touches them again and must end. The caller keeps the
+    /// Gives the disks to the other process. This process never accesses them again and must end. The caller keeps the
     /// returned value until then, because it prevents all changes.
     #[must_use]
     pub fn give_up(mut self) -> GivenUp<'a> {
@@ -334,7 +336,7 @@ impl<'a> Frozen<'a> {
     }
 }
 
-/// While this value exists, nothing that was given up can change.
+/// While this value exists, no disk that was given up can change.
 #[derive(Debug)]
 pub struct GivenUp<'a> {
     _changes: Option<Changes<'a>>,
@@ -345,8 +347,8 @@ impl Drop for Frozen<'_> {
         if self.given_up {
             return;
         }
-        // A session that has not yet seen its order never will; the others see their channels close and return their
-        // queues to the workers.
+        // A session that has not yet received its order never will. The others see their channels close and return
+        // their queues to the workers.
         for asked in &mut self.asked {
             drop((asked.session.take_order(), asked.verdict.take()));
         }
@@ -378,10 +380,10 @@ impl Server {
         exports.find(disk).map_or(0, |export| export.disk.image().capacity_sectors())
     }
 
-    /// Applies the state with which the old process served the disk.
+    /// Applies the disk's state from the old process.
     ///
     /// # Errors
-    /// [`LiveUpgradeError::Busy`]: there is no such disk.
+    /// [`LiveUpgradeError::Busy`]: the disk does not exist.
     pub fn restore_disk(&self, disk: &str, state: &DiskState) -> Result<(), LiveUpgradeError> {
         let export = self.parts().0.find(disk)?;
         let image = export.disk.image();
@@ -403,7 +405,7 @@ impl Server {
         Ok(())
     }
 
-    /// Makes a session from what the old process sent. It starts no ring before [`Rebuilt::go`].
+    /// Makes a session from the old process's data. It starts no ring before [`Rebuilt::go`].
     ///
     /// # Errors
     /// [`LiveUpgradeError`].
@@ -455,7 +457,7 @@ fn begin(
     Ok(Rebuilt { go, started })
 }
 
-/// A session that is ready to continue. Dropping it ends it without touching a ring.
+/// A session that is ready to continue. Dropping it ends it without accessing a ring.
 #[derive(Debug)]
 pub struct Rebuilt {
     go: SyncSender<Go>,
@@ -463,12 +465,12 @@ pub struct Rebuilt {
 }
 
 impl Rebuilt {
-    /// Tells it to start its rings. Does not wait for them.
+    /// Makes the session start its rings. Does not wait for them.
     pub fn go(&self) {
         let _ = self.go.send(Go);
     }
 
-    /// The time at which its last ring started, on the host's monotonic clock.
+    /// Waits until its last ring has started, and returns that time on the host's monotonic clock.
     ///
     /// # Errors
     /// The reason why the session did not start, for the operator.
@@ -484,7 +486,7 @@ impl Rebuilt {
 }
 
 impl Server {
-    /// Tells a disk's guests if its size differs from the one that the old process told them.
+    /// Announces the disk's size to its guests if the old process had announced another one.
     pub fn announce_size(&self, disk: &str) {
         let Ok(export) = self.parts().0.find(disk) else { return };
         info!(

@@ -1,4 +1,4 @@
-//! What an operator starts, changes and stops: the server, its disks and workers, live upgrades, the balancer.
+//! The parts that an operator controls: the server, its disks and workers, live upgrades, the balancer.
 
 pub(crate) mod acceptor;
 pub(crate) mod balance;

@@ -1,12 +1,13 @@
 //! Removes a disk from a running server: ends its sessions in order, then flushes and releases its image.
 //!
-//! `in use? → no further session or ring → sessions told to end → (at the deadline: cancel) → flush → socket, image`
+//! `in use? → no further session or ring → sessions ordered to end → (at the deadline: cancel) → flush → socket, image`
 //!
-//! - A disk is in use while a connected front-end has started rings in the past, even if they are stopped now: its
-//!   guest may be restarting. A front-end that only looks, or waits for its guest, loses nothing.
-//! - The socket stays to the end and refuses front-ends at once: a front-end without an answer might wait for ever.
+//! - A disk is in use while a front-end is connected that has started rings, even if they are stopped now: its guest
+//!   may be restarting. A front-end that has started no ring loses nothing.
+//! - The socket is removed last. Until then it refuses front-ends at once, because one without an answer might wait
+//!   forever.
 //! - If requests cannot be cancelled because a device never answers, the disk stays in the list without its front-ends,
-//!   until it is removed once more.
+//!   until it is removed again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use crate::data_path::disk::session_link::EndReason;
 use crate::error::AdminError;
 use crate::session::shared::SessionShared;
 
-/// How long cancelled requests may take to end.
+/// Limit for cancelled requests to end.
 const AFTER_CANCEL: Duration = Duration::from_secs(3);
 /// How long threads that are ending may still hold the image's lock.
 const LET_GO: Duration = Duration::from_secs(1);
@@ -65,7 +66,7 @@ pub(crate) fn remove(
     flushed.map_err(|source| AdminError::NotFlushed { disk: name.to_owned(), source })
 }
 
-/// `Err` if a session has requests that cannot be cancelled.
+/// Returns `Err` if a session has requests that cannot be cancelled.
 fn end_sessions(export: &Export, workers: &WorkerSet, deadline: Instant) -> Result<(), ()> {
     let sessions = export.sessions.close();
     tell_to_end(export, &sessions);
@@ -73,13 +74,14 @@ fn end_sessions(export: &Export, workers: &WorkerSet, deadline: Instant) -> Resu
 }
 
 pub(crate) fn tell_to_end(export: &Export, sessions: &[Arc<SessionShared>]) {
-    // Tells all before the first one acts: see `Server::stop`.
+    // Orders all sessions to end before the first one acts: see `Server::stop`.
     sessions.iter().for_each(|session| session.note_end(EndReason::Stop));
     sessions.iter().for_each(|session| session.end(EndReason::Stop));
     export.disk.wake_waiters();
 }
 
-/// Cancels requests that are still in flight at the deadline. `Err` if a session has requests that cannot be cancelled.
+/// Cancels requests that are still in flight at the deadline. Returns `Err` if a session has requests that cannot be
+/// cancelled.
 pub(crate) fn wait_ended(
     export: &Export,
     workers: &WorkerSet,

@@ -1,9 +1,9 @@
 //! The server: starts and stops disks, sockets, sessions and workers.
 //!
-//! Stopping loses nothing: the server accepts no further front-end, every queue stops taking requests and completes
+//! Stopping loses nothing: the server accepts no further front-ends, every queue stops taking requests and completes
 //! those in flight, then the server flushes each image and removes the sockets. Requests that no queue took stay in
-//! their rings for the next server. The server answers requests that are still in flight at the deadline with an error:
-//! without an answer, the next server would continue at the wrong request.
+//! their rings for the next server. Requests still in flight at the deadline fail with an error: without an answer, the
+//! next server would continue at the wrong request.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -33,13 +33,13 @@ use crate::data_path::worker::workers::Trade;
 use crate::error::{AdminError, ServerError};
 use crate::host::listener::SocketConfig;
 
-/// How to serve.
+/// The configuration of a server.
 pub struct ServerConfig {
-    /// The engine of disks that name none. An idle worker also sleeps in it.
+    /// The default engine of disks. An idle worker also sleeps in it.
     pub engine: Arc<EngineSource>,
     /// The options of each worker; at least one.
     pub workers: Vec<WorkerOptions>,
-    /// The longest time that a worker polls before it sleeps; zero: it never polls.
+    /// Limit of the time that a worker polls before it sleeps; with zero, it never polls.
     pub poll: Duration,
     /// Whether the balancer moves queues between workers.
     pub balance: Balance,
@@ -64,12 +64,12 @@ pub struct StopReport {
     pub unfinished: Vec<String>,
     /// Disks whose last flush failed, and why.
     pub not_flushed: Vec<(String, io::Error)>,
-    /// Disks that are never flushed (`--cache unsafe`).
+    /// Disks with `--cache unsafe`, which are never flushed.
     pub never_flushed: Vec<String>,
 }
 
 impl StopReport {
-    /// Whether all acknowledged writes are on stable storage, except on disks that are never flushed.
+    /// Whether all acknowledged writes are on stable storage, not counting disks that are never flushed.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.unfinished.is_empty() && self.not_flushed.is_empty()
@@ -81,7 +81,7 @@ impl StopReport {
 pub struct Server {
     exports: Arc<Exports>,
     workers: Arc<WorkerSet>,
-    /// The engine of disks that name none.
+    /// The default engine of disks.
     engine: Arc<EngineSource>,
     balancer: Option<Balancer>,
     /// Present only if the caller measures the request path.
@@ -116,8 +116,8 @@ impl Server {
         Self::start_with(config, opener, disks, None)
     }
 
-    /// Like [`Server::start`], with figures for [`Server::submissions`]. For measurements: it costs two clock readings
-    /// and two shared counters per pass of a worker.
+    /// As [`Server::start`], and collects the figures of [`Server::submissions`]. For measurements: it costs two clock
+    /// readings and two shared counters per worker pass.
     ///
     /// # Errors
     /// As [`Server::start`].
@@ -172,7 +172,7 @@ impl Server {
         (&self.exports, &self.workers)
     }
 
-    /// Does nothing while there is one worker.
+    /// Does nothing if there is only one worker.
     fn start_balancer(&self) -> io::Result<()> {
         match &self.balancer {
             Some(balancer) if self.workers.worker_count() > 1 => {
@@ -194,13 +194,13 @@ impl Server {
         self.meter.as_deref().map(SubmissionMeter::read)
     }
 
-    /// Reads the size of every image again, and tells the guests of images that grew. Takes seconds at most: the log
-    /// names images whose file system has not answered by then.
+    /// Rereads the size of every image, and announces growth to the guests. Takes seconds at most: the log names images
+    /// whose file system has not answered by then.
     pub fn refresh_capacities(&self) {
         capacity::refresh_all(self.exports.all());
     }
 
-    /// In the order in which the disks were added.
+    /// All disks, in the order in which they were added.
     #[must_use]
     pub fn disk_names(&self) -> Vec<String> {
         self.exports.names()
@@ -214,13 +214,13 @@ impl Server {
         ServerReport { workers: self.workers.worker_reports(), disks, balance }
     }
 
-    /// Asks every worker whether it still answers. The returned value waits for the answers.
+    /// Checks whether every worker still responds. The returned value waits for the responses.
     #[must_use]
     pub fn check_liveness(&self) -> LivenessCheck {
         self.workers.check_liveness()
     }
 
-    /// Serves one more disk. Its name and its socket's path must be free.
+    /// Adds a disk. Its name and its socket's path must be free.
     ///
     /// # Errors
     /// [`AdminError`]. The image is then released.
@@ -231,9 +231,9 @@ impl Server {
         Ok(())
     }
 
-    /// Stops serving a disk. Requests in flight complete within `timeout` or are cancelled; the server flushes the
-    /// image, releases its lock and removes the socket. With `force`, also does this while a front-end is connected
-    /// whose guest has used the disk. Name, socket and image are free when it returns.
+    /// Stops serving a disk. Requests in flight complete within `timeout` or are cancelled. The server then flushes the
+    /// image, releases its lock and removes the socket; name, socket and image are free on return. With `force`, also
+    /// removes a disk that a connected front-end's guest has used.
     ///
     /// # Errors
     /// [`AdminError`].
@@ -251,8 +251,9 @@ impl Server {
         Ok(resumed)
     }
 
-    /// Changes the size of a regular file's disk, in whole blocks, and tells its guest. Shrinks it only with `force`:
-    /// the data behind the new end is lost, and requests for it fail. Only reads the size of a block device again.
+    /// Changes the size of a regular file's disk, in whole blocks, and announces it to the guest. Shrinks the disk only
+    /// with `force`: the data beyond the new end is lost, and requests for it fail. For a block device, only rereads
+    /// the size.
     ///
     /// # Errors
     /// [`AdminError`].
@@ -260,7 +261,7 @@ impl Server {
         capacity::resize(&self.exports.find(name)?, bytes, force)
     }
 
-    /// Starts one more worker. No queue moves to it by itself.
+    /// Adds a worker. No queue moves to it automatically.
     ///
     /// # Errors
     /// [`AdminError`].
@@ -279,8 +280,8 @@ impl Server {
         self.workers.remove_worker(id, timeout)
     }
 
-    /// Hands a queue to another worker: requests in flight complete, then the new worker continues. A queue that does
-    /// not run yet will start there.
+    /// Moves a queue to another worker: requests in flight complete, then the new worker continues. A queue that is not
+    /// running will start there.
     ///
     /// # Errors
     /// [`AdminError`]. The queue then continues on its worker.
@@ -308,7 +309,7 @@ impl Server {
         self.workers.set_completion_worker(&self.exports.find(disk)?.disk, worker, timeout)
     }
 
-    /// Hands the disk's queues to these workers in turn, like [`Server::attach`], all within `timeout`.
+    /// Distributes the disk's queues over these workers round-robin, like [`Server::attach`], all within `timeout`.
     ///
     /// # Errors
     /// [`AdminError`]. Queues that had already moved stay on their new workers.
@@ -316,8 +317,8 @@ impl Server {
         self.workers.attach_all(&self.exports.find(disk)?.disk, workers, timeout)
     }
 
-    /// Forgets that an operator attached queues of the disk, and spreads them over at most this many workers, or over
-    /// all, within `timeout`. From then on the balancer may move them.
+    /// Forgets which queues of the disk an operator attached, and spreads them over at most this many workers, or over
+    /// all, within `timeout`. The balancer may then move them.
     ///
     /// # Errors
     /// As [`Server::attach_all`]. The limit takes effect all the same.
@@ -330,15 +331,14 @@ impl Server {
         self.workers.spread(&self.exports.find(disk)?.disk, most_workers, timeout)
     }
 
-    /// Stops as the file's header describes, within `timeout`, and releases the images.
+    /// Stops as the module documentation describes, within `timeout`, and releases the images.
     #[must_use]
     pub fn stop(self, timeout: Duration) -> StopReport {
         self.wind_down(timeout)
     }
 
-    /// Stops a server that other threads still use. Cuts their waits short, refuses what they begin from now on, and
-    /// does not wait for them. Releases the images unless something hangs; dropping the server then takes as long as
-    /// the hanging worker.
+    /// Stops a server that other threads still use. Ends their waits, refuses their later operations, and does not wait
+    /// for them. Releases the images unless an operation hangs; dropping the server then waits for the hanging worker.
     #[must_use]
     pub fn wind_down(&self, timeout: Duration) -> StopReport {
         let deadline = deadline_in(timeout);
@@ -350,8 +350,8 @@ impl Server {
         let mut report = StopReport::default();
         let exports = self.exports.close();
         let sessions: Vec<_> = exports.iter().map(|export| export.sessions.all()).collect();
-        // Tells all before the first one acts: it gives up its rings, and a session that waits for them must not take
-        // them over now.
+        // Marks all sessions before the first one acts: when it gives up its rings, a session that waits for them must
+        // not take them over now.
         sessions.iter().flatten().for_each(|session| session.note_end(EndReason::Stop));
         sessions.iter().flatten().for_each(|session| session.end(EndReason::Stop));
         exports.iter().for_each(|export| export.disk.wake_waiters());

@@ -1,4 +1,4 @@
-//! The sessions of one disk, and whether further ones may join.
+//! The sessions of one disk, and whether others may join.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::data_path::disk::session_link::EndReason;
 use crate::session::shared::SessionShared;
 
-/// Most front-ends connected to one disk: two while one replaces another, and some that only look.
+/// Limit of front-ends connected to one disk: two while one replaces another, and some that only read the
+/// configuration.
 const MAX_SESSIONS: usize = 8;
-/// Most sessions of one disk that are about to end to make room.
+/// Limit of a disk's sessions that are about to end to make room.
 const MAX_ENDING: usize = 8;
 
 /// Why a front-end is refused.
@@ -42,14 +43,14 @@ impl SessionList {
         self.lock().sessions.len()
     }
 
-    /// Lets no further session join. Returns the present ones.
+    /// Lets no further sessions join. Returns the current ones.
     pub(crate) fn close(&self) -> Vec<Arc<SessionShared>> {
         let mut state = self.lock();
         state.closed = true;
         state.sessions.clone()
     }
 
-    /// If there are too many, a session that never sent a message gives up its place. Until then it may stay silent: a
+    /// If there are too many sessions, ends one that has never sent a message. Otherwise a session may stay silent: a
     /// VMM connects long before its guest starts.
     pub(crate) fn add(&self) -> Result<Arc<SessionShared>, NoSession> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);

@@ -2,9 +2,9 @@
 //!
 //! `plain numbers on the request path → stored once per pass → Server::report → JSON, tables, the balancer`
 //!
-//! - A line of [`counters!`] declares a counter: its field, JSON key, unit and column. The macro makes the plain struct
-//!   with serde, the atomic copy, and all functions that treat counters alike. A new counter needs a line here and the
-//!   place that counts it.
+//! - A line of [`counters!`] declares a counter: its field, JSON key, unit and column. The macro generates the plain
+//!   struct with serde, the atomic copy, and all functions that treat counters alike. A new counter needs a line here
+//!   and the code that counts it.
 //! - Loads and stores are relaxed: no other data depends on a counter, and it has one writer at a time. The channel
 //!   through which a queue moves orders its two writers.
 //! - A counter starts at 0 with its queue or worker and never decreases. A queue's counters move with it.
@@ -25,7 +25,7 @@ pub struct CounterInfo {
     pub heading: &'static str,
 }
 
-/// What a counter's number means.
+/// The unit of a counter's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CounterUnit {
     /// Events since the start.
@@ -34,7 +34,7 @@ pub enum CounterUnit {
     Bytes,
     /// Nanoseconds since the start.
     Nanoseconds,
-    /// The present number: a gauge.
+    /// The current number: a gauge.
     Now,
 }
 
@@ -69,7 +69,7 @@ macro_rules! counters {
                 Self::ALL.iter().zip(numbers)
             }
 
-            /// What was counted since `before`; gauges keep their value.
+            /// The differences from `before`; gauges keep their value.
             #[must_use]
             pub fn since(&self, before: &Self) -> Self {
                 Self {
@@ -198,7 +198,7 @@ pub(crate) struct WorkerMeter {
 }
 
 impl WorkerMeter {
-    /// Notes that the calling thread is the worker's.
+    /// Records that the calling thread is the worker's.
     pub(crate) fn runs_here(&self) {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         self.thread.store(thread.unsigned_abs(), Relaxed);
@@ -228,7 +228,7 @@ fn scheduled(thread: u32) -> (Duration, Duration) {
     (next(), next())
 }
 
-/// The type of a counter, as a number to store and to write to JSON.
+/// Conversion of a counter's type to a number for storage and JSON.
 trait Number: Copy + Default {
     fn to_number(self) -> u64;
     fn from_number(number: u64) -> Self;

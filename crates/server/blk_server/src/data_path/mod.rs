@@ -1,4 +1,4 @@
-//! From a kick to a call: workers, their queues and the disks of these.
+//! The request path from kick to call: workers, their queues and disks.
 
 pub(crate) mod assignment;
 pub(crate) mod counters;

@@ -1,4 +1,4 @@
-//! What a server reports about itself: a reading of its counters while its workers go on.
+//! Snapshots of a server's counters, taken while its workers run.
 //!
 //! `Worker (single writer, relaxed stores) → counters → Server::report → ctl, balancer, tests`
 
@@ -14,7 +14,7 @@ use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 /// A whole server.
 #[derive(Clone, Debug, Default)]
 pub struct ServerReport {
-    /// Ascending by number.
+    /// Sorted by number.
     pub workers: Vec<WorkerReport>,
     /// In the order in which they were added.
     pub disks: Vec<DiskReport>,
@@ -50,7 +50,7 @@ pub struct DiskReport {
     pub capacity_sectors: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// A sync failed, so the disk writes nothing any more.
+    /// A sync failed, so the disk refuses all writes.
     pub failed: bool,
     /// Which failed requests are parked.
     pub park: Option<ParkPolicy>,
@@ -58,11 +58,11 @@ pub struct DiskReport {
     pub engine: String,
     /// Its placement, with the placement's counters.
     pub placement: PlacementReport,
-    /// Front-ends connected.
+    /// Connected front-ends.
     pub sessions: usize,
-    /// Queues offered.
+    /// Number of queues offered.
     pub queues_offered: u16,
-    /// Queues that run.
+    /// Running queues.
     pub queues: Vec<QueueReport>,
 }
 
@@ -73,29 +73,29 @@ pub struct QueueReport {
     pub index: u16,
     /// The worker that serves it.
     pub worker: WorkerId,
-    /// Descriptors.
+    /// Number of descriptors.
     pub size: u16,
     /// Its counters.
     pub counters: QueueCounters,
 }
 
-/// What the balancer has done.
+/// The balancer's activity.
 #[derive(Clone, Debug, Default)]
 pub struct BalanceReport {
-    /// Readings that it took; none while no worker is busy.
+    /// Number of readings taken. There are none while no worker is busy.
     pub readings: u64,
     /// Queues moved.
     pub moves: u64,
     /// Moves that failed.
     pub failed: u64,
-    /// The last 64, oldest first.
+    /// The last 64 decisions, oldest first.
     pub decisions: Vec<BalanceDecision>,
 }
 
 /// A queue that the balancer moved or tried to move.
 #[derive(Clone, Debug)]
 pub struct BalanceDecision {
-    /// When.
+    /// The time of the decision.
     pub at: SystemTime,
     /// The disk's name.
     pub disk: String,
@@ -105,7 +105,7 @@ pub struct BalanceDecision {
     pub from: WorkerId,
     /// The worker that should serve it.
     pub to: WorkerId,
-    /// The reason, with figures, for people.
+    /// The reason, with figures, for the operator.
     pub why: String,
     /// The result.
     pub outcome: MoveOutcome,
@@ -116,7 +116,7 @@ pub struct BalanceDecision {
 pub enum MoveOutcome {
     /// The queue was moved.
     Moved {
-        /// Time from the decision until the other worker had it.
+        /// Time from the decision until the new worker served it.
         took: Duration,
     },
     /// The queue stays.

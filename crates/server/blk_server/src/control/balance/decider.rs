@@ -1,7 +1,7 @@
-//! Decides whether a move is worth it now: applies patience, price and stays to the one rule.
+//! Decides whether a move is worthwhile now: applies patience, cost and stays to the rule.
 //!
-//! Each interval costs at most [`MOST_MOVES`] × queues × workers comparisons. The memory depends on the queues and
-//! workers of the last interval only.
+//! Each interval costs at most [`MOST_MOVES`] × queues × workers comparisons. The stored state covers only the queues
+//! and workers of the last interval.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::tuning::{
 };
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// A queue that should change its worker.
+/// A queue that should move to another worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Move {
     pub(crate) queue: QueueName,
@@ -38,7 +38,7 @@ impl Stay {
         now >= self.since.saturating_add(self.length)
     }
 
-    /// How long the queue stays if it moves now: longer if its last move was recent.
+    /// How long the queue would stay after a move now: longer if its last move was recent.
     fn next_length(&self, now: Duration) -> Duration {
         let rested = now >= self.since.saturating_add(self.length.saturating_mul(RESTLESS_STAYS));
         if self.length.is_zero() || rested { FIRST_STAY } else { (self.length * 2).min(LONGEST_STAY) }
@@ -57,18 +57,18 @@ struct Candidate {
 #[derive(Debug, Default)]
 pub(crate) struct Decider {
     estimates: Estimates,
-    /// For each worker, the number of consecutive intervals in which it had a queue to give away.
+    /// For each worker: the number of consecutive intervals in which it had a queue worth moving.
     patience: HashMap<WorkerId, u32>,
     stays: HashMap<QueueName, Stay>,
 }
 
 impl Decider {
-    /// Returns at most [`MOST_MOVES`] moves. A failed move delays the next attempt like a successful one: longer each
-    /// time.
+    /// Returns at most [`MOST_MOVES`] moves. A failed move delays the next attempt as a successful one does, longer
+    /// each time.
     pub(crate) fn decide(&mut self, interval: &Interval) -> Vec<Move> {
         self.forget_queues_that_went(interval);
         if interval.length.saturating_sub(interval.own_time) > STALE {
-            // The interval was mostly idle, so earlier loads say nothing about the next ones.
+            // The interval was mostly idle, so earlier loads do not predict the next ones.
             self.estimates.forget_loads();
             self.patience.clear();
             return Vec::new();
@@ -151,7 +151,7 @@ impl Decider {
         best
     }
 
-    /// Whether the queue gains more during its stay than the move costs it.
+    /// Whether the queue gains more during its stay than the move costs.
     fn pays(&self, queue: &Queue<'_>, less: f64, now: Duration) -> bool {
         let stay = self.stays.get(&queue.reading.name).map_or(FIRST_STAY, |stay| stay.next_length(now));
         let concerned = queue.load + queue.requests_per_s * CROWD_DELAY.as_secs_f64();

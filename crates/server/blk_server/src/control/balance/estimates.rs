@@ -1,10 +1,10 @@
 //! Estimates each queue's load, and each worker's load and capacity, smoothed over intervals.
 //!
-//! - A queue's load is the share of a CPU that its requests take on their worker.
-//! - A worker's *fixed* load belongs to none of its queues, so it stays when they move: completions of requests that
-//!   other workers submitted. It reduces what the worker can submit.
-//! - A worker's capacity is the share of a CPU that it gets when it wants one. It is less than 1 if other threads use
-//!   the same CPU, or if its control group has a small share. An idle worker does not show its capacity, so the
+//! - A queue's load is the share of a CPU that its requests use on their worker.
+//! - A worker's *fixed* load belongs to none of its queues and stays when they move: completions of requests that other
+//!   workers submitted. It reduces the worker's capacity for submissions.
+//! - A worker's capacity is the share of a CPU that it gets when it needs one. It is less than 1 if other threads use
+//!   the same CPU, or if its control group has a small share. An idle worker does not reveal its capacity, so the
 //!   estimate slowly returns to 1.
 
 use std::collections::HashMap;
@@ -14,9 +14,9 @@ use super::interval::{Interval, QueueLoad, QueueName, WorkerLoad};
 use super::tuning::{FORGETTING, SMOOTHING};
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// A worker that wanted a CPU for less than this share of the interval does not show its capacity.
+/// A worker that needed a CPU for less than this share of the interval does not reveal its capacity.
 const TELLING: f64 = 0.1;
-/// The lowest capacity that is estimated.
+/// Lower limit of the estimated capacity.
 const LEAST_CAPACITY: f64 = 0.02;
 
 /// Estimates of a worker, in shares of a CPU.
@@ -24,7 +24,7 @@ const LEAST_CAPACITY: f64 = 0.02;
 pub(super) struct WorkerEstimate {
     pub(super) capacity: f64,
     pub(super) fixed: f64,
-    /// The share of its work that is completions.
+    /// The share of its work that consists of completions.
     pub(super) completion_share: f64,
 }
 
@@ -84,7 +84,7 @@ impl Estimates {
     }
 }
 
-/// What a worker did in an interval, corrected by the processor time that it used.
+/// A worker's work in an interval, corrected by the processor time that it used.
 struct Work {
     /// The factor for the times of its queues.
     queue_scale: f64,
@@ -93,9 +93,9 @@ struct Work {
 }
 
 impl Work {
-    /// The counted times are estimated from wall-clock samples: they miss work between requests, and include times in
-    /// which the thread was preempted. The processor time is exact, but includes polling. It is therefore the work of a
-    /// worker that always found work, and an upper limit for any other worker.
+    /// The counted times are estimated from wall-clock samples: they miss work between requests, and include times when
+    /// the thread was preempted. The processor time is exact, but includes polling. It therefore equals the work of a
+    /// worker that never polled in vain, and is an upper limit for any other worker.
     fn of(worker: &WorkerLoad, queue_time: Duration) -> Self {
         let counted = worker.submission_time + worker.completion_time;
         let work = if worker.never_idle { worker.cpu_time } else { counted.min(worker.cpu_time) };

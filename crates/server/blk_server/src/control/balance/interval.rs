@@ -22,7 +22,7 @@ pub(crate) struct QueueReading {
     pub(crate) counters: QueueCounters,
     /// An operator chose its worker.
     pub(crate) attached: bool,
-    /// The most workers that may serve its disk.
+    /// Limit of workers that may serve its disk.
     pub(crate) most_workers: Option<usize>,
 }
 
@@ -33,13 +33,13 @@ pub(crate) struct QueueName {
     pub(crate) queue: u16,
 }
 
-/// Two readings subtracted.
+/// The difference of two readings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interval {
     /// Its end, on a monotonic clock.
     pub(crate) at: Duration,
     pub(crate) length: Duration,
-    /// The part of it that the balancer itself used: it could not have ended sooner.
+    /// The part of it that the balancer itself used; the interval could not have been shorter.
     pub(crate) own_time: Duration,
     /// CPUs that the process may use.
     pub(crate) cpus: usize,
@@ -47,22 +47,22 @@ pub(crate) struct Interval {
     pub(crate) queues: Vec<QueueLoad>,
 }
 
-/// What a worker did.
+/// A worker's counters over the interval.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerLoad {
     pub(crate) id: WorkerId,
-    /// Where it may run; empty: wherever the process may.
+    /// CPUs that it may run on; empty: all CPUs of the process.
     pub(crate) cpus: Vec<u32>,
     pub(crate) cpu_time: Duration,
-    /// Time that it was runnable but had no CPU: other threads ran, or its control group had used up its quota.
+    /// Time that it was runnable without a CPU: other threads ran, or its control group had used up its quota.
     pub(crate) wait_time: Duration,
     pub(crate) submission_time: Duration,
     pub(crate) completion_time: Duration,
-    /// It found work whenever it looked.
+    /// It never polled in vain.
     pub(crate) never_idle: bool,
 }
 
-/// What a queue used of its worker.
+/// A queue's counters over the interval.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueLoad {
     pub(crate) name: QueueName,
@@ -76,7 +76,7 @@ pub(crate) struct QueueLoad {
 }
 
 impl Reading {
-    /// What happened since `before`. Leaves out new workers and queues, which have no earlier reading.
+    /// The changes since `before`. Omits new workers and queues, which have no earlier reading.
     pub(crate) fn since(&self, before: &Self, length: Duration) -> Interval {
         let old: HashMap<_, _> = before.workers.iter().map(|worker| (worker.id, worker)).collect();
         let workers = self.workers.iter().filter_map(|new| Some(worker_load(old.get(&new.id)?, new)));

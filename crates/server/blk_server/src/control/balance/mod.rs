@@ -1,14 +1,14 @@
-//! The rule that says which queue should move to which worker: a function of measurements, without thread or clock.
+//! The rule that decides which queue should move to which worker: a function of measurements, without thread or clock.
 //!
 //! `readings (two subtracted) → Interval → Estimates (smoothed) → Model (pressures) → Decider (patience, stays) → moves`
 //!
-//! - A queue moves if its new worker, with the queue, has clearly less [pressure](model) than its old worker has now.
-//!   Each such move makes the sorted list of pressures smaller, so the moves come to an end.
+//! - A queue moves if its new worker, including the queue, has clearly less [pressure](model) than its old worker has
+//!   now. Each such move makes the sorted list of pressures smaller, so the moves terminate.
 //! - Moves have a price, and measurements have errors. Therefore a queue moves only if its worker is busy ([`BUSY`]),
 //!   the difference is large ([`MARGIN`]) and was seen [`PATIENCE`] times in a row, and the gain exceeds the price
 //!   ([`MOVE_COST`]). A moved queue then stays for a time, which grows if it moves again soon.
 //! - Queues that an operator attached by hand never move.
-//! - Queues are never gathered on fewer workers: docs/how-to/balancing.md says why.
+//! - The balancer never gathers queues on fewer workers: docs/how-to/balancing.md explains why.
 //!
 //! The thread that measures and moves is in `balancer.rs`.
 
@@ -26,13 +26,13 @@ mod tests;
 pub(crate) use decider::{Decider, Move};
 pub(crate) use interval::{QueueName, QueueReading, Reading};
 
-/// Whether the server moves queues between workers by itself.
+/// Whether the server moves queues between workers automatically.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
     /// By measured load. With one worker there is no balancer thread.
     #[default]
     Auto,
-    /// Queues stay where they were started or attached.
+    /// Queues stay on the workers where they were started or attached.
     Off,
 }
 

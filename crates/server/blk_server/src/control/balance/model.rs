@@ -1,21 +1,22 @@
 //! Computes each worker's pressure, demand over capacity, and what it would be after a move.
 //!
-//! A worker's pressure is its demand over its capacity. If the load of all workers on the same CPUs, over the number of
-//! these CPUs, is higher, that counts instead: a queue gains nothing from another worker on the same CPU.
+//! A worker's pressure is its demand over its capacity. If the load of all workers on the same CPUs, divided by the
+//! number of these CPUs, is higher, that value counts instead: a queue gains nothing from another worker on the same
+//! CPU.
 //!
-//! Demand is load, except on a fully busy worker. There, a queue that takes about as much as the largest one is
-//! *hungry*: it takes whatever it gets, so its demand cannot be measured. The model assumes that all hungry queues are
-//! alike, and counts each with the most that any of them gets anywhere. This tells ten queues on one full worker from
-//! ninety on another.
+//! Demand is load, except on a fully busy worker. There, a queue that uses about as much as the largest one is
+//! *hungry*: it uses all the time that it gets, so its demand cannot be measured. The model assumes that all hungry
+//! queues are alike, and counts each with the largest share that any of them gets on any worker. This distinguishes ten
+//! queues on one full worker from ninety on another.
 
 use std::collections::HashMap;
 
 use super::estimates::{Estimates, WorkerEstimate};
 use super::interval::{Interval, QueueLoad, WorkerLoad};
 
-/// A worker with this load is fully busy: the rest of its time lies between the measurements.
+/// A worker with this load is fully busy. The measurements miss the rest of its time.
 const FULL: f64 = 0.95;
-/// A queue on a full worker is hungry if it takes at least this part of what the largest one takes.
+/// A queue on a full worker is hungry if it uses at least this fraction of the largest queue's share.
 const HUNGRY: f64 = 0.5;
 
 #[derive(Debug)]
@@ -124,7 +125,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Whether the disk's limit of workers allows it.
+    /// Whether the disk's limit of workers allows the move.
     pub(super) fn may_go(&self, queue: &Queue<'_>, to: usize) -> bool {
         let Some(most) = queue.reading.most_workers else { return true };
         let Some(spread) = self.spread.get(queue.reading.name.disk.as_str()) else { return true };
@@ -133,7 +134,7 @@ impl<'a> Model<'a> {
         spread[to] > 0 || serving - leaves_alone < most
     }
 
-    /// The present pressure of the worker with this index.
+    /// The current pressure of the worker with this index.
     pub(super) fn pressure(&self, worker: usize) -> f64 {
         self.pressure_with(worker, 0.0, 0.0)
     }
@@ -151,7 +152,7 @@ impl<'a> Model<'a> {
         ((worker.demand + demand) / worker.estimate.capacity).max((load + group_load) / cpus)
     }
 
-    /// Changes the model to what the measurements should show after the move.
+    /// Changes the model to the state expected after the move.
     pub(super) fn apply(&mut self, queue: usize, to: usize) {
         let queue = &mut self.queues[queue];
         let from = std::mem::replace(&mut queue.worker, to);

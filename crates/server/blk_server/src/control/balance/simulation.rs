@@ -1,7 +1,7 @@
-//! A small deterministic world of CPUs, workers and queues, for tests of the rule. Each step takes 100 ms.
+//! A small deterministic simulation of CPUs, workers and queues, for tests of the rule. Each step takes 100 ms.
 //!
-//! A worker serves its queues like a real one: a queue that wants little gets it, and the others share the rest evenly.
-//! Queues may want more than there is.
+//! A worker divides its time as a real one does: a queue with little demand gets it all, and the others share the rest
+//! evenly. Queues may demand more than is available.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_precision_loss,
@@ -20,7 +20,7 @@ pub(super) const STEP: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(super) struct SimWorker {
     pub(super) id: WorkerId,
-    /// Index of the CPU to which the worker is pinned.
+    /// Index of the CPU that the worker is pinned to.
     pub(super) cpu: usize,
     /// The quota of its control group, in shares of a CPU.
     pub(super) quota: f64,
@@ -42,7 +42,7 @@ pub(super) struct World {
     pub(super) cpus: Vec<f64>,
     pub(super) workers: Vec<SimWorker>,
     pub(super) queues: Vec<SimQueue>,
-    /// This worker handles the completions of all queues; the number is their cost over the cost of submission.
+    /// This worker handles the completions of all queues. The number is their cost divided by the cost of submission.
     pub(super) completions: Option<(WorkerId, f64)>,
     /// The limit of the only disk.
     pub(super) most_workers: Option<usize>,
@@ -83,7 +83,7 @@ impl World {
         self
     }
 
-    /// Simulates one interval, decides and carries out all moves.
+    /// Simulates one interval, decides, and makes all moves.
     pub(super) fn step(&mut self) -> Vec<Move> {
         let interval = self.measure();
         let moves = self.decider.decide(&interval);
@@ -94,7 +94,7 @@ impl World {
         moves
     }
 
-    /// Returns all moves of this many steps.
+    /// Runs this many steps, and returns all moves.
     pub(super) fn run(&mut self, steps: usize) -> Vec<Move> {
         (0..steps).flat_map(|_| self.step()).collect()
     }
@@ -138,7 +138,7 @@ impl World {
         if self.completions.is_some_and(|(completer, _)| completer == id) { fixed } else { 0.0 }
     }
 
-    /// The most that each worker could have, given the others on its CPU.
+    /// The largest share that each worker could have, given the others on its CPU.
     fn share_cpus(&self, wanted: &[f64]) -> Vec<f64> {
         let mut given = vec![0.0; wanted.len()];
         for (cpu, capacity) in self.cpus.iter().enumerate() {

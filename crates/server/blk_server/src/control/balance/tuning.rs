@@ -1,31 +1,31 @@
-//! The figures of the balancer's rule.
+//! The parameters of the balancer's rule.
 
 use std::time::Duration;
 
-/// Below this pressure requests do not wait long for a worker, and one more awake worker costs more in wake-ups than
-/// it gives.
+/// Below this pressure, requests do not wait long for a worker, and another awake worker costs more in wake-ups than it
+/// gains.
 pub(super) const BUSY: f64 = 0.6;
-/// How much lower the pressure of the new worker must be, with the queue; a part of the old worker's pressure if that
-/// is above 1.
+/// Required decrease: old worker's pressure minus new worker's pressure, with the queue already counted on the new one.
+/// A fraction of the old worker's pressure if that is above 1.
 pub(super) const MARGIN: f64 = 0.15;
-/// Readings in a row in which a worker must have had a queue to give away.
+/// Consecutive readings in which a worker must have had a queue worth moving.
 pub(super) const PATIENCE: u32 = 3;
-/// Moves after one reading.
+/// Limit of moves after one reading.
 pub(super) const MOST_MOVES: usize = 8;
-/// What a move costs a queue: it stops until its slowest request is done, and finds cold caches.
+/// Cost of a move to a queue: it stops until its slowest request has completed, and then runs with cold caches.
 pub(super) const MOVE_COST: Duration = Duration::from_millis(2);
-/// How long a request waits at least for the others' batches on a fully busy worker. Queues with few requests are worth
-/// moving out of a crowd, and those with almost none are not.
+/// Minimum delay of a request by the batches of other queues on a fully busy worker. It makes moving queues with few
+/// requests worthwhile, but not those with almost none.
 pub(super) const CROWD_DELAY: Duration = Duration::from_micros(100);
-/// How long a queue that was moved stays.
+/// How long a queue stays on its worker after its first move.
 pub(super) const FIRST_STAY: Duration = Duration::from_secs(2);
-/// The longest that it grows to.
+/// Upper limit of a stay.
 pub(super) const LONGEST_STAY: Duration = Duration::from_secs(600);
-/// A queue that moves again within this many of its stays goes to and fro.
+/// A queue that moves again within this many of its stays is considered restless.
 pub(super) const RESTLESS_STAYS: u32 = 10;
-/// After this time an estimate contains 63 % of a change of load.
+/// After this time, an estimate reflects 63% of a change of load.
 pub(super) const SMOOTHING: Duration = Duration::from_millis(500);
-/// How fast an idle worker's estimated capacity returns to a whole CPU.
+/// Time constant with which an idle worker's estimated capacity returns to a whole CPU.
 pub(super) const FORGETTING: Duration = Duration::from_secs(60);
-/// Estimates older than this describe another load.
+/// Estimates older than this are discarded.
 pub(crate) const STALE: Duration = Duration::from_secs(1);

@@ -10,10 +10,10 @@ const LOCK_PAUSE: Duration = Duration::from_millis(1);
 /// Pause between two checks whether the server stops.
 const STOP_PAUSE: Duration = Duration::from_millis(10);
 
-/// Longer than any wait, and small enough to add to an instant.
+/// Longer than any wait, and small enough to add to an `Instant`.
 const FAR_AWAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The end of `timeout`, which may be any number.
+/// The time after `timeout`, which may have any value.
 pub(crate) fn deadline_in(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(FAR_AWAY)
 }
@@ -46,7 +46,7 @@ impl<'a> Deadline<'a> {
         self.is_cut_short() || Instant::now() >= self.deadline
     }
 
-    /// `None`: another thread held the lock until the deadline.
+    /// Returns `None` if another thread held the lock until the deadline.
     pub(crate) fn lock<'m, T>(&self, mutex: &'m Mutex<T>) -> Option<MutexGuard<'m, T>> {
         loop {
             match mutex.try_lock() {
@@ -58,7 +58,8 @@ impl<'a> Deadline<'a> {
         }
     }
 
-    /// `None`: no answer in time, or the sender is gone. Looks once even after the deadline.
+    /// Returns `None` without an answer in time, or if the sender is gone. Checks at least once, even after the
+    /// deadline.
     pub(crate) fn receive<T>(&self, answers: &Receiver<T>) -> Option<T> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());

@@ -1,6 +1,6 @@
 //! Starts engines on workers that serve no queue of the disk, if the disk's engine source needs them there.
 //!
-//! `queue started or moved → Command::StartEngine → the engine runs as long as Engine::keeps_running says`
+//! `queue started or moved → Command::StartEngine → the engine runs while Engine::keeps_running returns true`
 
 use std::io;
 use std::sync::Arc;
@@ -22,14 +22,15 @@ impl WorkerSet {
         let table = self.table();
         let Some(worker) = table.address(id).filter(|_| Some(id) != table.leaving) else { return };
         drop(table);
-        // A worker that ends drops the command, and the source works without the engine.
+        // A worker that ends drops the command. The source works without this engine.
         let _ = worker.send(Command::StartEngine(Arc::clone(source), None));
     }
 
-    /// Starts the engine of a source on `worker`, even if the worker serves no queue of it. `None`: the worker gives no
-    /// answer within `deadline`. The inner result is the engine's.
+    /// Starts the engine of a source on `worker`, even if the worker serves no queue of it. Returns `None` if the
+    /// worker does not answer within `deadline`. The inner result is the engine's.
     ///
     /// # Errors
+    /// The worker is gone.
     /// The worker is gone.
     pub(crate) fn start_engine(
         &self,

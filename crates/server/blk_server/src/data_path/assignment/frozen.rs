@@ -1,9 +1,9 @@
-//! Frozen queues: drained and taken from their workers, until they go back or another process serves them.
+//! Frozen queues: drained and removed from their workers, until they return or another process serves them.
 //!
 //! `freeze: Release to all at once → all drained → the queues themselves ─ thaw → Adopt by the same workers`
 //!
-//! - Freezing succeeds for all queues or for none: if one does not drain in time, the others go back.
-//! - The caller holds [`Changes`], so that no queue moves meanwhile and no worker ends.
+//! - Freezing succeeds for all queues or for none: if one does not drain in time, the others return to their workers.
+//! - The caller holds [`Changes`], which prevents moves of queues and the end of workers.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};
@@ -36,13 +36,13 @@ pub(crate) struct NotFrozen {
     pub(crate) queue: u16,
 }
 
-/// While it lives, queues and workers stay where they are.
+/// While this value exists, queues and workers cannot change.
 #[derive(Debug)]
 pub(crate) struct Changes<'a> {
     _admin: MutexGuard<'a, ()>,
 }
 
-/// A queue that its worker was asked to release.
+/// A queue that its worker is releasing.
 struct Leaving<'a> {
     entry: &'a Arc<QueueEntry>,
     place: MutexGuard<'a, Place>,
@@ -94,7 +94,7 @@ impl WorkerSet {
         }
     }
 
-    /// Gives the queues back to their workers.
+    /// Returns the queues to their workers.
     pub(crate) fn thaw(&self, queues: Vec<FrozenQueue>) {
         for FrozenQueue { entry, queue } in queues {
             take_back(&entry, &mut entry.place(), queue);

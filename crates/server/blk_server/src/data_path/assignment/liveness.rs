@@ -7,19 +7,19 @@ use super::WorkerSet;
 use crate::data_path::worker::command::Command;
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// Workers that were asked and have not answered. A worker can end meanwhile.
+/// Workers that have not answered yet. A worker can end meanwhile.
 #[derive(Debug, Default)]
 pub struct LivenessCheck {
     silent: Vec<(WorkerId, Receiver<()>)>,
 }
 
 impl LivenessCheck {
-    /// Waits for answers. Returns the workers that have not answered in time; the next call waits for these.
+    /// Waits for answers. Returns the workers that did not answer in time; the next call waits for these.
     pub fn silent_after(&mut self, timeout: Duration) -> Vec<WorkerId> {
         let begin = Instant::now();
         self.silent.retain(|(_, answer)| {
             let left = timeout.saturating_sub(begin.elapsed());
-            // A worker that has ended in order does not count.
+            // A worker that has ended normally does not count.
             matches!(answer.recv_timeout(left), Err(RecvTimeoutError::Timeout))
         });
         self.silent.iter().map(|(id, _)| *id).collect()
@@ -27,7 +27,7 @@ impl LivenessCheck {
 }
 
 impl WorkerSet {
-    /// Asks all workers, and wakes those that sleep.
+    /// Pings all workers, which wakes those that sleep.
     pub(crate) fn check_liveness(&self) -> LivenessCheck {
         let addresses: Vec<_> = self.table().workers.iter().map(|worker| worker.address.clone()).collect();
         let asked = addresses.into_iter().filter_map(|address| {

@@ -1,14 +1,15 @@
-//! Which worker serves which queue; moves queues between workers.
+//! Assigns queues to workers, and moves them between workers.
 //!
-//! `start_queue (where it is attached, or the least busy) → QueueEntry ─ move: release, drained, adopted ─→ another worker`
+//! `start_queue (attached worker, or the least busy) → QueueEntry ─ move: release, drained, adopted ─→ another worker`
 //!
-//! - A [`QueueEntry`] is a running queue seen from outside. A thread that talks to the worker about the queue holds the
-//!   entry's lock. A session's message and a move therefore wait for each other, at most as long as a move may drain.
-//! - The operator and the balancer change workers and queues one at a time (`admin`). Each change has one [`Deadline`].
-//!   A stop of the server ends it.
-//! - A queue that a worker is starting has no entry yet. `attach` waits until it has one.
-//! - Order of locks: `admin`, `table`, an entry's. A thread holds `table` for look-ups only: it neither asks a worker nor
-//!   waits for an entry's lock meanwhile.
+//! - A [`QueueEntry`] represents a running queue to other threads. A thread that sends the worker commands for the
+//!   queue holds the entry's lock. A session's message may therefore wait for a move, at most for the time that the
+//!   queue may take to drain, and vice versa.
+//! - The operator and the balancer make one change of workers and queues at a time (`admin`). Each change has one
+//!   [`Deadline`]. Stopping the server ends it.
+//! - A queue that a worker is starting has no entry yet. `attach` waits for it.
+//! - Lock order: `admin`, `table`, an entry's. A thread holds `table` for look-ups only, and meanwhile neither waits
+//!   for a worker nor for an entry's lock.
 
 pub(crate) mod deadline;
 
@@ -43,17 +44,17 @@ use crate::data_path::worker::workers::{Trade, WorkerThread};
 use crate::error::AdminError;
 use crate::error::ServerError;
 
-/// Pause between two looks for the entry of a queue that is being started.
+/// Pause between two look-ups of the entry of a queue that is being started.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// A running queue, seen from outside its worker.
+/// A running queue, as other threads see it.
 #[derive(Debug)]
 struct QueueEntry {
     disk: Arc<Disk>,
     index: u16,
     size: u16,
     meter: Arc<QueueMeter>,
-    /// A copy of `place` that can be read without its lock.
+    /// A copy of the number in `place`, readable without the lock.
     worker: AtomicU32,
     place: Mutex<Place>,
 }
@@ -92,16 +93,17 @@ impl QueueHandle {
     }
 
     pub(crate) fn set_err(&self, err: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
-        // The worker answers, so that a front-end that repeats it cannot pile up descriptors in the worker's channel.
+        // Waits for the worker's answer, so that a front-end that repeats the message cannot pile up descriptors in the
+        // worker's channel.
         self.ask(|id, done| Command::SetErr(id, err, done)).map(drop)
     }
 
-    /// `memory` holds the ring at its old place.
+    /// `memory` contains the ring at its previous addresses.
     pub(crate) fn set_memory(&self, memory: Arc<GuestMemory>, drain: bool) -> Result<(), WorkerGone> {
         self.ask(|queue, done| Command::SetMemory { queue, memory, drain, done }).map(drop)
     }
 
-    /// The queue takes no more requests. [`QueueHandle::stop`] waits for its end.
+    /// Makes the queue take no more requests. [`QueueHandle::stop`] waits for its end.
     pub(crate) fn begin_stop(&self, ending: Ending) {
         let place = self.entry.place();
         if let Some(id) = place.id {
@@ -109,10 +111,10 @@ impl QueueHandle {
         }
     }
 
-    /// Returns the ring's position once nothing is in flight.
+    /// Stops the queue. Returns the ring's position once nothing is in flight.
     pub(crate) fn stop(self) -> Option<u32> {
         let mut place = self.entry.place();
-        // Clears the number, which may soon mean another queue: a move may be waiting for the lock.
+        // Clears the number, which may soon refer to another queue: a move may be waiting for the lock.
         let position = match place.id.take() {
             Some(id) => place.worker.ask(|done| Command::Stop(id, done)).ok(),
             None => place.ended_at,
@@ -122,7 +124,7 @@ impl QueueHandle {
         position
     }
 
-    /// `None`: the queue has ended.
+    /// Returns `None` if the queue has ended.
     fn ask<T>(
         &self,
         command: impl FnOnce(u32, std::sync::mpsc::SyncSender<T>) -> Command,
@@ -135,15 +137,15 @@ impl QueueHandle {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Ascending by number.
+    /// Sorted by number.
     workers: Vec<WorkerThread>,
-    /// A worker that is being removed, and gets no more queues.
+    /// A worker that is being removed and gets no more queues.
     leaving: Option<WorkerId>,
     next_id: u32,
     entries: Vec<Arc<QueueEntry>>,
     /// Queues that a worker is starting, by disk and queue.
     starting: Vec<(u64, u16)>,
-    /// Where the operator attached queues, by disk and queue. They start there again.
+    /// The workers that the operator attached queues to, by disk and queue. The queues start there again.
     attached: HashMap<(u64, u16), WorkerId>,
 }
 
@@ -157,8 +159,8 @@ impl Table {
         self.workers.iter().map(|worker| &worker.address).find(|address| address.id == id).cloned()
     }
 
-    /// The worker to which the queue is attached. Otherwise, of those that may serve the disk, the worker with the
-    /// fewest queues of the disk, then with the fewest of all.
+    /// The worker that the queue is attached to. Without one: of the workers that may serve the disk, the one with the
+    /// fewest queues of the disk, then with the fewest queues overall.
     fn worker_for(&self, disk: &Disk, queue: u16) -> Option<Address> {
         if let Some(&id) = self.attached.get(&(disk.id(), queue)).filter(|&&id| Some(id) != self.leaving) {
             return self.address(id);
@@ -183,7 +185,7 @@ pub(crate) struct WorkerSet {
     trade: Trade,
     admin: Mutex<()>,
     table: Mutex<Table>,
-    /// The server stops, and changes end early.
+    /// Set when the server stops, to end changes early.
     stopping: AtomicBool,
 }
 
@@ -215,7 +217,7 @@ impl WorkerSet {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends changes that wait, now and later.
+    /// Ends current and later changes that wait.
     pub(crate) fn stop_changes(&self) {
         // Relaxed: see `Deadline::is_cut_short`.
         self.stopping.store(true, Relaxed);
@@ -225,7 +227,7 @@ impl WorkerSet {
         Deadline::new(timeout, &self.stopping)
     }
 
-    /// Taken by one change of workers and queues at a time.
+    /// Acquires the lock that serialises changes of workers and queues.
     pub(crate) fn admin(&self, deadline: &Deadline<'_>) -> Result<MutexGuard<'_, ()>, AdminError> {
         deadline.lock(&self.admin).ok_or_else(|| match deadline.is_cut_short() {
             true => AdminError::Stopping,
@@ -233,7 +235,7 @@ impl WorkerSet {
         })
     }
 
-    /// `None`: the queue cannot run. The worker has logged why and signalled the err fd.
+    /// Returns `None` if the queue cannot run. The worker has logged why and signalled the err fd.
     pub(crate) fn start_queue(
         self: &Arc<Self>,
         start: QueueStart,
@@ -276,14 +278,14 @@ impl WorkerSet {
         QueueHandle { entry, set: Arc::clone(self) }
     }
 
-    /// Cancels requests that can be cancelled, of one disk or of all.
+    /// Cancels cancellable requests of one disk or of all.
     pub(crate) fn cancel(&self, disk: Option<u64>) {
         for worker in &self.table().workers {
             let _ = worker.address.send(Command::Cancel(disk));
         }
     }
 
-    /// Forgets where the operator attached the disk's queues.
+    /// Removes the attachments of the disk's queues.
     pub(crate) fn forget_disk(&self, disk: u64) {
         self.table().attached.retain(|&(known, _), _| known != disk);
     }
@@ -334,7 +336,7 @@ impl WorkerSet {
     }
 
     pub(crate) fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
-        // Holds no lock: a worker in a frozen control group may take for ever to start.
+        // Without a lock: a worker in a frozen control group may take forever to start.
         let id = self.table().next_id();
         let worker = WorkerThread::start(id, options, &self.trade)?;
         let mut table = self.table();
@@ -374,7 +376,7 @@ impl WorkerSet {
         Ok(address)
     }
 
-    /// Repeats until the worker has no queue and ends: a queue may have been on its way to it.
+    /// Repeats until the worker has no queues and ends, because a queue may have been moving to it.
     fn move_all(&self, from: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
         loop {
             let entries: Vec<_> = self.table().entries.clone();
@@ -389,7 +391,7 @@ impl WorkerSet {
         }
     }
 
-    /// Moves the queue to `worker`, or notes to start it there.
+    /// Moves the queue to `worker`, or records that it must start there.
     pub(crate) fn attach(
         &self,
         disk: &Disk,
@@ -433,8 +435,8 @@ impl WorkerSet {
         moved
     }
 
-    /// The queue's entry, if it runs. Waits for a queue that is being started, because it may not have seen a new entry
-    /// in `attached`.
+    /// The queue's entry, if it runs. Waits for a queue that is being started, because its start may have missed a new
+    /// entry in `attached`.
     fn entry_of(
         &self,
         disk: &Disk,
@@ -461,7 +463,7 @@ impl WorkerSet {
     }
 }
 
-/// A queue that is being started, until it has its entry.
+/// Marks a queue as being started until it has its entry.
 struct Starting<'a> {
     set: &'a WorkerSet,
     queue: (u64, u16),
@@ -480,7 +482,7 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// The balancer's moves are not remembered: a restarted queue goes to the least loaded worker.
+/// The balancer's moves are not recorded: a restarted queue gets the least loaded worker.
 impl Balanced for Arc<WorkerSet> {
     fn read(&self) -> Reading {
         let workers = self.worker_reports();
@@ -520,7 +522,7 @@ impl Balanced for Arc<WorkerSet> {
     }
 }
 
-/// Drains the queue and gives it to another worker. If it does not drain, or the other worker refuses it, it stays.
+/// Drains the queue and gives it to another worker. It stays if it does not drain or the other worker refuses it.
 fn move_queue(entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
     let not_drained = || {
         let (disk, queue, stays) = (entry.disk.name().to_owned(), entry.index, entry.worker());
@@ -534,7 +536,7 @@ fn move_queue(entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Resu
     let (ping, answered) = sync_channel(1);
     let _ = to.send(Command::Ping(ping));
     let queue = release(&place.worker, id, deadline).ok_or_else(not_drained)?;
-    // A worker that hangs, such as in an image's file system, looks idle, and would not serve the queue.
+    // A worker that hangs, for example in an image's file system, looks idle, and would not serve the queue.
     let adopted = match deadline.receive(&answered) {
         Some(()) => adopt(to, queue),
         None => Err(Unsuitable { queue, why: "it does not answer".into() }),
@@ -551,14 +553,14 @@ fn move_queue(entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Resu
     Err(AdminError::Unsuitable { id: to.id, disk: entry.disk.name().to_owned(), why })
 }
 
-/// `None`: not drained in time; the queue goes on.
+/// Returns `None` if the queue was not drained in time and continues.
 fn release(worker: &Address, id: u32, deadline: &Deadline<'_>) -> Option<Box<Queue>> {
     let (sender, queue) = sync_channel(1);
     worker.send(Command::Release(id, sender)).ok()?;
     released(worker, id, &queue, deadline)
 }
 
-/// Waits for a queue that its worker was asked to release. `None`: not drained in time; the queue goes on.
+/// Waits until the worker releases the queue. Returns `None` if it was not drained in time and continues.
 fn released(
     worker: &Address,
     id: u32,
@@ -568,14 +570,14 @@ fn released(
     if let Some(queue) = deadline.receive(queue) {
         return Some(queue);
     }
-    // The worker may have sent it just now; only the worker knows.
+    // The worker may have sent the queue just now, and only the worker knows.
     match worker.ask(|done| Command::CancelRelease(id, done)) {
         Ok(false) => queue.recv().ok(),
         _ => None,
     }
 }
 
-/// Gives a queue back to its worker.
+/// Returns a queue to its worker.
 fn take_back(entry: &QueueEntry, place: &mut Place, queue: Box<Queue>) {
     place.id = match adopt(&place.worker, queue) {
         Ok(id) => Some(id),
@@ -589,7 +591,7 @@ fn take_back(entry: &QueueEntry, place: &mut Place, queue: Box<Queue>) {
 }
 
 fn adopt(worker: &Address, queue: Box<Queue>) -> Result<u32, Unsuitable> {
-    // The worker lives: only a change retires a worker, and this one holds `admin`.
+    // The worker exists: only a change retires a worker, and this one holds `admin`.
     worker.ask(|done| Command::Adopt(queue, done)).unwrap_or_else(|WorkerGone| {
         error!("a worker ended with a queue on its way; the server ends");
         std::process::abort()

@@ -1,7 +1,7 @@
-//! Changes that concern all queues of a disk: attaches or spreads them, resumes their parked requests.
+//! Changes to all queues of a disk: attaches or spreads them, and resumes their parked requests.
 //!
-//! Queues stay attached to workers that the operator named. A number of workers is a limit, within which the balancer
-//! may move queues.
+//! Queues stay on workers that the operator named. A number of workers is only a limit, within which the balancer may
+//! move queues.
 
 use std::cmp::Reverse;
 use std::num::NonZeroUsize;
@@ -16,7 +16,7 @@ use crate::data_path::worker::worker_options::WorkerId;
 use crate::error::AdminError;
 
 impl WorkerSet {
-    /// Attaches the disk's queues to these workers in turn. After a failure, queues that were moved before stay there.
+    /// Attaches the disk's queues to these workers round-robin. After a failure, queues that were already moved stay.
     pub(crate) fn attach_all(
         &self,
         disk: &Disk,
@@ -34,10 +34,10 @@ impl WorkerSet {
         queues.into_iter().try_for_each(|(queue, &worker)| self.attach_one(disk, queue, worker, &deadline))
     }
 
-    /// Tries the disk's parked requests again. Returns their number.
+    /// Retries the disk's parked requests. Returns their number.
     pub(crate) fn resume(&self, disk: &Disk, timeout: Duration) -> Result<usize, AdminError> {
         let deadline = self.deadline(timeout);
-        // No queue moves meanwhile, so none is missed.
+        // Prevents moves of queues, so that none is missed.
         let _admin = self.admin(&deadline)?;
         let workers: Vec<_> = self.table().workers.iter().map(|worker| worker.address.clone()).collect();
         let mut all = 0;
@@ -53,7 +53,7 @@ impl WorkerSet {
         Ok(all)
     }
 
-    /// Forgets where queues of the disk are attached, and spreads its running queues over `most` workers, or over all.
+    /// Removes the attachments of the disk's queues, and spreads its running queues over `most` workers, or over all.
     pub(crate) fn spread(
         &self,
         disk: &Disk,
@@ -68,7 +68,7 @@ impl WorkerSet {
         moves.into_iter().try_for_each(|(entry, to)| move_queue(&entry, &to, &deadline))
     }
 
-    /// Moves few queues: the workers with most of the disk's queues keep serving it.
+    /// Plans few moves: the workers with most of the disk's queues keep serving it.
     fn moves_to_spread(&self, disk: &Disk) -> Vec<(Arc<QueueEntry>, Address)> {
         let table = self.table();
         let all: Vec<WorkerId> = table.entries.iter().map(|entry| entry.worker()).collect();
@@ -80,7 +80,7 @@ impl WorkerSet {
         let mut workers: Vec<_> = table.workers.iter().map(|worker| worker.address.clone()).collect();
         workers.sort_by_key(|worker| (Reverse(own_queues(worker.id)), queues(worker.id), worker.id));
         workers.truncate(disk.most_workers().unwrap_or(usize::MAX));
-        // Each worker with the number of queues that it may still get.
+        // The number of queues that each worker may still get.
         let (count, workers_count) = (own.len(), workers.len().max(1));
         let share = |place: usize| count / workers_count + usize::from(place < count % workers_count);
         let mut left: Vec<_> = workers.into_iter().enumerate().map(|(at, one)| (one, share(at))).collect();

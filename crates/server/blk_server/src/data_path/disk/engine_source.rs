@@ -1,4 +1,4 @@
-//! Where workers get their engines from: disks that name the same source share one engine in each worker.
+//! Sources of engines: disks with the same source share one engine per worker.
 //!
 //! `DiskConfig::engine → Worker (one engine per source, from its first queue to its last) → io_engine`
 
@@ -21,7 +21,7 @@ pub type EngineFactory = Box<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sy
 pub struct EngineSource {
     /// For logs and reports, such as "io_uring".
     pub name: String,
-    /// Depth of the engines: most requests in flight per worker.
+    /// Depth of the engines: the limit of requests in flight per worker.
     pub depth: u32,
     engines: Engines,
 }
@@ -79,7 +79,7 @@ impl EngineSource {
         }
     }
 
-    /// Most workers that may serve queues of this source. `None`: no limit.
+    /// Limit of workers that may serve queues of this source. `None`: no limit.
     pub(crate) fn most_workers(&self) -> Option<usize> {
         self.placed_engines().map(PlacedEngines::most_workers)
     }

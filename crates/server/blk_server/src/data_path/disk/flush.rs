@@ -1,4 +1,4 @@
-//! Flushes an image when its disk goes.
+//! Flushes an image when its disk is removed.
 
 use std::io;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::data_path::disk::Disk;
 
-/// Time for the last flush, even if the deadline is nearer.
+/// Minimum time for the last flush, even if the deadline is earlier.
 const LAST_FLUSH_AT_LEAST: Duration = Duration::from_secs(5);
 
-/// Syncs the image unless it is read-only. A thread of its own does it, so that a device that hangs cannot keep the
-/// server from ending.
+/// Syncs the image unless it is read-only. Uses a separate thread, so that a device that hangs cannot keep the server
+/// from ending.
 pub(crate) fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
     if disk.image().read_only() {
         return Ok(());
@@ -20,7 +20,7 @@ pub(crate) fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
     let file = Arc::clone(disk.image().file());
     let flush = move || {
         let result = file.sync_data();
-        // Drops the file first: the next server must not find the image locked.
+        // Drops the file first, so that the next server does not find the image locked.
         drop(file);
         let _ = done.send(result);
     };

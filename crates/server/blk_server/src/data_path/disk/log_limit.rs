@@ -1,5 +1,5 @@
-//! Limits log lines that a guest or a front-end can cause: a few, then a count of the rest; the same words once an
-//! hour.
+//! Limits log lines that a guest or a front-end can cause: a few lines, then a count of the omitted ones. An identical
+//! line may appear once an hour.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 /// Lines per [`PERIOD`].
 const LINES: u32 = 5;
 const PERIOD: Duration = Duration::from_secs(10);
-/// How long a line with the same words is left out.
+/// How long an identical line is omitted.
 const SAME_WORDS: Duration = Duration::from_secs(3600);
-/// Most lines whose words are remembered.
+/// Limit of remembered lines.
 const REMEMBERED: usize = 16;
 
-/// The line may be written.
+/// Permission to write the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowed {
-    /// How many lines were left out since the last one that was written.
+    /// Number of lines omitted since the last one that was written.
     pub suppressed: Option<u64>,
 }
 
@@ -35,18 +35,18 @@ pub struct LogLimit {
 struct Written {
     words_hash: u64,
     at: Instant,
-    /// How often the line was left out since.
+    /// How often the line has been omitted since then.
     suppressed: u64,
 }
 
 impl LogLimit {
-    /// A limit before its first line.
+    /// A limit that has seen no lines.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { period_start: now, lines: 0, suppressed: 0, written: VecDeque::new() }
     }
 
-    /// `None`: leave out the line.
+    /// Returns `None` if the line must be omitted.
     pub fn allow(&mut self, now: Instant) -> Option<Allowed> {
         if now.saturating_duration_since(self.period_start) >= PERIOD {
             self.period_start = now;
@@ -61,7 +61,7 @@ impl LogLimit {
         Some(Allowed { suppressed: (suppressed > 0).then_some(suppressed) })
     }
 
-    /// Like `allow`, but the same words only once an hour. The next such line reports how many were left out.
+    /// As `allow`, but allows identical lines only once an hour. The next one reports how many were omitted.
     pub fn allow_once(&mut self, words: &str, now: Instant) -> Option<Allowed> {
         let mut hasher = DefaultHasher::new();
         words.hash(&mut hasher);

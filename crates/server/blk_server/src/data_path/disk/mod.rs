@@ -1,8 +1,8 @@
-//! One disk: its image and what a guest is told about it. Sessions and queues share it.
+//! A disk: its image and the configuration that guests see. Sessions and queues share it.
 //!
 //! - A disk outlives its sessions, and may have several while one front-end replaces another.
 //! - Only the session with the [`RingLease`] starts rings.
-//! - A session uses the disk from its first lease until it ends. A retired disk gives no leases.
+//! - A session counts as a user of the disk from its first lease until it ends. A retired disk grants no leases.
 
 pub(crate) mod engine_source;
 pub(crate) mod flush;
@@ -34,30 +34,30 @@ use crate::host::error_line::error_line;
 
 /// Length of the longest serial, which GET_ID returns (virtio 1.3 §5.2.6).
 pub const SERIAL_BYTES: usize = DEVICE_ID_BYTES;
-/// Most queues per disk: QEMU passes queue numbers in eight bits with SET_VRING_KICK.
+/// Limit of queues per disk: QEMU passes queue numbers in eight bits with SET_VRING_KICK.
 pub const MAX_QUEUES: u16 = 256;
-/// How long a session waits until another one stops its rings. The other front-end may have left with I/O in flight, or
-/// may be about to migrate away.
+/// How long a session waits until another one stops its rings. The other front-end may have disconnected with I/O in
+/// flight, or may be about to migrate away.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A disk to serve.
+/// The configuration of a disk.
 #[derive(Debug)]
 pub struct DiskConfig {
     /// Name of the disk, also in logs.
     pub name: String,
     /// The image, open and locked.
     pub image: Image,
-    /// At most [`SERIAL_BYTES`] bytes, printable ASCII.
+    /// Printable ASCII, at most [`SERIAL_BYTES`] bytes.
     pub serial: String,
-    /// Queues offered, 1 to [`MAX_QUEUES`]. A queue that the guest never enables costs nothing.
+    /// Number of queues offered, 1 to [`MAX_QUEUES`]. A queue that the guest never enables costs nothing.
     pub queues: u16,
-    /// Largest queue accepted, in descriptors: a power of two from 2 to 1024.
+    /// Largest accepted queue size: a power of two from 2 to 1024 descriptors.
     pub queue_size: u16,
-    /// Whether the guest may change the write-cache mode that the image's cache mode starts with.
+    /// Whether the guest may change the write-cache mode. The image's cache mode is the initial one.
     pub wce: Wce,
-    /// Engine of its requests; `None`: the server's.
+    /// The disk's engine; `None`: the server's.
     pub engine: Option<Arc<EngineSource>>,
-    /// Most workers that serve it unless the operator attaches queues; `None`: all.
+    /// Limit of workers that serve it unless the operator attaches queues; `None`: all.
     pub workers: Option<NonZeroUsize>,
     /// Whether guests get one interrupt for several completions.
     pub coalescing: Option<Coalescing>,
@@ -66,7 +66,7 @@ pub struct DiskConfig {
 }
 
 impl DiskConfig {
-    /// Checks the settings before the image is opened or made.
+    /// Checks the settings before the image is opened or created.
     ///
     /// # Errors
     /// [`InvalidDisk`].
@@ -130,7 +130,7 @@ pub(crate) enum LeaseError {
 
 #[derive(Debug, Default)]
 struct LeaseState {
-    /// The session whose rings are started.
+    /// The session that may run rings.
     holder: Option<u64>,
     /// Sessions that have started rings and have not ended.
     users: Vec<u64>,
@@ -228,7 +228,7 @@ impl Disk {
         self.park
     }
 
-    /// Most workers that may serve its queues.
+    /// Limit of workers that may serve its queues.
     pub(crate) fn most_workers(&self) -> Option<usize> {
         // Relaxed: no other data depends on it.
         let most = Some(self.most_workers.load(Ordering::Relaxed)).filter(|most| *most > 0);
@@ -236,14 +236,14 @@ impl Disk {
         most.into_iter().chain(placed).min()
     }
 
-    /// Concerns queues that start from now on. The caller moves those that run.
+    /// Applies to queues that start from now on. The caller moves running ones.
     pub(crate) fn set_most_workers(&self, most: Option<NonZeroUsize>) {
         self.most_workers.store(most.map_or(0, NonZeroUsize::get), Ordering::Relaxed);
     }
 
-    /// The image for one worker, with a file description of its own: the kernel reports lost pages once to each
+    /// The image for one worker, with a separate file description. The kernel reports lost pages once to each
     /// description. If workers shared one, the first sync would get the report, and another worker's sync would succeed
-    /// over lost data. All descriptions share the locks.
+    /// although data was lost. All descriptions share the locks.
     pub(crate) fn file_for(&self, worker: WorkerId) -> Arc<File> {
         if self.takes_own_file(worker) {
             return Arc::clone(self.image.file());
@@ -260,13 +260,14 @@ impl Disk {
         })
     }
 
-    /// The first worker that asks gets the first file description. No file is opened under the lock.
+    /// Whether this worker uses the first file description, which the first worker to ask gets. Opens no file under the
+    /// lock.
     fn takes_own_file(&self, worker: WorkerId) -> bool {
         let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
         *owner.get_or_insert(worker) == worker
     }
 
-    /// The worker no longer uses the file from `file_for`.
+    /// Records that the worker no longer uses the file from `file_for`.
     pub(crate) fn file_not_used(&self, worker: WorkerId) {
         let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
         if *owner == Some(worker) {
@@ -274,7 +275,7 @@ impl Disk {
         }
     }
 
-    /// Padded with zeroes.
+    /// The serial, padded with zeroes.
     pub(crate) fn serial(&self) -> &[u8; SERIAL_BYTES] {
         self.serial.as_bytes()
     }
@@ -287,7 +288,7 @@ impl Disk {
         self.queue_size
     }
 
-    /// What its front-ends may use of the process's resources.
+    /// The quota of its front-ends on the process's resources.
     pub(crate) fn quota(&self) -> &Arc<Quota> {
         &self.quota
     }
@@ -326,7 +327,7 @@ impl Disk {
         })
     }
 
-    /// The configuration space now.
+    /// The current configuration space.
     pub(crate) fn device_config(&self, cache: WriteCache) -> DeviceConfig {
         let image = &self.image;
         let topology = image.topology();
@@ -351,7 +352,7 @@ impl Disk {
         }
     }
 
-    /// Wakes sessions that wait for the lease, so that they see that they must end.
+    /// Wakes sessions that wait for the lease, so that they notice that they must end.
     pub(crate) fn wake_waiters(&self) {
         // Under the lock, a session either has not checked yet or already sleeps.
         let _lease = self.lease();
@@ -362,7 +363,8 @@ impl Disk {
         self.lease.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No session starts rings from now on. `false`: a session uses the disk, so without `force` nothing changes.
+    /// Prevents sessions from starting rings. Returns `false` and changes nothing if a session uses the disk and
+    /// `force` is not set.
     pub(crate) fn retire(&self, force: bool) -> bool {
         let mut lease = self.lease();
         lease.retired |= force || lease.users.is_empty();
@@ -373,36 +375,35 @@ impl Disk {
         self.lease().retired
     }
 
-    /// The session has ended.
+    /// Records that the session has ended.
     pub(crate) fn not_used_by(&self, session: &SessionLink) {
         self.lease().users.retain(|&user| user != session.id());
     }
 
-    /// Whether to log a line that a guest or a front-end caused. The limit is the disk's, because a hostile guest can
-    /// open as many sessions and rings as it likes.
+    /// Whether to log a line that a guest or a front-end caused. The limit applies to the disk, because a hostile guest
+    /// can open any number of sessions and rings.
     pub(crate) fn log_allowed(&self, now: Instant) -> Option<Allowed> {
         self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
-    /// Like [`Disk::log_allowed`], for a line that a front-end can repeat for ever: the same words once an hour.
+    /// As [`Disk::log_allowed`], for a line that a front-end can repeat forever: identical lines once an hour.
     pub(crate) fn log_allowed_once(&self, words: &str, now: Instant) -> Option<Allowed> {
         self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow_once(words, now)
     }
 
-    /// Like [`Disk::log_allowed`], with a separate limit for failures of the host, so that a guest cannot crowd these
-    /// out.
+    /// As [`Disk::log_allowed`], with a separate limit for failures of the host, so that a guest cannot suppress them.
     pub(crate) fn host_log_allowed(&self, now: Instant) -> Option<Allowed> {
         self.host_log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
-    /// Whether EIO from a durable write may mean data of other writes: the kernel reports pages that the page cache
-    /// lost to the first sync.
+    /// Whether EIO from a durable write may refer to the data of other writes: the kernel reports pages that the page
+    /// cache lost to the first sync.
     pub(crate) fn shares_errors(&self) -> bool {
         !self.image.cache().is_direct()
     }
 
-    /// A sync failed. Kernel and device forget what they lost, so a later sync that succeeds proves nothing. Until an
-    /// operator restarts the server, the disk writes nothing (docs/decisions/0012).
+    /// Records a failed sync. Kernel and device forget which data they lost, so a later successful sync proves nothing.
+    /// The disk refuses all writes until an operator restarts the server (docs/decisions/0012).
     #[cold]
     pub(crate) fn mark_failed(&self) {
         if !self.failed.swap(true, Ordering::Relaxed) {
@@ -415,7 +416,7 @@ impl Disk {
         }
     }
 
-    /// A sync of the previous server failed; see [`Disk::mark_failed`].
+    /// Records that a sync of the previous server failed; see [`Disk::mark_failed`].
     pub(crate) fn was_failed(&self) {
         self.failed.store(true, Ordering::Relaxed);
         warn!(disk = self.name, "taken over from a server that could not sync the image: it is only read");
@@ -455,12 +456,12 @@ impl Disk {
     }
 }
 
-/// The cache mode that a guest starts with.
+/// The initial cache mode of a guest.
 fn start_mode(image: &Image) -> WriteCache {
     if image.cache().starts_writethrough() { WriteCache::Writethrough } else { WriteCache::Writeback }
 }
 
-/// The right of one session to start rings, until it is dropped.
+/// The right of one session to start rings, until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct RingLease {
     disk: Arc<Disk>,

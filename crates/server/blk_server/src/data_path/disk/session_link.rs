@@ -1,4 +1,4 @@
-//! What workers and a disk know of a session: its id, its cache mode, and how to end it.
+//! The part of a session that workers and its disk use: its id, its cache mode, and how to end it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,14 +9,14 @@ use virtio_blk::WriteCache;
 
 use crate::host::signal::signal;
 
-/// Why a session is told to end.
+/// Why a session must end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EndReason {
     /// The server stops, or the disk is removed.
     Stop,
-    /// Another front-end needs the place, and this one has sent nothing.
+    /// Another front-end needs a session, and this one has sent nothing.
     MadeRoom,
-    /// The front-end truncated the memory it shares.
+    /// The front-end truncated the memory that it shares.
     MemoryFault(String),
 }
 
@@ -54,13 +54,13 @@ impl SessionLink {
         self.writeback.store(cache == WriteCache::Writeback, Ordering::Relaxed);
     }
 
-    /// Asks the session's thread to end the session. The first reason counts.
+    /// Makes the session's thread end the session. The first reason counts.
     pub(crate) fn end(&self, reason: EndReason) {
         self.note_end(reason);
         signal(&self.wake);
     }
 
-    /// Like `end`, but does not wake the thread.
+    /// As `end`, but does not wake the thread.
     pub(crate) fn note_end(&self, reason: EndReason) {
         self.lock().get_or_insert(reason);
     }

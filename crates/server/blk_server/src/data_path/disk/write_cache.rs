@@ -1,14 +1,14 @@
-//! The write-cache mode of a disk's guest: how it starts, what the guest chose, and how long the choice counts.
+//! The write-cache mode of a disk's guest: the initial mode, the guest's choice, and how long the choice is valid.
 //!
 //! A disk starts in the mode of its `--cache`, and so does each driver that attaches. The choice of writethrough
 //! outlives its session: a guest that disables the cache (`VIRTIO_BLK_F_CONFIG_WCE`, writeback = 0) sends no more
 //! flushes and relies on durable writes. The front-end does not repeat the choice after a reboot or a reconnection, so
 //! the disk keeps it until the guest chooses again.
 //!
-//! The guest of a ring in use may have chosen without this process: before its start, or on another host. If this
-//! process has not opened that ring, it assumes writethrough (docs/decisions/0011). A stop by the front-end
-//! (GET_VRING_BASE) makes the ring unknown again, except to sessions that were connected then and continue at the same
-//! position: the front-end's own, or one to which the guest migrates behind this server.
+//! The guest of a ring in use may have chosen without this process: before the process started, or on another host. For
+//! a ring that it has not opened, the process therefore assumes writethrough (docs/decisions/0011). A stop by the
+//! front-end (GET_VRING_BASE) makes the ring unknown again, unless a session that was already connected continues at
+//! the same position: the front-end's own, or one that the guest migrates to behind this server.
 //!
 //! Spec: virtio 1.3 §5.2.5, §5.2.6.2.
 
@@ -18,13 +18,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use virtio_blk::{Negotiated, WriteCache, initial_write_cache};
 
-/// Who chooses a disk's write-cache mode.
+/// Whether the guest may choose the write-cache mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wce {
-    /// The guest may change the first mode (`VIRTIO_BLK_F_CONFIG_WCE`).
+    /// The guest may change the initial mode (`VIRTIO_BLK_F_CONFIG_WCE`).
     #[default]
     Guest,
-    /// The first mode stays.
+    /// The initial mode is final.
     Fixed,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct MemoryFile {
 }
 
 impl MemoryFile {
-    /// `None`: fstat fails.
+    /// Returns `None` if fstat fails.
     #[allow(clippy::unnecessary_cast)] // other widths on other machines
     pub(crate) fn of(fd: impl AsFd) -> Option<Self> {
         let stat = rustix::fs::fstat(fd).ok()?;
@@ -53,28 +53,28 @@ pub(crate) struct Shown {
     pub(crate) base: u32,
 }
 
-/// What this process knows of a queue's ring.
+/// The known state of a queue's ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Nothing,
     /// This process opened it in this memory.
     Opened(MemoryFile),
-    /// Its front-end stopped it at this position, when `newest_session` was the last that had connected.
+    /// Its front-end stopped it at this position. `newest_session` was the last session that had connected by then.
     Left {
         position: u32,
         newest_session: u64,
     },
 }
 
-/// The mode of one disk's guest. Session threads write it, and only while they hold the disk's rings or because the
-/// guest asked. No other data depends on its values.
+/// The mode of one disk's guest. Only session threads write it, while they hold the disk's rings or because the guest
+/// requested it. No other data depends on its values.
 #[derive(Debug)]
 pub(crate) struct GuestChoice {
-    /// The mode in which the disk starts.
+    /// The initial mode of the disk.
     start: WriteCache,
     /// Whether the guest chose writethrough.
     writethrough: AtomicBool,
-    /// By queue: rings of whose guest this process has missed no choice.
+    /// By queue: whether this process may have missed a choice of the ring's guest.
     known: Mutex<Box<[Known]>>,
     newest_session: AtomicU64,
 }
@@ -90,12 +90,12 @@ impl GuestChoice {
         if self.writethrough.load(Relaxed) { WriteCache::Writethrough } else { self.start }
     }
 
-    /// The first mode of a driver that accepted these features.
+    /// The initial mode of a driver that accepted these features.
     pub(crate) fn mode_for(&self, negotiated: Negotiated) -> WriteCache {
         initial_write_cache(self.mode_at_first(), negotiated)
     }
 
-    /// The guest wrote the configuration space's `writeback`.
+    /// Applies the guest's write of the configuration space's `writeback`.
     pub(crate) fn set(&self, cache: WriteCache) {
         self.writethrough.store(cache == WriteCache::Writethrough, Relaxed);
     }
@@ -105,27 +105,27 @@ impl GuestChoice {
         self.writethrough.load(Relaxed)
     }
 
-    /// Takes over the previous process's value.
+    /// Restores the previous process's value.
     pub(crate) fn restore(&self, writethrough: bool) {
         self.writethrough.store(writethrough, Relaxed);
     }
 
-    /// A front-end has connected. Numbers of sessions ascend.
+    /// Records that a front-end has connected. Session numbers increase.
     pub(crate) fn session_begins(&self, session: u64) {
         self.newest_session.fetch_max(session, Relaxed);
     }
 
-    /// The queue's ring runs in this memory.
+    /// Records that the queue's ring runs in this memory.
     pub(crate) fn ring_opened(&self, queue: usize, memory: Option<MemoryFile>) {
         self.note(queue, memory.map_or(Known::Nothing, Known::Opened));
     }
 
-    /// The front-end stopped the queue at this position. Its guest may choose elsewhere and come back.
+    /// Records that the front-end stopped the queue at this position. Its guest may choose a mode elsewhere and return.
     pub(crate) fn ring_left(&self, queue: usize, position: u32) {
         self.note(queue, Known::Left { position, newest_session: self.newest_session.load(Relaxed) });
     }
 
-    /// The device was reset. The next ring is another one.
+    /// Records that the device was reset. The next ring is a different one.
     pub(crate) fn ring_forgotten(&self, queue: usize) {
         self.note(queue, Known::Nothing);
     }
@@ -140,7 +140,7 @@ impl GuestChoice {
     pub(crate) fn knows(&self, ring: &Shown) -> bool {
         match self.known().get(ring.queue) {
             Some(Known::Opened(memory)) => ring.memory == Some(*memory),
-            // A later session may bring back a guest that was elsewhere meanwhile.
+            // A later session may be that of a guest that was elsewhere meanwhile.
             Some(Known::Left { position, newest_session }) => {
                 ring.session <= *newest_session && ring.base == *position
             }

@@ -1,4 +1,4 @@
-//! What a worker's commands change in a queue: descriptors and memory; draining, stopping, moving, leaving.
+//! How a worker's commands change a queue: descriptors and memory; draining, stopping, moving, leaving.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::data_path::queue::queue_start::Ending;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingState {
     pub(crate) position: u32,
-    /// The ring had a fault: no server touches it until the front-end stops or resets it.
+    /// The ring had a fault. No server accesses it until the front-end stops or resets it.
     pub(crate) is_broken: bool,
 }
 
@@ -27,7 +27,7 @@ pub(crate) enum CannotLeave {
 }
 
 impl Queue {
-    /// Another worker serves the queue from now on, under these numbers. Nothing is in flight.
+    /// Records the new worker of the queue, and the queue's numbers there. Nothing is in flight.
     pub(crate) fn arrive(&mut self, id: u32, file: FileId, watch: WatchId) {
         debug_assert!(
             self.pending_interrupt.due().is_none(),
@@ -38,7 +38,7 @@ impl Queue {
         self.resume();
     }
 
-    /// Returns the ring's position. Whatever serves the ring next can rely on kicks.
+    /// Releases the ring and returns its position. The next user of the ring can rely on kicks.
     pub(crate) fn leave(&mut self) -> u32 {
         self.log_left_parked();
         let _ = self.ring.enable_kicks();
@@ -53,14 +53,14 @@ impl Queue {
         self.err = err;
     }
 
-    /// The queue takes no requests until [`Queue::resume`].
+    /// Makes the queue take no requests until [`Queue::resume`].
     pub(crate) fn drain(&mut self) {
         if self.state == State::Running {
             self.state = State::Draining;
         }
     }
 
-    /// The queue takes no more requests and stops soon.
+    /// Makes the queue take no more requests, because it stops soon.
     pub(crate) fn begin_stop(&mut self, ending: Ending) {
         if self.state != State::Broken {
             self.state = State::Stopping;
@@ -99,8 +99,8 @@ impl Queue {
         }
     }
 
-    /// Returns the ring's state; only parked requests are in flight. Afterwards this queue or the next server can
-    /// continue with the ring, and can rely on kicks.
+    /// Releases the ring and returns its state; only parked requests are in flight. This queue or the next server can
+    /// then continue with the ring, and can rely on kicks.
     pub(crate) fn leave_as_it_is(&mut self) -> Result<RingState, CannotLeave> {
         if self.view.is_poisoned() || self.lost_log() {
             return Err(CannotLeave::LostMemory);

@@ -2,18 +2,18 @@
 //!
 //! `completions published → PendingInterrupt (count, since when) → due → call fd`
 //!
-//! - Off by default: it saves the guest's processor time and costs latency.
-//! - An interrupt never waits when the queue has nothing in flight, because no completion would trigger it.
+//! - Off by default: it saves the guest's processor time but adds latency.
+//! - An interrupt never waits while the queue has nothing in flight, because no completion would then trigger it.
 
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// More completions than a queue has descriptors.
+/// Upper limit of the count: no queue has more descriptors.
 const MAX_COUNT: u32 = 1024;
-/// Longer than any useful pause between two completions.
+/// Upper limit of the time, longer than any useful delay.
 const MAX_TIME: Duration = Duration::from_millis(10);
 
-/// Most completions for one interrupt, and the longest wait of the first of them.
+/// Number of completions that trigger an interrupt, and the longest wait of the first of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coalescing {
     count: u32,
@@ -55,7 +55,7 @@ impl FromStr for Coalescing {
 )]
 pub struct InvalidCoalescing;
 
-/// Completions of which the driver was not told yet.
+/// Completions that were not yet signalled to the driver.
 #[derive(Debug, Default)]
 pub(crate) struct PendingInterrupt {
     coalescing: Option<Coalescing>,
@@ -68,7 +68,7 @@ impl PendingInterrupt {
         Self { coalescing, count: 0, since: None }
     }
 
-    /// Adds `completed` requests that were published; `in_flight` are left. Returns whether to call the driver now.
+    /// Adds `completed` published requests; `in_flight` are left. Returns whether to call the driver now.
     #[inline]
     pub(crate) fn add(&mut self, completed: u32, in_flight: usize, now: Instant) -> bool {
         let Some(Coalescing { count, time }) = self.coalescing else { return true };
@@ -78,12 +78,12 @@ impl PendingInterrupt {
         in_flight == 0 || self.count >= count || now.saturating_duration_since(since) >= time
     }
 
-    /// The driver was called.
+    /// Resets the state after the driver was called.
     pub(crate) fn clear(&mut self) {
         (self.count, self.since) = (0, None);
     }
 
-    /// When to call the driver at the latest. `None`: no interrupt is pending.
+    /// The latest time to call the driver. `None`: no interrupt is pending.
     #[inline]
     pub(crate) fn due(&self) -> Option<Instant> {
         let time = self.coalescing?.time;

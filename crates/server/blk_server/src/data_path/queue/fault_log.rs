@@ -1,4 +1,4 @@
-//! The log lines for requests that a queue refuses and for rings that it cannot use.
+//! Log lines for refused requests and unusable rings.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Breaks a queue whose ring, kick or memory is unusable, and logs requests that failed, were refused or are stuck.
+//! Breaks a queue whose ring, kick or memory is unusable, and logs failed, refused and stuck requests.
 
 use std::time::Instant;
 
@@ -13,12 +13,12 @@ use crate::data_path::disk::log_limit::Allowed;
 use crate::data_path::queue::in_flight::{Finished, RequestInfo};
 
 impl Queue {
-    /// The guest's memory is gone.
+    /// Breaks the queue because the guest's memory is gone.
     pub(crate) fn break_memory(&mut self) {
         self.state = State::Broken;
     }
 
-    /// What the front-end truncated, if anything.
+    /// The memory that the front-end truncated, if any.
     pub(crate) fn memory_fault(&self) -> Option<String> {
         let what = if let Some(region) = self.memory().poisoned() {
             format!("memory region at guest address {:#x}", region.spec().guest_addr.0)
@@ -36,7 +36,7 @@ impl Queue {
         self.break_with(&format!("its kick descriptor can no longer be polled: {errno}"));
     }
 
-    /// No worker can serve the queue any more.
+    /// Breaks a queue that no worker can serve any more.
     pub(crate) fn break_moved(&mut self) {
         self.break_with("no worker can serve it");
     }

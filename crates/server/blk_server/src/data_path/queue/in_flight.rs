@@ -1,17 +1,17 @@
 //! The requests of one queue that are in flight, one slot per tag.
 //!
-//! A tag is the head of a chain in a split ring, the buffer id in a packed one. A tag that becomes available while its
-//! slot is taken is a fault of the ring. A request may have several ops.
+//! A tag is the head of a chain in a split ring, or the buffer id in a packed one. If a tag becomes available while its
+//! slot is in use, the ring is faulty. A request may have several ops.
 
 use std::time::{Duration, Instant};
 
 use io_engine::OpError;
 use virtio_blk::ReplySlot;
 
-/// The server reports once a request that takes longer.
+/// The server reports a request that takes longer, once.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(30);
 
-/// What a request is.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestInfo {
     pub(crate) kind: RequestKind,
@@ -48,7 +48,7 @@ impl std::fmt::Display for RequestKind {
     }
 }
 
-/// What the status OK of a request means.
+/// The guarantee of a request's status OK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestDurability {
     /// The request is done; a write is visible to every reader.
@@ -69,7 +69,7 @@ struct Slot {
     started: Instant,
     reported: bool,
     is_parked: bool,
-    /// Earlier tries.
+    /// Number of earlier attempts.
     tries: u32,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct Finished {
     pub(crate) info: RequestInfo,
     pub(crate) stored_bytes: u64,
     pub(crate) failed: Option<OpError>,
-    /// Earlier tries.
+    /// Number of earlier attempts.
     pub(crate) tries: u32,
 }
 
@@ -114,7 +114,7 @@ impl InFlight {
         self.parked
     }
 
-    /// Requests that the engine has.
+    /// Number of requests in the engine.
     #[inline]
     pub(crate) fn in_engine(&self) -> usize {
         self.count - self.parked
@@ -154,7 +154,7 @@ impl InFlight {
         }
     }
 
-    /// Takes a parked request out of its slot, so that it can begin again.
+    /// Removes a parked request from its slot, so that it can start again.
     pub(crate) fn take_parked(&mut self, tag: u16) -> Option<Retry> {
         let entry = self.slots.get_mut(usize::from(tag))?;
         let &mut Slot { reply, info, tries, .. } = entry.as_mut().filter(|slot| slot.is_parked)?;
@@ -163,14 +163,14 @@ impl InFlight {
         Some(Retry { reply, info, tries })
     }
 
-    /// Gives a request that has begun again the state from before it was parked.
+    /// Restores the state from before a restarted request was parked.
     pub(crate) fn note_retry(&mut self, tag: u16, tries: u32, stored_bytes: u64) {
         if let Some(Some(slot)) = self.slots.get_mut(usize::from(tag)) {
             (slot.tries, slot.stored_bytes) = (tries, stored_bytes);
         }
     }
 
-    /// `None` if the tag is free.
+    /// Returns `None` if the tag is free.
     pub(crate) fn durability(&self, tag: u16) -> Option<RequestDurability> {
         Some(self.slots.get(usize::from(tag))?.as_ref()?.info.durability)
     }
@@ -204,7 +204,7 @@ impl InFlight {
         self.slots.iter().flatten().any(|slot| slot.is_stuck(now))
     }
 
-    /// The oldest stuck request that was not returned before.
+    /// The oldest stuck request that was not yet returned.
     pub(crate) fn report_stuck(&mut self, now: Instant) -> Option<(RequestInfo, Duration)> {
         let stuck = self.slots.iter_mut().flatten().filter(|slot| slot.is_stuck(now));
         let oldest = stuck.min_by_key(|slot| slot.started)?;

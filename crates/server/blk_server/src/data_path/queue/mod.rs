@@ -1,11 +1,11 @@
-//! One running queue: takes chains, gives their ops to the engine, and answers them.
+//! One running queue: takes chains, passes their ops to the engine, and completes them.
 //!
 //! `take_requests (pop → parse → check range → in-flight slot → op)` … engine …
 //! `complete (slot → status byte → used ring)`, `publish (used index → call fd)`
 //!
 //! - One worker owns the queue. Nothing here is shared, locked, or allocated per request.
-//! - A bad chain fails with IOERR, or goes back with length 0 if its status byte cannot be written.
-//! - A bad ring stops its queue (`faults.rs`); other queues go on.
+//! - A bad chain fails with IOERR, or is returned with length 0 if its status byte cannot be written.
+//! - A bad ring stops its queue (`faults.rs`); other queues continue.
 
 pub(crate) mod coalescing;
 pub(crate) mod in_flight;
@@ -45,10 +45,10 @@ use fault_log::log_refused;
 use starter::{Outcome, Starter};
 use submit_context::{MAX_OPS, SubmitContext};
 
-/// Most requests taken from a queue before the next queue and before publishing. Without a limit, guest and worker
-/// would idle in turns (docs/decisions/0031).
+/// Limit of requests taken from a queue before the next queue is served and completions are published. Without it,
+/// guest and worker would alternate between working and idling (docs/decisions/0031).
 const BATCH: usize = 32;
-/// What one request took in a pass that was timed; zero in other passes.
+/// The cost of one request in a timed pass; zero in other passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TimeSample {
     taken: Duration,
@@ -68,7 +68,7 @@ enum State {
     Running,
     /// Takes no requests; those in flight complete.
     Draining,
-    /// Like draining, but never runs again.
+    /// As draining, but never runs again.
     Stopping,
     /// Takes no requests until the front-end stops or resets the queue.
     Broken,
@@ -88,7 +88,7 @@ pub(crate) struct Queue {
     /// See [`QueueStart::leaves_unbegun`].
     leaves_unbegun: bool,
     chain: Chain,
-    /// Of the discard or write-zeroes request that is being started.
+    /// The segments of the discard or write-zeroes request that is being started.
     segments: SegmentBuffer,
     in_flight: InFlight,
     parked: ParkedRequests,
@@ -106,7 +106,7 @@ pub(crate) struct Queue {
     waits_for_room: bool,
     pending_interrupt: PendingInterrupt,
     counted: QueueCounters,
-    /// Requests of this pass; `worker_time` counts their part of it.
+    /// Requests taken in this pass, whose share of it `worker_time` counts.
     taken: u32,
     completed: u32,
     meter: Arc<QueueMeter>,
@@ -120,7 +120,7 @@ impl Queue {
         let layout = start.layout.ok_or("a ring address lies in no memory region")?;
         let ring = open_ring(start, &view, layout)?;
         layout.note_device_stores(view.memory(), start.ring);
-        // `seg_max` promised this many segments, whatever size the driver chose for the queue.
+        // `seg_max` announced this many segments, whatever size the driver chose for the queue.
         let longest = layout.queue_size.max(start.disk.queue_size());
         let image = start.disk.image();
         let zeroes = image.discard_limits().is_some() || image.write_zeroes_limits().is_some();
@@ -216,7 +216,7 @@ impl Queue {
         self.state == State::Running || self.must_redo()
     }
 
-    /// Returns false if the chain went back into the ring.
+    /// Returns false if the chain was put back into the ring.
     #[inline]
     fn start_request(&mut self, tag: u16, context: &mut SubmitContext<'_>) -> bool {
         if self.in_flight.is_taken(tag) {
@@ -227,7 +227,7 @@ impl Queue {
         let parsed = match parse(&self.chain, &self.view, &mut self.segments) {
             Ok(parsed) => parsed,
             Err(fault) => {
-                // The status byte cannot be written: the chain goes back with length 0.
+                // The status byte cannot be written: the chain is returned with length 0.
                 log_refused(&self.disk, self.index, context.now, &fault);
                 self.ring.push_used(tag, 0);
                 return true;
@@ -292,7 +292,8 @@ impl Queue {
         }
         let Some(finished) = self.in_flight.complete_op(tag, result, stored_bytes) else { return };
         if finished.info.kind == RequestKind::Read {
-            // The data is stored, and the driver does not know yet. A failed read may have stored data, too.
+            // Must come after the data was stored and before the driver learns of it. A failed read may also have
+            // stored data.
             completion.buffers.note_filled(self.view.memory());
         }
         let status = match finished.failed {
@@ -343,18 +344,18 @@ impl Queue {
         self.counted.errors += u64::from(status == Status::IoErr);
     }
 
-    /// The status of a request of which the engine reports success.
+    /// The final status of a request that the engine completed successfully.
     #[inline]
     fn succeeded(&self, info: &RequestInfo) -> Status {
-        // If memory was lost, zeroes may have been written in place of the guest's data.
+        // If memory was lost, zeroes may have been written instead of the guest's data.
         let lost_memory = self.view.is_poisoned() && info.kind != RequestKind::Read;
-        // The kernel reports lost pages once. A sync at the same time may have got the only report.
+        // The kernel reports lost pages only once, and a concurrent sync may have received the report.
         let lost_pages = info.durability != RequestDurability::Done && self.disk.has_failed();
         if lost_memory || lost_pages { Status::IoErr } else { Status::Ok }
     }
 
-    /// After a failed sync the disk promises no durability any more. A durable write that fails with EIO through the
-    /// page cache counts as a failed sync, because EIO may mean other writes' pages.
+    /// After a failed sync the disk guarantees no durability any more. With the page cache, EIO from a durable write
+    /// counts as a failed sync, because it may refer to other writes' pages.
     #[cold]
     fn note_failed(&self, tag: u16, completion: &Completion) {
         let promised = self.in_flight.durability(tag) == Some(RequestDurability::Durable);
@@ -364,7 +365,7 @@ impl Queue {
         }
     }
 
-    /// Step 8, once per pass: makes completions visible and calls the driver if it asked for that.
+    /// Step 8, once per pass: publishes completions and calls the driver if it requested that.
     #[inline]
     pub(crate) fn publish(&mut self, sample: TimeSample, now: Instant) {
         if self.ring.publish() {
@@ -375,8 +376,8 @@ impl Queue {
                 self.call_driver();
             }
         } else if self.pending_interrupt.due().is_some() && self.in_flight.in_engine() == 0 {
-            // The last request in the engine failed and is parked, so no completion will trigger the interrupt. A
-            // queue that moves or stops must not owe an interrupt.
+            // The last request in the engine failed and is parked, so no completion will trigger the interrupt. A queue
+            // that moves or stops must not leave an interrupt pending.
             self.call_driver();
         }
         self.counted.worker_time += sample.taken * self.taken + sample.completed * self.completed;
@@ -386,7 +387,7 @@ impl Queue {
         self.meter.store(&self.counted);
     }
 
-    /// Calls the driver if it asked for that.
+    /// Calls the driver if it requested an interrupt.
     #[inline]
     fn call_driver(&mut self) {
         self.pending_interrupt.clear();
@@ -398,7 +399,7 @@ impl Queue {
         }
     }
 
-    /// When to call the driver at the latest.
+    /// The latest time to call the driver.
     #[inline]
     pub(crate) fn call_due(&self) -> Option<Instant> {
         self.pending_interrupt.due()
@@ -415,7 +416,7 @@ impl Queue {
         self.ring.disable_kicks();
     }
 
-    /// The worker waits for a kick from now on. Returns whether requests are available already.
+    /// Requests kicks from now on. Returns whether requests are already available.
     pub(crate) fn enable_kicks(&mut self) -> bool {
         if self.state != State::Running {
             return self.must_redo();
@@ -431,7 +432,7 @@ impl Queue {
         self.waits_for_room
     }
 
-    /// Requests that the engine has.
+    /// Number of requests in the engine.
     #[inline]
     pub(crate) fn in_engine(&self) -> usize {
         self.in_flight.in_engine()

@@ -1,11 +1,11 @@
-//! The list of a queue's parked requests: they failed on the host and stay in flight until a retry succeeds.
+//! The list of a queue's parked requests, which failed on the host and stay in flight until a retry succeeds.
 //!
-//! `completion failed → ParkPolicy::wants → ParkedRequests → due, or resumed → tried again → answered | parked again`
+//! `completion failed → ParkPolicy::wants → ParkedRequests → due, or resumed → retried → completed | parked again`
 //!
-//! - A parked request keeps its tag, so it keeps its place in the ring and in the in-flight log. It has nothing in the
+//! - A parked request keeps its tag, and thereby its entries in the ring and the in-flight log. It has no ops in the
 //!   engine and no buffers of the worker.
 //! - The list is allocated when the queue starts, and only with a policy.
-//! - A failed sync is never parked (docs/decisions/0012). Other choices: docs/decisions/0038.
+//! - A failed sync is never parked (docs/decisions/0012). docs/decisions/0038 explains the other choices.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,19 +16,19 @@ use io_engine::OpError;
 use rustix::io::Errno;
 use virtio_blk::{SegmentBuffer, Segments};
 
-/// With `ctl resume` only: how often to check whether the disk has failed for good.
+/// With `ctl resume` only: how often to check whether the disk has failed permanently.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Which failures are parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkWhat {
-    /// Every failure that a repair of the host's storage may cure.
+    /// Every failure that a repair of the host's storage may fix.
     Any,
     /// Lack of space or quota.
     NoSpace,
 }
 
-/// Which failed requests a disk parks, and when it tries them again.
+/// Which failed requests a disk parks, and when it retries them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParkPolicy {
     /// Which failures.
@@ -38,7 +38,7 @@ pub struct ParkPolicy {
 }
 
 impl ParkPolicy {
-    /// Whether a retry may help. It cannot help cancelled requests, unsupported requests or lost memory.
+    /// Whether a retry may help. It cannot help cancelled or unsupported requests, or after lost memory.
     pub(crate) fn wants(&self, error: OpError) -> bool {
         match (self.what, error) {
             (_, OpError::Cancelled) => false,
@@ -56,7 +56,7 @@ impl ParkPolicy {
     }
 }
 
-/// As on the command line.
+/// In command-line form.
 impl fmt::Display for ParkWhat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -66,7 +66,7 @@ impl fmt::Display for ParkWhat {
     }
 }
 
-/// Whether a larger file system or quota would have had room.
+/// Whether a larger file system or quota would have avoided the error.
 pub(crate) fn is_no_space(errno: Errno) -> bool {
     matches!(errno, Errno::NOSPC | Errno::DQUOT)
 }
@@ -75,7 +75,7 @@ pub(crate) fn is_no_space(errno: Errno) -> bool {
 #[derive(Debug)]
 pub(crate) struct ParkedRequest {
     pub(crate) tag: u16,
-    /// The part of a read or write that is not done.
+    /// The unfinished part of a read or write.
     pub(crate) buffers: IoVecs,
 }
 
@@ -85,19 +85,19 @@ pub(crate) struct ParkedRequests {
     policy: Option<ParkPolicy>,
     /// Oldest first.
     requests: VecDeque<ParkedRequest>,
-    /// How many, from the front, the queue tries again as soon as there is room.
+    /// Number of requests, from the front, to retry as soon as there is room.
     to_retry: usize,
     due: Option<Instant>,
     /// Segments of discard and write-zeroes requests in flight, by tag: the guest may overwrite its own before a retry.
     segments: Box<[SegmentBuffer]>,
-    /// Requests that were parked and are not answered.
+    /// Parked requests that were not completed yet.
     open: u64,
-    /// Answered with an error since `open` was last 0.
+    /// Requests that completed with an error since `open` was last 0.
     failed: u64,
     all: u64,
 }
 
-/// All parked requests are answered.
+/// All parked requests have completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AllAnswered {
     pub(crate) requests: u64,
@@ -153,7 +153,7 @@ impl ParkedRequests {
         self.due
     }
 
-    /// Marks the requests for a retry if they are due. With `ctl resume` only, marks them if the disk is `hopeless`.
+    /// Marks due requests for a retry. With `ctl resume` only, marks them if the disk is `hopeless`.
     pub(crate) fn look(&mut self, now: Instant, hopeless: bool) {
         if self.due.is_none_or(|due| now < due) {
             return;
@@ -167,7 +167,7 @@ impl ParkedRequests {
         }
     }
 
-    /// Marks all for a retry, and returns their number.
+    /// Marks all requests for a retry, and returns their number.
     pub(crate) fn retry_all(&mut self) -> usize {
         self.to_retry = self.requests.len();
         self.due = None;
@@ -188,7 +188,7 @@ impl ParkedRequests {
         self.requests.iter_mut()
     }
 
-    /// A request that was parked is answered. Returns the totals if no other is left.
+    /// Records the completion of a parked request. Returns the totals if no other is left.
     pub(crate) fn answered(&mut self, failed: bool) -> Option<AllAnswered> {
         self.failed += u64::from(failed);
         self.open = self.open.saturating_sub(1);

@@ -1,11 +1,11 @@
-//! Parks failed requests of a queue and tries them again.
+//! Parks failed requests of a queue and retries them.
 //!
 //! `complete → park … (due, resumed, about to stop) → retry_parked → op → complete`
 //!
-//! - To the guest and the log, a parked request is in flight. The engine does not have it, so a queue with parked
-//!   requests only can change its memory and move to another worker.
+//! - To the guest and the log, a parked request is in flight. The engine has no ops of it, so a queue with only parked
+//!   requests can change its memory and move to another worker.
 //! - A queue that stops parks nothing more. If the next server reads the in-flight log, parked requests stay in the
-//!   log. Otherwise the queue tries them once more and reports the result.
+//!   log. Otherwise the queue retries them once and reports the results.
 //!
 //! The list of parked requests: `parked.rs`.
 
@@ -31,7 +31,7 @@ impl Queue {
     pub(super) fn should_park(&self, finished: &Finished, error: OpError) -> bool {
         let RequestInfo { kind, .. } = finished.info;
         let wanted = self.parked.policy().is_some_and(|policy| policy.wants(error));
-        // No retry restores what a failed sync lost. Without the guest's memory there is nothing to write.
+        // No retry restores the data that a failed sync lost. Without the guest's memory there is no data to write.
         let hopeless = kind == RequestKind::Flush || kind != RequestKind::Read && self.disk.has_failed();
         let may_wait = !self.ends || self.leaves_parked;
         wanted && !hopeless && may_wait && !self.view.is_poisoned()
@@ -83,7 +83,7 @@ impl Queue {
         );
     }
 
-    /// Logs the end of parking after the last answer.
+    /// Logs the end of parking after the last completion.
     #[cold]
     pub(super) fn parked_answered(&mut self, failed: bool) {
         if let Some(AllAnswered { requests, failed }) = self.parked.answered(failed) {
@@ -97,29 +97,29 @@ impl Queue {
         self.parked.due()
     }
 
-    /// Returns whether parked requests are to be tried again now.
+    /// Returns whether to retry parked requests now.
     pub(crate) fn look_at_parked(&mut self, now: Instant) -> bool {
         self.parked.look(now, self.disk.has_failed());
         self.has_retries()
     }
 
-    /// Whether the next pass tries parked requests again. Not during a drain, which would then take longer.
+    /// Whether the next pass retries parked requests. Not during a drain, which would then take longer.
     #[inline]
     pub(crate) fn has_retries(&self) -> bool {
         self.parked.has_retries() && self.state != State::Draining
     }
 
-    /// Has all parked requests tried again, and returns their number.
+    /// Marks all parked requests for a retry, and returns their number.
     pub(crate) fn resume_parked(&mut self) -> usize {
         self.parked.retry_all()
     }
 
-    /// Whether a request of this queue would find no room now.
+    /// Whether the engine or the pool has no room for another request of this queue.
     pub(crate) fn has_no_room(&self, engine: &dyn Engine) -> bool {
         self.waits_for_room || engine.room_of(self.file) < MAX_OPS
     }
 
-    /// Starts parked requests again within the engine's room and the disk's budget. Returns their number.
+    /// Restarts parked requests within the engine's room and the disk's budget. Returns their number.
     #[cold]
     pub(super) fn retry_parked(&mut self, context: &mut SubmitContext<'_>) -> usize {
         let mut tried = 0;
@@ -178,8 +178,8 @@ impl Queue {
         }
     }
 
-    /// The queue is about to stop. When its session ends, the front-end learns no ring position, and the next server
-    /// reads the log, as after a crash. On a stop by the front-end, `leaves_unbegun` says whether it reads the log.
+    /// Prepares for a stop. When the session ends, the front-end learns no ring position, and the next server reads the
+    /// log, as after a crash. On a stop by the front-end, `leaves_unbegun` says whether the next server reads the log.
     pub(super) fn stop_parking(&mut self, ending: Ending) {
         let has_log = self.log.is_some() && !self.lost_log();
         self.leaves_parked |= has_log && (self.leaves_unbegun || ending == Ending::Session);
@@ -195,7 +195,7 @@ impl Queue {
         self.in_flight.in_engine() == 0 && (self.parked.is_empty() || !self.ends || self.leaves_parked)
     }
 
-    /// Finds the buffers of parked requests in the queue's new memory. Requests whose buffers are not there fail.
+    /// Moves the buffers of parked requests to the queue's new memory. Requests whose buffers are not in it fail.
     pub(super) fn rebind_parked(&mut self) {
         let lost: usize = self
             .parked
@@ -209,7 +209,7 @@ impl Queue {
         }
     }
 
-    /// The queue goes, and its parked requests stay in the log.
+    /// Logs that the queue ends while its parked requests stay in the in-flight log.
     pub(super) fn log_left_parked(&self) {
         if !self.parked.is_empty() {
             let (disk, queue, requests) = (self.disk.name(), self.index, self.in_flight.parked());

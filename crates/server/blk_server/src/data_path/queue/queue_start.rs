@@ -1,4 +1,4 @@
-//! What a worker needs to start a queue, and why a queue stops.
+//! The data that a worker needs to start a queue, and the reasons for a queue to stop.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ pub(crate) struct QueueStart {
     pub(crate) session: Arc<SessionLink>,
     pub(crate) index: u16,
     pub(crate) memory: Arc<GuestMemory>,
-    /// `None`: an address is in no memory region.
+    /// `None` if an address is in no memory region.
     pub(crate) layout: Option<RingLayout>,
     pub(crate) ring: RingFeatures,
     /// As in SET_VRING_BASE: 16 bits of a split ring's index, or two positions of a packed ring.
@@ -32,7 +32,7 @@ pub(crate) struct QueueStart {
     pub(crate) meter: Arc<QueueMeter>,
     /// The in-flight log.
     pub(crate) log: Option<LogArea>,
-    /// On a stop, requests that only the previous server had begun stay in the log (GET_VRING_BASE_INFLIGHT).
+    /// On a stop, requests that only the previous server had started stay in the log (GET_VRING_BASE_INFLIGHT).
     pub(crate) leaves_unbegun: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Why a well-formed request is refused: the image's limits, or the state of the disk.
+//! Reasons to refuse a well-formed request: the image's limits, or the state of the disk.
 
 use guest_mem::{AccessError, FillError};
 

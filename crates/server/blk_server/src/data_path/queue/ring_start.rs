@@ -1,12 +1,12 @@
-//! Opens a ring where the previous device left it, even if the front-end names another position.
+//! Opens a ring at the position where the previous device stopped, even if the front-end sends another position.
 //!
 //! `SET_VRING_BASE + ring in memory → DeviceQueue`, one log line if they disagree
 //!
-//! - The base is checked here and not when it arrives: its format depends on the ring's, which front-ends may negotiate
-//!   later.
-//! - With an in-flight log, the log names the position. Requests that it lists are done again first.
-//! - A split ring shows its position. A packed ring often does; otherwise the front-end's base counts. An impossible
-//!   base breaks this queue only.
+//! - The base is checked here instead of on arrival, because its format depends on the ring format, which may be
+//!   negotiated later.
+//! - With an in-flight log, the log contains the position. Requests in the log are redone first.
+//! - A split ring contains its position. A packed ring often does; otherwise the front-end's base is used. An
+//!   impossible base breaks only this queue.
 //!
 //! Spec: vhost-user, "Ring states", SET_VRING_BASE.
 
@@ -53,7 +53,7 @@ pub(crate) fn open_ring(
     Ok(ring)
 }
 
-/// Logs nothing for a fresh packed ring: front-ends that ignore wrap counters say 0 for it.
+/// Logs nothing for a fresh packed ring: front-ends that ignore wrap counters send 0 for it.
 fn log_other_position(start: &QueueStart, ring: &DeviceQueue) {
     if start.ring.packed && ring.was_fresh() {
         return;
@@ -67,7 +67,7 @@ fn log_other_position(start: &QueueStart, ring: &DeviceQueue) {
     }
 }
 
-/// The previous server had requests in flight, or the front-end sent another ring's log.
+/// Logs that the previous server had requests in flight, or that the front-end sent another ring's log.
 fn log_recovery(start: &QueueStart, Recovery { redone, was_foreign }: Recovery) {
     let Some(Allowed { suppressed }) = start.disk.log_allowed(Instant::now()) else { return };
     let (disk, queue) = (start.disk.name(), start.index);
@@ -83,7 +83,7 @@ fn log_recovery(start: &QueueStart, Recovery { redone, was_foreign }: Recovery) 
     }
 }
 
-/// The guest may have disabled its cache without this process's knowledge.
+/// Handles a guest that may have disabled its cache without this process's knowledge.
 pub(crate) fn assume_writethrough(disk: &Disk, session: &SessionLink) {
     if disk.guest_cache().assume_writethrough() {
         let disk = disk.name();

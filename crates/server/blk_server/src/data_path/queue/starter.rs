@@ -1,4 +1,4 @@
-//! Steps 4 and 5: turns one parsed request into ops for the engine, or answers it at once.
+//! Steps 4 and 5: converts a parsed request to ops for the engine, or completes it at once.
 //!
 //! `Request → checked range of the image → in-flight slot → op(s), pushed`
 
@@ -17,17 +17,17 @@ use crate::data_path::worker::buffers::NoBuffers;
 const UNSUPPORTED: Outcome = Outcome::Finished { status: Status::Unsupp, stored_bytes: 0 };
 const NOTHING_TO_DO: Outcome = Outcome::Finished { status: Status::Ok, stored_bytes: 0 };
 
-/// What became of a request that the queue took.
+/// The result of starting a request.
 pub(super) enum Outcome {
-    /// It is answered without the engine.
+    /// Completed without the engine.
     Finished { status: Status, stored_bytes: u64 },
-    /// The engine has its ops.
+    /// Passed to the engine.
     Submitted,
-    /// The disk's share of the pool is used up: the chain stays in the ring until a request completes.
+    /// The disk's share of the pool is used up. The chain stays in the ring until a request completes.
     Later,
 }
 
-/// Starts one request: what it needs of its queue and worker.
+/// The parts of a queue and its worker that are needed to start a request.
 pub(super) struct Starter<'q, 'w, 'l> {
     pub(super) disk: &'q Disk,
     pub(super) view: &'q MemoryView,
@@ -55,7 +55,7 @@ impl Starter<'_, '_, '_> {
         }
     }
 
-    /// Returns what success will mean to the guest.
+    /// Returns the guarantee that success will have for the guest.
     #[inline]
     fn check_writable(&self, kind: RequestKind) -> Result<RequestDurability, Refusal> {
         if self.disk.image().read_only() {
@@ -109,7 +109,7 @@ impl Starter<'_, '_, '_> {
         Ok(self.submit(info, op_kind(range, self.durability), buffers))
     }
 
-    /// Starts a request that was parked. `buffers`: the part of a read or write that is not done.
+    /// Restarts a parked request. `buffers`: the unfinished part of a read or write.
     #[cold]
     pub(super) fn restart(&mut self, info: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
         match info.kind {
@@ -118,7 +118,7 @@ impl Starter<'_, '_, '_> {
                 self.transfer_rest(info, buffers, |range, _| OpKind::Read { range })
             }
             RequestKind::Write => {
-                // The guest may have changed its cache mode since.
+                // The guest may have changed its cache mode meanwhile.
                 let info = RequestInfo { durability: self.check_writable(RequestKind::Write)?, ..info };
                 self.transfer_rest(info, buffers, |range, durability| OpKind::Write { range, durability })
             }
@@ -138,7 +138,7 @@ impl Starter<'_, '_, '_> {
         start(self, &buffer.kept())
     }
 
-    /// Checks the range again: the image may be shorter now.
+    /// Checks the range again, because the image may have become shorter.
     fn transfer_rest(
         &mut self,
         info: RequestInfo,

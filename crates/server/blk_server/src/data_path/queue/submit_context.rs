@@ -7,7 +7,7 @@ use io_engine::{Engine, LEAST_SHARE};
 use crate::data_path::worker::buffers::BufferPool;
 use crate::data_path::worker::turn::Budget;
 
-/// Most ops of one request: a discard has one for each segment.
+/// Limit of ops per request: a discard has one per segment.
 pub(super) const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
 const _: () = assert!(MAX_OPS <= LEAST_SHARE, "a disk's share is enough for any request");
 
@@ -16,6 +16,6 @@ pub(crate) struct SubmitContext<'w> {
     pub(crate) engine: &'w mut dyn Engine,
     pub(crate) pool: &'w mut BufferPool,
     pub(crate) now: Instant,
-    /// Left for all queues of the disk in this pass.
+    /// The budget left for all queues of the disk in this pass.
     pub(crate) budget: &'w mut Budget,
 }
