@@ -1,9 +1,9 @@
 //! Moves a thread into a control group (version 2, threaded).
 //!
-//! `mountinfo → where the hierarchy is → folder → this thread's id into cgroup.threads`
+//! `mountinfo → mount point of the hierarchy → directory → this thread's id into cgroup.threads`
 //!
-//! - The kernel decides. After a refusal, the group's own files tell the reason.
-//! - Refuses a frozen group beforehand: a thread that joins one stops silently.
+//! - The kernel decides. After a refusal, the group's own files show the reason.
+//! - Refuses a frozen group in advance: a thread that joins one stops silently.
 //!
 //! Operators create groups and set their limits (docs/how-to/workers.md).
 
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 /// `CGROUP2_SUPER_MAGIC`
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
-/// Its mount point on nearly every host.
+/// Its mount point on most hosts.
 const USUAL_MOUNT: &str = "/sys/fs/cgroup";
 
 const THREADS: &str = "cgroup.threads";
@@ -28,7 +28,7 @@ pub enum CgroupError {
         /** As given. */
         path: PathBuf,
     },
-    /// The folder belongs to something else, such as version 1.
+    /// The directory belongs to another hierarchy, such as version 1.
     #[error("{} is not in a cgroup v2 hierarchy: threads can be moved one by one only there", path.display())]
     NotVersion2 {
         /** As given. */
@@ -44,7 +44,7 @@ pub enum CgroupError {
         /** Where it would be. */
         path: PathBuf,
     },
-    /// The group takes only whole processes.
+    /// The group accepts only whole processes.
     #[error("cgroup {} is not threaded, its type is `{kind}`: {advice}", path.display())]
     NotThreaded {
         /** Where it is. */
@@ -101,13 +101,13 @@ pub enum CgroupError {
     },
 }
 
-/// The file through which threads join `group` ([`crate::WorkerOptions::cgroup`]); `None`: there is no such group.
+/// The file through which threads join `group` ([`crate::WorkerOptions::cgroup`]); `None` if there is no such group.
 pub fn threads_file(group: &Path) -> Option<PathBuf> {
     Some(folder_of(group).ok()?.join(THREADS))
 }
 
-/// The folder of the topmost group that this process's threads may join: its own group or, if that is threaded, the
-/// nearest group above that is not. `None`: the root of the hierarchy, or no hierarchy.
+/// The directory of the topmost group that this process's threads may join: its own group or, if that is threaded, the
+/// nearest group above it that is not. `None` at the root of the hierarchy, or without a hierarchy.
 pub fn own_domain() -> Option<PathBuf> {
     let mount = mount_point(&std::fs::read_to_string("/proc/self/mountinfo").ok()?)?;
     let own = mount.join(below_root(&own_group()));
@@ -122,8 +122,8 @@ fn domain_of(own: &Path, mount: &Path) -> Option<PathBuf> {
     (!kind.is_empty()).then(|| folder.to_path_buf())
 }
 
-/// Moves the calling thread into `group`. A path with a leading slash begins at the root of the hierarchy (the mount point
-/// may precede it); any other path begins at the group of the process.
+/// Moves the calling thread into `group`. A path with a leading slash starts at the root of the hierarchy (the mount
+/// point may precede it); any other path starts at the process's group.
 pub(crate) fn join(group: &Path) -> Result<(), CgroupError> {
     let path = folder_of(group)?;
     if is_frozen(&read(&path, "cgroup.events")) {
@@ -135,7 +135,7 @@ pub(crate) fn join(group: &Path) -> Result<(), CgroupError> {
     written.map_err(|error| explain(path, error))
 }
 
-/// The folder of the group on this host. Checks that it exists and is of version 2.
+/// The directory of the group on this host. Checks that it exists and is of version 2.
 fn folder_of(group: &Path) -> Result<PathBuf, CgroupError> {
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let Some(mount) = mount_point(&mountinfo) else {
@@ -175,7 +175,7 @@ fn unescaped(field: &str) -> PathBuf {
     PathBuf::from(field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\"))
 }
 
-/// The group of the process's first thread, which never changes its group.
+/// The group of the process's first thread, which stays in its group.
 fn own_group() -> PathBuf {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/").into()
@@ -206,7 +206,7 @@ fn explain(path: PathBuf, source: io::Error) -> CgroupError {
                 "domain invalid" => {
                     format!("groups beside it are; echo threaded > {}", path.join("cgroup.type").display())
                 }
-                // A threaded one, or the top of a threaded domain.
+                // A threaded group, or the top of a threaded domain.
                 _ => return CgroupError::OtherDomain { path, own: own_group() },
             };
             CgroupError::NotThreaded { path, kind, advice }

@@ -6,10 +6,10 @@ use rustix::thread::CpuSet;
 #[allow(clippy::cast_possible_truncation)] // 1023
 pub const MAX_CPU: u32 = CpuSet::MAX_CPU as u32 - 1;
 
-/// The limit for lists from the kernel's files: far above any kernel's CPU number.
+/// Limit of CPU numbers in the kernel's lists, far above those of any kernel.
 const MAX_KERNEL_CPU: u32 = 0xffff;
 
-/// Why a text is not a list of CPUs.
+/// Why a text is not a valid list of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidCpuList {
     /// The list is empty.
@@ -61,7 +61,7 @@ pub fn parse_cpus(text: &str) -> Result<Vec<u32>, InvalidCpuList> {
     }
 }
 
-/// Reads a list from one of the kernel's files. It may be empty. `None`: not a list.
+/// Parses a list from one of the kernel's files. It may be empty. Returns `None` if the text is not a list.
 pub(crate) fn parse_kernel_list(text: &str) -> Option<Vec<u32>> {
     if text.trim().is_empty() { Some(Vec::new()) } else { ranges(text, MAX_KERNEL_CPU).ok() }
 }
@@ -96,7 +96,7 @@ fn ranges(text: &str, max: u32) -> Result<Vec<u32>, InvalidCpuList> {
         }
         cpus.extend(first..=last);
         if cpus.len() > 2 * (max as usize + 1) {
-            // Stops at a long text that repeats the same CPUs.
+            // Stops early at a long text that repeats the same CPUs.
             return Err(InvalidCpuList::Twice { cpu: last });
         }
     }

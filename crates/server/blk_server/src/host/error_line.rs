@@ -1,4 +1,4 @@
-//! An error and its causes in one line, for the log.
+//! Formats an error and its causes as one line, for the log.
 
 use std::error::Error;
 

@@ -1,6 +1,6 @@
 //! Listening sockets: creates their files, restricts access to them, and removes them.
 //!
-//! Replaces the socket file of a dead server; refuses the path if a server answers there.
+//! Replaces the socket file of a dead server, and refuses a path where a server answers.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,10 +15,10 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use tracing::warn;
 
-/// More time than a server takes between `bind` and `listen`.
+/// Longer than a server needs between `bind` and `listen`.
 const STARTING_SERVER: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Where a disk listens, and who may connect.
+/// A disk's socket path, and which users may connect.
 #[derive(Clone, Debug)]
 pub struct SocketConfig {
     /// The socket file; at most [`MAX_SOCKET_PATH_BYTES`] long.
@@ -32,10 +32,10 @@ pub struct SocketConfig {
 }
 
 impl SocketConfig {
-    /// Checks whether a socket can be created there, without creating anything.
+    /// Checks whether a socket can be created at the path, without creating anything.
     ///
     /// # Errors
-    /// [`SocketError`]: the path is too long, or its folder does not exist.
+    /// [`SocketError`]: the path is too long, or its directory does not exist.
     pub fn check(&self, opener: &dyn Opener) -> Result<(), SocketError> {
         check_path(opener, &self.path)
     }
@@ -54,7 +54,7 @@ pub enum SocketError {
         /** The limit. */
         max: usize,
     },
-    /// The folder does not exist.
+    /// The directory does not exist.
     #[error("the folder of socket {} does not exist: make it first", path.display())]
     NoFolder {
         /** As given. */
@@ -66,7 +66,7 @@ pub enum SocketError {
         /** As given. */
         path: PathBuf,
     },
-    /// Another kind of file has that name.
+    /// The path is a file of another kind.
     #[error("{} exists and is a {kind}, not a socket: choose another path", path.display())]
     NotASocket {
         /** As given. */
@@ -74,7 +74,7 @@ pub enum SocketError {
         /** What it is. */
         kind: FileKind,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {action} socket {}", path.display())]
     Io {
         /** What was tried. */
@@ -87,10 +87,10 @@ pub enum SocketError {
     },
 }
 
-/// How long to wait until a listening socket is closed.
+/// Limit of the wait until a listening socket is closed.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
-/// A bound socket, removed when dropped. Accepting from it never blocks.
+/// A bound socket, removed when dropped. `accept` never blocks.
 #[derive(Debug)]
 pub struct Socket {
     /// `None` only during drop.
@@ -131,21 +131,21 @@ impl Socket {
         &self.path
     }
 
-    /// Whether a service manager owns the socket file: this server neither changes nor removes it.
+    /// Whether a service manager owns the socket file, so that this server neither changes nor removes it.
     #[must_use]
     pub fn is_managed(&self) -> bool {
         rustix::fs::fstat(self).is_ok_and(|stat| self.file == FileId { dev: stat.st_dev, ino: stat.st_ino })
     }
 
-    /// Whether the socket file stays when this value is dropped, because another process listens on it.
+    /// Sets whether the socket file stays when this value is dropped, because another process listens on it.
     pub fn leave_file(&self, stays: bool) {
         self.removed.store(stays, Ordering::Relaxed);
     }
 
-    /// The next front-end that has connected, if any.
+    /// Accepts the next waiting front-end, if any.
     ///
     /// # Errors
-    /// Out of descriptors or memory.
+    /// No free descriptors or memory.
     pub(crate) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         match accept_with(self, SocketFlags::CLOEXEC) {
             Ok(front_end) => {
@@ -188,8 +188,8 @@ impl Drop for Socket {
     }
 }
 
-/// Closes a listening socket on another thread, and waits only for a moment. Front-ends that were never accepted may
-/// have sent descriptors; closing the socket closes these too, and may hang.
+/// Closes a listening socket on another thread, and waits only briefly. Front-ends that were never accepted may have
+/// sent descriptors; closing the socket also closes these, which may hang.
 fn close_with_backlog(listener: OwnedFd) {
     let (closed, is_closed) = sync_channel(1);
     let close = move || {
@@ -198,14 +198,14 @@ fn close_with_backlog(listener: OwnedFd) {
     };
     let thread = std::thread::Builder::new().name("bareblk-close".into()).stack_size(64 << 10);
     match thread.spawn(close) {
-        // It usually ends at once; then the path can be bound again.
+        // Closing usually ends at once, and then the path can be bound again.
         Ok(_) => drop(is_closed.recv_timeout(CLOSED_WITHIN)),
         Err(error) => warn!("socket closed on this thread, because no other could be started: {error}"),
     }
 }
 
-/// Makes the kernel deliver bytes sent with MSG_OOB, and their descriptors, like any others. By default it keeps them
-/// out of line: `recv` closes their descriptors, which may wait, and a peek at the socket does not show them.
+/// Makes the kernel deliver MSG_OOB bytes and their descriptors like any others. By default it keeps them out of line:
+/// `recv` closes their descriptors, which may wait, and a peek at the socket does not show them.
 pub(crate) fn take_urgent_bytes_in_line(socket: &OwnedFd) {
     // Fails on kernels without urgent bytes for Unix sockets, which need no such setting.
     let _ = rustix::net::sockopt::set_socket_oobinline(socket, true);
@@ -248,7 +248,7 @@ pub(crate) fn clear_stale(opener: &dyn Opener, paths: &[&Path]) -> Result<(), So
     if stale.is_empty() {
         return Ok(());
     }
-    // Checks twice: a server that is starting has created the file and does not listen yet.
+    // Checks twice, because a server that is starting may have created the file but not called `listen` yet.
     std::thread::sleep(STARTING_SERVER);
     stale.into_iter().try_for_each(|path| {
         refuse_alive(opener, path)?;

@@ -1,4 +1,4 @@
-//! The host's parts: CPUs, NUMA nodes, control groups, sockets, eventfds, a clock.
+//! Interfaces to the host: CPUs, NUMA nodes, control groups, sockets, eventfds, a clock.
 
 pub(crate) mod cgroup;
 pub(crate) mod clock;

@@ -1,17 +1,17 @@
-//! Which NUMA node CPUs belong to, from `/sys/devices/system/node`.
+//! Finds the NUMA node of CPUs in `/sys/devices/system/node`.
 //!
-//! - Only reads. The kernel takes memory from the node of the CPU that touches it first, and a bound worker touches its
-//!   own memory first.
+//! - It only reads. The kernel allocates memory on the node of the CPU that touches it first, and a bound worker
+//!   touches its own memory first.
 //! - A host without these files (no NUMA in the kernel, or no sysfs) has no nodes; this is not an error.
 
 use std::path::Path;
 
 use crate::host::cpu_list::parse_kernel_list;
 
-/// Where Linux lists its nodes.
+/// Linux's list of nodes.
 const NODES: &str = "/sys/devices/system/node";
 
-/// The node to which all of `cpus` belong. `None`: several nodes, an unknown one, or no CPUs.
+/// The node of all `cpus`. `None` for several nodes, an unknown one, or no CPUs.
 pub(crate) fn node_of(cpus: &[u32]) -> Option<u32> {
     node_in(Path::new(NODES), cpus)
 }

@@ -1,6 +1,6 @@
-//! Eventfds of a front-end: kick, call and err descriptors; and this process's own wake-ups.
+//! Eventfds: a front-end's kick, call and err descriptors, and this process's own wake-ups.
 //!
-//! A signal to a front-end may wait, so `io_engine::signal_shared` sends it.
+//! Signalling a front-end may block, so `io_engine::signal_shared` does it.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -20,7 +20,7 @@ pub(crate) fn adopt_passed(fd: PassedFd) -> std::io::Result<PassedFd> {
     Ok(fd)
 }
 
-/// Like [`adopt_passed`], for the server's own descriptor, for which no disk is charged.
+/// As [`adopt_passed`], for the server's own descriptor, which is not charged to a disk.
 ///
 /// # Errors
 /// As [`adopt_passed`].
@@ -50,7 +50,7 @@ pub(crate) fn signal(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
-/// Empties an eventfd before the server returns it to the front-end. Never blocks, whatever its flags are now.
+/// Resets an eventfd before the server returns it to the front-end. Never blocks, whatever the fd's current flags are.
 pub(crate) fn drain(fd: impl AsFd) {
     const CURRENT_POSITION: u64 = u64::MAX;
     let mut counter = [0u8; 8];

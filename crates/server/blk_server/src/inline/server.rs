@@ -1,8 +1,8 @@
-//! A server of one disk without threads, for tests and fuzzers: its caller steps the sessions and the worker.
+//! A server of one disk without threads, for tests and fuzzers. Its caller steps the sessions and the worker.
 //!
 //! `socket → InlineSession::serve (Session::step) → Address::ask → worker, on the same thread → answer`
 //!
-//! - Sessions and worker are those of the real server. It has no threads and therefore never waits.
+//! - Sessions and worker are those of the real server. Without threads, the server never waits.
 //! - Each thread has at most one such server: a worker cannot leave its thread, so a thread-local variable holds it.
 
 use std::cell::RefCell;
@@ -31,11 +31,11 @@ thread_local! {
     static WORKER: RefCell<Option<(Arc<OwnedFd>, Worker)>> = const { RefCell::new(None) };
 }
 
-/// Steps this thread's worker if `wakeup` is its wakeup fd. Its answer to a command is then ready.
+/// Steps this thread's worker if `wakeup` is its wakeup fd. The answer to a command is ready afterwards.
 fn serve_commands(wakeup: &Arc<OwnedFd>) {
     WORKER.with_borrow_mut(|worker| {
         if let Some((_, worker)) = worker.as_mut().filter(|(own, _)| Arc::ptr_eq(own, wakeup)) {
-            // The command has signalled the wakeup, so this returns at once.
+            // The command has already signalled the wakeup, so this returns at once.
             worker.sleep();
             while worker.pass(Instant::now()) || worker.arm() {}
         }
@@ -113,7 +113,7 @@ impl std::fmt::Debug for InlineSession {
 }
 
 impl InlineSession {
-    /// Handles what has arrived, without waiting for more. Returns whether the session continues.
+    /// Handles the messages that have arrived, without waiting for more. Returns whether the session continues.
     pub fn serve(&mut self) -> bool {
         while let Some(session) = self.0.as_mut().filter(|session| session.is_ready()) {
             if session.step() == Progress::Ended {

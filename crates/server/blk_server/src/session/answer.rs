@@ -1,6 +1,4 @@
-//! How a session answers a message: with a body, or with an error.
-//!
-//! Not here: sending it (`mod.rs`, `wire.rs`).
+//! The answers of a session to a message: a body or an error.
 
 use std::os::fd::OwnedFd;
 
@@ -19,7 +17,7 @@ use crate::data_path::worker::command::WorkerGone;
 
 /// The answer to a message.
 pub(super) enum Answer {
-    /// Success, if the front-end asked for it (REPLY_ACK).
+    /// Success, if the front-end requested an answer (REPLY_ACK).
     Ack,
     U64(u64),
     VringState(VhostUserVringState),
@@ -84,10 +82,9 @@ pub(crate) enum SessionError {
 pub(super) type Result<T, E = SessionError> = std::result::Result<T, E>;
 
 impl SessionError {
-    /// Whether the session must end, even if the front-end asked for an answer.
+    /// Whether the session must end, even if the front-end requested an answer.
     pub(super) fn ends_session(&self) -> bool {
-        // Front-ends ignore the answer to SET_LOG_BASE: a migration would continue without the pages that could not
-        // be marked.
+        // Front-ends ignore the answer to SET_LOG_BASE, so a migration would continue without the unmarked pages.
         let is_dirty_log = matches!(self, Self::DirtyLog(_));
         is_dirty_log || matches!(self, Self::Wire(_) | Self::WorkerGone | Self::Lease(LeaseError::Ending))
     }

@@ -2,12 +2,12 @@
 //!
 //! `SET_LOG_BASE (file) + LOG_ALL or a ring's F_LOG → StoreLog → the session's memory → its queues' workers`
 //!
-//! - The log is part of the memory that a queue uses. It changes as a memory table does: the worker carries out a
-//!   command before the session answers the front-end. Queues keep running; a request that completes later marks the
-//!   log that is then in force.
-//! - The server marks every store as soon as the front-end asks for any. A page too many is only copied once more.
-//! - A log that is too small ends the session. Front-ends ignore the answer, and a migration that misses some pages
-//!   gives the guest wrong memory.
+//! - The log is part of the memory that a queue uses, and changes like a memory table: the worker carries out a command
+//!   before the session answers the front-end. Queues keep running. A request marks the log that is active when it
+//!   completes.
+//! - The server marks every store as soon as the front-end requests any. Superfluous marks only cause extra copies.
+//! - A log that is too small ends the session: front-ends ignore the answer, and a migration that misses pages gives
+//!   the guest wrong memory.
 //!
 //! Spec: vhost-user, "Migration", SET_LOG_BASE, SET_LOG_FD, SET_VRING_ADDR. The bits are in `guest_mem`.
 
@@ -31,11 +31,11 @@ pub(crate) enum DirtyLogRefused {
     TooSmall(#[from] MemoryError),
 }
 
-/// The front-end's messages about the log so far.
+/// The state set by the front-end's messages about the log.
 #[derive(Debug, Default)]
 pub(super) struct DirtyLogging {
     pub(super) bits: Option<Arc<DirtyLog>>,
-    /// The descriptor to signal for new bits.
+    /// The descriptor to signal when bits are set.
     pub(super) changed: Option<PassedFd>,
     /// `VHOST_F_LOG_ALL` is on.
     pub(super) all: bool,
@@ -52,7 +52,8 @@ pub(super) fn mapped(
 }
 
 impl DirtyLogging {
-    /// What another server needs to mark the same log. Whether to mark it follows from the front-end's other messages.
+    /// The data that another server needs to mark the same log. The front-end's other messages determine whether to
+    /// mark it.
     pub(super) fn state(&self, fds: &mut Outgoing) -> (Option<DirtyLogState>, Option<Place>) {
         let log = self.bits.as_ref().map(|bits| bits.region()).map(|region| DirtyLogState {
             fd: fds.put(region.fd()),

@@ -1,7 +1,7 @@
-//! Hands a session to another process, unnoticed by front-end and guest: freezes it here, rebuilds it there.
+//! Hands a session over to another process, unnoticed by front-end and guest: freezes it here, rebuilds it there.
 //!
-//! `order → (between two messages) queues drained and taken from their workers → SessionState → verdict:
-//! theirs (this process never touches it again) or, after any error, back to the workers`
+//! `order → (between two messages) queues drained and removed from their workers → SessionState → verdict:
+//! theirs (this process never accesses it again) or, after any error, back to the workers`
 //! `SessionState → checked, mapped, no ring started → go → rings started, calls signalled → the next message`
 //!
 //! - A frozen session holds its queues itself: no worker reads a ring, and the guest's kicks wait in their eventfds.
@@ -47,7 +47,7 @@ use crate::host::error_line::error_line;
 use crate::host::signal::adopt_passed;
 
 impl Session {
-    /// Freezes if there is an order to freeze, and waits for the verdict. `Ended`: another process owns the session.
+    /// Freezes if ordered to, and waits for the verdict. `Ended`: another process owns the session.
     pub(super) fn obey_order(&mut self) -> Progress {
         let Some(Order { timeout, frozen, verdict }) = self.shared.take_order() else {
             return Progress::GoesOn;
@@ -61,14 +61,14 @@ impl Session {
         };
         let _ = frozen.send(Ok(handed));
         if verdict.recv() == Ok(Theirs) {
-            // The session does not stop the queues: the other process owns the rings.
+            // The session does not stop the queues, because the other process owns the rings.
             self.vrings.iter_mut().for_each(|vring| vring.running = None);
             self.wire.is_ours = false;
             debug!(disk = self.disk.name(), session = self.shared.id(), "session handed over");
             return Progress::Ended;
         }
         self.workers.thaw(queues);
-        // This closes the channel, and the waiting thread notices.
+        // This closes the channel, which the waiting thread notices.
         drop(frozen);
         Progress::GoesOn
     }
@@ -92,7 +92,7 @@ impl Session {
 
     /// Records the position at which each ring continues.
     fn leave_all(&mut self, queues: &mut [FrozenQueue]) -> Result<(), NotHanded> {
-        // `queues` lacks a queue that has ended because no worker could serve it.
+        // `queues` lacks a queue that ended because no worker could serve it.
         self.vrings.iter_mut().for_each(|vring| vring.broken = vring.running.is_some());
         for frozen in queues {
             let queue = frozen.index();
@@ -165,7 +165,7 @@ fn vring_state(vring: &Vring, fds: &mut Outgoing) -> VringState {
     }
 }
 
-// ---- in the process that continues
+// ---- in the new process
 
 impl Session {
     /// Rebuilds the session as it was in the other process, with no ring running.
@@ -239,8 +239,8 @@ impl Session {
             queue_size: entries,
         };
         log_memory::check(&said, self.disk.queues())?;
-        // Map only as much as the smaller format needs: the front-end may have negotiated the format after it set the
-        // log, and a ring whose log has no room runs without one.
+        // Map only what the smaller format needs: the front-end may have negotiated the format after it set the log,
+        // and a ring that does not fit its log runs without one.
         Ok(log_memory::map(&said, false, self.disk.quota().inherit(fds.take(fd)?)?)?)
     }
 
@@ -283,7 +283,7 @@ impl Session {
         let had_failed: Vec<bool> = self.vrings.iter().map(|vring| vring.failed).collect();
         let reconciled = self.start_leased();
         let fails_here = self.vrings.iter().zip(had_failed).position(|(vring, had)| vring.failed && !had);
-        // The other process signalled its completions, but this one cannot tell whether the last signal arrived.
+        // The other process signalled its completions, but this one cannot know whether the last signal arrived.
         let running = self.vrings.iter().filter(|vring| vring.running.is_some());
         running.filter_map(|vring| vring.call.as_ref()).for_each(signal_shared);
         let _ = started.send(match (&reconciled, fails_here) {
@@ -299,7 +299,7 @@ impl Session {
     }
 }
 
-/// The dirty log as it was in the other process.
+/// The dirty log's state from the other process.
 fn dirty_logging(
     all: bool,
     log: Option<DirtyLogState>,

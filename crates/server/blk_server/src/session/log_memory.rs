@@ -1,13 +1,13 @@
-//! The shared memory of the in-flight logs: the server creates it, the front-end keeps it and passes it to the next
+//! The shared memory of the in-flight logs. The server creates it; the front-end keeps it and passes it to the next
 //! server.
 //!
 //! `GET_INFLIGHT_FD → sealed memory → front-end … a server dies … SET_INFLIGHT_FD → checked, mapped → queues' logs`
 //!
-//! - A front-end may send a file of any size. The server maps only what the logs need. If another process truncates the
-//!   file later, the session ends, as with guest memory (`guest_mem`). Memory that the server created cannot be
-//!   truncated.
+//! - A front-end may send a file of any size. The server maps only what the logs need. If another process later
+//!   truncates the file, the session ends, as with guest memory (`guest_mem`). Memory that the server created is sealed
+//!   and cannot be truncated.
 //! - This file writes nothing into a log: a queue begins its log when it starts.
-//! - A front-end asks for the log before its guest chooses the ring sizes, so it may ask for too little. The server
+//! - A front-end requests the log before its guest chooses the ring sizes, so it may request too little. The server
 //!   makes each log large enough for the disk's longest ring (docs/decisions/0042). A ring that is longer than its log
 //!   runs without one.
 //! - A running ring records its requests only in the log with which it started. The session therefore refuses another
@@ -55,8 +55,8 @@ pub(crate) enum LogMemoryError {
     Make { bytes: u64, source: io::Error },
 }
 
-/// Bytes that a roomy log has beyond what its queues need. They mark it: each queue's log is a multiple of 64 bytes, so
-/// no tight log of a server has such a size.
+/// Size beyond what the queues need, as the mark of a roomy log: each queue's log is a multiple of 64 bytes, so no
+/// tight log of a server has such a size.
 const ROOMY_MARK_BYTES: u64 = 8;
 
 /// The number of logs, and of entries in each.
@@ -68,8 +68,8 @@ pub(super) struct LogLayout {
 }
 
 impl LogLayout {
-    /// As many entries as the front-end said. Earlier servers used this layout, and so do front-ends that create the
-    /// memory themselves.
+    /// The number of entries that the front-end requested. Earlier servers used this layout, and so do front-ends that
+    /// create the memory themselves.
     fn tight(queues: u16, queue_size: u16) -> Self {
         Self { queues, entries: queue_size }
     }
@@ -79,8 +79,8 @@ impl LogLayout {
         Self { queues, entries: longest.next_power_of_two() }
     }
 
-    /// The layout of memory of this size. Only the size tells it: front-ends pass the memory back unchanged, with the
-    /// queue size for which they first asked.
+    /// The layout of memory of this size. Only the size shows it: front-ends pass the memory back unchanged, with the
+    /// queue size of their first request.
     fn of_memory(mmap_bytes: u64, queues: u16, queue_size: u16) -> Self {
         let sizes =
             (0..u16::BITS).map(|bit| 1 << bit).filter(|&size| (queue_size..=MAX_QUEUE_SIZE).contains(&size));
@@ -107,7 +107,7 @@ pub(super) struct LogMemory {
 }
 
 impl LogMemory {
-    /// The log of one queue; `None` if the queue has no room in it.
+    /// The log of one queue; `None` if it does not fit.
     pub(super) fn area(&self, queue: u16, queue_size: u16, packed: bool) -> Option<LogArea> {
         let LogLayout { queues, entries } = self.layout;
         let end_bytes = LogArea::bytes(queue.saturating_add(1), entries, packed);
@@ -129,7 +129,7 @@ impl LogMemory {
     }
 }
 
-/// `most`: the disk's queues.
+/// `most`: the disk's number of queues.
 pub(super) fn check(said: &VhostUserInflight, most: u16) -> Result<(), LogMemoryError> {
     let (queues, queue_size) = (said.num_queues, said.queue_size);
     if !(1..=most).contains(&queues) {
@@ -178,7 +178,7 @@ pub(super) fn roomy_memory(queues: u16, longest: u16) -> Result<(u64, OwnedFd), 
     Ok((bytes, fd))
 }
 
-/// Seals the size: no process can change it any more.
+/// Seals the size, so that no process can change it.
 fn sealed_memory(bytes: u64) -> io::Result<OwnedFd> {
     let fd = memfd_create("bareblk-in-flight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, bytes)?;

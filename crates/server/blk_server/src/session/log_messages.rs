@@ -2,15 +2,14 @@
 //!
 //! `SET_LOG_BASE (file) + LOG_ALL or a ring's F_LOG → StoreLog → the session's memory → its queues' workers`
 //!
-//! - Whether stores are marked is part of the memory that a queue has. A change reaches the workers by a command, as a
-//!   new memory table does, before the front-end gets its answer. No ring stops for it; a request in flight is marked
-//!   by the state at its completion.
-//! - The server marks all stores as soon as the front-end wants any of them marked: a superfluous bit costs one page
-//!   that is copied again.
-//! - A dirty log that is too small ends the session. Front-ends ignore the answer, and a migration without some of the
-//!   bits ends in a guest with wrong memory.
-//! - A running ring's requests in flight, or parked, are only in the in-flight log with which it started. So the session
-//!   refuses another one until the rings are stopped; the same one again changes nothing.
+//! - Whether stores are marked is part of the memory that a queue uses. A change reaches the workers as a command, like
+//!   a new memory table, before the front-end gets its answer. No ring stops for it; a request in flight follows the
+//!   state at its completion.
+//! - The server marks all stores as soon as the front-end requests any: a superfluous bit costs one extra page copy.
+//! - A dirty log that is too small ends the session: front-ends ignore the answer, and a migration that misses bits
+//!   gives the guest wrong memory.
+//! - A running ring records its requests only in the in-flight log with which it started. The session therefore refuses
+//!   another log until the rings are stopped. It accepts the same log again and changes nothing.
 //!
 //! Spec: vhost-user, "Migration", SET_LOG_BASE, SET_LOG_FD, SET_VRING_ADDR, "Inflight description". Not here: the
 //! memory of the logs (`dirty_log.rs`, `log_memory.rs`).
@@ -49,25 +48,25 @@ impl Session {
         let bits = message.fds.pop().map(|fd| mapped(fd, mmap_bytes, offset_bytes)).transpose()?;
         self.dirty.bits = bits;
         self.renew_log()?;
-        // QEMU looks at the request's number only, others at the body, which is their own.
+        // QEMU checks only the request's number. Other front-ends check the body, which must be their own.
         Ok(Answer::DirtyLog(said))
     }
 
-    /// SET_LOG_FD: the descriptor to signal for new bits.
+    /// SET_LOG_FD: the descriptor to signal when bits are set.
     pub(super) fn set_log_fd(&mut self, mut message: Message) -> Result<Answer> {
         expect_fds(&message, 1)?;
         let request = FrontendReq::SET_LOG_FD;
         let adopted = message.fds.pop().map(crate::host::signal::adopt_passed).transpose();
         let changed = adopted.map_err(|source| SessionError::NotAnEventfd { request, source })?;
-        // Charged until no queue has it any more.
+        // Stays charged until no queue uses it.
         let before = std::mem::replace(&mut self.dirty.changed, changed);
         let renewed = self.renew_log();
         drop(before);
         renewed
     }
 
-    /// The front-end repeats the message to have a running ring's stores noted, or not any more: one that says nothing
-    /// else does not stop it.
+    /// The front-end repeats the message to start or stop marking a running ring's stores. A repetition without other
+    /// changes does not stop the ring.
     pub(super) fn set_vring_addr(&mut self, message: &Message) -> Result<Answer> {
         let said: VhostUserVringAddr = body(message)?;
         let addresses =
@@ -83,7 +82,7 @@ impl Session {
         self.reconcile(at)
     }
 
-    /// Makes the memory, and what running queues have of it, note stores as the front-end's messages so far have it.
+    /// Applies the front-end's messages so far: updates the memory and gives it to running queues.
     pub(super) fn renew_log(&mut self) -> Result<Answer> {
         let memory = self.logged(Arc::clone(&self.memory))?;
         if Arc::ptr_eq(&memory, &self.memory) {
@@ -95,7 +94,7 @@ impl Session {
         }
         for vring in &self.vrings {
             if let Some(queue) = &vring.running {
-                // No region goes, so nothing is waited for.
+                // No region is removed, so there is nothing to wait for.
                 queue.set_memory(Arc::clone(&memory), false)?;
             }
         }
@@ -103,7 +102,7 @@ impl Session {
         Ok(Answer::Ack)
     }
 
-    /// `memory`, or the same with other notes.
+    /// Returns `memory`, or a copy of it with different marking.
     pub(super) fn logged(&self, memory: Arc<GuestMemory>) -> Result<Arc<GuestMemory>> {
         let log = self.store_log(&memory);
         let is_same = match (&log, memory.log()) {
@@ -125,7 +124,7 @@ impl Session {
         Some(StoreLog::new(bits, self.logged_elsewhere(memory), changed))
     }
 
-    /// Used rings that the front-end knows by other addresses than their guest addresses.
+    /// Used rings that the front-end logs at addresses other than their guest addresses.
     fn logged_elsewhere(&self, memory: &GuestMemory) -> Box<[LoggedElsewhere]> {
         let features = self.negotiated.map(|negotiated| negotiated.ring()).unwrap_or_default();
         let rings = self.vrings.iter().filter_map(|vring| {
@@ -136,7 +135,7 @@ impl Session {
         rings.collect()
     }
 
-    /// GET_INFLIGHT_FD: creates memory. It is used once the front-end passes it back.
+    /// GET_INFLIGHT_FD: creates memory. It is used only after the front-end passes it back.
     pub(super) fn get_inflight_fd(&self, message: &Message) -> Result<Answer> {
         let asked = self.checked(message)?;
         let (num_queues, queue_size) = (asked.num_queues, asked.queue_size);
@@ -145,7 +144,7 @@ impl Session {
         Ok(Answer::Log(answer, fd))
     }
 
-    /// SET_INFLIGHT_FD: the logs of all rings, before they start.
+    /// SET_INFLIGHT_FD: sets the logs of all rings, before they start.
     pub(super) fn set_inflight_fd(&mut self, mut message: Message) -> Result<Answer> {
         expect_fds(&message, 1)?;
         let said = self.checked(&message)?;
@@ -159,7 +158,7 @@ impl Session {
         self.reconcile_all()
     }
 
-    /// The log of queue `at`; `None`: it runs without one.
+    /// The log of queue `at`; `None` if the queue runs without one.
     pub(super) fn log_for(&self, at: usize, packed: bool) -> Option<LogArea> {
         let (log, queue_size) = (self.log.as_ref()?, self.vrings[at].queue_size?);
         let queue = u16::try_from(at).ok()?;

@@ -1,7 +1,7 @@
-//! Memory messages: computes the next table of regions from the present one and the front-end's message.
+//! Memory messages: computes the next table of regions from the current one and the front-end's message.
 //!
-//! Front-ends repeat themselves: one sends the same SET_MEM_TABLE four times, and again while it stops. The server
-//! keeps a region that is already mapped, and neither maps nor charges it again.
+//! Front-ends repeat messages: one sends the same SET_MEM_TABLE four times, and again while it stops. The server keeps
+//! regions that are already mapped, and neither maps nor charges them again.
 //!
 //! Spec: vhost-user, "Memory regions description", "Single memory region description". Running queues get the table in
 //! `mod.rs` and `queue/mod.rs`.
@@ -36,7 +36,7 @@ pub(crate) struct Change {
     pub(crate) removes: bool,
 }
 
-/// SET_MEM_TABLE: the message's regions and no others.
+/// SET_MEM_TABLE: replaces the table with the message's regions.
 pub(crate) fn replaced(now: &GuestMemory, message: Message) -> Result<Change, MemoryChangeError> {
     let count = message.body.first_chunk().map_or(0, |head| u32::from_ne_bytes(*head)) as usize;
     let specs = region_specs(&message.body, count)?;

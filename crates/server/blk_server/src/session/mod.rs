@@ -1,13 +1,13 @@
-//! One connected front-end: its messages in order, and the queues they start and stop.
+//! One connected front-end: its messages in order, and the queues that they start and stop.
 //!
 //! `wire.rs (Message) → handle → vrings, memory, features → worker commands → reply`
 //!
-//! - A session is not a disk: while one front-end replaces another, a disk has two sessions, but rings run in only one
+//! - A disk may have several sessions: while one front-end replaces another it has two, but only one of them runs rings
 //!   (`disk::RingLease`).
 //! - Each session has one thread, which sleeps in `poll` between messages. It never touches guest memory: the queues'
 //!   workers do.
 //! - An invalid message ends the session with one log line; the disk and other sessions continue. If the front-end
-//!   asked for an answer (NEED_REPLY) and can continue, it gets "failed" instead.
+//!   requested an answer (NEED_REPLY) and can continue, it gets "failed" instead.
 //!
 //! Spec: vhost-user, "Front-end message types". The guest's requests are in `queue/mod.rs`.
 
@@ -115,14 +115,14 @@ impl Session {
         }
     }
 
-    /// Serves the front-end until it disconnects, sends an invalid message, or the session is told to end.
+    /// Serves the front-end until it disconnects, sends an invalid message, or the session is ordered to end.
     pub(crate) fn run(mut self) {
         debug!(disk = self.disk.name(), session = self.shared.id(), "front-end connected");
         self.wire.is_ours = true;
         while self.step() == Progress::GoesOn {}
     }
 
-    /// Waits once for the front-end, and handles what arrived. Logs the end of the session.
+    /// Waits once for the front-end, and handles the data that arrived. Logs the end of the session.
     pub(crate) fn step(&mut self) -> Progress {
         match self.receive_and_answer() {
             Ok(progress) => return progress,
@@ -216,7 +216,7 @@ impl Session {
         self.warn_once(&format!("refused: {}", error_line(error)));
     }
 
-    /// Logs each text once: front-ends repeat a message that the server refused.
+    /// Logs each text once, because front-ends repeat messages that the server refused.
     fn warn_once(&self, what: &str) {
         if let Some(Allowed { suppressed }) = self.disk.log_allowed_once(what, Instant::now()) {
             let (disk, session) = (self.disk.name(), self.shared.id());
@@ -301,11 +301,11 @@ impl Session {
             // A front-end without protocol features never sends SET_VRING_ENABLE, so its rings start enabled.
             self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
         }
-        // Some front-ends repeat the message while the guest runs. A driver that starts negotiates with its rings
-        // stopped, and begins with the disk's cache mode.
+        // Some front-ends repeat the message while the guest runs. A driver that starts negotiates while its rings are
+        // stopped, and starts with the disk's cache mode.
         let repeated = self.negotiated == Some(negotiated);
         if !repeated || self.vrings.iter().all(|vring| vring.running.is_none()) {
-            // Running rings follow the old bits.
+            // Running rings use the old bits.
             self.stop_all(Ending::Ring);
             self.shared.set_write_cache(self.disk.guest_cache().mode_for(negotiated));
             self.negotiated = Some(negotiated);
@@ -331,9 +331,9 @@ impl Session {
 
     /// Gives running queues the new table. If it lacks a region, they release that region first.
     ///
-    /// A ring that lies in no region of the new table pauses without a fault: front-ends resize a region by removing it
-    /// and adding another, and add regions one by one. The queue releases the old table, with the requests that it
-    /// holds (`queue/parking.rs`), before the session answers. A ring of which only a part is mapped is a fault.
+    /// A ring that is in no region of the new table pauses without a fault: front-ends resize a region by removing it
+    /// and adding another, and add regions one by one. Before the session answers, the queue releases the old table and
+    /// the requests that use it (`queue/parking.rs`). A ring that is only partly mapped is a fault.
     fn set_memory(&mut self, change: Result<memory::Change, memory::MemoryChangeError>) -> Result<Answer> {
         let memory::Change { memory, removes } = change?;
         let memory = self.logged(memory)?;
@@ -457,7 +457,7 @@ impl Session {
             leaves_unbegun,
         };
         // A ring that cannot start is the queue's fault, not the session's. The worker has logged it and signalled the
-        // err fd. The other queues continue, and a reset revives this one.
+        // err fd. The other queues continue, and a reset restores this one.
         vring.running = self.workers.start_queue(start)?;
         vring.failed = vring.running.is_none();
         self.note_opened(at);
@@ -473,7 +473,7 @@ impl Session {
         self.give_up_idle_lease();
     }
 
-    /// Lets another session start rings if no ring runs in this one.
+    /// Releases the lease if no ring of this session runs, so that another session can start rings.
     fn give_up_idle_lease(&mut self) {
         if self.lease.is_some() && self.vrings.iter().all(|vring| vring.running.is_none()) {
             self.lease = None;
@@ -500,10 +500,11 @@ impl Session {
     }
 }
 
-/// Stops the queues when the session goes. The list no longer holds queues that another process owns.
+/// Stops the queues when the session ends. The list no longer contains queues that another process owns.
 impl Drop for Session {
     fn drop(&mut self) {
-        // A session that has the lease and no ring has handed its rings to another process: the disk is still in use.
+        // A session with the lease but without rings has handed its rings to another process, so the disk is still in
+        // use.
         if self.vrings.iter().all(|vring| vring.running.is_none()) {
             self.lease = None;
         }
@@ -526,7 +527,7 @@ fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT
 }
 
-/// Requests whose answer cannot express failure.
+/// Requests whose answer cannot express a failure.
 fn has_reply(request: FrontendReq) -> bool {
     matches!(
         request,

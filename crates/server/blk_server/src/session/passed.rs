@@ -1,6 +1,6 @@
 //! Checks the descriptors that a front-end passes for a queue or for its back-end channel.
 //!
-//! The disk's quota (`guest_mem`) is charged for each from its arrival until it is closed. The session keeps a queue's
+//! The disk's quota (`guest_mem`) is charged for each descriptor from arrival to close. The session keeps a queue's
 //! descriptor until the queue has released it.
 //!
 //! Spec: vhost-user, SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, SET_BACKEND_REQ_FD.
@@ -31,8 +31,8 @@ impl Session {
         self.reconcile(at)
     }
 
-    /// Signals the new descriptor once: the worker may have signalled earlier completions on a descriptor that the
-    /// front-end had already dropped, and the guest would wait for them for ever.
+    /// Signals the new descriptor once. The worker may have signalled earlier completions on a descriptor that the
+    /// front-end had already dropped, and the guest would wait for them forever.
     pub(super) fn set_vring_call(&mut self, message: Message) -> Result<Answer> {
         let (at, fd) = self.vring_fd(message)?;
         let call = fd.as_ref().map(|fd| Arc::clone(fd.shared()));

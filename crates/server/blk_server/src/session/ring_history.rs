@@ -2,8 +2,8 @@
 //!
 //! - The server knows a ring if this session or an earlier one of the disk has opened it (`write_cache.rs`), or if the
 //!   guest has chosen a mode in this session.
-//! - It does not know a ring that ran in another server, even if it has failed to start here once. If such a ring is in
-//!   use, writes are durable until the guest chooses (`ring_start.rs`).
+//! - It does not know a ring that ran in another server, even if the ring has failed to start here once. If such a ring
+//!   is in use, writes are durable until the guest chooses (`ring_start.rs`).
 
 use virtio_blk::Negotiated;
 
@@ -15,8 +15,8 @@ use crate::data_path::queue::ring_start::assume_writethrough;
 const USED_BITS: u32 = 0x7fff_7fff;
 
 impl Session {
-    /// Whether the guest of queue `at` may have switched its cache off in another server. It matters only if the ring
-    /// turns out to be in use.
+    /// Whether the guest of queue `at` may have disabled its cache in another server. Only relevant if the ring is in
+    /// use.
     pub(super) fn may_hide_a_choice(&self, at: usize, negotiated: Negotiated) -> bool {
         if !negotiated.has_config_wce() {
             return false;
@@ -25,7 +25,7 @@ impl Session {
         !self.is_known(at)
     }
 
-    /// Notes that queue `at` was opened, if it runs.
+    /// Records that queue `at` was opened, if it runs.
     pub(super) fn note_opened(&mut self, at: usize) {
         if self.vrings[at].running.is_some() {
             self.disk.guest_cache().ring_opened(at, self.memory_file(at));
@@ -38,7 +38,7 @@ impl Session {
         self.vrings[at].is_known || self.disk.guest_cache().knows(&Shown { queue: at, session, memory, base })
     }
 
-    /// The file that holds the ring.
+    /// The file that contains the ring.
     fn memory_file(&self, at: usize) -> Option<MemoryFile> {
         let addr = self.vrings[at].layout(&self.memory)?.descriptors.0;
         let holds = |start: u64, end: u64| (start..end).contains(&addr);

@@ -1,4 +1,4 @@
-//! State that a session's thread and the server share: orders to freeze, the back-end channel, the session's end.
+//! State that a session's thread shares with the server: freeze orders, the back-end channel, the session's end.
 
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
@@ -24,7 +24,7 @@ const BACKEND_CONFIG_CHANGE: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Theirs;
 
-/// Asks a session to freeze.
+/// An order to freeze a session.
 #[derive(Debug)]
 pub(crate) struct Order {
     /// How long its queues may take to drain.
@@ -49,7 +49,7 @@ pub(crate) enum NotHanded {
     Parked { queue: u16, requests: usize },
 }
 
-/// Lets a rebuilt session start its rings.
+/// Allows a rebuilt session to start its rings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Go;
 
@@ -57,7 +57,7 @@ pub(crate) struct Go;
 struct State {
     ended: bool,
     backend_channel: Option<PassedFd>,
-    /// An order to hand the session to another process.
+    /// A pending order to hand the session to another process.
     order: Option<Order>,
 }
 
@@ -92,12 +92,12 @@ impl SessionShared {
         &self.link
     }
 
-    /// Signalled when there is an order: it ends a wait between messages.
+    /// Signalled when there is an order. Ends a wait between messages.
     pub(crate) fn pause_fd(&self) -> &Arc<OwnedFd> {
         &self.pause
     }
 
-    /// Asks the session's thread to freeze between two messages. There is at most one order at a time.
+    /// Orders the session's thread to freeze between two messages. There is at most one order at a time.
     pub(crate) fn order(&self, order: Order) {
         let mut state = self.lock();
         if !state.ended {
@@ -112,7 +112,7 @@ impl SessionShared {
         self.lock().order.take()
     }
 
-    /// Notes that the front-end has sent a message.
+    /// Records that the front-end has sent a message.
     pub(crate) fn note_heard(&self) {
         self.heard.store(true, Ordering::Relaxed);
     }
@@ -126,13 +126,13 @@ impl SessionShared {
     pub(crate) fn ended(&self) {
         let mut state = self.lock();
         state.ended = true;
-        // A waiting live upgrade sees that there is no session to hand over.
+        // A waiting live upgrade then sees that there is no session to hand over.
         state.order = None;
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Waits until the session has ended. False if it has not by `deadline`.
+    /// Waits until the session has ended. Returns false if it has not by `deadline`.
     pub(crate) fn wait_ended(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.lock(), left, |state| !state.ended);

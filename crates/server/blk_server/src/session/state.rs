@@ -2,8 +2,8 @@
 //!
 //! `Session (frozen) → SessionState + descriptors → … a socket … → checked like a front-end's messages → Session`
 //!
-//! - A value refers to a descriptor by its place in the list. Each place is used at most once.
-//! - All else begins anew: counters, limits of log lines, queues that an operator attached by hand.
+//! - A value refers to a descriptor by its index in the list. Each index is used at most once.
+//! - Other state starts afresh: counters, log limits, and which queues an operator attached.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use guest_mem::Quota;
 use serde::{Deserialize, Serialize};
 
-/// A place in the list of descriptors.
+/// An index in the list of descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Place(u32);
@@ -26,9 +26,9 @@ pub struct SessionState {
     pub(super) negotiated: Option<u64>,
     pub(super) protocol: u64,
     pub(super) protocol_negotiated: bool,
-    /// The received part of a message whose rest has not arrived.
+    /// The received part of an incomplete message.
     pub(super) half: Option<HalfState>,
-    /// This session, and no other, runs the disk's rings.
+    /// Whether this session runs the disk's rings.
     pub(super) has_lease: bool,
     /// `VHOST_F_LOG_ALL` was accepted.
     pub(super) log_all: bool,
@@ -48,7 +48,7 @@ pub struct SessionState {
 /// A frozen session.
 #[derive(Debug)]
 pub struct Handed {
-    /// Its values.
+    /// The session's values.
     pub state: SessionState,
     /// The descriptors that the state refers to.
     pub fds: Vec<Arc<OwnedFd>>,
@@ -73,11 +73,11 @@ pub(super) struct RegionState {
 pub(super) struct HalfState {
     pub(super) bytes: Vec<u8>,
     pub(super) fds: Vec<Place>,
-    /// How long the rest may take to arrive.
+    /// How much time is left for the rest to arrive.
     pub(super) left_ms: u64,
 }
 
-/// A live migration's log, used or not yet used.
+/// The log of a live migration, whether already in use or not.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DirtyLogState {
@@ -97,12 +97,12 @@ pub(super) struct LogState {
     pub(super) entries: u16,
 }
 
-/// The front-end's messages about one queue so far, and the position at which its ring continues.
+/// The state set by the front-end's messages about one queue, and the position at which its ring continues.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VringState {
     pub(super) queue_size: Option<u16>,
-    /// Descriptors, available, used: in the front-end's address space.
+    /// Addresses of the descriptors, available and used areas in the front-end's address space.
     pub(super) addresses: Option<[u64; 3]>,
     pub(super) log_addr: Option<u64>,
     pub(super) base: u32,
@@ -115,7 +115,7 @@ pub(super) struct VringState {
     pub(super) has_run: bool,
 }
 
-/// Outgoing descriptors, by their places.
+/// Outgoing descriptors by index.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing(pub(super) Vec<Arc<OwnedFd>>);
 
@@ -132,7 +132,7 @@ impl Outgoing {
     }
 }
 
-/// The place holds no descriptor, or its descriptor was already taken.
+/// There is no descriptor at the index, or it was already taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("descriptor {place} of {count} is missing, or used twice")]
 pub(crate) struct NoDescriptor {

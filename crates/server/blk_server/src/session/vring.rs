@@ -1,7 +1,7 @@
-//! The front-end's messages about one queue so far, and whether they suffice to run it.
+//! The state set by the front-end's messages about one queue, and whether it suffices to run the queue.
 //!
-//! A front-end may send them in any order: some enable rings before they send addresses. Nothing here acts; the session
-//! calls [`Vring::should_run`] after every message.
+//! Front-ends may send them in any order: some enable rings before they send addresses. This code only stores the
+//! state; the session calls [`Vring::should_run`] after every message.
 //!
 //! Spec: vhost-user, "Ring states". The running queue is in `queue/mod.rs`.
 
@@ -12,7 +12,7 @@ use virtqueue::{DeviceQueue, RingFeatures, RingLayout};
 
 use crate::data_path::assignment::QueueHandle;
 
-/// Ring addresses as sent: in the front-end's own address space.
+/// Ring addresses as sent, in the front-end's own address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserAddresses {
     pub(crate) descriptors: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Vring {
     /// The address of the used ring in the dirty log, if the front-end wants its stores marked.
     pub(crate) log_addr: Option<u64>,
     /// From the front-end, or from the last stop. Its form depends on the ring's format, which may be negotiated later,
-    /// so it is checked when the ring starts.
+    /// so the base is checked when the ring starts.
     pub(crate) base: u32,
     pub(crate) kick: Option<PassedFd>,
     pub(crate) call: Option<PassedFd>,
@@ -36,8 +36,8 @@ pub(crate) struct Vring {
     pub(crate) enabled: bool,
     /// The ring failed to start. The session retries only after the front-end stops or resets it.
     pub(crate) failed: bool,
-    /// The session knows the guest's cache mode: it opened the ring, or the guest has chosen since it began. No choice
-    /// made elsewhere can be missed.
+    /// The session knows the guest's cache mode: it opened the ring, or the guest has chosen since the session began.
+    /// No choice made elsewhere can have been missed.
     pub(crate) is_known: bool,
     /// The frozen queue had a ring fault, or no worker could serve it.
     pub(crate) broken: bool,
@@ -54,13 +54,13 @@ impl Vring {
             && !self.failed
     }
 
-    /// Whether `memory` holds each ring to its last byte.
+    /// Whether `memory` contains each part of the ring completely.
     pub(crate) fn is_whole(&self, memory: &Arc<GuestMemory>, features: RingFeatures) -> bool {
         let layout = self.layout(memory);
         layout.is_some_and(|layout| DeviceQueue::check_place(&layout, memory, features).is_ok())
     }
 
-    /// Where the rings lie in guest memory; `None` if an address lies in no region.
+    /// The parts of the ring in guest memory; `None` if an address is in no region.
     pub(crate) fn layout(&self, memory: &GuestMemory) -> Option<RingLayout> {
         let (queue_size, addresses) = (self.queue_size?, self.addresses?);
         Some(RingLayout {

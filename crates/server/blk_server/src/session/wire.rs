@@ -1,12 +1,12 @@
-//! A session's socket: waits for messages, keeps what has arrived of one, and sends replies.
+//! A session's socket: waits for messages, stores incomplete ones, and sends replies.
 //!
 //! `socket → PartialMessage (vhost_user) → descriptors charged to the disk → Message`
 //!
 //! - A message may arrive in any number of packets. If it is incomplete [`MESSAGE_TIMEOUT`] after its first byte, the
 //!   session ends, so that no front-end can block a session's thread with half a message.
 //! - The disk is charged for each descriptor on arrival, even if the message is incomplete.
-//! - The session waits on its socket, its own wake-up and `pause` at once, even in the middle of a message. The
-//!   received part stays here until the rest comes, or goes to another server (docs/decisions/0045).
+//! - The session waits for its socket, its own wake-up and `pause` at once, even in the middle of a message. The
+//!   received part is stored here until the rest arrives, or is handed to another server (docs/decisions/0045).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,16 +22,16 @@ use vm_memory::ByteValued;
 
 use crate::host::listener::take_urgent_bytes_in_line;
 
-/// Most descriptors of one message: the `vhost` crate takes as many regions in a SET_MEM_TABLE.
+/// Limit of descriptors per message: the `vhost` crate accepts as many regions in a SET_MEM_TABLE.
 const MAX_FDS: usize = MAX_ATTACHED_FD_ENTRIES;
-/// How long a front-end may take from a message's first byte to its last, and to read a reply.
+/// Time limit for a front-end to send a whole message, and to read a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One request of the front-end.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) request: FrontendReq,
-    /// The front-end set NEED_REPLY: it waits for success or failure (feature REPLY_ACK).
+    /// The front-end set NEED_REPLY and waits for success or failure (feature REPLY_ACK).
     pub(crate) need_reply: bool,
     pub(crate) body: Vec<u8>,
     pub(crate) fds: Vec<PassedFd>,
@@ -66,7 +66,7 @@ pub(crate) enum Incoming {
     Message(Message),
     /// The session's own wake-up fired.
     Woken,
-    /// `pause` fired between two messages, one of which may have arrived in part.
+    /// `pause` fired. A message may have arrived in part.
     Paused,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Wire {
     half: Option<HalfMessage>,
     /// The disk's quota.
     quota: Arc<Quota>,
-    /// No other server has the connection: it ends when this value is dropped.
+    /// Whether this server alone has the connection. Dropping this value then ends the connection.
     pub(super) is_ours: bool,
 }
 
@@ -107,7 +107,7 @@ impl Wire {
         &self.socket
     }
 
-    /// The received part of a message whose rest has not arrived.
+    /// The received part of an incomplete message.
     pub(crate) fn half(&self) -> Option<&HalfMessage> {
         self.half.as_ref()
     }
@@ -118,7 +118,7 @@ impl Wire {
     }
 
     /// Waits for the socket, the wake-up or the pause, then reads once. Waits without limit for a message's first byte.
-    /// `None`: only a part of a message has arrived.
+    /// Returns `None` if the message is still incomplete.
     pub(crate) fn receive(&mut self) -> Result<Option<Incoming>, WireError> {
         match self.wait()? {
             Ready::Woken => return Ok(Some(Incoming::Woken)),
@@ -144,7 +144,7 @@ impl Wire {
         wait(&mut fds, Some(Instant::now())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Only waiting counts against a message's time, not the server's own work.
+    /// Only waiting counts against a message's time limit, not the server's own work.
     fn wait(&mut self) -> Result<Ready, WireError> {
         let began = Instant::now();
         let end = self.half.as_ref().map(|half| began + half.left);
@@ -181,7 +181,7 @@ impl Wire {
         self.send_all(&message_bytes(request.into(), Header::REPLY, body.as_slice(), rest), &[])
     }
 
-    /// Answers `request` with `body` and a descriptor, which the first byte carries.
+    /// Answers `request` with `body` and a descriptor, which is attached to the first byte.
     pub(crate) fn reply_with_fd(
         &self,
         request: FrontendReq,
@@ -191,7 +191,7 @@ impl Wire {
         self.send_all(&message_bytes(request.into(), Header::REPLY, body.as_slice(), &[]), &[fd.as_fd()])
     }
 
-    /// Gives up after a time, so that a front-end that does not read cannot delay the session's end.
+    /// Gives up after a time limit, so that a front-end that does not read cannot delay the session's end.
     fn send_all(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), WireError> {
         let end = Instant::now() + MESSAGE_TIMEOUT;
         let mut outgoing = Outgoing::new(bytes, fds);
@@ -207,8 +207,7 @@ impl Wire {
             match fds.map(|fd| !fd.revents().is_empty()) {
                 [_, _, true] => {}
                 [true, ..] => return Err(WireError::Woken),
-                // Another server could not send the rest of a reply, and the live upgrade would stop all guests
-                // meanwhile.
+                // A new server could not send the rest of a reply, and a live upgrade would stop all guests meanwhile.
                 _ => return Err(WireError::ReplyNotReadInTime),
             }
             outgoing.send_some(&self.socket)?;
@@ -225,10 +224,10 @@ impl Drop for Wire {
     }
 }
 
-/// Ends a connection. Unread bytes may carry descriptors, which the kernel closes with the socket. That may wait, so
+/// Ends a connection. Unread bytes may carry descriptors, which the kernel closes with the socket. This may block, so
 /// another thread closes the socket.
 pub(crate) fn hang_up(socket: &Arc<OwnedFd>, quota: &Quota) {
-    // From here on nothing can arrive.
+    // Nothing can arrive from here on.
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
     let unread = rustix::net::recv(socket, &mut [0_u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
     if !matches!(unread, Ok((0, _))) {
@@ -236,11 +235,11 @@ pub(crate) fn hang_up(socket: &Arc<OwnedFd>, quota: &Quota) {
     }
 }
 
-/// Sends a back-end request on its channel. Asks for no answer and never waits.
+/// Sends a back-end request on its channel. Requests no answer and never blocks.
 pub(crate) fn send_backend_request(channel: impl AsFd, code: u32) -> Result<(), WireError> {
     let bytes = message_bytes(code, Header::REQUEST, &[], &[]);
     let mut outgoing = Outgoing::new(&bytes, &[]);
-    // A stream socket takes so few bytes whole or not at all.
+    // A stream socket accepts so few bytes completely or not at all.
     outgoing.send_some(channel)?;
     if outgoing.is_sent() { Ok(()) } else { Err(WireError::ChannelFull) }
 }
@@ -248,7 +247,7 @@ pub(crate) fn send_backend_request(channel: impl AsFd, code: u32) -> Result<(), 
 /// The received part of a message, with its descriptors.
 #[derive(Debug)]
 pub(crate) struct HalfMessage {
-    /// How long the rest may take.
+    /// How much time is left for the rest to arrive.
     pub(crate) left: Duration,
     partial: PartialMessage,
     pub(crate) fds: Vec<PassedFd>,
@@ -259,7 +258,7 @@ impl HalfMessage {
         Self { left: MESSAGE_TIMEOUT, partial: PartialMessage::new(MAX_FDS), fds: Vec::new() }
     }
 
-    /// Checks the part that another server received as if it came from the front-end.
+    /// Checks the part from another server as if the front-end had sent it.
     pub(crate) fn from_parts(left: Duration, bytes: Vec<u8>, fds: Vec<PassedFd>) -> Result<Self, FrameError> {
         let partial = PartialMessage::from_parts(bytes, fds.len(), MAX_FDS)?;
         Ok(Self { left: left.min(MESSAGE_TIMEOUT), partial, fds })
@@ -269,7 +268,7 @@ impl HalfMessage {
         self.partial.bytes()
     }
 
-    /// Receives once, and no more than the message still lacks.
+    /// Receives once, at most the missing part of the message.
     fn receive_some(&mut self, socket: &OwnedFd, quota: &Arc<Quota>) -> Result<(), WireError> {
         let (fds, mut refused) = (&mut self.fds, None);
         let arrived = self.partial.receive_some(socket, |fd| match quota.admit(fd) {
@@ -279,7 +278,7 @@ impl HalfMessage {
         if let Some(error) = refused {
             return Err(error.into());
         }
-        // The socket was ready. Waiting again could keep this thread busy for ever.
+        // The socket was ready. Waiting again could keep this thread busy forever.
         if arrived? { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WouldBlock).into()) }
     }
 

@@ -1,4 +1,4 @@
-//! How workers wake the balancer, and how a worker knows that it was busy.
+//! Lets workers wake the balancer, and measures whether a worker was busy.
 //!
 //! `busy worker → BusyWatch::look → Bell::ring → the balancer's thread`
 
@@ -11,16 +11,16 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::host::signal::signal;
 
-/// Time between two readings of the balancer, and between two looks of a worker.
+/// Time between two readings of the balancer, and between two checks of a worker.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);
-/// A worker that works for less than this part of the period (one in so many) does not ring. The part is small, because
-/// a worker that gets little processor time does little work, however much it has to do.
+/// A worker that works for less than 1/n of the period does not ring. The threshold is low, because a worker that gets
+/// little processor time does little work, however much it has to do.
 const RINGS_FROM: u32 = 50;
-/// How workers wake the balancer.
+/// An event that wakes the balancer.
 #[derive(Debug)]
 pub(crate) struct Bell {
     pub(crate) origin: Instant,
-    /// The bell ignores rings before this many milliseconds after the origin.
+    /// The bell ignores rings until this many milliseconds after the origin.
     due_ms: AtomicU64,
     quit: AtomicBool,
     pub(crate) fd: OwnedFd,
@@ -28,7 +28,7 @@ pub(crate) struct Bell {
 
 impl Bell {
     pub(crate) fn new() -> std::io::Result<Self> {
-        // Blocking: the balancer sleeps in its read; a write would block only after 2^64 - 2 unread ones.
+        // Blocking: the balancer sleeps in its read, and a write would block only after 2^64 - 2 unread ones.
         let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
         Ok(Self { origin: Instant::now(), due_ms: AtomicU64::new(0), quit: AtomicBool::new(false), fd })
     }
@@ -38,7 +38,7 @@ impl Bell {
         let now_ms = self.millis(now);
         let due_ms = self.due_ms.load(Ordering::Relaxed);
         let next_ms = now_ms.saturating_add(whole_millis(PERIOD));
-        // Relaxed: the number orders only the rings, and the exchange does that.
+        // Relaxed: the exchange alone orders the rings.
         let exchange =
             |from| self.due_ms.compare_exchange(from, next_ms, Ordering::Relaxed, Ordering::Relaxed);
         if now_ms >= due_ms && exchange(due_ms).is_ok() {
@@ -46,7 +46,7 @@ impl Bell {
         }
     }
 
-    /// The bell ignores rings for this long.
+    /// Makes the bell ignore rings for this long.
     pub(crate) fn pause(&self, now: Instant, length: Duration) {
         let due_ms = self.millis(now).saturating_add(whole_millis(length));
         self.due_ms.fetch_max(due_ms, Ordering::Relaxed);
@@ -61,13 +61,13 @@ impl Bell {
     }
 
     pub(crate) fn quit(&self) {
-        // Release: pairs with the acquire in `wait`; the signal comes after it.
+        // Release: pairs with the acquire in `wait`; the eventfd is signalled afterwards.
         self.quit.store(true, Ordering::Release);
         signal(&self.fd);
     }
 
     pub(crate) fn is_quitting(&self) -> bool {
-        // Relaxed: a balancer that sees it late takes one more reading.
+        // Relaxed: a balancer that sees the change late takes one more reading.
         self.quit.load(Ordering::Relaxed)
     }
 
@@ -93,7 +93,7 @@ impl BusyWatch {
         Self { bell, since: now, work: Duration::ZERO }
     }
 
-    /// When to call [`BusyWatch::look`].
+    /// The time of the next call of [`BusyWatch::look`].
     pub(crate) fn next_look(&self) -> Instant {
         self.since + PERIOD
     }

@@ -1,8 +1,8 @@
-//! An engine's pool of buffer descriptions: each request takes one that is large enough and gives it back.
+//! An engine's pool of buffer descriptions. Each request borrows one that is large enough.
 //!
-//! - Small ones suffice for as many requests as the engine takes. A few large ones serve requests with many pieces.
-//! - Each disk has its share of the large ones (`io_engine::Shares`). A request that finds none waits in its ring until
-//!   its disk gives one back.
+//! - There are enough small ones for all requests of the engine. A few large ones serve requests with many pieces.
+//! - Each disk has its share of the large ones (`io_engine::Shares`). A request without one waits in its ring until its
+//!   disk returns one.
 //! - The pool grows when queues start, not per request. All queues that use the engine share it.
 
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use std::sync::Arc;
 use guest_mem::{FillError, GuestMemory, GuestRange, IoVecs, MemoryView};
 use io_engine::{FileId, LEAST_SHARE, Shares};
 
-/// Pieces of a small one. Most requests have one to four.
+/// Pieces of a small description. Most requests have one to four.
 const SMALL_PIECES: usize = 8;
-/// Pieces of a large one: a chain of 1024 descriptors, each split between two regions.
+/// Pieces of a large description: a chain of 1024 descriptors, each split between two regions.
 const LARGE_PIECES: usize = 2048;
-/// Large ones per engine, 32 KiB each. With many disks there are more, because each disk keeps its reserve.
+/// Large descriptions per engine, 32 KiB each. With many disks there are more, because each disk keeps its reserve.
 const LARGE_COUNT: u32 = 32;
 /// The smallest reserve of a disk.
 const LEAST_LARGE: u32 = 1;
@@ -22,7 +22,7 @@ const LEAST_LARGE: u32 = 1;
 /// Why a request gets no buffers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoBuffers {
-    /// The disk has used up its share: try again when one of its requests completes.
+    /// The disk has used up its share. Retry when one of its requests completes.
     Exhausted,
     /// The data is not in guest memory, or has too many pieces.
     Refused(FillError),
@@ -35,9 +35,9 @@ pub(crate) struct BufferPool {
     large: Vec<IoVecs>,
     /// Each disk's share of the large ones.
     shares: Shares,
-    /// All large ones, in the pool or in use.
+    /// Number of large descriptions, in the pool or in use.
     large_made: usize,
-    /// All small ones, in the pool or in use; at most `limit`.
+    /// Number of small descriptions, in the pool or in use; at most `limit`.
     made: usize,
     depth: usize,
     limit: usize,
@@ -45,7 +45,7 @@ pub(crate) struct BufferPool {
 }
 
 impl BufferPool {
-    /// For an engine of this depth.
+    /// Makes a pool for an engine of this depth.
     pub(crate) fn new(depth: usize) -> Self {
         let shares = Shares::new(LARGE_COUNT, LEAST_LARGE);
         let (small, large) = (Vec::new(), Vec::new());
@@ -56,12 +56,13 @@ impl BufferPool {
     pub(crate) fn attach(&mut self, file: FileId) {
         self.shares.attach(file);
         self.disks += 1;
-        // The most that the engine takes, with the shares of its files, so small ones never run out first.
+        // The limit of requests in the engine, with the shares of its files, so that small descriptions never run out
+        // first.
         self.limit = self.limit.max(self.depth + self.depth / 2 + self.disks * LEAST_SHARE);
         self.make_large();
     }
 
-    /// Removes a disk, of which no request is in flight.
+    /// Removes a disk without requests in flight.
     pub(crate) fn detach(&mut self, file: FileId) {
         self.shares.detach(file);
         self.disks -= 1;
@@ -75,7 +76,7 @@ impl BufferPool {
         self.large_made = places;
     }
 
-    /// Adds small ones for `requests` more requests in flight, up to the limit.
+    /// Adds small descriptions for `requests` more requests in flight, up to the limit.
     pub(crate) fn reserve(&mut self, requests: usize) {
         let new = requests.min(self.limit - self.made);
         self.small.reserve(self.limit);
@@ -120,8 +121,8 @@ impl BufferPool {
         }
     }
 
-    /// Takes back the buffers of a completed request. Buffers of another memory than the queue's present `memory`
-    /// release it, so that removed regions are unmapped.
+    /// Returns the buffers of a completed request. Buffers of another memory than the queue's current `memory` release
+    /// it, so that removed regions are unmapped.
     #[inline]
     pub(crate) fn give_back(&mut self, file: FileId, mut buffers: IoVecs, memory: &Arc<GuestMemory>) {
         if buffers.holds(memory) {
@@ -130,14 +131,14 @@ impl BufferPool {
             buffers.release();
         }
         match buffers.capacity() {
-            // A request without data took none. A request that was parked has buffers of its own, of exactly its size.
+            // A request without data borrowed none. A formerly parked request has separate buffers of exactly its size.
             capacity if capacity < SMALL_PIECES => {}
             capacity if capacity < LARGE_PIECES => {
                 if self.small.len() < self.made {
                     self.small.push(buffers);
                 }
             }
-            // Buffers of a request that was parked may replace the disk's.
+            // Buffers of a formerly parked request may replace the disk's.
             _ => {
                 if self.shares.used(file).is_some_and(|used| used > 0) {
                     self.large.push(buffers);

@@ -1,7 +1,7 @@
-//! Commands for a worker, and how other threads send them.
+//! Commands for a worker, and their transmission by other threads.
 //!
-//! A worker shares no state with other threads. They send it a [`Command`] and signal its wakeup fd. A command brings a
-//! channel for its answer. The worker carries commands out in `worker/commands.rs`.
+//! A worker shares no state with other threads. They send it a [`Command`] and signal its wakeup fd. The command
+//! contains a channel for the answer. `worker/commands.rs` carries commands out.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,13 +31,13 @@ thread_local! {
 #[error("the worker is gone")]
 pub(crate) struct WorkerGone;
 
-/// A queue that the worker gives back because it cannot serve it.
+/// A queue that the worker returns because it cannot serve it.
 pub(crate) struct Unsuitable {
     pub(crate) queue: Box<Queue>,
     pub(crate) why: String,
 }
 
-/// What a worker can be asked to do. `Start` and `Adopt` answer with the queue's number, which other commands use.
+/// A command for a worker. `Start` and `Adopt` answer with the queue's number, which other commands use.
 pub(crate) enum Command {
     /// Answers `None` if the queue cannot run; the worker has logged why.
     Start(Arc<QueueStart>, SyncSender<Option<u32>>),
@@ -46,7 +46,7 @@ pub(crate) enum Command {
     Stop(u32, SyncSender<u32>),
     /// Answers with the queue itself when nothing is in flight.
     Release(u32, SyncSender<Box<Queue>>),
-    /// Answers whether the queue is still here; it then goes on. Otherwise the worker has sent it.
+    /// Answers whether the queue is still on this worker and continues. If not, the worker has sent it.
     CancelRelease(u32, SyncSender<bool>),
     /// A worker that does not hang answers at once.
     Ping(SyncSender<()>),
@@ -54,26 +54,26 @@ pub(crate) enum Command {
     Adopt(Box<Queue>, SyncSender<Result<u32, Unsuitable>>),
     SetCall(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
     SetErr(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
-    /// Changes to a memory that holds the ring at its old place. `drain`: waits until nothing is in flight, because
-    /// regions go away.
+    /// Changes to a memory that contains the ring at its previous addresses. `drain`: waits until nothing is in flight,
+    /// because regions are removed.
     SetMemory {
         queue: u32,
         memory: Arc<GuestMemory>,
         drain: bool,
         done: SyncSender<()>,
     },
-    /// Cancels requests that can be cancelled, of one disk or of all.
+    /// Cancels cancellable requests of one disk or of all.
     Cancel(Option<u64>),
-    /// Starts the worker's engine of this source, even if no queue here uses it. Answers whether it runs.
+    /// Starts the worker's engine of this source, even if no queue of the worker uses it. Answers whether it runs.
     StartEngine(Arc<EngineSource>, Option<SyncSender<io::Result<()>>>),
-    /// Tries the disk's parked requests again. Answers with their number.
+    /// Retries the disk's parked requests. Answers with their number.
     Resume(u64, SyncSender<usize>),
     /// Ends the worker if it has no queues. Answers whether it ends.
     Retire(SyncSender<bool>),
     Quit,
 }
 
-/// Where to send a worker's commands.
+/// The address for a worker's commands.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
     pub(crate) id: WorkerId,

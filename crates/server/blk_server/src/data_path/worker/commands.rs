@@ -1,10 +1,10 @@
-//! Carries out the worker's commands: queues start, stop, change memory, arrive and leave.
+//! Carries out the worker's commands: starts, stops, moves queues, and changes their memory.
 //!
-//! `wakeup → Command → …`; if the queue must be quiet first: `drain → last completion → drained → answer`
+//! `wakeup → Command → …`; if nothing may be in flight: `drain → last completion → drained → answer`
 //!
-//! A queue moves: `Release → drained → the queue itself as the answer → Adopt on the other worker → resume, look at the
-//! ring`. Nothing is in flight meanwhile. Requests that the driver adds wait in the ring, and that look finds them. A
-//! release that takes too long is cancelled, and the queue goes on here.
+//! A queue moves: `Release → drained → the queue itself as the answer → Adopt on the other worker → resume, check the
+//! ring`. Nothing is in flight meanwhile. Requests that the driver adds wait in the ring until that check. A release
+//! that takes too long is cancelled, and the queue stays.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::data_path::worker::command::{Command, Unsuitable};
 use crate::data_path::worker::timers::Timer;
 use crate::host::signal::drain;
 
-/// What a worker prepares for a queue before it serves it.
+/// Resources that a worker prepares for a queue before it serves the queue.
 struct Prepared {
     engine: usize,
     file: FileId,
@@ -189,7 +189,7 @@ impl Worker {
         self.engines.leave(prepared.engine);
     }
 
-    /// Serves the queue from now on.
+    /// Adds the queue to those that the worker serves.
     fn put(&mut self, id: u32, queue: Queue, engine: usize) {
         if let Some(engine) = self.engines.get_mut(engine) {
             engine.engine.use_memory(queue.memory());
@@ -198,7 +198,7 @@ impl Worker {
         self.timers.set(Timer::Retry, queue.retry_due());
         let disk = self.turns.join(queue.disk().id());
         self.queues[id as usize] = Some(WorkerQueue::new(queue, engine, disk));
-        // Looks at the ring without a kick: the kick may have gone to the previous server or worker.
+        // Checks the ring without a kick, because the kick may have gone to the previous server or worker.
         self.activate(id);
     }
 
@@ -212,7 +212,7 @@ impl Worker {
             Ok(prepared) => prepared,
             Err(why) => return Err(Unsuitable { queue, why }),
         };
-        // This worker may have seen the fault of the queue's memory already, for other queues.
+        // This worker may already have handled the fault of the queue's memory, for other queues.
         self.seen_faults = self.seen_faults.wrapping_sub(1);
         queue.arrive(id, prepared.file, prepared.watch);
         debug!(disk = disk.name(), "queue taken over");
@@ -220,7 +220,7 @@ impl Worker {
         Ok(id)
     }
 
-    /// Returns whether the queue is still here. If so, it goes on.
+    /// Returns whether the queue is still on this worker. If so, it continues.
     fn cancel_release(&mut self, id: u32) -> bool {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return false };
         if entry.leave.take().is_none() {
@@ -246,8 +246,8 @@ impl Worker {
         let _ = done.send(());
     }
 
-    /// Tells the engine of the new memory first, so that regions in both tables stay registered. Ops may therefore be
-    /// in flight, unless regions go away: then the queue was drained before.
+    /// Announces the new memory to the engine first, so that regions in both tables stay registered. Ops may therefore
+    /// be in flight, unless regions are removed: then the queue was drained before.
     fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         let Some(engine) = self.engines.get_mut(entry.engine) else { return };
@@ -261,7 +261,7 @@ impl Worker {
         self.activate_if_retrying(id);
     }
 
-    /// Nothing of the queue is in flight, and the driver can see all completions: carries out what waits for that.
+    /// Carries out commands that wait until nothing of the queue is in flight and the driver can see all completions.
     pub(super) fn drained(&mut self, id: u32) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         if let Some(NewMemory { memory, done }) = entry.memory.take() {
@@ -290,7 +290,7 @@ impl Worker {
         }
     }
 
-    /// Frees what the worker kept for the queue.
+    /// Frees the worker's resources for the queue.
     fn forget(&mut self, queue: &Queue, engine: usize) {
         self.engines.base().unwatch(queue.watch);
         if let Some(slot) = self.engines.get_mut(engine) {

@@ -2,8 +2,8 @@
 //!
 //! `EngineSource → (starts with the first queue that names it) → Slot: engine, files, buffers → (ends with the last)`
 //!
-//! - Almost always there is only the base engine. It watches kicks and the wakeup fd. With requests in flight in other
-//!   engines, the worker sleeps on the descriptors of all.
+//! - Usually there is only the base engine. It watches kicks and the wakeup fd. With requests in flight in other
+//!   engines, the worker sleeps on all their descriptors.
 //! - A file is attached once per engine and disk, even if several queues use it.
 
 use std::collections::HashMap;
@@ -19,12 +19,12 @@ use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::worker::buffers::BufferPool;
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// Watch tokens of other engines: this plus the engine's index. The event only ends the sleep.
+/// Watch token of another engine: this plus the engine's index. The event only ends the sleep.
 pub(crate) const ENGINE: WatchToken = WatchToken(1 << 33);
 /// The base engine's index.
 pub(crate) const BASE: usize = 0;
 
-/// One engine, and what the worker keeps for it.
+/// An engine and the worker's state for it.
 pub(crate) struct Slot {
     /// The base engine's watch of this engine's descriptor.
     descriptor: Option<WatchId>,
@@ -87,7 +87,7 @@ impl Engines {
         self.slots.iter().flatten().map(|slot| slot.in_flight).sum()
     }
 
-    /// Step 5's system call: one for each engine with new calls, so almost always one.
+    /// Step 5's system call: one per engine with new calls, so usually one.
     #[inline]
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         self.iter_mut().try_for_each(|slot| slot.engine.submit())
@@ -98,7 +98,7 @@ impl Engines {
         self.iter_mut().for_each(|slot| slot.engine.reap(events));
     }
 
-    /// Work without an event since the last call: for other workers, and for requests that go on.
+    /// Work without an event since the last call: for other workers, and for requests that continue.
     #[inline]
     pub(crate) fn take_unseen_work(&mut self) -> usize {
         self.iter_mut().map(|slot| slot.engine.take_unseen_work()).sum()
@@ -116,7 +116,7 @@ impl Engines {
         self.wait_for_all(limit)
     }
 
-    /// Ends engines without queues that need not keep running.
+    /// Ends engines that no queue uses, unless they must keep running.
     fn end_unneeded(&mut self) {
         for at in 1..self.slots.len() {
             if self.get_mut(at).is_some_and(|slot| slot.is_unneeded()) {
@@ -164,7 +164,7 @@ impl Engines {
         }
     }
 
-    /// Returns the index of a disk's engine, for one more queue. Starts the engine if it does not run.
+    /// Returns the index of a disk's engine for another queue. Starts the engine if necessary.
     pub(crate) fn enter(&mut self, source: Option<&Arc<EngineSource>>) -> io::Result<usize> {
         let known = |slot: &Slot| source.is_none_or(|source| Arc::ptr_eq(&slot.source, source));
         let at = self.slots.iter().position(|slot| slot.as_ref().is_some_and(known));
@@ -179,7 +179,7 @@ impl Engines {
         Ok(at)
     }
 
-    /// Adds an engine, which the base engine watches from now on.
+    /// Adds an engine. The base engine watches it from now on.
     fn put(&mut self, mut slot: Slot) -> io::Result<usize> {
         let at = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         let descriptor = Arc::new(slot.engine.descriptor()?);
@@ -192,7 +192,7 @@ impl Engines {
         Ok(at)
     }
 
-    /// One queue fewer uses the engine. An engine without queues ends, except for the base engine.
+    /// Removes a queue from an engine. An engine without queues ends, except for the base engine.
     pub(crate) fn leave(&mut self, at: usize) {
         let Some(slot) = self.get_mut(at) else { return };
         slot.queues -= 1;
@@ -228,7 +228,7 @@ impl Engines {
         }
     }
 
-    /// Cancels requests that can be cancelled, of one disk or of all.
+    /// Cancels cancellable requests of one disk or of all.
     pub(crate) fn cancel(&mut self, disk: Option<u64>) {
         for slot in self.slots.iter_mut().flatten() {
             match disk {

@@ -1,11 +1,11 @@
 //! A worker: one thread with one event loop that owns its engines and its queues.
 //!
-//! [`Worker::pass`] reads like the eight steps of ARCHITECTURE.md: it takes available chains, submits them with one
-//! system call, reaps completions, publishes each used index once, and signals each call fd at most once. After work
-//! the worker polls for a while (`poller.rs`). Then it arms kicks, looks once more, and sleeps in the engine, where
+//! [`Worker::pass`] follows the eight steps of ARCHITECTURE.md: it takes available chains, submits them with one system
+//! call, reaps completions, publishes each used index once, and signals each call fd at most once. After work the
+//! worker polls for a while (`poller.rs`). Then it enables kicks, checks once more, and sleeps in the engine, where
 //! kicks, completions and commands wake it.
 //!
-//! - A pass looks only at *active* queues. A queue that stays empty is armed and rests until its kick.
+//! - A pass checks only *active* queues. A queue that stays empty enables its kicks and rests until one arrives.
 //! - Other threads send [`Command`]s to the worker and share no state with it.
 //! - A disk's queues may be on several workers, and move between them (`worker/commands.rs`).
 
@@ -47,25 +47,25 @@ use crate::data_path::worker::turn::Turns;
 use crate::data_path::worker::worker_options::WorkerId;
 use engines::{ENGINE, Engines};
 
-/// After this many empty passes the worker arms the queue and lets it rest until its kick.
+/// Number of empty passes after which a queue enables its kicks and rests.
 const IDLE_PASSES: u32 = 64;
-/// How often a worker with requests in flight looks for stuck ones.
+/// How often a worker with requests in flight checks for stuck ones.
 const STUCK_CHECK: Duration = Duration::from_secs(10);
-/// Watch token of the worker's wakeup fd. Queues use their number, which has 32 bits.
+/// Watch token of the worker's wakeup fd. Queue numbers have 32 bits, so they never equal it.
 const WAKEUP: WatchToken = WatchToken(1 << 32);
-/// One of this many passes is timed, for the counters.
+/// One pass in this many is timed, for the counters.
 const TIMED_PASSES: u64 = 16;
 
-/// A queue, and what its worker keeps for it.
+/// A queue and the worker's state for it.
 struct WorkerQueue {
     queue: Queue,
     /// Index of its engine.
     engine: usize,
-    /// Its disk's place in `Turns`.
+    /// The index of its disk in `Turns`.
     disk: usize,
     active: bool,
     idle_passes: u32,
-    /// Commands that the worker answers when nothing of the queue is in flight.
+    /// Commands to answer when nothing of the queue is in flight.
     stop: Option<SyncSender<u32>>,
     leave: Option<SyncSender<Box<Queue>>>,
     memory: Option<NewMemory>,
@@ -76,7 +76,7 @@ impl WorkerQueue {
         Self { queue, engine, disk, active: false, idle_passes: 0, stop: None, leave: None, memory: None }
     }
 
-    /// Whether such a command waits.
+    /// Whether a command waits until nothing of the queue is in flight.
     fn is_awaited(&self) -> bool {
         self.stop.is_some() || self.leave.is_some() || self.memory.is_some()
     }
@@ -125,7 +125,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts its base engine. Call it on the worker's thread.
+    /// Makes a worker and starts its base engine. Call this on the worker's thread.
     pub(crate) fn new(
         id: WorkerId,
         base: Arc<EngineSource>,
@@ -157,7 +157,7 @@ impl Worker {
         })
     }
 
-    /// Sets where the worker counts, and where it notes how long requests take to reach the kernel.
+    /// Sets the worker's counters, and the meter of the time until requests reach the kernel.
     pub(crate) fn with_meters(
         mut self,
         counters: Arc<WorkerMeter>,
@@ -192,12 +192,12 @@ impl Worker {
         }
     }
 
-    /// A worker with busy polling never sleeps while it has queues.
+    /// Whether busy polling prevents sleep: then a worker with queues never sleeps.
     fn keeps_polling(&self, now: Instant) -> bool {
         self.poller.keeps_polling(now) && !(self.poller.is_busy() && self.turns.is_empty())
     }
 
-    /// Steps 2 to 8 for everything that is available. Returns whether there was anything.
+    /// Makes steps 2 to 8 for all available work. Returns whether there was any.
     #[inline]
     pub(crate) fn pass(&mut self, now: Instant) -> bool {
         let timed = self.counted.busy_passes.is_multiple_of(TIMED_PASSES);
@@ -257,13 +257,13 @@ impl Worker {
         }
     }
 
-    /// Returns the number of events, and of work without an event.
+    /// Returns the number of events, plus work without an event.
     #[inline]
     fn reap(&mut self, now: Instant) -> usize {
         self.engines.reap(&mut self.events);
         let mut events = std::mem::take(&mut self.events);
         let count = events.len() + self.engines.take_unseen_work();
-        // Borrows each event: it is as wide as a cache line, and a copy would wait for the engine's stores.
+        // Borrows each event: it is as large as a cache line, and a copy would stall on the engine's stores.
         for event in &mut events {
             match *event {
                 Event::Completed(ref mut completion) => self.complete(completion, now),
@@ -312,7 +312,7 @@ impl Worker {
         }
     }
 
-    /// Counts the pass. Returns what its requests took if the pass was timed.
+    /// Counts the pass. Returns the cost per request if the pass was timed.
     #[inline]
     fn note_pass(
         &mut self,
@@ -400,7 +400,7 @@ impl Worker {
         self.poller.woke(Instant::now());
     }
 
-    /// Does what is due. No event reports it.
+    /// Runs the timers that are due.
     #[cold]
     fn run_timers(&mut self, now: Instant) {
         for timer in Timer::ALL {
@@ -423,7 +423,7 @@ impl Worker {
         }
     }
 
-    /// Marks parked requests that are due, for the next pass.
+    /// Marks parked requests that are due for the next pass.
     fn look_at_parked(&mut self, now: Instant) {
         for id in (0..).take(self.queues.len()) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
@@ -448,21 +448,21 @@ impl Worker {
     }
 
     fn engine_failed(&self, error: &std::io::Error) {
-        // The worker cannot serve its guests without the engine, and they would wait for ever.
+        // The worker cannot serve its guests without the engine, and they would wait forever.
         error!("the I/O engine failed, the server ends: {error}");
         std::process::abort();
     }
 
     fn watch_failed(&mut self, id: u64, errno: rustix::io::Errno) {
         if WatchToken(id) == WAKEUP || id >= ENGINE.0 {
-            // The worker would no longer hear commands or one of its engines.
+            // The worker would no longer receive commands, or events of one of its engines.
             self.engine_failed(&errno.into());
         }
         let Ok(index) = u32::try_from(id) else { return };
         self.with(index, |entry| entry.queue.break_kick(errno));
     }
 
-    /// This process touched a page that a front-end had truncated: ends that front-end's session.
+    /// Ends the session of a front-end that truncated a page which this process then accessed.
     #[cold]
     fn end_faulted_sessions(&mut self) {
         self.seen_faults = sigbus::faults();

@@ -1,8 +1,8 @@
 //! How long a worker polls before it sleeps: long enough to catch the next request.
 //!
-//! A sleep and its wake-up cost both sides microseconds. After work the worker therefore polls for a window, which
-//! adapts to the gaps between events. Polling could have bridged a gap below the limit, so the window grows. After a
-//! longer gap the window shrinks, down to zero: an idle worker does not poll, nor does one with rare requests.
+//! A sleep and its wake-up cost both sides microseconds. After work the worker therefore polls for a time window that
+//! adapts to the gaps between events. After a gap that polling could have bridged, the window grows. After a longer gap
+//! it shrinks, down to zero, so a worker that is idle or has rare requests does not poll.
 //!
 //! - With [`BUSY_POLL`] the worker always polls while it has queues. It needs a processor of its own.
 //! - The worker never yields while it polls: with `sched_yield`, a sleeping client falls to a tenth of its speed as
@@ -10,11 +10,11 @@
 
 use std::time::{Duration, Instant};
 
-/// The default of the longest window: about twice a wake-up between two threads.
+/// Default of the longest window: about twice the time to wake a thread.
 pub const DEFAULT_POLL: Duration = Duration::from_micros(50);
-/// As the longest window: a worker with queues never sleeps, and guests need not kick.
+/// Value of the longest window with which a worker with queues never sleeps, and guests need not kick.
 pub const BUSY_POLL: Duration = Duration::MAX;
-/// A smaller window is not worth reading the clock.
+/// Smaller windows are not worth reading the clock.
 const SMALLEST_WINDOW: Duration = Duration::from_micros(4);
 
 /// One worker's polling window.
@@ -26,7 +26,7 @@ pub(crate) struct Poller {
 }
 
 impl Poller {
-    /// `limit`: the longest window; zero never polls.
+    /// `limit`: the longest window. With zero, the worker never polls.
     pub(crate) fn new(limit: Duration) -> Self {
         Self { limit, window: limit, last_progress: Instant::now() }
     }
@@ -40,12 +40,12 @@ impl Poller {
         self.last_progress = now;
     }
 
-    /// Whether to look again instead of sleeping.
+    /// Whether to poll again instead of sleeping.
     pub(crate) fn keeps_polling(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.last_progress) < self.window
     }
 
-    /// Adapts the window after a sleep that ended `now`. The gap is the time of polling and sleep.
+    /// Adapts the window after a sleep that ended at `now`. The gap is the time of polling and sleep.
     pub(crate) fn woke(&mut self, now: Instant) {
         let gap = now.saturating_duration_since(self.last_progress);
         self.window = if self.is_busy() {

@@ -1,11 +1,11 @@
-//! Counts how long requests take from the ring to the kernel, in servers started by `Server::start_counting`.
+//! Measures how long requests take from the ring to the kernel, in servers started by `Server::start_counting`.
 //!
 //! `Worker::pass (chains taken … engine's submit returned) → SubmissionMeter → Server::submissions`
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Requests that the engine got, and how long that took.
+/// Number of submitted requests, and the total time that this took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Submissions {
     /// Requests taken from the ring and submitted.
@@ -42,7 +42,7 @@ impl SubmissionMeter {
         if requests > 0 {
             let requests = requests as u64;
             let spent_ns = u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX);
-            // Relaxed: two sums, from which no thread derives an order.
+            // Relaxed: no thread depends on the order of these two sums.
             self.requests.fetch_add(requests, Relaxed);
             self.total_ns.fetch_add(spent_ns.saturating_mul(requests), Relaxed);
         }

@@ -1,17 +1,17 @@
-//! When a worker must do what no event tells it to do: one instant for each kind of work.
+//! Timers for work of a worker that no event triggers: one instant per kind of work.
 //!
 //! A pass compares only the earliest instant.
 
 use std::time::{Duration, Instant};
 
-/// What the worker does, in the order in which one pass does it.
+/// The kinds of work, in the order in which one pass does them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
     /// Calls drivers whose coalesced completions have waited long enough. Ends the worker's sleep.
     Call,
-    /// Looks at parked requests. Ends the worker's sleep.
+    /// Checks parked requests. Ends the worker's sleep.
     Retry,
-    /// Looks for stuck requests.
+    /// Checks for stuck requests.
     StuckCheck,
     /// Rings for the balancer if the worker was busy.
     BusyCheck,
@@ -24,13 +24,13 @@ impl Timer {
 /// One worker's timers.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
-    /// By kind.
+    /// Indexed by kind.
     due: [Option<Instant>; Timer::ALL.len()],
     earliest: Option<Instant>,
 }
 
 impl Timers {
-    /// Sets the timer, unless it is due earlier already or `due` is `None`.
+    /// Sets the timer, unless it is already due earlier or `due` is `None`.
     #[inline]
     pub(crate) fn set(&mut self, timer: Timer, due: Option<Instant>) {
         if let Some(due) = due {

@@ -1,11 +1,11 @@
-//! The order in which a worker looks at its queues, and how much it takes of one disk in a pass.
+//! The order in which a worker serves its queues, and how much it takes of one disk per pass.
 //!
-//! `kick → active → (a pass: disk after disk, queue after queue while the disk's budget lasts) → at rest`
+//! `kick → active → (a pass: disk after disk, queue after queue within the disk's budget) → resting`
 //!
 //! - Each disk has one budget: a guest with 64 queues gets as much as a guest with one.
-//! - A disk's next turn begins after the queue that was served last. The next pass begins after the disk with which
-//!   this pass began.
-//! - A spent budget delays no request for long: the worker begins the next pass at once.
+//! - Within a disk, the next pass starts after the queue that was served last. The next pass starts after the disk with
+//!   which this pass started.
+//! - A spent budget delays no request for long: the worker starts the next pass at once.
 //! - Memory is allocated when a queue joins, not when it is kicked.
 //!
 //! The engine has a similar budget for calls and resumed calls: `turn.rs` of `io_engine`.
@@ -14,16 +14,16 @@ use std::collections::VecDeque;
 
 use virtqueue::MAX_QUEUE_SIZE;
 
-/// Most requests of a disk in a pass: as many as two of its queues may give (`BATCH` in `queue/mod.rs`).
+/// Limit of requests of a disk per pass: two batches of a queue (`BATCH` in `queue/mod.rs`).
 const REQUESTS: usize = 64;
-/// Most descriptors of a disk in a pass: as many as [`BYTES`] has pages.
+/// Limit of descriptors of a disk per pass: the number of pages in [`BYTES`].
 const DESCRIPTORS: usize = 4 * REFUSED_DESCRIPTORS;
 /// A refused chain costs as much budget as the longest chain.
 pub(crate) const REFUSED_DESCRIPTORS: usize = MAX_QUEUE_SIZE as usize;
-/// Most data of a disk in a pass. The engine limits how much of it moves at once.
+/// Limit of a disk's data per pass. The engine limits how much of it moves at once.
 const BYTES: u64 = 16 << 20;
 
-/// What the worker may still take of a disk in this pass.
+/// A disk's remaining budget in this pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Budget {
     pub(crate) requests: usize,
@@ -46,7 +46,7 @@ impl Budget {
         self.descriptors = self.descriptors.saturating_sub(descriptors);
     }
 
-    /// The disk has no room, so the pass skips its other queues.
+    /// Records that the disk has no room, so that the pass skips its other queues.
     #[inline]
     pub(crate) fn end(&mut self) {
         self.requests = 0;
@@ -67,11 +67,11 @@ struct DiskQueues {
     active: VecDeque<u32>,
 }
 
-/// How far a pass has come.
+/// The progress of a pass.
 #[derive(Debug)]
 pub(crate) struct Pass {
     disks_left: usize,
-    /// Of the disk that has its turn, which is the last one in `Turns::active`.
+    /// Number of unserved queues of the current disk, which is the last one in `Turns::active`.
     queues_left: usize,
     pub(crate) budget: Budget,
 }
@@ -80,12 +80,12 @@ pub(crate) struct Pass {
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     disks: Vec<Option<DiskQueues>>,
-    /// Places of disks with active queues, the next disk first.
+    /// Indices of disks with active queues, the next disk first.
     active: VecDeque<usize>,
 }
 
 impl Turns {
-    /// Adds a queue of `disk`. Returns the disk's place.
+    /// Adds a queue of `disk`. Returns the disk's index.
     pub(crate) fn join(&mut self, disk: u64) -> usize {
         let known = |place: &Option<DiskQueues>| place.as_ref().is_some_and(|known| known.disk == disk);
         let place = self.disks.iter().position(known).unwrap_or_else(|| self.add(disk));
@@ -136,7 +136,7 @@ impl Turns {
     pub(crate) fn begin(&mut self) -> Pass {
         let pass = Pass { disks_left: self.active.len(), queues_left: 0, budget: Budget::FULL };
         if pass.disks_left > 1 {
-            // `next` rotates once more, so the pass begins with the second disk.
+            // `next` rotates once more, so the pass starts with the second disk.
             self.active.rotate_left(1);
         }
         pass
@@ -157,7 +157,7 @@ impl Turns {
         queues.back().copied()
     }
 
-    /// Lets the queue that [`Turns::next`] returned last rest until it is active again.
+    /// Makes the queue that [`Turns::next`] returned last rest until it is activated again.
     pub(crate) fn rest(&mut self, pass: &mut Pass) {
         let Some(disk) = self.current() else { return };
         disk.active.pop_back();
@@ -167,7 +167,7 @@ impl Turns {
         }
     }
 
-    /// The disk that has its turn.
+    /// The disk that is being served.
     #[inline]
     fn current(&mut self) -> Option<&mut DiskQueues> {
         let place = *self.active.back()?;

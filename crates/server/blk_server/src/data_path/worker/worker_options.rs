@@ -1,4 +1,4 @@
-//! How a worker's thread runs: its CPUs, nice value, scheduling class and control group.
+//! Options of a worker's thread: its CPUs, nice value, scheduling class and control group.
 
 use std::fmt;
 use std::io;
@@ -41,7 +41,7 @@ impl SchedulingClass {
     }
 }
 
-/// As [`FromStr`] reads it: `other`, `batch`, `idle`, `fifo:50`, `rr:50`.
+/// In the form that [`FromStr`] reads: `other`, `batch`, `idle`, `fifo:50`, `rr:50`.
 impl fmt::Display for SchedulingClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -54,7 +54,7 @@ impl fmt::Display for SchedulingClass {
     }
 }
 
-/// The text names no scheduling class.
+/// The text is not a scheduling class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give other, batch, idle, fifo:P or rr:P, with a priority P from 1 to 99")]
 pub struct InvalidClass;
@@ -78,7 +78,7 @@ impl FromStr for SchedulingClass {
     }
 }
 
-/// How a worker's thread runs. Without an option it runs as the process does.
+/// Options of a worker's thread. Without an option, the thread inherits the process's setting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerOptions {
     /// CPUs that it may run on, ascending; empty: all CPUs of the process.
@@ -93,7 +93,7 @@ pub struct WorkerOptions {
 }
 
 impl WorkerOptions {
-    /// Checks what can be checked without the system.
+    /// Checks the values that can be checked without the system.
     pub(crate) fn check_ranges(&self) -> Result<(), WorkerOptionsError> {
         if let Some(&cpu) = self.cpus.iter().find(|&&cpu| cpu > MAX_CPU) {
             return Err(WorkerOptionsError::CpuTooHigh { cpu });
@@ -109,7 +109,7 @@ impl WorkerOptions {
     }
 }
 
-/// Why a worker cannot run as its options say.
+/// Why a worker cannot run with its options.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerOptionsError {
     /// No thread can be bound to the CPU.
@@ -126,7 +126,7 @@ pub enum WorkerOptionsError {
         /** All that are. */
         online: Vec<u32>,
     },
-    /// The process may not use the CPU.
+    /// The process's affinity does not include the CPU.
     #[error(
         "CPU {} is outside the process's affinity mask: it may run on {} (a cpuset, or the affinity it was started with)",
         format_cpus(cpus),
@@ -138,13 +138,13 @@ pub enum WorkerOptionsError {
         /** All that it may. */
         allowed: Vec<u32>,
     },
-    /// Out of range.
+    /// The nice value is out of range.
     #[error("nice {nice} is out of range: give -20 (the largest share) to 19 (the smallest)")]
     Nice {
         /** As given. */
         nice: i8,
     },
-    /// The process may not choose this value.
+    /// The process may not use this nice value.
     #[error(
         "nice {nice} is not permitted: the process needs CAP_SYS_NICE, or a limit RLIMIT_NICE of {} (it is {limit})",
         20 - i32::from(*nice)
@@ -155,13 +155,13 @@ pub enum WorkerOptionsError {
         /** `RLIMIT_NICE`, as `ulimit -e` shows it. */
         limit: String,
     },
-    /// Out of range.
+    /// The priority is out of range.
     #[error("class {class} is out of range: priorities are 1 (lowest) to 99")]
     Priority {
         /** As given. */
         class: SchedulingClass,
     },
-    /// The process may not choose this class.
+    /// The process may not use this class.
     #[error("class {class} is not permitted: {why}")]
     ClassDenied {
         /** As given. */

@@ -1,9 +1,9 @@
-//! Puts a thread where its options say: control group, CPUs, scheduling class, nice value, in this order.
+//! Applies a worker's options to its thread: control group, CPUs, scheduling class, nice value, in this order.
 //!
-//! - The thread does so itself before it allocates, so that its memory comes from its own node. Threads that it starts
-//!   later inherit all four.
+//! - The thread does this itself before it allocates, so that its memory comes from its own node. Threads that it
+//!   starts later inherit all four settings.
 //! - The group comes first, because a cpuset resets the affinity.
-//! - If one of them fails, the thread ends, and its worker does not start.
+//! - If a setting fails, the thread ends, and its worker does not start.
 
 use std::io;
 
@@ -20,7 +20,7 @@ use crate::host::cgroup;
 use crate::host::cpu_list::{MAX_CPU, format_cpus, parse_kernel_list};
 use crate::host::numa;
 
-/// Makes the calling thread run as `options` say.
+/// Applies `options` to the calling thread.
 pub(crate) fn apply(options: &WorkerOptions) -> Result<(), WorkerOptionsError> {
     options.check_ranges()?;
     if let Some(group) = &options.cgroup {
@@ -36,10 +36,10 @@ pub(crate) fn apply(options: &WorkerOptions) -> Result<(), WorkerOptionsError> {
 }
 
 impl WorkerOptions {
-    /// Checks whether a worker could run like this, on a thread that ends at once.
+    /// Checks whether a worker could run with these options, on a thread that ends at once.
     ///
     /// # Errors
-    /// [`WorkerOptionsError`], the first that applies.
+    /// The first [`WorkerOptionsError`].
     pub fn check(&self) -> Result<(), WorkerOptionsError> {
         let options = self.clone();
         let thread = std::thread::Builder::new().name("bareblk-check".into()).spawn(move || apply(&options));
@@ -48,8 +48,8 @@ impl WorkerOptions {
     }
 }
 
-/// Logs where the calling worker runs, by default at level debug. Returns the node that its memory comes from; `None`:
-/// there may be several.
+/// Logs the worker's CPUs and settings, by default at level debug. Returns the node that its memory comes from; `None`
+/// if there may be several.
 pub(crate) fn log_start(id: WorkerId, options: &WorkerOptions) -> Option<u32> {
     let cpus = allowed_cpus().unwrap_or_default();
     let (cpus, node) = (format_cpus(&cpus), numa::node_of(&cpus));
@@ -63,7 +63,7 @@ pub(crate) fn log_start(id: WorkerId, options: &WorkerOptions) -> Option<u32> {
     node
 }
 
-/// Lets the calling worker interrupt guests without waiting for their front-ends.
+/// Enables the calling worker to interrupt guests without waiting for their front-ends.
 pub(crate) fn prepare_signals(id: WorkerId) {
     if let Err(error) = io_engine::prepare_signals() {
         warn!(worker = %id, "a front-end can make this worker wait for ever, by filling its call descriptor: {error}");
@@ -82,7 +82,7 @@ pub(crate) fn warn_if_crowded(workers: &[WorkerOptions]) {
     }
 }
 
-/// The CPUs of `workers`, if there are fewer CPUs than workers.
+/// The CPUs of `workers` if there are fewer CPUs than workers.
 fn crowded(workers: &[WorkerOptions], allowed: &[u32]) -> Option<Vec<u32>> {
     let cpus_of = |worker: &WorkerOptions| {
         if worker.cpus.is_empty() { allowed.to_vec() } else { worker.cpus.clone() }
@@ -97,7 +97,7 @@ fn system(action: impl Into<String>, source: io::Error) -> WorkerOptionsError {
     WorkerOptionsError::System { action: action.into(), source }
 }
 
-/// `None`: the host has more CPUs than a `CpuSet` holds.
+/// Returns `None` if the host has more CPUs than a `CpuSet` can hold.
 fn allowed_cpus() -> Option<Vec<u32>> {
     let set = sched_getaffinity(None).ok()?;
     Some((0..=MAX_CPU).filter(|&cpu| set.is_set(cpu as usize)).collect())
@@ -113,7 +113,7 @@ fn bind(cpus: &[u32]) -> Result<(), WorkerOptionsError> {
     if let Some(online) = online_cpus().filter(|online| !not_in(online).is_empty()) {
         return Err(WorkerOptionsError::Offline { cpus: not_in(&online), online });
     }
-    // The kernel would let the thread leave the affinity that the process was started with, but the operator chose it.
+    // The kernel would let the thread leave the process's initial affinity, but the operator chose that affinity.
     let not_allowed = |allowed: Vec<u32>| WorkerOptionsError::NotAllowed { cpus: not_in(&allowed), allowed };
     if let Some(allowed) = allowed_cpus().filter(|allowed| !not_in(allowed).is_empty()) {
         return Err(not_allowed(allowed));
@@ -122,7 +122,7 @@ fn bind(cpus: &[u32]) -> Result<(), WorkerOptionsError> {
     cpus.iter().for_each(|&cpu| set.set(cpu as usize));
     let action = || format!("bind the worker to CPU {}", format_cpus(cpus));
     sched_setaffinity(None, &set).map_err(|errno| system(action(), errno.into()))?;
-    // The kernel ignores CPUs of the set that it cannot use.
+    // The kernel ignores CPUs in the set that the thread cannot use.
     match allowed_cpus() {
         Some(bound) if bound != cpus => Err(not_allowed(bound)),
         _ => Ok(()),
@@ -164,7 +164,7 @@ fn why_no_class(class: SchedulingClass) -> String {
 }
 
 fn set_nice(nice: i8) -> Result<(), WorkerOptionsError> {
-    // On Linux this concerns one thread.
+    // On Linux this applies to one thread.
     setpriority_process(None, nice.into()).map_err(|errno| match errno {
         Errno::ACCESS | Errno::PERM => {
             WorkerOptionsError::NiceDenied { nice, limit: limit_text(Resource::Nice) }

@@ -1,4 +1,4 @@
-//! A worker's thread: starts it, waits for its end.
+//! Starts a worker's thread and waits for its end.
 
 use std::io;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 use crate::data_path::worker::worker_thread;
 use crate::error::ServerError;
 
-/// What all workers of a server share.
+/// Settings that all workers of a server share.
 #[derive(Clone, Debug)]
 pub(crate) struct Trade {
-    /// The engine in which workers sleep, and that of disks that name none.
+    /// The engine in which workers sleep. Also the default engine of disks.
     pub(crate) base: Arc<EngineSource>,
-    /// Longest polling window.
+    /// Limit of the polling window.
     pub(crate) poll: Duration,
     /// Only in a server that measures its request path.
     pub(crate) meter: Option<Arc<SubmissionMeter>>,
@@ -63,14 +63,14 @@ impl WorkerThread {
         let as_told = options.clone();
         let body = move || {
             let _guard = AbortOnPanic;
-            // This thread starts the engine, so that its memory comes from the node of the thread.
+            // This thread starts the engine, so that the engine's memory comes from the thread's node.
             let start = || {
                 worker_thread::apply(&as_told).map_err(|source| ServerError::Worker { id, source })?;
                 let worker = Worker::new(id, trade.base, received, bell, trade.poll);
                 let worker = worker.map_err(ServerError::Engine)?;
                 let node = worker_thread::log_start(id, &as_told);
                 worker_thread::prepare_signals(id);
-                // The thread is placed, and only serves from now on.
+                // The thread's options are applied. From now on it only serves.
                 sandbox::enter(Role::Worker).map_err(|source| ServerError::Sandbox { id, source })?;
                 Ok((worker, node))
             };
@@ -91,7 +91,7 @@ impl WorkerThread {
         Ok(Self { address, options, node, meter, thread: Some(thread) })
     }
 
-    /// Waits for the end of a worker that was told to end.
+    /// Waits for the end of a worker that was ordered to end.
     pub(crate) fn join(&mut self) {
         let _ = self.thread.take().map(JoinHandle::join);
     }
@@ -104,7 +104,8 @@ impl Drop for WorkerThread {
     }
 }
 
-/// Ends the server if a worker or session panics: guests would wait for ever. A service manager restarts the server.
+/// Ends the server if a worker or session panics, because its guests would wait forever. A service manager restarts the
+/// server.
 pub(crate) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
