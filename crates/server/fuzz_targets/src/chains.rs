@@ -1,10 +1,10 @@
-//! `chains`: a driver that breaks every rule, and restarts at any time, against a live device side.
+//! `chains`: a driver that breaks every rule and restarts at any time, against a real device half.
 //!
-//! `input → features, size, then acts: write anything, offer, pop, use, publish, die and start again with the log`
+//! `input → features, size, then actions: write anything, offer, pop, use, publish, die and restart with the log`
 //!
 //! - The device accepts or refuses each chain exactly as the model (`chains/model.rs`) does from the same bytes.
-//! - The device writes only its own parts of the ring, and only what it has used.
-//! - Requests to redo after a hostile log are bounded: each is a tag of the ring, and none occurs twice.
+//! - The device writes only to its own parts of the ring, and only entries for chains that it has used.
+//! - The number of requests redone from a hostile log is limited: each is a tag of the ring, and none occurs twice.
 
 mod machine;
 mod model;
@@ -18,9 +18,9 @@ use machine::{Machine, TABLES};
 use model::{AVAIL_RING, DESCRIPTORS, USED_RING};
 use raced::Raced;
 
-/// Sizes to choose from: small, so that rings wrap.
+/// Possible sizes: small, so that rings wrap.
 const SIZES: [u16; 4] = [2, 4, 8, 16];
-/// Acts of one run, whatever the input's length.
+/// Limit of actions per run, however long the input is.
 const MOST_ACTS: usize = 512;
 
 fn machine(choices: u8) -> Machine {
@@ -47,7 +47,7 @@ pub(crate) fn run(bytes: &[u8]) {
     machine.check_memory();
 }
 
-/// The same acts, without the model, beside a second thread that writes into the ring or the log.
+/// The same actions without the model, while a second thread writes to the ring or the log.
 pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let choices = input.u8();
@@ -64,7 +64,7 @@ pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     });
 }
 
-/// Applies the driver's acts to the memory, and the device's acts to another device.
+/// Applies the driver's actions to the memory, and the device's actions to another device.
 fn raced_act(driver: &mut Machine, device: &mut Raced, input: &mut Input<'_>) {
     let kind = *input.peek().unwrap_or(&0) % 16;
     match kind {
@@ -116,7 +116,7 @@ fn act(machine: &mut Machine, input: &mut Input<'_>) {
     }
 }
 
-/// A position for a ring: that of a new one, its last one, or any other.
+/// A ring position: that of a new ring, the ring's last one, or any other.
 fn base(machine: &Machine, input: &mut Input<'_>) -> u32 {
     match input.u8() % 4 {
         0 => virtqueue::packed::FRESH_BASE,
@@ -125,7 +125,7 @@ fn base(machine: &Machine, input: &mut Input<'_>) -> u32 {
     }
 }
 
-/// Sixteen bytes, which usually make sense.
+/// A descriptor's sixteen bytes, which are usually valid.
 fn descriptor(machine: &Machine, input: &mut Input<'_>) -> [u8; 16] {
     let shape = input.u8();
     let addr = match shape & 3 {

@@ -1,11 +1,11 @@
 //! `config`: the text of a configuration file.
 //!
-//! - Any text is a configuration, or is refused in one line that names the file and a line of it.
+//! - Any text is either a valid configuration or refused in one line that names the file and a line in it.
 //! - The error is not much longer than the text.
 
 use bareblk::inputs::configuration;
 
-/// An error repeats the wrong value, with unprintable characters escaped.
+/// Limit of an error's length relative to the text: it repeats the invalid value with escapes.
 const MOST_TIMES: usize = 16;
 const MOST_MORE: usize = 4096;
 

@@ -1,15 +1,15 @@
 //! `control`: a client's lines on the control socket.
 //!
-//! `bytes → lines → parsed, done by a server without disks → one line of JSON each`
+//! `bytes → lines → parsed, executed by a server without disks → one line of JSON each`
 //!
-//! - Each answer is one line with the request's id, if that is readable, and `ok` or an `error` with a kind and one
-//!   line.
-//! - An error repeats what was wrong, and is at most a few times as long.
+//! - Each answer is one line with the request's id, if that is readable, and either `ok` or an `error` with a kind and
+//!   one line of text.
+//! - An error repeats the invalid input, and is at most a few times as long.
 
 use bareblk::inputs::{MAX_LINE_BYTES, control_answer};
 use serde_json::Value;
 
-/// Most lines of one run.
+/// Limit of lines per run.
 const MOST_LINES: usize = 64;
 /// An answer may repeat each byte as an escape such as `\u0000`, escaped twice.
 const MOST_TIMES: usize = 16;

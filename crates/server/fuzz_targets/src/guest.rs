@@ -1,4 +1,4 @@
-//! A guest's memory with a copy of what it must contain: each store of the driver also goes into the copy.
+//! A guest's memory, and a copy with its expected contents: each store of the driver also changes the copy.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -9,21 +9,20 @@ use rustix::io::{pread, pwrite};
 
 use guest_mem::{GuestAddress, GuestMemory, MemoryView, Region};
 
-/// The folder for images: in memory if possible, because a file system on a disk may delay a run.
+/// The directory for images: in memory if possible, because a disk file system may delay a run.
 pub(crate) fn memory_folder() -> PathBuf {
     let shared = PathBuf::from("/dev/shm");
     if shared.is_dir() { shared } else { std::env::temp_dir() }
 }
 
-/// Longer stores and reads use the regions' files: mapped memory is copied word by word, and the fuzzer instruments
-/// each word.
+/// Longer accesses use the regions' files: mapped memory is copied word by word, and the fuzzer instruments each word.
 const MAPPED_BYTES: usize = 64;
 
 /// The memory and its copy, from address 0.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub view: MemoryView,
-    /// The content as the driver left it.
+    /// The contents as the driver wrote them.
     pub expected: Vec<u8>,
 }
 
@@ -41,7 +40,7 @@ impl Guest {
         Self { view: MemoryView::new(Arc::new(memory)), expected: vec![0; bytes] }
     }
 
-    /// The driver's store. Ignores the part outside the memory.
+    /// Stores for the driver. Ignores the part outside the memory.
     pub fn store(&mut self, addr: u64, bytes: &[u8]) {
         let size = self.expected.len();
         let start = usize::try_from(addr).map_or(size, |addr| addr.min(size));
@@ -82,13 +81,13 @@ impl Guest {
         sum
     }
 
-    /// The present bytes; `None` outside the memory.
+    /// The current bytes; `None` outside the memory.
     pub fn read<const N: usize>(&self, addr: u64) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         self.view.read(addr, &mut bytes).ok().map(|()| bytes)
     }
 
-    /// All present bytes.
+    /// All current bytes.
     pub fn now(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.expected.len()];
         let read = self.for_each_file(0..self.expected.len(), |fd, at, part| {
@@ -98,10 +97,10 @@ impl Guest {
         bytes
     }
 
-    /// Panics if the device has written outside of `its`.
+    /// Panics if the device has written outside of the ranges `its`.
     pub fn check_untouched_but(&self, its: &[Range<usize>]) {
         let now = self.now();
-        // Comparing single bytes would take longer than everything else.
+        // Comparing single bytes would take most of the time.
         let (mut before, mut at, mut sorted) = (true, 0, its.to_vec());
         sorted.sort_unstable_by_key(|range| range.start);
         for range in sorted {

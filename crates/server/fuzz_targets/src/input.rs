@@ -1,8 +1,8 @@
-//! Reads a fuzzer's bytes as numbers, and writes them for seeds.
+//! Reads a fuzzer's input as numbers, and builds seeds.
 //!
 //! Past the end all bytes are zero, so every input is valid.
 
-/// The rest of an input.
+/// The unread part of an input.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a>(&'a [u8]);
 

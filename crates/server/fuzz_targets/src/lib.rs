@@ -1,10 +1,11 @@
-//! Inputs of a hostile guest, front-end, control client or file: each target is a function of bytes.
+//! Fuzz targets for the inputs of a hostile guest, front-end, control client or file. Each target is a function of
+//! bytes.
 //!
-//! `bytes (libFuzzer's, or a test's) → Target::run → returns, or panics and says what is wrong`
+//! `bytes (from libFuzzer or a test) → Target::run → returns, or panics with a message`
 //!
-//! - Both callers share the targets: `fuzz/` has the programs for libFuzzer, `tests/smoke.rs` runs the seeds and
-//!   mutations of them.
-//! - The same bytes have the same effect on any machine. A run leaves nothing behind that affects the next.
+//! - libFuzzer and the tests share the targets: `fuzz/` has the programs for libFuzzer, `tests/smoke.rs` runs the seeds
+//!   and mutations of them.
+//! - The same bytes have the same effect on any machine. A run leaves no state that affects the next.
 //! - A target reports a failure by a panic.
 //!
 //! How to run them: docs/internals/fuzzing.md. `cargo xtask fuzz` starts libFuzzer.
@@ -39,13 +40,13 @@ mod live_upgrade;
 pub struct Target {
     /// Its name on the command line, and its seeds' folder.
     pub name: &'static str,
-    /// Panics if something is wrong.
+    /// Runs the target once. Panics on a failure.
     pub run: fn(&[u8]),
-    /// Like `run`, while a second thread writes into the memory that the code under test reads.
+    /// As `run`, while a second thread writes to the memory that the code under test reads.
     pub run_with_second_thread: Option<fn(&[u8])>,
-    /// Like `run`, but slower: with all threads of a real server.
+    /// As `run`, but slower: with all threads of a real server.
     pub run_with_real_server: Option<fn(&[u8])>,
-    /// Names and contents of the seeds in the tree.
+    /// Names and contents of the generated seeds.
     pub seeds: fn() -> Vec<(String, Vec<u8>)>,
 }
 
@@ -80,7 +81,7 @@ impl Target {
 pub enum Mode {
     /// On one thread.
     Alone,
-    /// Beside a thread that writes into shared memory.
+    /// With a second thread that writes to shared memory.
     SecondThread,
     /// With the server's own threads.
     RealServer,
@@ -98,7 +99,7 @@ fn mode_from_environment() -> Mode {
     }
 }
 
-/// In the order of a request: ring, request, session; then the operator's input; then what a server leaves or hands on.
+/// In the order of a request (ring, request, session), then the operator's input, then data passed between servers.
 pub const TARGETS: [Target; 7] = [
     Target::new("chains", chains::run, chains::seeds).with_second_thread(chains::run_with_second_thread),
     Target::new("requests", requests::run, requests::seeds)

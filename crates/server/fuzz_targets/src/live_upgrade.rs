@@ -1,10 +1,11 @@
-//! `live_upgrade`: frames, with descriptors of all kinds, on the channel over which a server takes over from another.
+//! `live_upgrade`: frames with descriptors of all kinds, on the channel over which a server replaces another.
 //!
-//! `input → frames, whole or cut, descriptors → a socket → what either server reads → sessions rebuilt and dropped`
+//! `input → frames, complete or cut, descriptors → a socket → read by both servers → sessions rebuilt and dropped`
 //!
-//! - Each frame is a message, or an error of one line with bounded length. No read waits for data that does not come.
-//! - A message has as many descriptors as announced, and stays the same when it is written and read again.
-//! - A session is rebuilt, or refused in one line. Afterwards none of its descriptors is open.
+//! - Each frame is read as a message or as a one-line error of limited length. No read waits for data that never
+//!   arrives.
+//! - A message has as many descriptors as announced, and is unchanged after being written and read again.
+//! - A session is rebuilt or refused in one line. Afterwards all its descriptors are closed.
 
 use std::fs::File;
 use std::net::Shutdown;
@@ -26,12 +27,12 @@ const MOST_FRAMES: usize = 16;
 const MOST_BODY_BYTES: u16 = 0xfff;
 const MOST_FDS: usize = 16;
 const MAGIC: &[u8] = b"bbto";
-/// An error may repeat what was wrong, with unprintable characters escaped.
+/// Limit of an error's length relative to the input: it may repeat the input with escapes.
 const MOST_TIMES: usize = 16;
 const MOST_MORE: usize = 4096;
 const MEMFD_BYTES: u64 = 0x1_0000;
 
-/// The server that takes over. It has one disk and keeps nothing of a run.
+/// The server that replaces another. It has one disk and keeps no state of a run.
 fn server() -> &'static Server {
     static SERVER: OnceLock<(Server, TempDir)> = OnceLock::new();
     let made = SERVER.get_or_init(|| {
@@ -75,7 +76,7 @@ pub(crate) fn run(bytes: &[u8]) {
     assert!(is_settled(before), "{} descriptors were open, now {}", before, open_fds());
 }
 
-/// Writes the frame and reads it again: it must stay the same.
+/// Checks that the frame is unchanged after being written and read again.
 fn check(frame: &LiveUpgradeFrame, server: &Server) {
     assert!(frame.descriptors <= MOST_FDS, "{} descriptors, none of them sent", frame.descriptors);
     let (there, here) = UnixStream::pair().expect("a socket");
@@ -100,7 +101,7 @@ impl Descriptors {
     }
 }
 
-/// Sends a frame, correct or not. `false`: nothing more can be sent.
+/// Sends a valid or invalid frame. Returns `false` if nothing more can be sent.
 fn frame(to: &UnixStream, known: &Descriptors, input: &mut Input<'_>) -> bool {
     let shape = input.u8();
     if shape & 1 != 0 {
@@ -126,7 +127,7 @@ fn send(to: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     vhost_user::send(to, bytes, fds, SendFlags::DONTWAIT).is_ok_and(|sent| sent == bytes.len())
 }
 
-/// A conversation from either side, sessions with and without what they need, and wrong frames.
+/// A conversation from either side, sessions with and without required parts, and invalid frames.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let frame = |shape: u8, fds: &[u8], body: &str| {
         let (count, len) = (u8::try_from(fds.len()).unwrap_or(0), u16::try_from(body.len()).unwrap_or(0));

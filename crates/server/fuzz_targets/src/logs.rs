@@ -1,12 +1,12 @@
-//! `logs`: any bytes as in-flight log and ring, and the devices that start on them.
+//! `logs`: arbitrary bytes as in-flight log and ring, and the devices that start on them.
 //!
 //! `input → features, sizes, log, ring → start, die, start, pop, die, start, pop, use all, start`
 //!
-//! - A device starts, or says why not. It redoes as many requests as it said: each is a tag of the ring, none occurs
-//!   twice.
+//! - A device starts or reports why it cannot. It redoes as many requests as it announced: each is a tag of the ring,
+//!   and none occurs twice.
 //! - A device that dies before it has used anything leaves the same requests to the next one, in the same order.
-//! - When all are used, there is nothing to redo.
-//! - A device writes only its parts of the ring, and the log of its queue.
+//! - After all requests are used, there is nothing to redo.
+//! - A device writes only to its parts of the ring and to its queue's log.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ struct Shape {
     features: RingFeatures,
     size: u16,
     entries: u16,
-    /// The queue whose log it is.
+    /// The queue that the log belongs to.
     queue: u16,
 }
 
@@ -64,7 +64,7 @@ impl Shape {
         }
     }
 
-    /// The place of its log in the memory for logs.
+    /// The range of its log in the memory for logs.
     fn log(self) -> std::ops::Range<usize> {
         let end = |queues| bytes(LogArea::bytes(queues, self.entries, self.features.packed));
         end(self.queue)..end(self.queue + 1)
@@ -105,7 +105,7 @@ impl Bed {
         Ok(device)
     }
 
-    /// Starts at the last device's position. A log that a device has accepted must be accepted again.
+    /// Starts a device at the last one's position. A log that was accepted once must be accepted again.
     fn start_again(&self, before: &DeviceQueue) -> DeviceQueue {
         let again = self.start(before.position());
         again.unwrap_or_else(|fault| {
@@ -124,7 +124,7 @@ impl Bed {
         tags
     }
 
-    /// Starts a device that takes all requests and uses them, in memory that changes meanwhile.
+    /// Starts a device that takes and uses all requests, in memory that changes meanwhile.
     fn start_and_use_all(&self, base: u32, fresh: usize) {
         let Ok(mut device) = self.start(base) else { return };
         let mut tags = Vec::new();
@@ -162,7 +162,7 @@ impl Bed {
     }
 }
 
-/// Ring and log from the input, the ring's position, and how many more requests to take.
+/// Fills ring and log from the input. Also returns the ring's position, and how many more requests to take.
 fn laid_out(bytes: &[u8]) -> (Bed, u32, usize) {
     let mut input = Input::new(bytes);
     let shape = Shape::of(input.u8());
@@ -185,8 +185,8 @@ pub(crate) fn run(bytes: &[u8]) {
     bed.check_memory();
 }
 
-/// The same memory, and a second thread that writes into ring and log while devices start on them. A device may read
-/// anything at any time, but must stay inside the ring.
+/// Runs with a second thread that writes to ring and log while devices start on them. A device may read anything at any
+/// time, but must not access memory outside the ring.
 pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     let (bed, base, fresh) = laid_out(bytes);
     let shape = bed.shape;
@@ -213,18 +213,18 @@ fn go_on(bed: &Bed, first: &DeviceQueue, fresh: usize) {
     for _ in 0..fresh {
         match bed.pop(&mut third) {
             Some(tag) if !tags.contains(&tag) => tags.push(tag),
-            // Nothing more, a broken ring, or a head that the driver no longer has.
+            // No more chains, a broken ring, or a head that is no longer valid.
             _ => break,
         }
     }
     tags.iter().for_each(|&tag| third.push_used(tag, 0));
     assert_eq!(third.publish(), !tags.is_empty());
-    // A driver that broke the rules may have left a ring that now looks like another one.
+    // After a driver that broke the rules, the ring may look like a different one.
     let Ok(last) = bed.start(third.position()) else { return };
     assert_eq!(last.to_redo(), 0, "used and to be done again, of {tags:?}");
 }
 
-/// The memory that a device leaves if it dies at several points of its work, in both formats.
+/// The memory that a device leaves if it dies at several points, in both formats.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let mut seeds = Vec::new();
     for choices in [0x20, 0x21, 0x42, 0x43, 0x4c, 0x4d, 0x50, 0x51, 0x7e, 0x7f] {

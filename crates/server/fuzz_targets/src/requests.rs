@@ -1,12 +1,12 @@
-//! `requests`: block requests of every kind and shape, one after another, through a worker to a small image.
+//! `requests`: block requests of every kind and shape, one after another, sent through a worker to a small image.
 //!
-//! `input → header, data, room, cut anywhere → ring → the worker's own loop, sync engine → image, memory, used length`
+//! `input → header, data, room, cut anywhere → ring → the worker's loop, sync engine → image, memory, used length`
 //!
-//! - Every byte of the guest's memory and of the image must end as the model (`requests/model.rs`) computes: one status
-//!   byte, at the end of the writable part, and no store outside.
+//! - All of the guest's memory and the image must match the model (`requests/model.rs`): one status byte at the end of
+//!   the writable part, and no store outside.
 //! - The used length is exact.
-//! - With a second thread that changes the memory, no model can predict the result. The worker continues or stops the
-//!   queue, the image keeps its size, and a new queue then behaves like the model.
+//! - With a second thread that changes the memory, no model can predict the result. The worker then continues or stops
+//!   the queue, the image keeps its size, and a new queue behaves like the model.
 
 mod bed;
 mod model;
@@ -25,7 +25,7 @@ pub(crate) fn run(bytes: &[u8]) {
     play(bytes);
 }
 
-/// Returns the memory and image after the run, which `tests` compares.
+/// Returns the memory and image after the run, for comparison by `tests`.
 fn play(bytes: &[u8]) -> Vec<u8> {
     let mut input = Input::new(bytes);
     let mut bed = Bed::take(input.u8());
@@ -39,7 +39,7 @@ fn play(bytes: &[u8]) -> Vec<u8> {
     bed.put_back()
 }
 
-/// Like [`run`], beside a second thread.
+/// As [`run`], with a second thread.
 pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let choices = input.u8();
@@ -62,10 +62,10 @@ pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     bed.put_back();
 }
 
-/// A read of three sectors: header and room, neither of them cut.
+/// A read of three sectors, with header and room in one piece each.
 const READ_AND_MORE: [u8; 10] = [0, 3, 0, 0, 0, 0, 3, 3, 0, 0];
 
-/// The header, and what follows it.
+/// The header and the readable data.
 fn said(input: &mut Input<'_>) -> Vec<u8> {
     let (shape, sector_shape) = (input.u8(), input.u8());
     let kinds = [0, 1, 4, 8, 11, 13, 1, 0];
@@ -147,7 +147,7 @@ pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
         let seed = all.fold(Seed::new(&[choices]), |seed, request| seed.and(request));
         seeds.push((format!("disk-{choices:02x}"), seed.bytes()));
     }
-    // The second part of the identity's buffer ends outside the memory; the first part and the status byte do not.
+    // The second part of the id's buffer ends outside the memory; the first part and the status byte do not.
     let id = Seed::new(&[0, 3, 0]).and(&[0; 4]).and(&[5, 21]).and(&[0, 0]);
     seeds.push(("id-partly-nowhere".to_owned(), id.and(&[2, 12, 0, 0, 4, 0, 0xf4, 0]).bytes()));
     seeds

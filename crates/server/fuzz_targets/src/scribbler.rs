@@ -1,6 +1,6 @@
-//! A second thread that overwrites memory while the code under test reads it, as another process might.
+//! A second thread that overwrites memory while the code under test reads it, as a hostile process might.
 //!
-//! `input's last bytes → places → while the work runs: a drawn value, then the old one, in turns`
+//! `input's last bytes → addresses → while the work runs: alternately a random value and the old one`
 //!
 //! - A value that changes between two reads of a field breaks code that checks it before use.
 //! - Which value a read sees is random: a failing input may have to be repeated several times.
@@ -12,16 +12,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use guest_mem::MemoryView;
 
-/// The part at an input's end from which all places are drawn.
+/// Length of the input's tail that determines all addresses.
 const TAIL_BYTES: usize = 32;
 const PLACES: usize = 8;
-/// How often a place changes its value before the next place has its turn.
+/// How often an address changes its value before the next one does.
 const TURNS: usize = 16;
 
 /// The memory to overwrite.
 pub(crate) enum Scribbled {
     Mapped(MemoryView),
-    /// Never writes beyond their ends, so that a truncated file stays so.
+    /// Files. Never writes beyond their ends, so that a truncated file stays truncated.
     Files(Vec<File>),
 }
 
@@ -50,13 +50,13 @@ impl Scribbled {
     }
 }
 
-/// The low sixteen bits are the place in the file, the next ones choose the file.
+/// Selects a file and an offset: the low sixteen bits are the offset, the next ones select the file.
 fn file(files: &[File], at: u64) -> Option<(&File, u64)> {
     let which = usize::try_from(at >> 16).ok()? % files.len().max(1);
     files.get(which).map(|file| (file, at & 0xffff))
 }
 
-/// Runs `work` while another thread overwrites places of `memory` in `spans`, as the end of `input` says.
+/// Runs `work` while another thread overwrites addresses of `memory` in `spans`, as the tail of `input` determines.
 pub(crate) fn beside_a_scribbler<T>(
     memory: Scribbled,
     spans: &[Range<u64>],
@@ -73,12 +73,12 @@ pub(crate) fn beside_a_scribbler<T>(
     })
 }
 
-/// Also set after a panic, because the scope waits for the thread.
+/// Sets the flag when dropped, also after a panic, because the scope waits for the thread.
 struct SetAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for SetAtEnd<'_> {
     fn drop(&mut self) {
-        // Relaxed: the thread is joined before anything that it wrote is read.
+        // Relaxed: the thread is joined before its writes are read.
         self.0.store(true, Relaxed);
     }
 }
@@ -94,7 +94,7 @@ struct Place {
 fn places(spans: &[Range<u64>], input: &[u8]) -> Vec<Place> {
     let tail = &input[input.len().saturating_sub(TAIL_BYTES)..];
     let place = |number: u64| {
-        // FNV-1a: similar inputs get different places.
+        // FNV-1a, so that similar inputs get different addresses.
         let mix = |sum: u64, byte: u64| (sum ^ byte).wrapping_mul(0x100_0000_01b3);
         let sum = tail.iter().copied().map(u64::from).fold(mix(0xcbf2_9ce4_8422_2325, number), mix);
         let len = 1_u64 << (sum >> 60 & 3);

@@ -1,11 +1,11 @@
-//! `vhost_user`: a front-end that sends anything, even descriptors, to a server, and a guest that writes its memory.
+//! `vhost_user`: a front-end that sends any bytes and descriptors to a server, and a guest that writes its memory.
 //!
-//! `input → acts: negotiate, share memory, set rings up, kick, any bytes with any descriptors → session → end`
+//! `input → actions: negotiate, share memory, set up rings, kick, any bytes with any descriptors → session → end`
 //!
-//! - Each run has its own server: a worker, an engine that moves no data, one disk. It usually has no threads, so that
-//!   a run never waits; the tests and `--real-server` use one with threads.
-//! - A session answers or ends. A stop then finds nothing in flight.
-//! - When the server is gone, all descriptors that it received are closed.
+//! - Each run has a separate server: a worker, an engine that moves no data, one disk. It usually has no threads, so
+//!   that a run never waits; the tests and `--real-server` use one with threads.
+//! - A session answers or ends. When the server stops, nothing is in flight.
+//! - When the server has stopped, all descriptors that it received are closed.
 
 mod peer;
 
@@ -21,14 +21,14 @@ const CODES: [u32; 34] = [
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 24, 25, 30, 31, 32, 33,
     34, 36, 37, 38, 39, 0x1_0000,
 ];
-/// Where the parts of a ring lie, in the page of its queue.
+/// Offsets of the parts of a ring in its queue's page.
 const RING: [u64; 3] = [0, 0x400, 0x800];
 const RING_SIZE: u32 = 8;
-/// What a second thread overwrites: rings, headers and status bytes of both queues; the same places in the other files,
-/// which may hold logs.
+/// The ranges that a second thread overwrites: rings, headers and status bytes of both queues, and the same ranges in
+/// the other files, which may contain logs.
 const SHARED: [std::ops::Range<u64>; 5] =
     [0..0xc00, 0x1000..0x1c00, REQUEST..REQUEST + 0x400, 0x1_0000..0x1_0400, 0x2_0000..0x2_0400];
-/// Where the queue's requests lie.
+/// Address of the queue's requests.
 const REQUEST: u64 = 0x4000;
 /// VERSION_1, FLUSH, MQ, DISCARD, WRITE_ZEROES, INDIRECT, EVENT_IDX, PROTOCOL_FEATURES; and RING_PACKED.
 const USUAL: u64 = 1 << 32 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 28 | 1 << 29 | 1 << 30;
@@ -36,12 +36,12 @@ const PACKED: u64 = 1 << 34;
 /// MQ, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS, GET_VRING_BASE_INFLIGHT.
 const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 20;
 
-/// One run, all of it on this thread.
+/// One run, entirely on this thread.
 pub(crate) fn run(bytes: &[u8]) {
     play(bytes, |_| Peer::new(), all_acts);
 }
 
-/// Like [`run`], beside a second thread that overwrites the shared memory: rings, logs, requests.
+/// As [`run`], while a second thread overwrites the shared memory: rings, logs, requests.
 pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     play(
         bytes,
@@ -53,7 +53,7 @@ pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     );
 }
 
-/// Like [`run`], with a server that has its own threads.
+/// As [`run`], with a server that has its own threads.
 pub(crate) fn run_with_real_server(bytes: &[u8]) {
     play(bytes, Peer::of_a_real_server, all_acts);
 }
@@ -147,7 +147,7 @@ fn memory_slot(peer: &mut Peer, input: &mut Input<'_>) {
     peer.message(if choices & 2 == 0 { 37 } else { 38 }, flags(choices), &body, &fds);
 }
 
-/// The messages that start a ring; some are missing, some of their numbers are wrong.
+/// The messages that start a ring. Some may be missing or contain invalid values.
 fn set_ring_up(peer: &mut Peer, input: &mut Input<'_>) {
     let (queue, left_out, wish, base) = (input.below(QUEUES), input.u8(), input.u8(), input.u8());
     let has = |bit: u8| left_out >> bit & 1 == 0;

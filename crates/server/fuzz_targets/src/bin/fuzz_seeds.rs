@@ -1,5 +1,5 @@
-//! Writes the seeds of all targets into a folder: `cargo run -p fuzz_targets --bin fuzz_seeds [FOLDER]`, by default
-//! `fuzz/seeds`. Seeds that a person added stay.
+//! Writes the seeds of all targets into a directory: `cargo run -p fuzz_targets --bin fuzz_seeds [FOLDER]`, by default
+//! `fuzz/seeds`. Keeps seeds that were added by hand.
 #![forbid(unsafe_code)]
 
 use std::io;

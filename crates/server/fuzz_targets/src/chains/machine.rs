@@ -1,4 +1,4 @@
-//! A live device side and its model: both do each act, and their results are compared.
+//! A real device half and its model. Both perform each action, and the results are compared.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::guest::Guest;
 
 /// The guest has two adjacent regions; this is the size of the first.
 pub(super) const FIRST_REGION: u64 = 0x4000;
-/// Where tables lie; the last two end in the second region, one of them not aligned to words.
+/// Addresses of tables. The last two end in the second region; one of them is not aligned to words.
 pub(super) const TABLES: [u64; 4] = [0x1000, 0x1800, FIRST_REGION - 40, FIRST_REGION - 33];
 pub(super) const LOG_BYTES: u64 = 0x1000;
-/// More entries than any ring has, as a front-end may claim.
+/// More entries than any ring has, as a front-end may announce.
 pub(super) const LOG_ENTRIES: u16 = 20;
 
 /// The model of a running ring.
@@ -23,27 +23,27 @@ enum Model {
     Packed(Packed),
 }
 
-/// What one device has done since it started.
+/// The actions of one device since it started.
 struct Running {
     device: DeviceQueue,
     model: Model,
     chain: Chain,
-    /// Tags popped and not yet used. `true`: a device before popped it too, so only the log knows its length.
+    /// Tags popped and not yet used. `true`: an earlier device popped it too, so only the log has its length.
     in_flight: Vec<(u16, bool)>,
-    /// The last pop can be undone.
+    /// Whether the last pop can be undone.
     popped_last: bool,
     has_log: bool,
     /// The next used descriptor of a packed ring, or the next used entry of a split one.
     used_place: Place,
     used_idx: u16,
-    /// The first unpublished one: place, bytes.
+    /// The first unpublished one: position and bytes.
     held_back: Option<(Place, [u8; 8])>,
     pushed: u16,
     /// Descriptors that return to the log when they are published.
     freed: u16,
-    /// The used index when the device was last asked whether to notify.
+    /// The used index when the device last decided whether to notify.
     asked_at: u16,
-    /// The ring is broken: the device takes nothing more.
+    /// The ring is broken, so the device takes nothing more.
     stopped: bool,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Machine {
     pub limit: u16,
     running: Option<Running>,
     position: u32,
-    /// The driver's place, for chains that it offers one after another.
+    /// The driver's position, for chains that it offers one after another.
     driver_place: Place,
 }
 
@@ -93,7 +93,7 @@ impl Machine {
         self.running.as_ref().map_or(self.position, |running| running.device.position())
     }
 
-    /// A descriptor's bytes in the order of the format. Packed: available at the driver's place.
+    /// A descriptor's bytes in the format's order. In a packed ring, it is available at the driver's position.
     pub fn descriptor(&self, addr: u64, len: u32, flags: u16, other: u16) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&addr.to_le_bytes());
@@ -105,7 +105,7 @@ impl Machine {
         bytes
     }
 
-    /// The running device dies; another one starts, with or without the log.
+    /// Replaces the running device by a new one, with or without the log.
     pub fn start(&mut self, with_log: bool, base: u32) {
         self.position = self.position();
         self.running = None;
@@ -125,7 +125,7 @@ impl Machine {
         Rules { size: self.size, indirect: self.features.indirect, limit: self.limit }
     }
 
-    /// Split: offers this head. Packed: advances the place as if a descriptor had been offered.
+    /// Offers this head in a split ring. In a packed ring, advances the position as if a descriptor had been offered.
     pub fn offer(&mut self, head: u16) {
         if self.features.packed {
             self.driver_place = self.driver_place.forward(head % (self.size + 1), self.size);
@@ -191,7 +191,7 @@ impl Machine {
         }
     }
 
-    /// Asks the device about kicks and calls.
+    /// Makes the device decide about kicks and calls.
     pub fn ask(&mut self, what: u8) {
         let Some(running) = &mut self.running else { return };
         running.popped_last = false;
@@ -268,7 +268,7 @@ impl Running {
                 assert!(tag < model.rules.size, "head {tag} from the log is none of the ring");
                 Said::Taken { tag, buffers: model.walk(guest, tag) }
             }),
-            // Only the log may know a packed ring's chain.
+            // Only the log may have a packed ring's chain.
             (Model::Packed(_), true) => None,
             (Model::Split(model), false) => Some(model.pop(guest)),
             (Model::Packed(model), false) => Some(model.pop(guest)),
@@ -382,7 +382,7 @@ impl Running {
                 assert_eq!(from, self.used_place);
                 let moved = to.since(from, size);
                 let known = std::mem::take(&mut model.counts[usize::from(tag)]);
-                // If only the log knows the chain, the device reports its length.
+                // If only the log has the chain, the device determines its length.
                 assert!((1..=size).contains(&moved) && (known == 0 || known == moved), "{known} {moved}");
                 (model.room, self.freed, self.used_place) = (model.room + moved, self.freed + moved, to);
                 let write = if written_bytes == 0 { 0 } else { 2 };
@@ -435,7 +435,7 @@ impl Running {
         assert_eq!(ask(&mut self.device).ok(), wanted, "whether anything is available");
     }
 
-    /// virtio 1.3 §2.7.7.2. Packed rings have too many rules for a simple model, so they are asked but not checked.
+    /// virtio 1.3 §2.7.7.2. Packed rings have too many rules for a simple model, so their decisions are not checked.
     fn ask_notification(&mut self, guest: &Guest, event_idx: bool) {
         let says = self.device.needs_notification();
         if let Model::Split(model) = &self.model {

@@ -1,6 +1,6 @@
-//! A simple model of a ring, written from the standard: turns bytes into buffers or a refusal.
+//! A simple model of a ring, written from the standard: decodes buffers from bytes or refuses the chain.
 //!
-//! - It reads the guest's memory when it is asked, as often as it likes, and shares no code with the device.
+//! - It reads the guest's memory on each call, any number of times, and shares no code with the device.
 //! - A chain is no longer than the queue (virtio 1.3 §2.7.5.3.1), or than the device's limit for tables.
 //!
 //! Spec: virtio 1.3 §2.7, §2.8.
@@ -13,7 +13,7 @@ const INDIRECT: u16 = 4;
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
 
-/// Where the parts of the ring lie.
+/// Addresses of the ring's parts.
 pub(super) const DESCRIPTORS: u64 = 0;
 pub(super) const AVAIL_RING: u64 = 0x200;
 pub(super) const USED_RING: u64 = 0x400;
@@ -79,7 +79,7 @@ impl Found {
     }
 }
 
-/// The negotiated features, and the longest chain with a table.
+/// The negotiated features, and the limit of chains with a table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub size: u16,
@@ -87,7 +87,7 @@ pub(super) struct Rules {
     pub limit: u16,
 }
 
-/// Length, flags, `other` in the order of the format.
+/// Decodes length, flags and `other` in the format's order.
 fn descriptor(guest: &Guest, at: u64, packed: bool) -> Option<Descriptor> {
     let bytes: [u8; 16] = guest.read(at)?;
     let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
@@ -97,7 +97,7 @@ fn descriptor(guest: &Guest, at: u64, packed: bool) -> Option<Descriptor> {
     Some(Descriptor { addr, len, flags, other })
 }
 
-/// The number of entries of the named table; `None`: such a table is not allowed.
+/// Number of entries of the table that the descriptor refers to; `None` if such a table is not allowed.
 fn table_entries(rules: Rules, named_by: Descriptor) -> Option<u16> {
     let whole = named_by.len != 0 && named_by.len.is_multiple_of(16);
     let inside = named_by.addr.checked_add(u64::from(named_by.len)).is_some();
@@ -143,7 +143,7 @@ impl Split {
     /// virtio 1.3 §2.7.5, §2.7.5.3.
     pub fn walk(&self, guest: &Guest, head: u16) -> Result<Buffers, Refusal> {
         let (mut found, mut count) = (Found::default(), 0);
-        // The table, its number of entries, the entry to read, and the longest chain.
+        // The table, its number of entries, the next entry, and the limit of the chain's length.
         let (mut table, mut entries, mut at, mut longest) =
             (DESCRIPTORS, self.rules.size, head, self.rules.size);
         let mut is_inner = false;
@@ -205,13 +205,13 @@ impl Place {
 pub(super) struct Packed {
     pub rules: Rules,
     pub next: Place,
-    /// Descriptors that may be taken.
+    /// Number of descriptors that may be taken.
     pub room: u16,
     /// Free entries of the log, if there is one.
     pub log_room: Option<u16>,
     /// For each buffer id: the number of descriptors.
     pub counts: [u16; 16],
-    /// For each buffer id: an earlier device took it, so only the log knows its length.
+    /// For each buffer id: whether an earlier device took it, so that only the log has its length.
     pub again: [bool; 16],
 }
 

@@ -1,7 +1,7 @@
-//! A live device side whose ring and log a second thread overwrites: no model can predict what it reads.
+//! A real device half whose ring and log a second thread overwrites, so that no model can predict its reads.
 //!
-//! Even then, each tag belongs to the ring; a chain has at most the allowed number of buffers, and as many bytes as
-//! they have; and there are never more requests to redo than the ring has descriptors.
+//! Even then, each tag belongs to the ring, a chain has at most the allowed number of buffers with a matching number of
+//! bytes, and there are never more requests to redo than the ring has descriptors.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ pub(super) struct Raced {
     running: Option<DeviceQueue>,
     position: u32,
     in_flight: Vec<u16>,
-    /// The last pop can be undone.
+    /// Whether the last pop can be undone.
     popped_last: bool,
-    /// The ring is broken: like the queue's owner, the test takes nothing more from it.
+    /// The ring is broken. As the queue's owner would, the test takes nothing more from it.
     stopped: bool,
 }
 
@@ -51,7 +51,7 @@ impl Raced {
         raced
     }
 
-    /// What the second thread overwrites, and where.
+    /// The memory that the second thread overwrites, and the ranges in it.
     pub fn scribbled(&self, of_the_log: bool) -> (Scribbled, Vec<Range<u64>>) {
         if of_the_log {
             return (Scribbled::Mapped(self.log.clone()), std::iter::once(0..LOG_BYTES / 2).collect());
@@ -63,7 +63,7 @@ impl Raced {
         (Scribbled::Mapped(self.memory.clone()), spans)
     }
 
-    /// The device dies and another one starts: on a new ring, at the last position, or at any position.
+    /// Replaces the device by a new one: on a new ring, at the last position, or at any position.
     pub fn start(&mut self, with_log: bool, base: u8, driver: &Machine) {
         let base = match base % 4 {
             0 => virtqueue::packed::FRESH_BASE,
@@ -104,7 +104,7 @@ impl Raced {
         }
     }
 
-    /// Notes the tag as in flight. A tag that already is stops the queue.
+    /// Records the tag as in flight. A tag that already is stops the queue.
     fn take(&mut self, tag: u16) -> bool {
         assert!(tag < self.size, "tag {tag} of a ring of {}", self.size);
         self.stopped |= self.in_flight.contains(&tag);
@@ -116,7 +116,7 @@ impl Raced {
 
     fn check_chain(&self) {
         let (readable, writable) = (self.chain.readable(), self.chain.writable());
-        // The first descriptors may be direct; the last of them names a table.
+        // The first descriptors may be direct; the last of them refers to a table.
         let most = usize::from(self.limit) + usize::from(self.size);
         assert!(readable.len() + writable.len() <= most, "more buffers than {most}");
         let sum =
@@ -145,7 +145,7 @@ impl Raced {
         self.running.iter_mut().for_each(|device| _ = device.publish());
     }
 
-    /// Asks the device about kicks and calls.
+    /// Makes the device decide about kicks and calls.
     pub fn ask(&mut self, what: u8) {
         self.popped_last = false;
         let Some(device) = &mut self.running else { return };

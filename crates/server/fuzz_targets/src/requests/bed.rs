@@ -1,7 +1,7 @@
-//! A queue, its worker and its disk: each request passes through all of them, then is compared with the model.
+//! A queue, its worker and its disk. Each request passes through all of them and is then compared with the model.
 //!
-//! - Image, memory, worker and engine are reused by later runs on the same thread, because opening them takes several
-//!   times as long as a run. Each run gets a new queue, zeroed memory and the original image.
+//! - Later runs on the same thread reuse image, memory, worker and engine, because opening them takes several times as
+//!   long as a run. Each run gets a new queue, zeroed memory and the original image.
 //! - A bed whose run has failed is not reused.
 
 use std::cell::RefCell;
@@ -26,7 +26,7 @@ use crate::input::Input;
 
 const IMAGE_SECTORS: usize = 32;
 const QUEUE_SIZE: u16 = 32;
-/// The ring lies below this address, tables behind it, then the parts of requests.
+/// The ring is below this address, tables follow it, then the parts of requests.
 const TABLES: u64 = 0x3000;
 const AREA: u64 = 0x4000;
 const REGION_BYTES: u64 = 0x6000;
@@ -38,7 +38,7 @@ const LAYOUT: RingLayout = RingLayout {
     avail: GuestAddress(0x1000),
     used: GuestAddress(0x2000),
 };
-/// What a second driver thread may overwrite: the parts of the ring, then tables, headers and the first data.
+/// The ranges that a second thread may overwrite: the parts of the ring, then tables, headers and the first data.
 pub(super) const SHARED: [Range<u64>; 5] =
     [0..0x200, 0x1000..0x1048, 0x2000..0x2108, TABLES..TABLES + 0x100, AREA..AREA + 0x200];
 /// The bits of an input's first byte that choose the disk's settings. The others choose the ring's.
@@ -77,7 +77,7 @@ impl Bed {
         bed
     }
 
-    /// Keeps the bed for another run. Returns memory and image, which the run may have changed.
+    /// Returns the bed for another run. Returns memory and image, which the run may have changed.
     pub fn put_back(self) -> Vec<u8> {
         let mut left = self.guest.now();
         left.extend_from_slice(&self.disk);
@@ -121,7 +121,7 @@ impl Bed {
 
     /// A new queue in zeroed memory, and the original image.
     pub fn renew(&mut self, choices: u8) {
-        // Stop first: a queue may write into its ring while it stops.
+        // Stop first, because a queue may write to its ring while it stops.
         self.worker.stop().expect("a worker without requests");
         self.guest.clear();
         self.disk = first_contents();
@@ -133,7 +133,7 @@ impl Bed {
         self.worker.start_again(memory, LAYOUT, features).expect("a ring of our own");
     }
 
-    /// `said`: header and data; `room`: bytes for data and status. `input`: how they are cut up.
+    /// Sends a request. `said`: header and data; `room`: bytes for data and status; `input`: how to cut them up.
     pub fn request(&mut self, input: &mut Input<'_>, said: &[u8], room: usize) {
         let Some((readable, writable)) = self.offer(input, said, room) else { return };
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).expect("an eventfd");
@@ -143,7 +143,7 @@ impl Bed {
         assert!(self.ring.pop_used().expect("a ring that was kept").is_none(), "answered twice");
     }
 
-    /// For a ring that another thread writes too: its answers prove nothing then.
+    /// Sends a request in a ring that another thread also writes, where its result proves nothing.
     pub fn request_unchecked(&mut self, input: &mut Input<'_>, said: &[u8], room: usize) {
         if self.offer(input, said, room).is_some() {
             self.worker.serve_now();
@@ -151,7 +151,7 @@ impl Bed {
         }
     }
 
-    /// A request in the ring, if it has room for it: its readable and its writable parts.
+    /// Offers a request if the ring has room for it. Returns its readable and writable parts.
     fn offer(&mut self, input: &mut Input<'_>, said: &[u8], room: usize) -> Option<(Vec<Part>, Vec<Part>)> {
         self.next_addr = AREA;
         let readable = self.lay_out(input, said);
@@ -170,7 +170,8 @@ impl Bed {
         Some((readable, writable))
     }
 
-    /// For a flush, the worker sleeps until the engine's thread is done. A missing answer hangs here.
+    /// Waits for the result. For a flush, the worker sleeps until the engine's thread is done. A missing completion
+    /// hangs here.
     fn wait(&mut self) -> Used {
         loop {
             self.worker.serve();
@@ -180,7 +181,7 @@ impl Bed {
         }
     }
 
-    /// Cuts `bytes` into pieces and stores them in memory. Returns their places, one of which may be wrong.
+    /// Cuts `bytes` into pieces and stores them in memory. Returns their addresses, one of which may be invalid.
     fn lay_out(&mut self, input: &mut Input<'_>, mut bytes: &[u8]) -> Vec<Part> {
         let mut parts = Vec::new();
         let cuts = input.below(8);
@@ -245,7 +246,7 @@ impl Bed {
         let mut now = vec![0; self.disk.len()];
         self.file.read_exact_at(&mut now, 0).expect("the image");
         self.check_image_size();
-        // Comparing single bytes would take longer than everything else.
+        // Comparing single bytes would take most of the time.
         let all = if now == self.disk { 0..0 } else { 0..now.len() };
         for at in all {
             let may = now[at] == self.disk[at]

@@ -38,7 +38,7 @@ fn place(memory: &[u8], (addr, len): Part) -> Option<Range<usize>> {
     (end <= memory.len()).then_some(start..end)
 }
 
-/// The bytes of `parts` in a row, and which of them lie outside the memory.
+/// The bytes of `parts` in sequence, and which of them are outside the memory.
 struct Gathered {
     bytes: Vec<u8>,
     missing: Vec<Range<usize>>,
@@ -59,7 +59,7 @@ impl Gathered {
         Self { bytes, missing }
     }
 
-    /// The bytes of `range`, if all lie in memory.
+    /// The bytes of `range`, if all of them are in memory.
     fn known(&self, range: Range<usize>) -> Result<&[u8], u8> {
         let touches = |gap: &Range<usize>| gap.start < range.end && range.start < gap.end;
         if self.missing.iter().any(touches) {
@@ -73,7 +73,7 @@ fn place_len(len: u32) -> usize {
     usize::try_from(len).expect("32 bits")
 }
 
-/// The part's beginning, as far as it lies in memory.
+/// The address range of the first bytes of the part, up to the end of the memory.
 fn present(memory: &[u8], (addr, len): Part) -> Range<usize> {
     let start = usize::try_from(addr).map_or(memory.len(), |start| start.min(memory.len()));
     start..start.saturating_add(place_len(len)).min(memory.len())
@@ -96,7 +96,7 @@ impl World<'_> {
         parts.iter().all(|&part| place(self.memory, part).is_some())
     }
 
-    /// Stores `bytes` in `parts`, one after another. All of them lie in memory.
+    /// Stores `bytes` in `parts`, one after another. All of them are in memory.
     fn put(&mut self, parts: &[Part], mut bytes: &[u8]) {
         for &part in parts {
             let range = place(self.memory, part).expect("inside the memory");
@@ -106,7 +106,7 @@ impl World<'_> {
         }
     }
 
-    /// Stores the parts up to the first one that does not lie wholly in memory.
+    /// Stores to the parts, up to the first one that is not completely in memory.
     fn put_as_far(&mut self, parts: &[Part], bytes: &[u8]) -> Result<(), u8> {
         let is_there = |part: &&Part| place(self.memory, **part).is_some();
         let there = parts.iter().take_while(is_there).count();

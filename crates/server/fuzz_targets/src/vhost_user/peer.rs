@@ -1,4 +1,4 @@
-//! The other end of a session: a socket, shared memory, descriptors of all kinds, and the run's server.
+//! The front-end's end of a session: a socket, shared memory, descriptors of all kinds, and the run's server.
 //!
 //! The usual server has no threads: the peer steps it after each message.
 
@@ -31,9 +31,9 @@ pub(super) const MEMFDS: usize = 3;
 pub(super) const MEMFD_BYTES: u64 = 0x1_0000;
 /// The disk's number of queues.
 pub(super) const QUEUES: usize = 2;
-/// The front-end's own addresses are guest addresses plus this.
+/// The offset of the front-end's own addresses from guest addresses.
 pub(super) const USER_BASE: u64 = 0x7f00_0000_0000;
-/// Longer than any limit of a session: only a session that hangs needs it.
+/// Longer than any limit of a session: only a session that hangs takes this long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A descriptor to send.
@@ -78,11 +78,11 @@ pub(super) struct Peer {
     server: Serving,
 }
 
-/// The reader at the other end of the socket.
+/// The server at the other end of the socket.
 enum Serving {
-    /// This thread, if there is something to read.
+    /// A server that this thread steps.
     Here { server: InlineServer, session: InlineSession },
-    /// A server with its threads, as in use.
+    /// A real server with its own threads.
     Threads { server: Server, _folder: TempDir },
 }
 
@@ -99,14 +99,14 @@ fn image() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Opens what stays open between runs.
+/// Opens the descriptors that stay open between runs.
 pub(super) fn prepare() {
     IMAGE.with(|_| ());
 }
 
 /// The number of open descriptors of this process.
 pub(crate) fn open_fds() -> usize {
-    // Counts the folder itself, now and the next time.
+    // The count includes the directory itself, each time.
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
 }
 
@@ -175,12 +175,12 @@ impl Peer {
         }
     }
 
-    /// With a header that tells the truth.
+    /// Sends a message with a valid header.
     pub fn message(&mut self, code: u32, flags: u32, body: &[u8], fds: &[Fd]) {
         self.bytes(&message_bytes(code, flags, body, &[]), fds);
     }
 
-    /// Any bytes. The server may have closed already.
+    /// Sends arbitrary bytes. The server may already have closed the connection.
     pub fn bytes(&mut self, bytes: &[u8], fds: &[Fd]) {
         let fds: Vec<_> = fds.iter().map(|&fd| self.fd(fd)).collect();
         match self.front_end.send_bytes(bytes, &fds) {
@@ -199,7 +199,7 @@ impl Peer {
         if let Serving::Here { server, session } = &mut self.server {
             session.serve();
             server.serve();
-            // A fault of its memory ends it.
+            // A fault of its memory ends the session.
             session.serve();
         }
     }
@@ -209,7 +209,7 @@ impl Peer {
         self.memory.iter().map(|file| file.try_clone().expect("a descriptor")).collect()
     }
 
-    /// Reads all answers. `blk_server`'s own tests have front-ends that read none.
+    /// Reads all answers. `blk_server`'s own tests cover front-ends that read none.
     fn take_answers(&self) {
         let mut bytes = [0; 4096];
         while rustix::net::recv(self.front_end.socket(), &mut bytes, RecvFlags::DONTWAIT)
@@ -219,7 +219,7 @@ impl Peer {
 
     pub fn poke(&mut self, memfd: usize, at: u64, bytes: &[u8]) {
         let len = self.memory[memfd].metadata().expect("a memfd").len();
-        // Not beyond the end, which would extend a file that `truncate` has shortened.
+        // Not beyond the end, because that would extend a truncated file.
         if at + bytes.len() as u64 <= len {
             self.memory[memfd].write_all_at(bytes, at).expect("room in a memfd");
         }
