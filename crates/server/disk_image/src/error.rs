@@ -1,4 +1,5 @@
-//! Why an image cannot be served or resized: one line each, with the problem, the value, the limit, and a remedy.
+//! Why an image cannot be served or resized. Each error is one line with the problem, the value, the limit and a
+//! remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use crate::file::{FileKind, LockHolder};
 use crate::geometry::{MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES};
 use crate::lock::HolderList;
 
-/// Why an image could not be opened, or its size not be read again.
+/// Why an image could not be opened, or its size not reread.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The path does not exist.
@@ -257,7 +258,7 @@ pub enum ResizeError {
     },
 }
 
-/// The remedy for a partial block at the end: more bytes, unless they would damage another format's image.
+/// The remedy for a partial block at the end: adding bytes, unless that would damage another format's image.
 struct RaggedAdvice {
     size_bytes: u64,
     block_size_bytes: u32,

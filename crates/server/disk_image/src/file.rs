@@ -1,4 +1,4 @@
-//! What an opener says about a file: access, type, identity, and which processes hold its lock.
+//! Properties of a file: access, type, identity, and the processes that hold its lock.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -26,7 +26,7 @@ pub enum FileKind {
     Fifo,
     /// A unix socket.
     Socket,
-    /// A type that this list does not know.
+    /// Any other type.
     Other,
 }
 

@@ -1,5 +1,5 @@
-//! Detects images that look like another format than raw. A guest would see such a format's own bytes, and
-//! would destroy the image with its first write.
+//! Detects images that seem to have a format other than raw. A guest would see the format's metadata as disk contents,
+//! and would destroy the image with its first write.
 //!
 //! - The result is only a guess, and never a reason to refuse: a guest may write the same bytes to its raw
 //!   disk.
@@ -32,7 +32,7 @@ pub(crate) fn format_of(file: &File) -> Option<&'static str> {
     let mut memory = vec![0_u8; 2 * READ_BYTES];
     let start = memory.as_ptr().align_offset(READ_BYTES);
     let buffer = memory.get_mut(start..start + READ_BYTES)?;
-    // A read error is not reported here: the guest will get it.
+    // A read error is not reported here, because the guest will get it.
     let read_bytes = file.read_at(buffer, 0).ok()?;
     format_in(buffer.get(..read_bytes)?)
 }

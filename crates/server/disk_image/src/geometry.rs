@@ -2,10 +2,10 @@
 //!
 //! `statx, or sysfs, or aligned reads -> Alignment -> block size offered to the guest -> Topology`
 //!
-//! - The default block size follows direct I/O's requirement even if the page cache is used: after a restart
-//!   with another cache mode, the guest must find the same disk.
-//! - A probe by reading can be too optimistic, because a hole may be read without any check. So the device
-//!   under the file system, if there is one, is asked as well.
+//! - The default block size follows direct I/O's requirement even if the page cache is used: after a restart with
+//!   another cache mode, the guest must find the same disk.
+//! - A probe by reading can be too optimistic, because a hole may be read without any check. Therefore the alignment of
+//!   the device under the file system, if there is one, counts as well.
 //!
 //! Spec: virtio 1.3 §5.2.4 (`blk_size`, `topology`); statx(2) STATX_DIOALIGN, Linux 6.1.
 
@@ -40,7 +40,7 @@ impl Alignment {
     pub const BUFFERED: Self = Self { memory_bytes: 1, offset_bytes: 1 };
 }
 
-/// virtio-blk's `topology`: hints for the guest's layout, in logical blocks.
+/// virtio-blk's `topology`: layout hints for the guest, in logical blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
     /// Logical blocks per physical block, as a power of two.
@@ -53,7 +53,7 @@ pub struct Topology {
     pub opt_io_blocks: u32,
 }
 
-/// The alignment for direct I/O that the kernel reports, if it reports one. `Some` with zeroes: direct I/O is not
+/// The alignment for direct I/O that the kernel reports, if any. `Some` with zeroes means that direct I/O is not
 /// possible.
 pub(crate) fn told_alignment(file: &File) -> Option<Alignment> {
     let statx = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
@@ -64,8 +64,8 @@ pub(crate) fn told_alignment(file: &File) -> Option<Alignment> {
     })
 }
 
-/// The alignment for direct I/O, found by reading from `file`, which is open with `O_DIRECT`. `None`: the
-/// file refuses even the largest alignment.
+/// The alignment for direct I/O, found by reading from `file`, which is open with `O_DIRECT`. `None` if the file
+/// refuses even the largest alignment.
 pub(crate) fn probe_alignment(
     file: &File,
     size_bytes: u64,
@@ -98,7 +98,7 @@ fn reads_at(file: &File, size_bytes: u64, alignment_bytes: u32) -> io::Result<bo
     }
 }
 
-/// The default block size: the alignment that direct I/O needs, as far as it is known.
+/// The default block size: the known alignment that direct I/O needs.
 pub(crate) fn default_block_size(direct: Option<Alignment>, device: Option<&QueueAttributes>) -> u32 {
     let told = direct.map(|alignment| alignment.offset_bytes).filter(|bytes| *bytes > 0);
     let bytes = told.or_else(|| device.map(|device| bytes32(device.logical_block_bytes))).unwrap_or(0);

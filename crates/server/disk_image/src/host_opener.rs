@@ -1,4 +1,4 @@
-//! The opener of a server without a sandbox: acts directly, in the calling thread.
+//! The opener of a server without a sandbox: works directly, in the calling thread.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -16,12 +16,12 @@ use crate::sysfs_queue::QueueAttributes;
 
 /// A new image may hold any user's data, so only its owner may read it.
 const NEW_IMAGE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// Until [`Opener::set_socket_owner`] changes the mode, only our own user can connect.
+/// Until [`Opener::set_socket_owner`] changes the mode, only the server's user can connect.
 const NEW_SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// Connections that may wait while the server starts a session; each listener serves one disk.
+/// Limit of connections that wait while the server starts a session; each listener serves one disk.
 pub const LISTEN_BACKLOG: i32 = 16;
 
-/// Acts on the host's file system directly.
+/// Uses the host's file system directly.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostOpener;
 
@@ -132,7 +132,7 @@ fn create_image(path: &Path, len_bytes: u64, request: &OpenRequest) -> io::Resul
     Ok(image)
 }
 
-/// A guest's flush syncs only its data, so the file's existence and length must be on stable storage before.
+/// Makes the new file and its length durable, because a guest's flush syncs only the data.
 fn keep_through_power_cut(image: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
     rustix::fs::fsync(image)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,4 +1,4 @@
-//! One open, locked image, with everything that the rest of the server needs to know about the disk.
+//! One open, locked image, and the disk properties that the rest of the server uses.
 //!
 //! `options -> open (or create) -> lock -> claim a device -> size, alignment, block size -> limits -> Image`
 //!
@@ -53,7 +53,7 @@ pub struct ImageOptions {
     pub discard: bool,
     /// Create the image with this size; it must not exist.
     pub create_bytes: Option<u64>,
-    /// How long to wait for other openers to release the image's lock; zero: do not wait.
+    /// How long to wait for other openers to release the image's lock. With zero, does not wait.
     pub lock_timeout: Duration,
 }
 
@@ -227,7 +227,7 @@ impl Image {
         Ok(file)
     }
 
-    /// The image's path, absolute and without links, at the time of opening.
+    /// The image's absolute path at the time of opening, with symbolic links resolved.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -368,7 +368,7 @@ fn open_file(opener: &dyn Opener, options: &ImageOptions) -> Result<File, ImageE
     fd.map(File::from).map_err(|error| explain(opener, options, error))
 }
 
-/// Turns the kernel's error number into an error that the user can act on.
+/// Converts the kernel's error number to an error that tells the user what to do.
 fn explain(opener: &dyn Opener, options: &ImageOptions, source: io::Error) -> ImageError {
     use io::ErrorKind::{AlreadyExists, ExecutableFileBusy, InvalidInput, NotFound};
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem, ResourceBusy};

@@ -1,5 +1,4 @@
-//! One raw disk image, regular file or block device: open it, lock it, read its size and limits, check
-//! ranges.
+//! One raw disk image, a regular file or a block device: opens and locks it, reads its size and limits, checks ranges.
 //!
 //! `path -> opener -> lock -> geometry, limits -> Image -> check(sector, len) -> CheckedRange -> engine`
 //!

@@ -1,9 +1,8 @@
-//! Limits for DISCARD and WRITE_ZEROES on this image, from the abilities of its file system or device.
+//! Limits for DISCARD and WRITE_ZEROES on this image, derived from its file system or device.
 //!
 //! - Discard is offered if punching holes works: a file system is probed (without touching data), and a
 //!   device reports it in sysfs.
-//! - Writing zeroes is always offered on a writable image: without support from below, the engine writes
-//!   zeroes.
+//! - Writing zeroes is always offered on a writable image: the engine writes zeroes itself if there is no faster way.
 //!
 //! Spec: virtio 1.3 §5.2.4 (`max_discard_sectors` and so on).
 
@@ -19,7 +18,7 @@ pub const MAX_SEGMENTS: u32 = 16;
 /// Largest discard of one segment. File systems free extents while holding the inode's lock, so other
 /// requests wait.
 pub const MAX_DISCARD_BYTES: u64 = 1 << 30;
-/// Most zeroes of one segment. They may have to be written out, so a request writes at most 16 × 64 MiB.
+/// Limit of zeroes per segment. They may have to be written out, so a request writes at most 16 × 64 MiB.
 pub const MAX_WRITE_ZEROES_BYTES: u64 = 64 << 20;
 
 /// The probe punches beyond the end of the file, at least this far from any data.

@@ -102,8 +102,8 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// **alive**, with a full queue of connections.
     fn connect_socket(&self, path: &Path) -> io::Result<()>;
 
-    /// Tells the opener that the previous server opened `file`, the image at `path`. From now on the opener
-    /// treats the image as one that it opened itself.
+    /// Tells the opener that the previous server opened `file`, the image at `path`. The opener then treats the image
+    /// as its own.
     ///
     /// # Errors
     /// `file` is not what `path` refers to, or the opener may not open it.
@@ -112,8 +112,8 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
         Ok(())
     }
 
-    /// Tells the opener that the previous server created `socket`, which listens at `path`. From now on the
-    /// opener treats the socket as one that it created itself.
+    /// Tells the opener that the previous server created `socket`, which listens at `path`. The opener then treats the
+    /// socket as its own.
     ///
     /// # Errors
     /// `socket` does not listen at `path`, or the opener may not create it.
