@@ -12,7 +12,7 @@ use crate::queue::area::area_bytes;
 use crate::queue::fill::Limits;
 use crate::queue::{Queue, QueueParts};
 
-/// Everything that the device half needs.
+/// The resources that the device half needs.
 #[derive(Debug)]
 pub struct DeviceEnd {
     /// All guest memory, with the ring and the buffers.
@@ -23,12 +23,12 @@ pub struct DeviceEnd {
     pub features: RingFeatures,
     /// The ring base at which a device starts.
     pub base: u32,
-    /// The device signals it when the driver wants to know of completions.
+    /// The device signals it when the driver has requested a signal for completions.
     pub call: Arc<EventFd>,
 }
 
 impl DeviceEnd {
-    /// The device half of the ring. It accepts chains as long as the driver makes them.
+    /// Makes the device half of the ring. It accepts all chains that the driver can make.
     ///
     /// # Errors
     /// [`RingFault`]: never for an existing queue.
@@ -39,8 +39,8 @@ impl DeviceEnd {
     }
 }
 
-/// Makes a queue of `queue_size` with the given pool and doorbell, and returns it with the resources for its
-/// device. The queue assumes a device that supports everything: flush, discard, write zeroes.
+/// Makes a queue of `queue_size` with the given pool and doorbell, and the resources for its device. Assumes a device
+/// that supports flush, discard and write zeroes.
 ///
 /// # Errors
 /// No memory or descriptors.
@@ -53,7 +53,7 @@ pub fn alone(
     alone_with(queue_size, features, Limits::all(), pool, bell)
 }
 
-/// Like [`alone`], with a device that supports what `limits` say.
+/// As [`alone`], with a device that has these `limits`.
 pub(crate) fn alone_with(
     queue_size: u16,
     features: RingFeatures,

@@ -2,8 +2,8 @@
 //!
 //! `Options → connect (negotiate, share memory, start queues) → Device + Queues;  thread → events, reconnect`
 //!
-//! - Each device has one thread. It sleeps except for work outside the requests: the end of the connection, a
-//!   changed configuration, registered and unregistered memory. Queues never wait for it.
+//! - Each device has one thread for work outside of requests: a lost connection, a changed configuration, registered
+//!   and unregistered memory. Queues never wait for it.
 //! - After [`Device`] is dropped, the driver waits for nothing from the back-end, and every queue ends.
 //!
 //! Spec: vhost-user.
@@ -57,11 +57,10 @@ use crate::queue::fill::{Limits, SegmentLimits};
 use crate::queue::{Queue, QueueParts};
 
 /// A session with a back-end. Dropping it stops the queues: requests in flight end with `Lost`.
-///
-/// Before that, drop asks the back-end to release all buffers. bareblk's server finishes the requests that it
-/// has begun and then releases them. A back-end that hangs, or that answers too early as qemu-storage-daemon
-/// does (7.2, 10.0), may still store into the buffers of reads. A program that wants to use those buffers
-/// again must take all completions first.
+/// Before that, drop makes the back-end release all buffers. bareblk's server finishes the requests that it has started
+/// and then releases the buffers. A back-end that hangs, or that answers too early as qemu-storage-daemon does (7.2,
+/// 10.0), may still store into the buffers of reads. A program that wants to reuse those buffers must take all
+/// completions first.
 #[derive(Debug)]
 pub struct Device {
     pool: Pool,
@@ -121,20 +120,20 @@ impl Device {
         Ok((Self { pool, shared, commands, thread }, queues))
     }
 
-    /// The configuration as last read.
+    /// The most recently read configuration.
     #[must_use]
     pub fn info(&self) -> DeviceInfo {
         self.shared.info()
     }
 
-    /// The pool that the options asked for.
+    /// The pool that the options requested.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// Lets requests use the user's own memory, from the moment that this returns. If no back-end is connected, the
-    /// next one gets the memory when it connects.
+    /// Lets requests use the user's own memory once this returns. If no back-end is connected, the next one gets the
+    /// memory when it connects.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -166,7 +165,7 @@ impl Device {
         self.shared.events.next(limit)
     }
 
-    /// A descriptor that is readable while there are events, for polling together with others.
+    /// A descriptor that is readable while there are events, to be polled together with others.
     #[must_use]
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.shared.events.fd()
@@ -204,8 +203,8 @@ fn ring_features(accepted: u64) -> RingFeatures {
 }
 
 impl Drop for Device {
-    /// Waits until the back-end has released all buffers, at most for the limit of one message, after the
-    /// message that is under way.
+    /// Waits until the back-end has released all buffers. After the message in progress, waits at most for the limit of
+    /// one message.
     fn drop(&mut self) {
         self.shared.stop.ring();
         if let Some(thread) = self.thread.take() {

@@ -1,6 +1,6 @@
 //! Notifies the device of new requests: a [`Kick`] is a value that owns a reference to the doorbell.
 //!
-//! `Queue::prepare_kick (under the owner's lock: published, and does the device want to know?) → Kick →
+//! `Queue::prepare_kick (under the owner's lock: publishes, checks whether the device wants a notification) → Kick →
 //! Kick::notify (no lock)`
 //!
 //! - A [`Kick`] holds its own reference to the doorbell. The queue may be reset, reconnected or dropped
@@ -20,9 +20,9 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2, read};
 
 use super::Arc; // std's; in `kick_model.rs`, which includes this file again, loom's
 
-/// Something that wakes a device.
+/// A way to wake a device.
 pub trait Doorbell: Send + Sync + fmt::Debug {
-    /// Rings. Never blocks; may be called when there is no listener any more.
+    /// Rings. Never blocks, and may be called after the listener is gone.
     fn ring(&self);
 }
 
@@ -42,11 +42,11 @@ impl EventFd {
     /// Clears the signal, if there is one. Never blocks.
     pub fn clear(&self) {
         let mut count = [0; 8];
-        // Does not rely on O_NONBLOCK: that flag belongs to the eventfd and not to our descriptor, so a
-        // back-end can clear it. -1: eventfds have no position.
+        // `-1`, because eventfds have no position. Does not rely on O_NONBLOCK: that flag belongs to the shared
+        // eventfd, so a back-end can clear it.
         let slices = &mut [IoSliceMut::new(&mut count)];
         if preadv2(&self.0, slices, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
-            // Linux before 5.8. If there is nothing to read, another reader has cleared the signal.
+            // Linux before 5.8. If there is nothing to read, another reader has already cleared the signal.
             let _ = read(&self.0, &mut count);
         }
     }
@@ -60,19 +60,19 @@ impl AsFd for EventFd {
 
 impl Doorbell for EventFd {
     fn ring(&self) {
-        // The counter is full: it was rung, and the reader has not looked yet.
+        // A full counter means that the doorbell was rung and the reader has not read it yet.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 }
 
-/// A notification that the device asked for and has not had yet. Dropping it notifies too: the device sleeps
-/// until the notification is given, and other threads that push meanwhile are told that none is needed.
+/// A pending notification that the device requested. Dropping it also notifies: the device sleeps until it is notified,
+/// and other threads that push meanwhile see that no further notification is needed.
 #[must_use = "the device sleeps until it is notified"]
 #[derive(Debug)]
 pub struct Kick(Arc<dyn Doorbell>);
 
 impl Kick {
-    /// For a queue that has decided to notify.
+    /// Made by a queue that has decided to notify.
     pub(crate) fn new(bell: Arc<dyn Doorbell>) -> Self {
         Self(bell)
     }

@@ -7,13 +7,13 @@ use std::time::Instant;
 use guest_mem::GuestRange;
 use virtio_blk::Segment;
 
-/// When a write is complete.
+/// When a write completes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// When the device has the data: durable after the next flush.
+    /// When the device has the data, which a later flush makes durable.
     #[default]
     Cached,
-    /// When the data is durable: a flush follows the write, and the request completes with the flush.
+    /// When the data is durable: a flush follows the write, and the request completes with that flush.
     Durable,
 }
 
@@ -37,9 +37,9 @@ pub enum Work<'r> {
         /** When the write is complete. */
         durability: Durability,
     },
-    /// Makes every write durable that completed before.
+    /// Makes all previously completed writes durable.
     Flush,
-    /// The contents of these sectors are no longer needed.
+    /// Declares the contents of these sectors as no longer needed.
     Discard {
         /** At most [`crate::DeviceInfo::max_discard_segments`]. */
         segments: &'r [Segment],
@@ -75,7 +75,7 @@ impl<'r> Request<'r> {
     }
 }
 
-/// The end of a request. Each request ends exactly once. One that ended while its buffers were still with the
+/// The end of a request. Each request ends exactly once. A request that ended while its buffers were still with the
 /// device ([`RequestError::is_with_device`]) is followed by exactly one [`RequestError::Returned`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {

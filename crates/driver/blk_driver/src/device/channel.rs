@@ -1,9 +1,9 @@
-//! The back-end's own requests: a second socket, on which it reports that the configuration changed.
+//! The back-end's channel: a second socket, on which the back-end sends requests such as configuration changes.
 //!
 //! `bytes, whenever they come → header checked → body dropped → request (answered if it asks for that)`
 //!
-//! - Never waits: it takes the bytes that have arrived, and the rest later. A back-end that sends half a
-//!   message, garbage, or descriptors loses the channel, not the device.
+//! - Never waits: it reads the bytes that have arrived, and the rest later. A back-end that sends incomplete messages,
+//!   garbage or descriptors loses the channel, not the device.
 //! - The driver handles only CONFIG_CHANGE_MSG and refuses all other requests.
 //!
 //! Spec: vhost-user, "Back-end message types".
@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vhost::vhost_user::message::BackendReq;
 use vhost_user::{FrameError, Header, MAX_BODY_BYTES, Outgoing, PartialMessage, message_bytes};
 
-/// Most requests per call: a back-end that never stops must not keep the device's thread here.
+/// Limit of requests per call, so that a back-end that never stops cannot occupy the device's thread.
 const MAX_AT_ONCE: usize = 64;
 
 /// Why the channel is abandoned.
@@ -64,8 +64,8 @@ impl Channel {
         self.socket.as_fd()
     }
 
-    /// Takes everything that has arrived. Returns whether the configuration changed, and whether the channel
-    /// continues: a back-end may send a request and then close it.
+    /// Reads everything that has arrived. Returns whether the configuration changed, and whether the channel continues:
+    /// a back-end may send a request and then close it.
     pub(super) fn take(&mut self) -> (bool, Result<(), ChannelError>) {
         let mut changed = false;
         for _ in 0..MAX_AT_ONCE {
@@ -96,15 +96,14 @@ impl Channel {
         }
     }
 
-    /// Answers, if an answer is wanted: success for a change of configuration, failure for an unknown
-    /// request.
+    /// Answers if an answer is requested: success for a configuration change, failure for an unknown request.
     fn answer(&self, header: Header) -> Result<u32, ChannelError> {
         let code = header.code;
         if header.wants_reply() {
             let value = u64::from(code != u32::from(BackendReq::CONFIG_CHANGE_MSG));
             let bytes = message_bytes(code, Header::REPLY, &value.to_ne_bytes(), &[]);
             let mut outgoing = Outgoing::new(&bytes, &[]);
-            // A stream socket takes so few bytes whole or not at all.
+            // A stream socket accepts so few bytes completely or not at all.
             outgoing.send_some(&self.socket)?;
             if !outgoing.is_sent() {
                 return Err(ChannelError::NotRead);

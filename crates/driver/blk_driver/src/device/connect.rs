@@ -1,4 +1,4 @@
-//! From a socket to a device that runs its queues: the order of the messages.
+//! Connects to a socket and starts the device's queues: the order of the messages.
 //!
 //! `connect → features → protocol features → owner → queues, slots, channel, configuration → features accepted
 //!  → memory → in-flight log → each queue: num, base, addr, call, err, kick, enable`
@@ -49,9 +49,9 @@ pub(super) struct Session {
     /// The number of queues, from GET_QUEUE_NUM.
     counted_queues: Option<u64>,
     queue_size: u16,
-    /// Most regions that it can have at once.
+    /// Limit of regions that it can have at once.
     max_regions: usize,
-    /// The regions that it was told of.
+    /// The regions that were announced to it.
     shared: Vec<Arc<Region>>,
     /// Running queues.
     started: Vec<u16>,
@@ -94,12 +94,12 @@ impl Session {
         Ok(Self { front_end, channel, info, counted_queues, queue_size, max_regions, shared, started })
     }
 
-    /// To poll for the connection's end, and to ask for the peer's credentials.
+    /// The socket, to poll for the connection's end and to get the peer's credentials.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.front_end.wire().socket()
     }
 
-    /// Tells the back-end of all regions of `memory`.
+    /// Announces all regions of `memory` to the back-end.
     pub(super) fn share(&mut self, memory: &GuestMemory) -> Result<(), ConnectError> {
         self.check_regions(memory.regions().len())?;
         if self.front_end.has(Protocol::CONFIGURE_MEM_SLOTS) {
@@ -151,7 +151,7 @@ impl Session {
         self.front_end.has(Protocol::INFLIGHT_SHMFD)
     }
 
-    /// Gets a new log for `queues` new rings, if the back-end offers one, and gives it back to the back-end.
+    /// Gets a new log for `queues` new rings, if the back-end offers one, and passes it back to the back-end.
     pub(super) fn new_log(&self, queues: u16) -> Result<Option<Log>, ConnectError> {
         if !self.takes_log() {
             return Ok(None);
@@ -163,7 +163,7 @@ impl Session {
         Ok(log)
     }
 
-    /// Gives the back-end the log of the rings that are started next.
+    /// Passes the log of the rings that are started next to the back-end.
     pub(super) fn give_log(&self, log: &Log) -> Result<(), MessageError> {
         self.front_end.set_inflight_fd(log)
     }
@@ -212,7 +212,7 @@ impl Session {
         if self.started.len() == count { Ok(()) } else { self.front_end.vring_base(queue).map(drop) }
     }
 
-    /// Makes the back-end release all memory, as far as it answers within the limit of one message.
+    /// Makes the back-end release all memory, or waits for the limit of one message.
     pub(super) fn close(mut self) -> Result<(), MessageError> {
         self.front_end.wire_mut().hurry();
         self.started.iter().try_for_each(|&queue| self.front_end.vring_base(queue).map(drop))?;

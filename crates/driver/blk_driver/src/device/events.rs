@@ -1,8 +1,8 @@
 //! The queue of events from the device's thread to its user: bounded, and pollable.
 //!
-//! - At most [`MAX_EVENTS`] wait. If there are more, the oldest change of configuration is dropped, because a
-//!   later one replaces it. If there is none, the oldest event is dropped.
-//! - The descriptor is readable exactly while events wait: both are changed under one lock.
+//! - At most [`MAX_EVENTS`] are queued. Beyond that, the oldest configuration change is dropped, because a later one
+//!   replaces it. If there is none, the oldest event is dropped.
+//! - The descriptor is readable exactly while events are queued: both change under one lock.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::info::Event;
 use crate::kick::{Doorbell, EventFd};
 
-/// Limits memory if the user never asks for events while the back-end keeps reconnecting.
+/// Limits memory if the user never reads events while the back-end keeps reconnecting.
 const MAX_EVENTS: usize = 64;
 
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Events {
         self.arrived.notify_one();
     }
 
-    /// The oldest event; waits up to `limit` for one.
+    /// Returns the oldest event; waits up to `limit` for one.
     pub(super) fn next(&self, limit: Duration) -> Option<Event> {
         let deadline = Instant::now().checked_add(limit);
         let mut queue = self.lock();

@@ -1,4 +1,4 @@
-//! The in-flight log's memory: the driver asks the back-end for it once, keeps it, and passes it to the next
+//! The memory of the in-flight log: the driver gets it from the back-end once, keeps it, and passes it to the next
 //! back-end.
 //!
 //! `GET_INFLIGHT_FD → checked → kept (a descriptor) … the back-end dies … SET_INFLIGHT_FD → its successor
@@ -42,8 +42,8 @@ impl Wanted {
         body
     }
 
-    /// Checks the back-end's answer. `None`: the length is 0, so the back-end has no log to give (QEMU treats
-    /// it the same way).
+    /// Checks the back-end's answer. `None` if the length is 0: the back-end has no log (QEMU interprets it the same
+    /// way).
     pub(super) fn log(
         self,
         description: [u8; PADDED_BYTES],

@@ -1,4 +1,4 @@
-//! Reconnecting to a back-end: the timing of the attempts, and what happens to the queues afterwards.
+//! Reconnects to a back-end: the timing of the attempts, and the restart of the queues.
 //!
 //! `pause (10 ms … 500 ms) → open, as before → share memory → give the log, start each queue as it is
 //!  or: new log, each queue: offer another ring, start it → report`
@@ -33,15 +33,15 @@ use crate::queue::link::QueueLink;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// A connection that lasted this long was good: after it, the first attempt is immediate again.
+/// A connection that lasted this long was good. The first attempt after it is immediate.
 const GOOD_CONNECTION: Duration = Duration::from_secs(1);
 /// How long the report waits for the queues' owners.
 const REPORT_LIMIT: Duration = Duration::from_secs(1);
 
-/// After this many back-ends in a row that close the connection once they have the log, the log is dropped.
+/// Number of consecutive back-ends that close the connection after they got the log, before the driver drops it.
 const LOG_TRIES: u32 = 3;
 
-/// The pace of the attempts: slower and slower, also for a back-end that accepts connections and drops them.
+/// The delay between attempts. It also grows for a back-end that accepts connections and drops them.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     pause: Duration,
@@ -69,7 +69,7 @@ impl Pace {
     }
 }
 
-/// What the next back-end needs to continue with the same rings.
+/// The state that the next back-end needs to continue with the same rings.
 #[derive(Debug)]
 pub(super) struct Kept {
     /// The log of all rings; every ring was started with it. `None`: new rings are needed.
@@ -102,7 +102,7 @@ impl Kept {
         };
     }
 
-    /// The next back-end must not continue with the same rings.
+    /// Makes the next back-end use new rings.
     pub(super) fn forget_log(&mut self) {
         self.log = None;
     }
@@ -180,7 +180,7 @@ impl Thread {
                     self.shared.set_info(&session.info);
                     return Some((session, restart));
                 }
-                // Keep an earlier reason: "the time was up" explains less.
+                // Keep an earlier reason, which explains more than "the time was up".
                 Err(_) if is_over() && !reason.is_empty() => {}
                 Err(error) => reason = in_a_line(&error),
             }
@@ -215,7 +215,7 @@ impl Thread {
     /// Continues with the same rings.
     fn go_on(&self, session: &mut Session, log: &Log, bells: &[Arc<EventFd>]) -> Result<(), MessageError> {
         session.give_log(log)?;
-        // A back-end that refuses the log by closing the connection must not be told of the rings.
+        // A back-end that refuses the log by closing the connection must not learn of the rings.
         session.barrier()?;
         for ((queue, link), bell) in (0_u16..).zip(&self.links).zip(bells) {
             if has_ended(link) {

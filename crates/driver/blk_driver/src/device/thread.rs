@@ -1,4 +1,4 @@
-//! A device's own thread: sleeps until something happens outside the requests.
+//! A device's own thread, which sleeps until there is work outside of requests.
 //!
 //! `poll (stop, notice, socket's end, queue errors, channel) → act;  connection gone → reconnect → act again`
 //!
@@ -23,7 +23,7 @@ use super::state::{Command, Thread};
 use crate::error::{ConnectError, MemoryError, MessageError, in_a_line};
 use crate::memory::UserMemory;
 
-/// How long a poll sleeps when nothing is due.
+/// Limit of a poll's sleep when nothing is due.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Why a connection ended.
@@ -74,7 +74,7 @@ impl Thread {
         }
     }
 
-    /// Ends the queues after the back-end has released their buffers, or has not done so in time.
+    /// Ends the queues once the back-end has released their buffers or the time limit has passed.
     fn stop(&self, session: Session) {
         if let Err(error) = session.close() {
             warn!("back-end may still use memory: {}", in_a_line(&error));

@@ -4,11 +4,9 @@
 //!
 //! - One deadline applies to the whole exchange, however few bytes come at a time; a stop request ends it at
 //!   once.
-//! - A reply's header never determines how much is stored: the caller says how long the body may be.
-//!   Descriptors that come with a reply are closed and are an error, except for the one that some replies may
-//!   carry.
-//! - After any error except [`MessageError::Refused`] the two sides may be out of step, so the connection is
-//!   over.
+//! - A reply's header never determines how much is stored: the caller limits the body's length. Descriptors in a reply
+//!   are closed and cause an error, except for the one that some replies may carry.
+//! - After any error except [`MessageError::Refused`], the two sides may be out of step, so the connection ends.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,7 +55,7 @@ pub(super) struct Wire {
 #[derive(Clone, Copy)]
 struct Expected {
     body_bytes: usize,
-    /// Another valid size.
+    /// An alternative valid size.
     or_bytes: Option<usize>,
     max_fds: usize,
 }
@@ -106,12 +104,12 @@ impl Wire {
         self.stop = None;
     }
 
-    /// For the last messages of a dropped device: all of them together get the limit of one.
+    /// Limits the last messages of a dropped device to the time of one message in total.
     pub(super) fn hurry(&mut self) {
         self.not_after = Some(Instant::now() + self.limit);
     }
 
-    /// To poll for the connection's end, and to ask for the peer's credentials.
+    /// The socket, to poll for the connection's end and to get the peer's credentials.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

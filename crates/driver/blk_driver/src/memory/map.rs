@@ -1,4 +1,4 @@
-//! All regions that a device gets, and which of them requests may refer to.
+//! All regions that a device gets, and those that requests may refer to.
 //!
 //! - A region is added first (the back-end must learn of it) and then opened, so a request never refers to
 //!   memory that the back-end does not know. It is closed before it is removed.
@@ -16,7 +16,7 @@ use crate::error::MemoryError;
 
 /// Our own regions start at multiples of this: the largest page with which a back-end may map them.
 const REGION_ALIGN_BYTES: u64 = 1 << 30;
-/// Size of the pages that `huge_pages` asks for.
+/// Size of the pages that `huge_pages` requests.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// See the module documentation.
@@ -200,7 +200,7 @@ pub(crate) struct OpenRanges {
 impl OpenRanges {
     /// A copy of `map`'s open ranges that follows their changes.
     pub(crate) fn new(map: Arc<MemoryMap>) -> Self {
-        // A generation that no map has, so that the first check copies.
+        // A generation that no map has, so that the first check copies the ranges.
         Self { map, spans: Vec::new(), generation: u64::MAX, hint: 0 }
     }
 

@@ -2,9 +2,9 @@
 //!
 //! `MemoryMap (all regions, told to the back-end) → open ranges → Queue::push looks each buffer up`
 //!
-//! - A request refers to its buffers by guest address. User memory keeps the address of the user's mapping.
-//!   Our own memory gets guest addresses from `OWN_MEMORY_START` on, where no user's memory lies.
-//! - Rings, headers, status bytes and tables lie in regions that are never open to requests.
+//! - A request refers to its buffers by guest address. User memory keeps the address of the user's mapping. The
+//!   driver's own memory gets guest addresses from `OWN_MEMORY_START` on, above any user's memory.
+//! - Rings, headers, status bytes and tables are in regions that are never open to requests.
 //!
 //! Not here: the layout of a queue's private region (`queue/area.rs`), telling the back-end (`device.rs`).
 

@@ -19,7 +19,7 @@ pub struct Pool {
 #[derive(Debug)]
 struct Inner {
     region: Arc<Region>,
-    /// A memory of this region only.
+    /// A memory table with this region only.
     memory: Arc<GuestMemory>,
     /// Free runs of pages, sorted; no two runs are adjacent.
     free: Mutex<Vec<Run>>,
@@ -106,11 +106,11 @@ fn join(free: &mut Vec<Run>, at: usize) {
     }
 }
 
-/// Part of the pool; goes back to it when dropped. Do not drop it while the device uses it.
+/// Part of the pool, returned to it when dropped. Do not drop it while the device uses it.
 #[derive(Debug)]
 pub struct Buffer {
     inner: Arc<Inner>,
-    /// Empty if it must never go back.
+    /// Empty if it must never be returned.
     run: Run,
     len_bytes: u32,
 }

@@ -1,4 +1,4 @@
-//! Layout of a queue's private data, in memory that the device can access and requests cannot refer to.
+//! Layout of a queue's private data, in memory that the device can access but requests cannot refer to.
 //!
 //! ```text
 //! ring 0 | ring 1 | slots: 128 bytes × queue size | segments: 256 × queue size | tables: × queue size
@@ -7,7 +7,7 @@
 //!
 //! - There are two rings, because a back-end that was abandoned may still write to the ring that it knew.
 //!   Each ring has its own status bytes.
-//! - A short table lies next to its header, so that the requests of a busy queue share a few pages.
+//! - A short table is next to its header, so that the requests of a busy queue share few pages.
 //! - All accesses are atomic; each value that the device writes is read once.
 //!
 //! Spec: virtio 1.3 §2.7.5.3, §5.2.6.
@@ -19,8 +19,8 @@ use guest_mem::{AccessError, Address, GuestAddress, GuestMemory, GuestRange, Mem
 use virtio_blk::{HEADER_BYTES, MAX_SEGMENTS, RequestHeader, SEGMENT_BYTES, Segment};
 use virtqueue::{DriverQueue, RingFault, RingFeatures, RingLayout};
 
-/// Most buffers per request, unless the device accepts fewer: the number that QEMU's own virtio-blk announces
-/// for a queue of 128.
+/// Limit of buffers per request, unless the device accepts fewer: the number that QEMU's own virtio-blk announces for a
+/// queue of 128.
 pub(crate) const DEFAULT_MAX_SEGMENTS: u16 = 128;
 
 const LINE_BYTES: u64 = 64;
@@ -39,12 +39,12 @@ const HEADER_LEN: u32 = HEADER_BYTES as u32;
 /// A status byte's value before the device writes it; the standard does not use it.
 const NO_STATUS: u8 = 0xff;
 
-/// Bytes of a region that a queue takes: a multiple of 4096.
+/// Size of a queue's area in a region: a multiple of 4096.
 pub(crate) fn area_bytes(queue_size: u16, max_segments: u16) -> u64 {
     AreaLayout::new(GuestAddress(0), queue_size, max_segments).size_bytes()
 }
 
-/// One of a queue's two rings.
+/// Identifies one of a queue's two rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// The first one.
@@ -82,7 +82,7 @@ impl AreaLayout {
         Self { start: start.raw_value(), queue_size, max_segments }
     }
 
-    /// Makes a new, empty ring there. Its tables may be as long as the area has room for.
+    /// Makes a new, empty ring in the area. Its tables may be as long as the area allows.
     ///
     /// # Errors
     /// [`RingFault`].
@@ -103,8 +103,7 @@ impl AreaLayout {
         (self.tables() + u64::from(self.queue_size) * self.table_bytes() - self.start).next_multiple_of(4096)
     }
 
-    /// The place of a ring, split or packed: a descriptor table and two parts for events (virtio 1.3 §2.7,
-    /// §2.8).
+    /// The addresses of a ring, split or packed: a descriptor table and two parts for events (virtio 1.3 §2.7, §2.8).
     pub(crate) fn ring(&self, side: Side) -> RingLayout {
         let descriptors = self.start + side.number() as u64 * self.ring_bytes();
         let avail = descriptors + DESCRIPTOR_BYTES * u64::from(self.queue_size);
@@ -148,7 +147,7 @@ impl AreaLayout {
 #[derive(Debug)]
 pub(crate) struct Area {
     layout: AreaLayout,
-    /// A view of this region only: rings and tables are in no other.
+    /// A view of this region only, which contains all rings and tables.
     view: MemoryView,
     slot_words: SharedSlice<u64>,
     slot_bytes: SharedSlice<u8>,
@@ -200,7 +199,7 @@ impl Area {
         GuestRange { addr, len_bytes }
     }
 
-    /// The place for a table of `entries` entries for slot `slot`.
+    /// The address of a table of `entries` entries for slot `slot`.
     #[inline]
     pub(crate) fn table(&self, slot: u16, entries: usize) -> GuestAddress {
         if entries <= SHORT_TABLE {

@@ -1,4 +1,4 @@
-//! One request at a time, for users that want a disk and not a queue: each call sleeps until it is done.
+//! Blocking calls, one request at a time, for users that want a disk instead of a queue.
 //!
 //! `slice → buffer of the pool → request with the limit as its deadline → wait → slice`
 //!
@@ -14,7 +14,7 @@ use crate::error::BlockingError;
 use crate::memory::Buffer;
 use crate::request::{Completion, Durability, Request, RequestError, Work};
 
-/// Longest request. A longer slice is split, so that a small pool is enough.
+/// Longest request. A longer slice is split, so that a small pool suffices.
 const CHUNK_BYTES: usize = 256 << 10;
 
 impl Queue {
@@ -64,7 +64,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes every write durable that completed before.
+    /// Makes all previously completed writes durable.
     ///
     /// # Errors
     /// [`BlockingError`].
@@ -72,7 +72,7 @@ impl Queue {
         self.without_buffer(Work::Flush, limit)
     }
 
-    /// Tells the device that the contents of `segments` are no longer needed.
+    /// Declares the contents of `segments` as no longer needed.
     ///
     /// # Errors
     /// [`BlockingError`].
@@ -114,7 +114,7 @@ impl Queue {
         finished
     }
 
-    /// Lends `call` a buffer of the pool. If the device still has the buffer afterwards, the queue keeps it.
+    /// Lends `call` a buffer of the pool. If the device still uses it afterwards, the queue keeps it.
     fn with_buffer(
         &mut self,
         len_bytes: usize,

@@ -1,4 +1,4 @@
-//! From a user's request to a slot: the driver's checks, then the chain of buffers.
+//! Converts a user's request to a slot: checks it, then builds the chain of buffers.
 //!
 //! ```text
 //! read    header | data …           | status        flush              header | status
@@ -17,8 +17,7 @@ use crate::error::PushError;
 use crate::memory::OpenRanges;
 use crate::request::{Durability, Request, Work};
 
-/// Most data of one request: a chain has less than 2³² bytes (virtio 1.3 §2.7.5.2), including header and
-/// status.
+/// Limit of data per request: a chain, including header and status, has less than 2³² bytes (virtio 1.3 §2.7.5.2).
 pub(crate) const MAX_DATA_BYTES: u64 = (1 << 32) - SECTOR_BYTES;
 
 #[allow(clippy::cast_possible_truncation)] // 20
@@ -49,7 +48,7 @@ pub(crate) struct SegmentLimits {
 }
 
 impl Limits {
-    /// The limits of a device that supports everything that the driver can send.
+    /// The limits of a device that supports all requests of the driver.
     pub(crate) fn all() -> Self {
         #[allow(clippy::cast_possible_truncation)] // 16
         let most = SegmentLimits { segments: MAX_SEGMENTS as u32, sectors: u32::MAX };
@@ -68,7 +67,7 @@ impl Limits {
 pub(crate) enum Filled {
     /// Send it to the device.
     Send,
-    /// Nothing to do: a flush on a device without a cache (virtio 1.3 §5.2.6.1 forbids sending it).
+    /// Complete it at once: a flush on a device without a cache (virtio 1.3 §5.2.6.1 forbids sending it).
     Done,
 }
 

@@ -3,8 +3,7 @@
 //! `session: offer_restart / gone → mailbox, signal → owner: its next call takes the mail → outcome →
 //! session`
 //!
-//! - The owner pays one load per call; everything else is behind a mutex that is only locked when something
-//!   happened.
+//! - The owner needs one load per call; the other state is behind a mutex that is only locked after an event.
 //! - An offer carries a new, empty ring, made by the session. The back-end can be started on it at once, long
 //!   before the owner's next call (the owner may sleep, or be idle for hours). The owner fills the ring and
 //!   rings the new doorbell.
@@ -25,14 +24,13 @@ use virtqueue::{DriverQueue, RingFault, RingFeatures, RingLayout};
 use super::area::{AreaLayout, Side};
 use crate::kick::{Doorbell, EventFd};
 
-/// How long an offer waits for an owner that is moving. The owner needs microseconds, unless it failed on the
-/// way.
+/// How long an offer waits for an owner that is moving. The owner needs microseconds, unless it failed meanwhile.
 const MOVE_LIMIT: Duration = Duration::from_secs(1);
 
 /// How the owner handled an offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RestartOutcome {
-    /// Requests that the old ring showed as done.
+    /// Requests that were complete in the old ring.
     pub completed: u64,
     /// Requests that were sent again.
     pub resubmitted: u64,
@@ -47,7 +45,7 @@ pub(crate) struct RingPlace {
     pub base: u32,
 }
 
-/// Another, empty ring.
+/// The offer of another, empty ring.
 #[derive(Debug)]
 pub(crate) struct Offer {
     pub ring: DriverQueue,
@@ -58,7 +56,7 @@ pub(crate) struct Offer {
 /// A message to the owner.
 #[derive(Debug)]
 pub(crate) enum Mail {
-    /// Continue with another ring.
+    /// Move to another ring.
     Restart(Box<Offer>),
     /// There will be no further back-end.
     Gone,
@@ -67,7 +65,7 @@ pub(crate) enum Mail {
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct QueueLink {
-    /// There is mail. The only field that the owner reads in each call.
+    /// Whether there is mail. The owner reads only this field in each call.
     mail: AtomicBool,
     mailbox: Mutex<Mailbox>,
     changed: Condvar,
@@ -83,7 +81,7 @@ pub(crate) struct QueueLink {
 #[derive(Debug)]
 struct Mailbox {
     offer: Option<Box<Offer>>,
-    /// The place that back-ends were told last.
+    /// The ring that was last announced to back-ends.
     place: RingPlace,
     gone: bool,
     /// The ring that the owner uses.
@@ -127,11 +125,10 @@ impl QueueLink {
         &self.call
     }
 
-    /// The place of the ring that the last back-end was told of: for the first back-end, and for one that
-    /// continues with it.
+    /// The ring that was last announced to a back-end, for the first back-end and for one that continues with it.
     ///
-    /// The base is a split ring's current position, as its device has published it; a packed ring's position
-    /// is in its log.
+    /// The base is a split ring's current position, as its device has published it; a packed ring's position is in its
+    /// log.
     pub(crate) fn place(&self) -> RingPlace {
         let place = self.lock().place;
         let view = MemoryView::new(Arc::clone(&self.memory));
@@ -141,8 +138,8 @@ impl QueueLink {
         }
     }
 
-    /// Makes another, empty ring. The owner moves to it in its next call, sends every request again that was
-    /// not acknowledged, and rings `bell`. The session can tell the back-end of the ring at once.
+    /// Offers another, empty ring. The owner moves to it in its next call, resends every unacknowledged request, and
+    /// rings `bell`. The session can announce the ring to the back-end at once.
     ///
     /// # Errors
     /// [`RingFault`]: never for an existing queue.

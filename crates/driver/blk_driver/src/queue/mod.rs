@@ -50,10 +50,10 @@ use crate::kick::{Doorbell, EventFd, Kick};
 use crate::memory::{MemoryMap, OpenRanges, Pool};
 use crate::request::{Completion, Request, RequestError};
 
-/// How to treat a successful read whose used length is too small for its data.
+/// What to do with a successful read whose used length is too small for its data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ShortReads {
-    /// Trust the status, which says that the read was done.
+    /// Trust the status, which reports the read as done.
     #[default]
     Trust,
     /// End the read with [`RequestError::ShortRead`].
@@ -67,11 +67,11 @@ pub struct QueueStats {
     pub pushed: u64,
     /// Requests ended, without [`crate::RequestError::Returned`].
     pub completed: u64,
-    /// Notifications that the device wanted.
+    /// Notifications that the device requested.
     pub kicks: u64,
     /// Batches made visible to the device.
     pub publications: u64,
-    /// How often the owner went to sleep to wait for a completion.
+    /// How often the owner slept to wait for a completion.
     pub sleeps: u64,
 }
 
@@ -87,14 +87,14 @@ pub struct Queue {
     pub(crate) slots: Slots,
     pub(crate) area: Area,
     pub(crate) ring: DriverQueue,
-    /// The device has been asked for a signal.
+    /// Whether the device was asked for a signal.
     pub(crate) armed: bool,
     pub(crate) bell: Arc<dyn Doorbell>,
     pub(crate) call: Arc<EventFd>,
     pub(crate) link: Arc<QueueLink>,
     /// For blocking calls.
     pub(crate) pool: Pool,
-    /// No live request has an earlier deadline.
+    /// No live request has an earlier deadline than this.
     pub(crate) earliest: Option<Instant>,
     /// The last call had no room for all requests whose deadline has passed.
     overdue: bool,
@@ -119,7 +119,7 @@ pub(crate) struct QueueParts {
     pub map: Arc<MemoryMap>,
     pub pool: Pool,
     pub bell: Arc<dyn Doorbell>,
-    /// Rung when the session should look at the queue's link.
+    /// Rung when the session should check the queue's link.
     pub notice: Option<Arc<dyn Doorbell>>,
 }
 
@@ -210,7 +210,7 @@ impl Queue {
         self.push_as(request, false)
     }
 
-    /// `own`: for a blocking call of this crate.
+    /// `own`: the request belongs to a blocking call of this crate.
     #[inline]
     pub(crate) fn push_as(&mut self, request: &Request<'_>, own: bool) -> Result<(), PushError> {
         if let Some(error) = &self.dead {
@@ -285,7 +285,7 @@ impl Queue {
         taken
     }
 
-    /// [`Queue::completions`] for an owner with a lock: returns the notification instead of giving it.
+    /// As [`Queue::completions`], for an owner with a lock: returns the notification instead of sending it.
     pub(crate) fn completions_and_kick(
         &mut self,
         out: &mut [Completion],
@@ -316,7 +316,7 @@ impl Queue {
         }
     }
 
-    /// Takes used chains off the ring, while `out` has room.
+    /// Takes used chains off the ring while `out` has room.
     #[inline]
     fn pop(&mut self, out: &mut [Completion]) -> (usize, bool) {
         if self.dead.is_some() {
@@ -396,7 +396,7 @@ impl Queue {
         Settled::Flush
     }
 
-    /// Sends the requests that wait for room, in the order of the pushes; returns their number.
+    /// Sends the requests that wait for room, in the order of the pushes. Returns their number.
     pub(crate) fn send_waiting(&mut self) -> u64 {
         let mut sent = 0;
         while self.slots.waiting() > 0
@@ -412,7 +412,7 @@ impl Queue {
         sent
     }
 
-    /// Ends the requests that are due, and reports as many as `out` has room for.
+    /// Ends the requests whose deadline has passed, and reports as many as `out` has room for.
     #[cold]
     fn end_overdue(&mut self, out: &mut [Completion]) -> usize {
         let now = Instant::now();
@@ -487,7 +487,7 @@ impl Drop for Queue {
 enum Settled {
     /// Report the completion to the owner.
     Told(Completion),
-    /// Report nothing: no caller waits for it.
+    /// Report nothing, because no caller waits for it.
     Silent,
     /// Send the flush.
     Flush,

@@ -1,4 +1,4 @@
-//! The owner's reaction when the back-end is gone: move to another ring, or give up.
+//! The owner's part when the back-end is gone: it moves to another ring, or gives up.
 //!
 //! `mail → the old ring's last completions → the new ring → everything not acknowledged, in order → doorbell`
 //!
@@ -6,7 +6,7 @@
 //!   own cache may be lost with it.
 //! - A request that was cancelled, or whose deadline passed, is not sent again; its buffers go back to its
 //!   owner.
-//! - The owner trusts the old ring as far as it is consistent, and sends the rest again.
+//! - The owner trusts consistent results of the old ring, and resends the other requests.
 
 use super::Queue;
 use super::link::{Mail, Offer, RestartOutcome};
@@ -82,8 +82,7 @@ impl Queue {
         completed
     }
 
-    /// Leaves the old ring, which is not read any more: live requests are to be sent again, the others are
-    /// returned.
+    /// Abandons the old ring: live requests will be resent, the others are returned.
     fn leave_ring(&mut self) {
         for index in self.slots.indices() {
             match self.slots.get(index).stage {

@@ -7,8 +7,7 @@
 //! ```
 //!
 //! - A slot holds everything that is needed to send its request again, into another ring.
-//! - `untold` counts the slots that have ended and were not yet reported: a caller with little room asks
-//!   again.
+//! - `untold` counts the slots that have ended and were not yet reported: a caller with little room calls again.
 //! - Chains keep their capacity: a warm queue does not allocate.
 
 use std::time::Instant;
@@ -26,11 +25,11 @@ pub(crate) enum Stage {
     Free,
     /// The owner waits for the request.
     Live,
-    /// The request ended, and the owner does not know yet.
+    /// The request ended, but this was not yet reported to the owner.
     Ending(Result<(), RequestError>),
-    /// The request ended, and the owner knows; the device still has the buffers.
+    /// The request ended, and this was reported; the device still has the buffers.
     Zombie,
-    /// As `Zombie`, but the device has released the buffers; the owner does not know yet.
+    /// As `Zombie`, but the device has released the buffers, which was not yet reported.
     Returning,
 }
 
@@ -194,7 +193,7 @@ impl Slots {
         }
     }
 
-    /// Ends the request; the owner will be told `result`.
+    /// Ends the request. `result` is reported later.
     pub(crate) fn end(&mut self, index: u16, result: Result<(), RequestError>) {
         self.set_untold(index, Stage::Ending(result));
     }
@@ -261,7 +260,7 @@ impl Slots {
         0..count
     }
 
-    /// Ends the live slot `index` before the device is done with it.
+    /// Ends the live slot `index` although the device is not done with it.
     pub(crate) fn end_early(&mut self, index: u16, error: RequestError) {
         if !self.get(index).in_ring {
             self.waiting -= 1;
@@ -316,7 +315,7 @@ impl Slots {
         }
     }
 
-    /// The device is gone: live requests end as lost, and the others are returned.
+    /// Handles the loss of the device: live requests end as lost, and the others are returned.
     pub(crate) fn lose_all(&mut self) {
         self.waiting = 0;
         for index in self.indices() {
@@ -327,7 +326,7 @@ impl Slots {
         }
     }
 
-    /// The ring of slot `index` is not read any more.
+    /// Abandons the ring of slot `index`.
     pub(crate) fn abandon(&mut self, index: u16) {
         let slot = self.get_mut(index);
         if slot.in_ring
@@ -339,7 +338,7 @@ impl Slots {
         self.returned(index);
     }
 
-    /// Makes a live slot ready to be sent again, from its beginning.
+    /// Makes a live slot ready to be resent, from its beginning.
     pub(crate) fn rewind(&mut self, index: u16) {
         let slot = self.get_mut(index);
         if slot.phase == Phase::FlushAfterWrite {
@@ -362,8 +361,8 @@ impl Slots {
         }
     }
 
-    /// Attaches `buffer` to the queue's own request that ended before the device was done with it, until the
-    /// device is. If there is no such request, the buffer goes back to the pool.
+    /// Attaches `buffer` to the queue's own request that ended before the device was done with it, until the device is
+    /// done. Without such a request, returns the buffer to the pool.
     pub(crate) fn strand(&mut self, buffer: Option<Buffer>) {
         let own = self.indices().filter(|&i| self.get(i).own && self.get(i).stage == Stage::Zombie);
         // The one pushed last: an earlier one without a buffer (a flush, for example) completes at

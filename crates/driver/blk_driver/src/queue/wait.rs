@@ -1,6 +1,6 @@
-//! Sleeping until a request has ended: the device's signal, and the two steps before it.
+//! Sleeps until a request has ended: the device's signal, and the two steps before the sleep.
 //!
-//! `completions → arm (ask, look again) → poll(2) up to the limit or the next deadline → completions`
+//! `completions → arm (request a signal, check again) → poll(2) up to the limit or the next deadline → completions`
 //!
 //! - The signal is an eventfd that belongs to the queue for life: it survives changes of the back-end, and
 //!   the session's mail uses it too.
@@ -54,8 +54,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Asks the device to signal [`Queue::completion_fd`] at the next completion. Returns `true` if there is
-    /// a completion already; no signal may come for it. After waking up, the owner clears the descriptor
+    /// Makes the device signal [`Queue::completion_fd`] at the next completion. Returns `true` if there is a completion
+    /// already; no signal may arrive for it. After waking up, the owner clears the descriptor
     /// ([`Queue::clear_signal`]).
     ///
     /// # Errors

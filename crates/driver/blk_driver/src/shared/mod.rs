@@ -1,10 +1,10 @@
 //! A queue shared by many threads, behind a lock of the user's choice.
 //!
-//! `submit: lock → push, publish, ask → unlock → notify` (or notify, then unlock: [`KickPolicy::Locked`])
-//! `wait: lock → take → nothing: ask for a signal, look again → unlock → sleep → …`
+//! `submit: lock → push, publish, check for kick → unlock → notify` (or notify, then unlock: [`KickPolicy::Locked`])
+//! `wait: lock → take → none: request a signal, check again → unlock → sleep → …`
 //!
 //! - The lock is held only for work in memory, never for a system call, unless the policy demands it.
-//! - One thread at a time, *the sleeper*, sleeps on the device's signal; the others wait for its turn
+//! - One thread at a time, *the sleeper*, sleeps on the device's signal; the others wait to become the sleeper
 //!   (`turn.rs`).
 //!
 //! Why no thread sleeps through a completion, although any thread may take any completion:
@@ -64,7 +64,7 @@ struct Guarded {
     sleeper: Option<Sleeper>,
 }
 
-/// A thread sleeps, or is about to; it wakes at this time if nothing happens.
+/// The time at which the sleeping thread wakes without events; `None` if no thread sleeps or is about to.
 #[derive(Clone, Copy, Debug)]
 struct Sleeper {
     wake_up: Option<Instant>,
@@ -146,8 +146,8 @@ impl<L: RawMutex> SharedQueue<L> {
         }
     }
 
-    /// One look of the sleeper. Breaks with the completions, or when the time is up; otherwise tells whether
-    /// to sleep or to look again.
+    /// One check by the sleeper. Breaks with completions or at the time limit; otherwise says whether to sleep or to
+    /// check again.
     fn take_or_fall_asleep(
         &self,
         out: &mut [Completion],
@@ -239,7 +239,7 @@ impl Guarded {
         Ok(requests.len())
     }
 
-    /// Asks for a signal and looks again.
+    /// Requests a signal and checks again.
     fn fall_asleep(
         &mut self,
         until: Option<Instant>,
@@ -256,14 +256,14 @@ impl Guarded {
         }
     }
 
-    /// Whether the sleeper must be woken after another thread took completions, which withdrew its request
-    /// for a signal.
+    /// Whether the sleeper must be woken, because another thread took completions and thereby withdrew its request for
+    /// a signal.
     #[inline]
     fn rouses(&mut self) -> bool {
         self.sleeper.is_some() && (self.queue.arm() != Ok(false) || self.rouses_after_push())
     }
 
-    /// Whether there is something for the sleeper that the device does not know of.
+    /// Whether the sleeper has work that the device does not know of.
     #[inline]
     fn rouses_after_push(&self) -> bool {
         let Some(sleeper) = self.sleeper else { return false };

@@ -1,10 +1,10 @@
-//! The turn to sleep: a mutex without data, with a time limit for waiting.
+//! The right to sleep on the device's signal: a mutex without data, with a time limit for waiting.
 //!
-//! - The thread that gives the turn back wakes one waiter. One is enough: the waiter takes the turn, or finds
-//!   that a newcomer has it, who will give it back too. So while any thread waits, some thread has the turn
+//! - The thread that releases the turn wakes one waiter. One is enough: the waiter takes the turn, or finds that a
+//!   newcomer has it, and that newcomer will release it too. While any thread waits, some thread therefore has the turn
 //!   or is about to take it.
-//! - A waiter whose time is up leaves only after it has seen, under the mutex, that the turn is taken. It may
-//!   have consumed a wake-up, but the thread with the turn will send another one.
+//! - A waiter at its time limit leaves only after it has seen, under the mutex, that the turn is taken. It may have
+//!   consumed a wake-up, but the thread with the turn will send another one.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -16,12 +16,12 @@ pub(crate) struct Turn {
     given_back: Condvar,
 }
 
-/// The turn; given back when dropped.
+/// The turn; released when dropped.
 #[derive(Debug)]
 pub(crate) struct MyTurn<'t>(&'t Turn);
 
 impl Turn {
-    /// Waits for the turn; `None` if another thread still has it at `until`.
+    /// Waits for the turn. Returns `None` if another thread still has it at `until`.
     pub(crate) fn take(&self, until: Option<Instant>) -> Option<MyTurn<'_>> {
         let mut taken = self.lock();
         while *taken {
@@ -31,7 +31,7 @@ impl Turn {
         Some(MyTurn(self))
     }
 
-    /// `None` if there is no time left.
+    /// Returns `None` if no time is left.
     fn wait<'t>(
         &'t self,
         taken: MutexGuard<'t, bool>,
