@@ -64,7 +64,7 @@ struct Guarded {
     sleeper: Option<Sleeper>,
 }
 
-/// The time at which the sleeping thread wakes without events; `None` if no thread sleeps or is about to.
+/// A thread that sleeps or is about to. Without events, it wakes at `wake_up`.
 #[derive(Clone, Copy, Debug)]
 struct Sleeper {
     wake_up: Option<Instant>,

@@ -77,7 +77,7 @@ impl Bed {
         bed
     }
 
-    /// Returns the bed for another run. Returns memory and image, which the run may have changed.
+    /// Keeps the bed for another run. Returns memory and image, which the run may have changed.
     pub fn put_back(self) -> Vec<u8> {
         let mut left = self.guest.now();
         left.extend_from_slice(&self.disk);
