@@ -1,11 +1,11 @@
-//! Runs the same job on two targets in turns: how they differ, and whether the difference exceeds the noise.
+//! Runs the same job alternately on two targets, and decides whether their difference exceeds the noise.
 //!
 //! `round 1: A B · round 2: B A · round 3: A B …  →  ratio B ÷ A within each round  →  median, 95 % interval`
 //!
-//! - Drift affects both targets alike: the two runs of a round are close together in time, and take turns
-//!   being first.
+//! - Drift affects both targets alike: the two runs of a round follow each other directly, and the first target
+//!   alternates.
 //! - The job's runtime is divided: each round gets a share, half of it for each target.
-//! - A failed round ends the comparison: half a pair says nothing.
+//! - A failed round ends the comparison, because half a pair cannot be compared.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -61,7 +61,7 @@ impl Difference {
         Some(Self { a: median(&column(0))?, b: median(&column(1))?, ratio: Summary::of(&ratios)? })
     }
 
-    /// Whether the two differ by more than chance explains; `None` with too few rounds to tell.
+    /// Whether the difference exceeds what chance explains; `None` with too few rounds.
     #[must_use]
     pub fn stands_out(&self) -> Option<bool> {
         self.ratio.is_sure().then_some(self.ratio.low > 1.0 || self.ratio.high < 1.0)
@@ -77,11 +77,11 @@ pub struct Comparison {
     pub in_flight_logs: [Option<bool>; 2],
     /// One pair per round.
     pub iops: Vec<[f64; 2]>,
-    /// One pair per round, in ns.
+    /// Mean latencies, one pair per round, in ns.
     pub latency_ns: Vec<[f64; 2]>,
     /// The last round's outcomes, for details.
     pub last: Vec<Outcome>,
-    /// The user stopped it before all rounds were done.
+    /// Whether the user stopped it before all rounds were done.
     pub interrupted: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Why a job cannot run on a target, for people.
+//! Why a job cannot run on a target, as messages for the user.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ pub enum RunError {
         /** As given. */
         path: PathBuf,
     },
-    /// The path is something else.
+    /// The path has another type.
     #[error("{path:?} is not a socket: use --file for a file or block device")]
     NotASocket {
         /** As given. */
@@ -74,7 +74,7 @@ pub enum RunError {
     /// An error of the file.
     #[error(transparent)]
     Image(ImageError),
-    /// Another process writes to the file, or prevents us from writing.
+    /// Another process writes to the file, or prevents this one from writing.
     #[error(
         "{path:?} is in use by {}: stop that first; a server of this file lets reads in if it is read-only itself",
         who(holders)
@@ -115,7 +115,7 @@ pub enum RunError {
 impl From<ImageError> for RunError {
     fn from(error: ImageError) -> Self {
         match error {
-            // Their own texts name options of the server.
+            // The texts of these errors refer to options of the server.
             ImageError::Locked { path, holders, .. } => Self::InUse { path, holders },
             ImageError::DirectRefused { path } => Self::NoDirect { path },
             ImageError::Missing { path } => Self::NoFile { path },

@@ -3,9 +3,9 @@
 //! `options, job_file → Job → run (target, ports, workers) → Outcome → text | json`, and `compare` calls
 //! `run`
 //!
-//! - A fio word means what it means in fio; `docs/how-to/bench.md` lists the exceptions.
-//! - The target is not trusted: its answers are checked, and no wait for it is longer than configured.
-//! - Nothing is allocated per request during a run (with verify: one note per block).
+//! - fio's options have fio's meaning; `docs/how-to/bench.md` lists the exceptions.
+//! - The target is not trusted: its answers are checked, and each wait for it has a limit.
+//! - Nothing is allocated per request during a run (verify allocates one record per block).
 //!
 //! Not here: experiments and reports (`lab`), the command line (`bareblk`).
 #![forbid(unsafe_code)]

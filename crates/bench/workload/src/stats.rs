@@ -1,14 +1,13 @@
 //! Medians and their confidence intervals, without assuming a distribution.
 //!
-//! The median's interval is a pair of order statistics: of n samples, the i-th smallest and the i-th largest
-//! lie on both sides of the true median unless fewer than i samples fell on one side, and how many fall on
-//! one side is binomial with p = 1/2. The interval is the narrowest pair that covers at least 95 %. Fewer
-//! than six samples have no such pair; they get the smallest and the largest sample, with the coverage of
-//! these.
+//! The median's interval is a pair of order statistics. Of n samples, the i-th smallest and the i-th largest enclose
+//! the true median unless fewer than i samples fell on one side, and that number is binomial with p = 1/2. The interval
+//! is the narrowest pair that covers at least 95%. Fewer than six samples have no such pair; their interval is the
+//! smallest and the largest sample, with the coverage of these.
 
 use serde::{Deserialize, Serialize};
 
-/// The coverage that intervals should have.
+/// The target coverage of intervals.
 pub const COVERAGE: f64 = 0.95;
 
 /// A median and its confidence interval.
@@ -47,7 +46,7 @@ impl Summary {
     }
 }
 
-/// The middle; `None` without samples.
+/// The middle value; `None` without samples.
 #[must_use]
 pub fn median(samples: &[f64]) -> Option<f64> {
     median_of_sorted(&sorted(samples))
@@ -64,7 +63,7 @@ fn median_of_sorted(sorted: &[f64]) -> Option<f64> {
     Some(if sorted.len() % 2 == 1 { upper } else { f64::midpoint(sorted[sorted.len() / 2 - 1], upper) })
 }
 
-/// How many samples to leave out at each end, and the coverage of the interval in between.
+/// The number of samples to omit at each end, and the coverage of the remaining interval.
 fn cut(count: usize) -> (usize, f64) {
     // P(fewer than i of n on one side) = sum of C(n, k) / 2^n for k < i, and as much on the other side.
     // In logarithms: 2^-n underflows for more than 1074 samples.

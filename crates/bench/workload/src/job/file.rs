@@ -2,17 +2,17 @@
 //!
 //! `text → lines → [global] applies to the sections below it → one Job per section`
 //!
-//! - Every error names the line and the section. The existing INI crates (`rust-ini`, `configparser`) lose
-//!   the line, and one of them merges keys without a value. The syntax has only four kinds of line.
-//! - fio runs sections at the same time unless `stonewall` separates them. Here they run one after another,
-//!   so a section that is not separated is an error and not a surprise.
+//! - Every error names the line and the section. The existing INI crates (`rust-ini`, `configparser`) lose the line,
+//!   and one of them merges keys without a value. The syntax has only four kinds of line.
+//! - fio runs sections at the same time unless `stonewall` separates them. This program runs them one after another, so
+//!   an unseparated section is an error.
 //!
 //! Facts: fio 3.33, HOWTO, "Job file format".
 
 use super::options::OptionError;
 use super::{Job, JobError};
 
-/// The error, and where it is.
+/// The error and its location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobFileError {
     /// A wrong option.
@@ -25,7 +25,7 @@ pub enum JobFileError {
         /** Which, and why. */
         source: OptionError,
     },
-    /// A line that is no section, option or comment.
+    /// A line that is neither section, option nor comment.
     #[error("line {line}: '{text}' is outside any section: begin with [global] or [NAME]")]
     NoSection {
         /** From 1. */
@@ -41,7 +41,7 @@ pub enum JobFileError {
         /** As it stands there. */
         text: String,
     },
-    /// The file has only `[global]`, or nothing.
+    /// The file has no section other than `[global]`.
     #[error("there is no job in it: add a section [NAME]")]
     NoJob,
     /// fio would run these at the same time.
@@ -53,7 +53,7 @@ pub enum JobFileError {
         /** The later one. */
         section: String,
     },
-    /// Options that do not fit together.
+    /// Options that exclude each other.
     #[error("section [{section}]: {source}")]
     Job {
         /** Its name. */

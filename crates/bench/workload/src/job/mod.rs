@@ -1,6 +1,6 @@
-//! A job: which requests, how many at once, for how long. In fio's words, with fio's meanings.
+//! A job: its requests, their concurrency, and its duration, in fio's terms.
 //!
-//! `options.rs sets fields one by one → Job → check() (what fits together) → offsets.rs, worker.rs`
+//! `options.rs sets fields one by one → Job → check() (valid combinations) → offsets.rs, worker.rs`
 //!
 //! Not here: names of options (`options.rs`), job files (`file.rs`), where the requests go (`target/mod.rs`).
 
@@ -17,13 +17,13 @@ use io_engine::EngineKind;
 
 use self::units::short;
 
-/// Most requests that one job keeps in flight: as many as the largest ring of fio's engines in common use.
+/// Limit of requests that one job keeps in flight: the largest ring of fio's common engines.
 pub const MAX_DEPTH: u32 = 4096;
-/// Most threads of one job. fio's own limit, in practice, is memory.
+/// Limit of threads per job. In fio, memory is the practical limit.
 pub const MAX_JOBS: u32 = 1024;
-/// Largest block: one request, one buffer.
+/// Largest block: each request has one buffer.
 pub const MAX_BLOCK_BYTES: u64 = 64 << 20;
-/// Most memory for buffers of all threads together.
+/// Limit of buffer memory of all threads together.
 pub const MAX_BUFFER_BYTES: u64 = 8 << 30;
 
 /// The order of blocks.
@@ -56,7 +56,7 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// fio's word.
+    /// The option's value in fio.
     #[must_use]
     pub fn word(self) -> &'static str {
         match (self.order, self.mix) {
@@ -132,7 +132,7 @@ pub struct Job {
     pub filename: Option<String>,
     /// First reads a little of everything, uncounted. Not a fio option.
     pub touch: bool,
-    /// `stonewall`: starts only after the job before it has ended.
+    /// `stonewall`: starts only after the previous job has ended.
     pub stonewall: bool,
     /// Everything that was set, in fio's words and order, for reports.
     pub options: Vec<(String, String)>,
@@ -172,7 +172,7 @@ impl Default for Job {
     }
 }
 
-/// Options that do not fit together or do not fit the device.
+/// Options that exclude each other or do not suit the device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     /// The block size is not a multiple of the sector size.

@@ -1,9 +1,9 @@
 //! fio's options by name: one table for job files and the command line.
 //!
-//! - An unknown option is an error that lists the known ones; an invalid value is an error that says what is
-//!   valid. Nothing is skipped: a job that means something else here than in fio is worse than none.
-//! - `norandommap` and `thread` are accepted without effect, because this program always works that way.
-//!   `ioscheduler` is reported and never set: that is the host administrator's choice.
+//! - An unknown option is an error that lists the known ones; an invalid value is an error that describes valid ones.
+//!   Nothing is skipped: a job must never mean something else here than in fio.
+//! - `norandommap` and `thread` are accepted without effect, because this program always works that way. `ioscheduler`
+//!   is reported and never set, because the host's administrator chooses it.
 //!
 //! Facts: fio 3.33, HOWTO, "Job file parameters".
 
@@ -45,7 +45,7 @@ type Set = fn(&mut Job, &str) -> Result<(), String>;
 
 struct Known {
     names: &'static [&'static str],
-    /// May be given without a value, which then is "1".
+    /// May be given without a value; the value is then "1".
     flag: bool,
     set: Set,
 }

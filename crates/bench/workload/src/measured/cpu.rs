@@ -1,8 +1,8 @@
 //! CPU time of the calling thread, and of a local server's process.
 //!
-//! - The kernel counts threads to the microsecond. It counts another process in ticks of 10 ms, over all its
+//! - The kernel measures threads to the microsecond. It measures another process in ticks of 10 ms, summed over all its
 //!   threads, including ended ones.
-//! - Not counted: kernel threads that work for us (io_uring's workers), which belong to the process.
+//! - Not counted: kernel threads that work for this thread (io_uring's workers), which belong to the process.
 //!
 //! Facts: getrusage(2), proc_pid_stat(5).
 
@@ -43,7 +43,7 @@ impl CpuTime {
         }
     }
 
-    /// What was added since `earlier`.
+    /// The difference from `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -75,7 +75,7 @@ pub struct ProcessTime {
 }
 
 impl ProcessTime {
-    /// The time of `pid` since it began; `None` if the process is gone or we may not see it.
+    /// CPU time of `pid` since its start; `None` if the process is gone or not visible.
     #[must_use]
     pub fn of(pid: i32) -> Option<Self> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -85,7 +85,7 @@ impl ProcessTime {
         Some(Self { user: time(user), system: time(system) })
     }
 
-    /// What was added since `earlier`.
+    /// The difference from `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl ProcessTime {
     }
 }
 
-/// Fields 14 and 15. The second field, the command, may contain anything, but ends with the last bracket.
+/// Fields 14 and 15. The second field, the command, may contain any text, but ends with the last bracket.
 fn ticks(stat: &str) -> Option<(u64, u64)> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(11);

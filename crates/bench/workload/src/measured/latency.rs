@@ -68,9 +68,9 @@ impl Latency {
 /// [`Latency`], and the distribution of the times.
 #[derive(Clone, Debug)]
 pub struct Spread {
-    /// Exact.
+    /// The exact sums.
     pub latency: Latency,
-    /// Always `Some`: the bounds are valid. 32 bits per bar take half the cache, and are enough for weeks.
+    /// Always `Some`, because the bounds are valid. Counters of 32 bits need half the cache, and suffice for weeks.
     histogram: Option<Histogram<u32>>,
 }
 
@@ -100,7 +100,7 @@ impl Spread {
         }
     }
 
-    /// The time within which `percent` of the requests completed, at most the longest time.
+    /// The time within which `percent` of the requests completed; never more than the longest time.
     #[must_use]
     pub fn percentile_ns(&self, percent: f64) -> u64 {
         let value =

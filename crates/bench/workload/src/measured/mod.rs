@@ -1,6 +1,6 @@
 //! Measurements of a thread or of a group of threads.
 //!
-//! - `slat`: from the start of a request to the end of the submission that took it; `clat`: from there to its
+//! - `slat`: from the start of a request to the end of the submission that accepted it; `clat`: from there to its
 //!   completion; `lat`: the sum. As in fio.
 //! - A flush (`fsync=`) counts neither as a read nor as a write.
 //!
@@ -35,7 +35,7 @@ pub struct DirectionMeasured {
     pub samples: Vec<Sample>,
 }
 
-/// What completed in one interval.
+/// Completions of one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
     /// Length of the interval.
@@ -87,7 +87,7 @@ pub struct Measured {
     pub depths: [u64; DEPTH_STEPS],
     /// Requests per submission, in steps.
     pub submits: [u64; DEPTH_STEPS],
-    /// Requests per look at the completions, in steps.
+    /// Completions per poll, in steps.
     pub completes: [u64; DEPTH_STEPS],
     /// The longest runtime of the threads.
     pub runtime: Duration,
@@ -115,19 +115,19 @@ impl Measured {
         self.verified_blocks += other.verified_blocks;
     }
 
-    /// Reads and writes.
+    /// Sum of reads and writes.
     #[must_use]
     pub fn ios(&self) -> u64 {
         self.directions.iter().map(|direction| direction.ios).sum()
     }
 
-    /// Requests per second, of both directions.
+    /// Requests per second, both directions together.
     #[must_use]
     pub fn iops(&self) -> f64 {
         per_second(self.ios(), self.runtime)
     }
 
-    /// Mean total latency, of both directions.
+    /// Mean total latency, both directions together.
     #[must_use]
     pub fn mean_lat_ns(&self) -> f64 {
         let mut both = self.directions[0].lat;

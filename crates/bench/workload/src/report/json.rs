@@ -1,8 +1,7 @@
 //! A result in fio's JSON layout, so that programs that read fio's results can read it.
 //!
-//! - Keys, nesting, units and types as in `fio --output-format=json` 3.33. Figures that fio does not have are
-//!   in one extra object per job, "bareblk". Keys that would mean nothing here are left out; `docs/how-to/bench.md`
-//!   lists them.
+//! - Keys, nesting, units and types as in `fio --output-format=json` 3.33. One extra object per job, "bareblk", has
+//!   figures that fio lacks. Keys without a meaning here are omitted; `docs/how-to/bench.md` lists them.
 //! - With `group_reporting` the clones are one entry, as in fio.
 //!
 //! Facts: output of fio 3.33.
@@ -53,7 +52,7 @@ fn jobs(group: usize, outcome: &Outcome) -> Vec<Value> {
     if outcome.job.group_reporting || outcome.clones.len() == 1 {
         return vec![job(group, outcome, &outcome.group(), Some(extra(outcome)))];
     }
-    // Figures of the whole group go with the first clone.
+    // Figures of the whole group are reported with the first clone.
     let of_clone = outcome.clones.iter().enumerate();
     of_clone.map(|(place, clone)| job(group, outcome, clone, (place == 0).then(|| extra(outcome)))).collect()
 }
@@ -64,7 +63,7 @@ fn job(group: usize, outcome: &Outcome, measured: &Measured, extra: Option<Value
     let mut put = |key: &str, value: Value| _ = entry.insert(key.to_owned(), value);
     put("jobname", json!(name));
     put("groupid", json!(group));
-    // Always EIO: fio puts an errno here.
+    // Always EIO, because fio reports an errno here.
     put("error", json!(if outcome.failure.is_some() { 5 } else { 0 }));
     put("eta", json!(0));
     put("elapsed", json!(measured.runtime.as_secs() + 1));

@@ -1,4 +1,4 @@
-//! A result for people, in fio's layout: rates, latencies, percentiles, CPU time.
+//! A result as text, in fio's layout: rates, latencies, percentiles, CPU time.
 //!
 //! - Each line has its own unit, so that numbers have few digits, as in fio.
 //! - Below fio's lines are figures that fio does not have: CPU time per request, also of the server; kicks
@@ -15,7 +15,7 @@ use crate::measured::{DirectionMeasured, Measured, per_second};
 use crate::run::outcome::Outcome;
 use crate::target::Target;
 
-/// A step with a smaller share of the requests is left out.
+/// A step with a smaller share of the requests is omitted.
 const SHOWN_PERCENT: f64 = 0.01;
 
 /// Below this, a server's CPU time, which the kernel reports in ticks of 10 ms, is mostly rounding error.

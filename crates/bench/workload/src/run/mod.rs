@@ -1,11 +1,11 @@
-//! Runs a job on a target: opens it, starts the threads together, samples them, collects their measurements.
+//! Runs a job on a target: opens it, starts the threads together, takes samples, collects the measurements.
 //!
 //! `open target → a port per thread → gate → work … every 100 ms: progress, events; every 500 ms: a sample → Outcome`
 //!
-//! - The first thread that fails ends the others; the outcome has the measurements so far next to the error.
+//! - The first thread that fails ends the others; the outcome then has the error and the measurements so far.
 //! - Not measured: opening, connecting, filling buffers, reading back for verify.
 //!
-//! Not here: opening the target (`opened.rs`), one thread (`worker.rs`), sampling (`watcher.rs`), layouts (`report/text.rs`, `report/json.rs`).
+//! Not here: one thread (`worker.rs`), sampling (`watcher.rs`).
 
 pub(crate) mod offsets;
 
@@ -108,7 +108,7 @@ fn as_engine_can(job: &Job, target: &Target, watch: &mut dyn Watch) -> Job {
     Job { depth: 1, ..job.clone() }
 }
 
-/// Where threads wait until all are ready.
+/// Makes threads wait until all are ready.
 #[derive(Debug, Default)]
 struct Gate {
     /// How many threads wait, and whether the gate is open.
@@ -137,7 +137,7 @@ impl Gate {
     }
 }
 
-/// What all threads need at their start.
+/// The data that all threads need at their start.
 struct Crew<'r> {
     common: Common<'r>,
     client: &'r Client,
@@ -199,7 +199,7 @@ fn pin(client: &Client, clone: u32) -> Result<(), RunError> {
     rustix::thread::sched_setaffinity(None, &set).map_err(source)
 }
 
-/// The allowed CPUs, as far as the kernel reports them.
+/// The allowed CPUs that the kernel reports.
 fn allowed() -> Vec<usize> {
     let set = rustix::thread::sched_getaffinity(None);
     set.map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())

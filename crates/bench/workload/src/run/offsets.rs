@@ -1,9 +1,8 @@
 //! Chooses the next block and its direction.
 //!
-//! - Sequential: from the start of the span to its end, then again. Each direction has its own position, and
-//!   every clone starts at the same place, as in fio.
-//! - Random: any block at any time, evenly distributed; keeps no map of blocks already used (fio's
-//!   `norandommap`).
+//! - Sequential: from the start of the span to its end, then again. Each direction has its own position, and every
+//!   clone starts at the same offset, as in fio.
+//! - Random: any block, evenly distributed; keeps no map of used blocks (fio's `norandommap`).
 //! - The same seed gives the same blocks; clones differ from each other.
 
 use crate::job::{Job, Mix, Order, Span};
@@ -18,7 +17,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Both, in fio's order.
+    /// Both directions, in fio's order.
     pub const ALL: [Self; 2] = [Self::Read, Self::Write];
 
     /// Index into arrays of both directions.

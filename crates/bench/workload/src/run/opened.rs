@@ -13,7 +13,7 @@ use crate::target::file::FilePort;
 use crate::target::port::{Port, PortError};
 use crate::target::{Client, Target};
 
-/// For a file whose last user has just ended: io_uring releases it a little later.
+/// Retry time for a file whose last user has just ended, because io_uring releases it a little later.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An open target.
@@ -52,7 +52,7 @@ impl Opened {
         }
     }
 
-    /// One for files, as in fio; all ready requests for rings, where a batch costs one index update.
+    /// One request for files, as in fio. All ready requests for rings, where a batch costs one index update.
     pub(super) fn usual_batch(&self, job: &Job) -> u32 {
         match self {
             Self::File(..) => 1,
@@ -60,7 +60,7 @@ impl Opened {
         }
     }
 
-    /// What a thread needs to make its port.
+    /// The data that a thread needs to open its port.
     pub(super) fn start(&mut self, job: &Job, clone: u32) -> Result<Start, PortError> {
         match self {
             Self::File(image, kind) => Ok(Start::File(Arc::clone(image), *kind)),

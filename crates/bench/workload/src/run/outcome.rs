@@ -1,4 +1,4 @@
-//! What a run tells its caller: progress and events while it runs, and the outcome.
+//! The reports of a run to its caller: progress and events, and the final outcome.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ pub trait Watch {
     /// All threads have ended; the target is still open.
     fn ended(&mut self) {}
 
-    /// Called every now and then.
+    /// Called periodically.
     fn tick(&mut self, progress: &Progress);
 
-    /// Something happened to the target.
+    /// An event of the target.
     fn event(&mut self, text: &str);
 }
 
@@ -39,9 +39,9 @@ pub struct Progress {
     pub elapsed: Duration,
     /// Share of the time or of the work, whichever is greater; 0 to 1.
     pub share: f64,
-    /// Sum over all threads, by direction.
+    /// Requests so far, summed over all threads, by direction.
     pub bytes: [u64; 2],
-    /// Sum over all threads, by direction.
+    /// Bytes so far, summed over all threads, by direction.
     pub ios: [u64; 2],
 }
 
@@ -52,13 +52,13 @@ pub struct Outcome {
     pub job: Job,
     /// The job's target.
     pub target: Target,
-    /// One per clone.
+    /// Measurements per clone.
     pub clones: Vec<Measured>,
     /// Counts of a socket's queues.
     pub queues: QueueCounts,
     /// CPU time of a back-end in another process on this host.
     pub server: Option<ProcessTime>,
-    /// The user stopped it.
+    /// Whether the user stopped it.
     pub interrupted: bool,
     /// The failure that ended it.
     pub failure: Option<Failure>,

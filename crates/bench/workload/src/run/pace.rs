@@ -1,8 +1,8 @@
 //! `rate=` and `rate_iops=`: when the next request of a direction may start.
 //!
 //! - Each direction gets the full rate, as in fio; each clone is paced separately.
-//! - Request n may start n intervals after the beginning: late requests are caught up, so that the mean is
-//!   the rate.
+//! - Request n may start n intervals after the beginning: the thread catches up after delays, so that the mean is the
+//!   requested rate.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ impl Pace {
         self.begin = Some(at);
     }
 
-    /// Allows one request to start, or returns when that is allowed.
+    /// Allows one request to start now, or returns the time at which it may.
     #[inline]
     pub fn take(&mut self, direction: Direction, now: Instant) -> Result<(), Instant> {
         if self.interval_ns == 0 {

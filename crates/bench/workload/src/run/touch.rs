@@ -1,5 +1,5 @@
-//! Reads a little of everything before a run, uncounted: a server that maps its file then has its pages
-//! mapped, as after some time in use.
+//! Reads a small part of each region before a run, uncounted. A server that maps its file then has its pages mapped, as
+//! after longer use.
 //!
 //! - Reads one block of each 64 KiB: the kernel maps that much at once if it is in the page cache
 //!   (`fault_around_bytes`).
@@ -14,7 +14,7 @@ use crate::target::port::{Ask, Io, Port};
 
 const STRIDE_BYTES: u64 = 64 << 10;
 
-/// Reads all of `span` that way; stops early if `stop` is requested.
+/// Reads one block of each 64 KiB of `span`. Stops early if `stop` is requested.
 pub(crate) fn touch(
     port: &mut dyn Port,
     job: &Job,

@@ -1,4 +1,4 @@
-//! Blocks that identify themselves: written with a header that is checked when they are read again.
+//! Blocks that identify themselves: each is written with a header that is checked when the block is read again.
 //!
 //! ```text
 //! byte 0        8        16         24      28         32
@@ -7,10 +7,10 @@
 //! All little-endian. `offset`: the block's own position in bytes. `sequence`: the number of the write within
 //! this run. `seed`: of the run and clone (32 bits of it). `crc32c`: of everything else in the block.
 //!
-//! - Writes to one block, or a read and a write, are never in flight together: their order would be unknown.
-//!   Clones have separate spans for the same reason.
-//! - A read is checked against what this run wrote there. A job that only reads checks that each block is
-//!   intact and in its place, whichever run wrote it.
+//! - Two writes, or a read and a write, of one block are never in flight together, because their order would be
+//!   unknown. Clones have separate spans for the same reason.
+//! - A read is checked against this run's last write. A job that only reads checks that each block is intact and at its
+//!   offset, whichever run wrote it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,7 +19,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"bareblkV");
 const HEADER_BYTES: usize = 32;
 const CRC_AT: usize = 28;
 
-/// A block that differs from what was written.
+/// A block that differs from the written data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("verify: block at offset {offset_bytes}: {what}: expected {expected}, found {found}")]
 pub struct Mismatch {
@@ -33,7 +33,7 @@ pub struct Mismatch {
     pub found: String,
 }
 
-/// The blocks that one thread wrote.
+/// The blocks that one thread has written.
 #[derive(Debug)]
 pub(crate) struct Verify {
     seed: u32,
@@ -55,7 +55,7 @@ impl Verify {
         Self { seed, sequence: 0, written: BTreeMap::new(), in_flight: HashMap::new(), only_reads, block }
     }
 
-    /// Whether a request on the block may start: none is in flight there.
+    /// Whether a request on the block may start, because none is in flight there.
     pub fn is_free(&self, offset_bytes: u64) -> bool {
         !self.in_flight.contains_key(&offset_bytes)
     }
@@ -81,7 +81,7 @@ impl Verify {
         }
     }
 
-    /// Call when the read has ended; `read` copies the data. Returns whether there was something to check.
+    /// Call when the read has ended; `read` copies the data. Returns whether there was data to check.
     pub fn end_read(&mut self, offset_bytes: u64, read: impl FnOnce(&mut [u8])) -> Result<bool, Mismatch> {
         self.in_flight.remove(&offset_bytes);
         let written = self.written.get(&offset_bytes).copied();
@@ -115,7 +115,7 @@ fn crc(block: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&block[..CRC_AT]), &block[HEADER_BYTES..])
 }
 
-/// `written`: sequence and seed, if this run knows them.
+/// `written`: sequence and seed of the write, if this run knows them.
 fn check(block: &[u8], offset_bytes: u64, written: Option<(u64, u32)>) -> Result<(), Mismatch> {
     let differ = |what, expected: String, found: String| Mismatch { offset_bytes, what, expected, found };
     let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| block[at + i]));

@@ -1,4 +1,4 @@
-//! Watches a running job: progress and events, samples, and the threads' results when they end.
+//! Watches a running job: progress, events, samples, and the threads' results when they end.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -15,7 +15,7 @@ use crate::stop::Stop;
 use crate::target::Target;
 use crate::target::connection::Connection;
 
-/// Time between two looks at progress and events.
+/// Time between two checks of progress and events.
 const TICK: Duration = Duration::from_millis(100);
 /// Time between two samples: fio's `bwavgtime`.
 const SAMPLE: Duration = Duration::from_millis(500);
@@ -68,7 +68,7 @@ impl Watcher<'_> {
             sampler.sample();
             self.news(watch);
             watch.tick(&self.progress(start));
-            // If the server has exited, keeps the last value.
+            // If the server has exited, the last value stays.
             server = self.server.and_then(ProcessTime::of).or(server);
         }
         self.news(watch);

@@ -1,14 +1,13 @@
-//! One thread of a job: keeps the depth in flight until the work or the time is used up, and measures.
+//! One thread of a job: keeps `iodepth` requests in flight until the work or the time is used up, and measures.
 //!
 //! `choose (direction, block, rate) → push … submit (slat ends) → reap (clat ends) → count`
 //!
-//! - Reads the clock once at each end of a submission, and once per look at the completions, as often as fio.
-//! - Looks for completions when nothing more can be submitted; a look takes as many as a submission: one for
-//!   files. So does fio, whose latencies include the time until the look (at depth 32, taking all at once
-//!   made them a tenth shorter than fio's at the same IOPS).
+//! - Reads the clock once at each end of a submission, and once per poll of the completions, as often as fio.
+//! - Polls for completions when nothing more can be submitted. A poll returns at most as many as a submission: one for
+//!   files. fio does the same, so its latencies include the time until the poll.
 //! - No request may take longer than the client's patience: an unanswered request ends the run with an error.
-//! - With verify, a request waits while another on the same block is in flight; after the work, everything
-//!   written is read back, uncounted.
+//! - With verify, a request waits while another on the same block is in flight. After the work, all written blocks are
+//!   read back, uncounted.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -63,7 +62,7 @@ impl From<PortError> for Failure {
     }
 }
 
-/// What other threads see of a running thread. Only that thread writes it.
+/// The part of a running thread that others can read. Only that thread writes it.
 #[derive(Debug, Default)]
 #[repr(align(128))] // its own cache line, and the adjacent one that is prefetched with it
 pub(crate) struct Live {
@@ -71,7 +70,7 @@ pub(crate) struct Live {
     pub ios: [AtomicU64; 2],
 }
 
-/// What all threads of a run share.
+/// State that all threads of a run share.
 #[derive(Clone, Copy)]
 pub(crate) struct Common<'r> {
     pub job: &'r Job,
@@ -115,14 +114,14 @@ pub(crate) struct Worker<'r> {
     /// Pushed, but waiting for room.
     unissued: VecDeque<u32>,
     done: Vec<Done>,
-    /// Completed, but not looked at yet: a look takes as many as a submission, as in fio.
+    /// Completed, but not polled yet: a poll returns at most as many as a submission, as in fio.
     backlog: VecDeque<Done>,
     in_flight: usize,
     /// Transfers left to do.
     left: u64,
     /// Writes since the last flush.
     unsynced: u32,
-    /// Drawn, but not possible yet.
+    /// Chosen, but not possible yet.
     kept: Option<Next>,
     /// When the rate allows the next request.
     due: Option<Instant>,
@@ -213,7 +212,7 @@ impl<'r> Worker<'r> {
             }
             now = Instant::now();
         }
-        // Clears the deadlines, which have passed: they must not wake the wait for requests in flight.
+        // Clears the deadlines, which have passed, so that they do not wake the wait for requests in flight.
         (self.end, self.due) = (None, None);
         while self.in_flight > 0 {
             self.submit()?;
@@ -247,7 +246,7 @@ impl<'r> Worker<'r> {
         Ok(pushed)
     }
 
-    /// `None`: no request is possible now.
+    /// Returns `None` if no request is possible now.
     #[inline]
     fn choose(&mut self, now: Instant) -> Option<Next> {
         let job = self.common.job;
@@ -309,7 +308,7 @@ impl<'r> Worker<'r> {
         Ok(())
     }
 
-    /// Submits, and notes which requests started.
+    /// Submits, and records which requests started.
     fn submit(&mut self) -> Result<(), Failure> {
         let started = self.port.submit()?;
         if started == 0 {
@@ -318,7 +317,7 @@ impl<'r> Worker<'r> {
         self.measured.submits[batch_step(started)] += 1;
         let counted = self.script.is_none();
         if self.port.is_synchronous() {
-            // The call did everything; there is no separate submission time.
+            // The call did all the work, so there is no separate submission time.
             self.unissued.clear();
             return Ok(());
         }

@@ -1,7 +1,7 @@
-//! A back-end as a target: connects, assigns queues to threads, reports what happens to the session.
+//! A back-end as a target: connects, assigns queues to threads, reports events of the session.
 //!
 //! - One queue per job if the device has that many; otherwise jobs share queues: job j uses queue j modulo n.
-//! - A ring is as large as the requests in flight need without indirect descriptors: three descriptors each.
+//! - A ring is large enough for the requests in flight without indirect descriptors: three descriptors each.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -26,11 +26,11 @@ const MIN_QUEUE_SIZE: u32 = 64;
 /// Header, data and status; without indirect descriptors each needs its own descriptor.
 const DESCRIPTORS: u32 = 3;
 
-/// A session, and how the threads access its queues.
+/// A session, and the threads' access to its queues.
 pub(crate) struct Connection {
     device: Device,
     ways: Ways,
-    /// Whether to wait for a back-end that went away.
+    /// Whether to wait for a back-end that disconnected.
     waits: bool,
 }
 
@@ -102,7 +102,7 @@ impl Connection {
         self.device.peer_pid()
     }
 
-    /// Events since the last call, as text for people.
+    /// Events since the last call, as text for the user.
     pub fn news(&self) -> Option<String> {
         self.device.next_event(Duration::ZERO).map(|event| describe(&event, self.waits))
     }
@@ -166,7 +166,7 @@ fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     refused || error.source().is_some_and(is_refused)
 }
 
-/// How many queues the device has; opens a separate session to find out.
+/// Number of queues of the device, determined in a separate session.
 fn offered(socket: &Path, job: &Job, client: &Client) -> Result<u16, RunError> {
     let (device, _) = connect(socket, &options(socket, job, client, 1)?)?;
     Ok(device.info().num_queues.max(1))

@@ -1,4 +1,4 @@
-//! The target of requests, and the client's options that fio has no words for.
+//! The target of requests, and the client's options that fio does not have.
 //!
 //! Not here: the requests (`job/mod.rs`), access to targets (`file.rs`, `queue.rs`, `shared.rs`).
 
@@ -89,7 +89,7 @@ impl std::fmt::Display for Target {
     }
 }
 
-/// Accepts fio's name or ours.
+/// Accepts fio's engine names and this project's.
 fn engine(word: &str) -> Option<EngineKind> {
     EngineKind::ALL.into_iter().find(|kind| kind.name() == word || engine_word(*kind) == word)
 }
@@ -129,8 +129,8 @@ pub struct Client {
     pub queue_size: Option<u16>,
     /// Packed or split rings; `None`: the driver chooses.
     pub packed: Option<bool>,
-    /// Whether to notify the device while the lock of a shared queue is held. `None`: notifies without the
-    /// lock; a queue with only one job has no lock.
+    /// Whether to notify the device while the lock of a shared queue is held. `None`: notifies without the lock. A
+    /// queue with only one job has no lock.
     pub kick_locked: Option<bool>,
     /// The lock of shared queues. `None`: the standard library's; a queue with only one job has no lock.
     pub lock: Option<LockKind>,
@@ -138,7 +138,7 @@ pub struct Client {
     pub poll: bool,
     /// CPUs for the threads, one after another; empty: no pinning.
     pub cpus: Vec<usize>,
-    /// How long to wait for a back-end that went away.
+    /// How long to wait for a back-end that disconnected.
     pub reconnect: Option<Duration>,
     /// Whether the back-end keeps an in-flight log; `None`: if it supports one and the client reconnects.
     pub in_flight_log: Option<bool>,

@@ -1,4 +1,4 @@
-//! What a thread needs from a target: takes requests, returns completions, holds their buffers.
+//! A thread's interface to a target: submits requests, returns completions, holds the buffers.
 //!
 //! `push … submit → reap` on slots: each slot has one buffer of one block, and at most one request in flight.
 
@@ -29,7 +29,7 @@ pub(crate) struct Io {
 #[derive(Debug)]
 pub(crate) struct Done {
     pub slot: u32,
-    /// The error, as text for people.
+    /// The error, as text for the user.
     pub result: Result<(), String>,
 }
 
@@ -60,8 +60,8 @@ pub(crate) trait Port {
     /// Takes a request; it starts at [`Port::submit`] at the earliest.
     fn push(&mut self, io: Io) -> Result<(), PortError>;
 
-    /// Starts the pushed requests, in order; returns how many this call started. The others wait for room
-    /// until the next call.
+    /// Starts the pushed requests in order, and returns how many this call started. The others wait for room until the
+    /// next call.
     fn submit(&mut self) -> Result<usize, PortError>;
 
     /// Appends completed requests. With a limit, sleeps up to that long if there are none.

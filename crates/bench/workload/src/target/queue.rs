@@ -1,4 +1,4 @@
-//! A queue that one thread uses alone, as a target; and the buffers of any thread on a socket.
+//! A queue that one thread uses alone, and the buffers of any thread on a socket.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use guest_mem::GuestRange;
 use super::port::{Ask, Done, Io, Port, PortError};
 use crate::measured::QueueCounts;
 
-/// Most memory taken from the pool in one piece.
+/// Limit of memory that is allocated from the pool in one piece.
 const PIECE_BYTES: u64 = 64 << 20;
-/// Completions per look.
+/// Completions per poll.
 const LOOK: usize = 64;
 
 /// A thread's blocks in the pool.

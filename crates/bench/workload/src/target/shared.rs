@@ -1,14 +1,13 @@
-//! A queue that several threads share: the thread that looks takes all completions and distributes them.
+//! A queue that several threads share. One thread at a time takes all completions and distributes them.
 //!
-//! `reap: own mailbox → lead? (take completions, deliver, stand down) → sleep until mail or promotion`
+//! `reap: own mailbox → lead? (take completions, deliver, stop leading) → sleep until mail or promotion`
 //!
-//! - One thread leads at a time: only the leader takes completions and sleeps on the device. It delivers to
-//!   the other threads' mailboxes and stands down. Then it wakes the threads that got mail, and one follower
-//!   that leads next.
-//! - No wake is lost. A follower enters the list, tries once more to lead, and sleeps only if another thread
-//!   leads. A leader looks at the list after standing down. A follower that is promoted but does not lead
-//!   promotes the next.
-//! - Each mailbox has its own lock, and leading is a `try_lock`: threads contend only for the lock that is
+//! - Only the leading thread takes completions and sleeps on the device. It delivers to the other threads' mailboxes
+//!   and stops leading. Then it wakes the threads that got mail, and one follower that leads next.
+//! - No wake is lost. A follower enters the list, tries once more to lead, and sleeps only if another thread leads. A
+//!   leader checks the list after it stops leading. A follower that is promoted but does not lead promotes the next.
+//! - Each mailbox has its own lock, and leading uses a `try_lock`: threads contend only for the queue's lock, which is
+//!   the one being measured.
 //!   measured, the queue's.
 
 use std::collections::VecDeque;
@@ -22,9 +21,9 @@ use super::port::{Done, Io, Port, PortError};
 use super::queue::{Blocks, counts};
 use crate::measured::QueueCounts;
 
-/// Completions per look.
+/// Completions per poll.
 const LOOK: usize = 64;
-/// Requests per turn of the queue's lock.
+/// Requests per acquisition of the queue's lock.
 const TURN: usize = 16;
 /// How long a thread without a request in flight waits for room; no other thread wakes it.
 const ROOM_LOOK: Duration = Duration::from_millis(1);
@@ -73,7 +72,7 @@ pub(crate) struct Ring {
     followers: Mutex<VecDeque<usize>>,
 }
 
-/// Ignores poison: a panic elsewhere ends the run anyway, and nothing here is left half done.
+/// Ignores poison: a panic elsewhere ends the run anyway, and this code leaves no inconsistent state.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -105,7 +104,7 @@ impl Ring {
             }
             let Some(end) = end else { return Ok(()) };
             lock(&self.followers).push_back(me);
-            // The leader may have stood down before we were in the list.
+            // The leader may have stopped leading before this thread was in the list.
             if let Some(led) = self.try_lead(me, done, Some(end)) {
                 self.leave(me);
                 return led;
@@ -131,7 +130,7 @@ impl Ring {
         has_mail
     }
 
-    /// Leaves the list; returns whether another thread had removed us already, so that we lead.
+    /// Leaves the list. Returns whether another thread had already removed this one, which must then lead.
     fn leave(&self, me: usize) -> bool {
         let mut followers = lock(&self.followers);
         let before = followers.len();
@@ -144,7 +143,7 @@ impl Ring {
         promoted
     }
 
-    /// `None`: another thread leads.
+    /// Returns `None` if another thread leads.
     fn try_lead(
         &self,
         me: usize,
@@ -156,7 +155,7 @@ impl Ring {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        // Mail that was delivered since the last look into the mailbox; from here on only we deliver.
+        // Mail delivered since the last check of the mailbox. From here on, only this thread delivers.
         let has_mail = self.take_mail(me, done);
         let taken = match end.filter(|_| !has_mail) {
             Some(end) => self.queue.wait(&mut completions, end.saturating_duration_since(Instant::now())),
@@ -214,7 +213,7 @@ impl SharedPort {
         Self { ring, me, blocks, waiting: VecDeque::new(), in_flight: 0 }
     }
 
-    /// Submits the first few waiting requests under one turn of the lock. Returns how many were submitted.
+    /// Submits the first few waiting requests under one acquisition of the lock. Returns how many were submitted.
     fn turn(&mut self) -> Result<usize, PortError> {
         let mut requests = [Request::new(Work::Flush, 0); TURN];
         let count = self.waiting.len().min(TURN);
