@@ -1,4 +1,4 @@
-//! Why a run ended without a result; each error is one line that says what to do.
+//! Why a run ended without a result. Each error is one line with a remedy.
 
 use std::io;
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 //!
 //! `Experiment { declaration, make } → Bench::prepare → Bench::sample (per variant, workload, round)`
 //!
-//! - The result file contains the declaration unchanged: a report needs nothing else.
+//! - The result file contains the unchanged declaration, so a report needs no other data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::error::LabError;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
 
-/// Ids and figures of a declaration.
+/// Ids of the declaration's columns, workloads and variants.
 pub(crate) fn owned(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|&text| text.to_owned()).collect()
 }
@@ -29,12 +29,12 @@ pub struct Source {
     pub setup: String,
 }
 
-/// The published figures, as printed, each mapped to the figure here that corresponds to it.
+/// The published figures, as printed, each mapped to the corresponding figure of this run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
     /// The table's caption.
     pub caption: String,
-    /// The columns, without the one for the rows' names.
+    /// The column headings, without the one of the row names.
     pub columns: Vec<PublishedColumn>,
     /// In the original's order; rows without published figures come last.
     pub rows: Vec<PublishedRow>,
@@ -42,7 +42,7 @@ pub struct Published {
     pub conclusion: String,
 }
 
-/// One column of the published table, and the figure here that corresponds to it.
+/// A column of the published table, and the corresponding figure of this run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedColumn {
     /// Heading.
@@ -51,7 +51,7 @@ pub struct PublishedColumn {
     pub workload: String,
     /// Id of a column.
     pub column: String,
-    /// The published figure is a ratio to the baseline, so our ratio is shown here, not the column's figure.
+    /// The published figure is a ratio to the baseline, so the report shows this run's ratio as well.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_ratio: bool,
 }
@@ -63,7 +63,7 @@ impl PublishedColumn {
     }
 }
 
-/// One row of the published table, and the variant here that corresponds to it.
+/// A row of the published table, and the corresponding variant of this run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedRow {
     /// Name.
@@ -83,9 +83,9 @@ impl PublishedRow {
 /// A difference from the original.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
-    /// In the original.
+    /// The original's setup.
     pub original: String,
-    /// In this run.
+    /// This run's setup.
     pub here: String,
     /// The reason for the difference.
     pub why: String,
@@ -104,15 +104,15 @@ pub struct Variant {
     pub id: String,
     /// Name in tables.
     pub label: String,
-    /// Workloads it is measured with; empty: all.
+    /// The workloads that it is measured with; empty: all.
     pub only: Vec<String>,
-    /// The variant it is compared with, if not the experiment's baseline. That one has no baseline itself.
+    /// The variant that it is compared with instead of the experiment's baseline. That variant itself has no baseline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
 }
 
 impl Variant {
-    /// Measured with every workload.
+    /// A variant that is measured with every workload.
     #[must_use]
     pub fn new(id: &str, label: &str) -> Self {
         Self { id: id.into(), label: label.into(), only: Vec::new(), against: None }
@@ -139,7 +139,7 @@ impl Variant {
     }
 }
 
-/// One of the loads that every variant is measured under.
+/// A load under which every variant is measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
     /// Short, without spaces: part of file names.
@@ -179,7 +179,7 @@ pub struct Column {
     pub decimals: usize,
     /// How it is measured, in one or two sentences.
     pub measured: String,
-    /// Shown only in files: a terminal has no room for all columns.
+    /// Only in files, because a terminal has no room for all columns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub files_only: bool,
 }
@@ -200,7 +200,7 @@ impl Column {
 pub enum Scale {
     /// Starts at zero: bars.
     Linear,
-    /// For figures that span several powers of ten: points.
+    /// A logarithmic scale with points, for figures that span several powers of ten.
     Log,
 }
 
@@ -223,7 +223,7 @@ impl Plot {
     }
 }
 
-/// An axis of [`Curves`]: a number that workloads have.
+/// An axis of [`Curves`]: a number that each workload defines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
     /// Key in the workloads' `place`.
@@ -232,8 +232,8 @@ pub struct Axis {
     pub title: String,
 }
 
-/// One drawing for the whole run: the ratio to the baseline against one number of the workloads, with a panel
-/// per variant and a line for each value of another number.
+/// One drawing for the whole run: the ratio to the baseline against one number of the workloads. It has a panel per
+/// variant, and a line for each value of a second number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Curves {
     /// The file's name.
@@ -262,7 +262,7 @@ pub struct Stack {
 }
 
 /// One drawing for the whole run: a column against a number of the workloads, one line per variant, both axes
-/// by powers.
+/// logarithmic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Courses {
     /// The file's name.
@@ -303,41 +303,40 @@ impl RatioForm {
 /// A goal for the ratio to the baseline in the same round, as an interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    /// The claim, in words.
+    /// The claim as text.
     pub text: String,
-    /// The variants that must reach it.
+    /// The variants that must reach the goal.
     pub variants: Vec<String>,
-    /// The workloads under which they must reach it.
+    /// The workloads under which the goal must be reached.
     pub workloads: Vec<String>,
-    /// Reached if the interval includes or exceeds this.
+    /// The goal is reached if the interval includes or exceeds this.
     pub at_least: f64,
     /// The interval's half width must not exceed this.
     pub half_width_max: f64,
-    /// The comparison to use.
+    /// The figure to compare.
     #[serde(default, skip_serializing_if = "Yardstick::is_baseline")]
     pub yardstick: Yardstick,
 }
 
-/// Which figure a [`Target`] is about.
+/// The figure that a [`Target`] is judged by.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Yardstick {
     /// The ratio to the baseline.
     #[default]
     Baseline,
-    /// The ratio to the one of these variants that has the highest median of the compared column under the
-    /// same workload.
+    /// The ratio to whichever of these variants has the highest median of the compared column under the same workload.
     BestOf(Vec<String>),
     /// The ratio to the same variant under this workload.
     Workload(String),
-    /// The column's own figure, not a ratio: reached if it is at most `at_most`. `at_least` is not used.
+    /// The column's own figure, not a ratio. Reached if it is at most `at_most`; `at_least` is not used.
     Figure {
         /// The column's id.
         column: String,
         /// In the column's unit.
         at_most: f64,
     },
-    /// The column's figure compared with another variant's in the same round: reached if the result is at
-    /// most `at_most`. `at_least` is not used.
+    /// The column's figure compared with another variant's in the same round. Reached if the result is at most
+    /// `at_most`; `at_least` is not used.
     Beside {
         /// The column's id.
         column: String,
@@ -365,7 +364,7 @@ impl Yardstick {
     }
 }
 
-/// Everything about an experiment except how it measures.
+/// The description of an experiment, without the code that measures it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Declaration {
     /// Name on the command line.
@@ -431,7 +430,7 @@ impl Declaration {
     }
 }
 
-/// How much is measured.
+/// The amount of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effort {
     /// Samples of each variant under each workload.
@@ -442,12 +441,12 @@ pub struct Effort {
     pub file_bytes: u64,
 }
 
-/// Where and how a bench runs.
+/// The environment of a bench.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// A folder for small temporary files; removed afterwards.
+    /// A directory for small temporary files, which is removed afterwards.
     pub scratch: PathBuf,
-    /// Folder for test files, on the disk to be measured. The files are removed afterwards.
+    /// The directory for test files, on the disk to be measured. The files are removed afterwards.
     pub storage: PathBuf,
     /// How much is measured.
     pub effort: Effort,
@@ -470,13 +469,13 @@ pub struct Cell {
     pub seconds: f64,
 }
 
-/// One sample: a figure per column, in their order; `None` where there is no figure.
+/// One sample: a figure per column, in the columns' order; `None` for missing figures.
 pub type Reading = Vec<Option<f64>>;
 
 /// Why there is no sample.
 #[derive(Debug, thiserror::Error)]
 pub enum SampleError {
-    /// This variant cannot run here under this workload; it is not tried again.
+    /// This variant cannot run here under this workload. It is not tried again.
     #[error("{0}")]
     Unavailable(String),
     /// The user wants to stop.
@@ -485,7 +484,7 @@ pub enum SampleError {
 }
 
 impl SampleError {
-    /// With the text of the underlying error.
+    /// Another error, with its text.
     pub(crate) fn because(what: &str, error: &dyn std::fmt::Display) -> Self {
         Self::Unavailable(format!("{what}: {error}"))
     }
@@ -493,7 +492,8 @@ impl SampleError {
 
 /// Measures an experiment's samples.
 pub trait Bench {
-    /// Makes what all samples need (test files). `tell` receives the current step and the completed share.
+    /// Makes the resources that all samples need (test files). `tell` receives the current step and the completed
+    /// share.
     ///
     /// # Errors
     /// Nothing can be measured, or the user interrupted the run.
@@ -505,10 +505,10 @@ pub trait Bench {
     /// [`SampleError`].
     fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError>;
 
-    /// Where test data is stored, for the report.
+    /// The storage of test data, for the report.
     fn storages(&self) -> Vec<StoragePlace>;
 
-    /// Facts about this run that a reader of the figures needs ("bare metal is fio 3.33").
+    /// Facts about this run that readers of the figures need ("bare metal is fio 3.33").
     fn notes(&self) -> Vec<String>;
 }
 

@@ -1,12 +1,11 @@
-//! Repeats published experiments on this project's own parts, and compares the figures with the published
-//! ones.
+//! Repeats published experiments on this project's code, and compares the figures with the published ones.
 //!
 //! `experiments (declaration + bench) → runner (interleaved rounds) → stats, verdict → table | report`
 //!
-//! - An experiment is a declaration (question, published table, variants, workloads, columns, targets) and a
-//!   [`Bench`], which measures one variant once; everything else is common to all experiments.
-//! - Every variant runs once per round, in a new order each round, so that drift affects all variants; a
-//!   comparison is the ratio within one round.
+//! - An experiment is a declaration (question, published table, variants, workloads, columns, targets) and a [`Bench`]
+//!   that measures one variant once. All other code is common to the experiments.
+//! - Every variant runs once per round, in a new order each round, so that drift affects all variants. Comparisons are
+//!   ratios within one round.
 //! - An interrupted run reports nothing.
 //!
 //! Not here: the measured parts (`blk_server`, `io_engine`), the command line (`bareblk`).

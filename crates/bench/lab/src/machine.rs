@@ -1,11 +1,11 @@
-//! The machine that a result was measured on, as far as a reader must know it.
+//! The properties of the machine that readers of a result need.
 
 use std::path::{Path, PathBuf};
 
 use rustix::fs::statfs;
 use serde::{Deserialize, Serialize};
 
-/// A folder that held test files.
+/// A directory that contained test files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoragePlace {
     /// Name in the workloads' labels.
@@ -82,7 +82,7 @@ fn mount_of(path: &Path, mountinfo: &str) -> Option<String> {
         let what = format!("{} on {}", after.next()?, after.next()?);
         path.starts_with(point).then(|| (point.components().count(), what))
     });
-    // The last of equally long ones: it hides the others.
+    // The last of several equally long ones hides the others.
     mounts.max_by_key(|(length, _)| *length).map(|(_, what)| what)
 }
 

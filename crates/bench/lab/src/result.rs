@@ -1,9 +1,9 @@
-//! The result of a run: all samples, and the figures computed from them. This is the result file's content.
+//! The result of a run: all samples, and the figures computed from them. It is stored as the result file.
 //!
 //! `readings per cell → Measure per column (samples, median, interval) → Ratio to the baseline, round by round`
 //!
-//! - A cell's samples are in the order of the rounds, with `null` for a missing one, so that pairs stay
-//!   pairs.
+//! - A cell's samples are in the order of the rounds, with `null` for a missing one, so that samples of one round stay
+//!   aligned.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::experiment::{Declaration, Effort, Reading};
 use crate::machine::Machine;
 use crate::stats::Summary;
 
-/// Version of the result file. Changes when older programs could no longer read it.
+/// Version of the result file. Changes when older programs can no longer read it.
 pub const FORMAT: u32 = 1;
 
 /// A finished run.
@@ -35,7 +35,7 @@ pub struct RunResult {
     pub seed: u64,
     /// The machine that it ran on.
     pub machine: Machine,
-    /// What a reader must know about this run.
+    /// Facts about this run that readers need.
     pub notes: Vec<String>,
     /// By workload, then variant.
     pub cells: Vec<CellResult>,
@@ -67,7 +67,7 @@ pub struct Measure {
     pub unit: String,
     /// One per round.
     pub samples: Vec<Option<f64>>,
-    /// Of the samples that exist.
+    /// Median and interval of the existing samples.
     pub summary: Option<Summary>,
 }
 
@@ -76,11 +76,11 @@ pub struct Measure {
 pub struct Ratio {
     /// One per round.
     pub samples: Vec<Option<f64>>,
-    /// Of the ratios that exist.
+    /// Median and interval of the existing ratios.
     pub summary: Summary,
 }
 
-/// What the runner collected for one cell.
+/// The runner's samples of one cell.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Collected {
     /// One per round.
@@ -107,7 +107,7 @@ impl RunResult {
         found.map_or(variant, |known| &known.label)
     }
 
-    /// Whether intervals cover 95 %, judged by figures that every round has. (Rounds may lack some figures:
+    /// Whether intervals have a coverage of 95%, judged by figures that every round has. (Rounds may lack some figures,
     /// for example wakes per sleep if no thread slept.)
     #[must_use]
     pub fn is_sure(&self) -> bool {
@@ -191,12 +191,12 @@ pub enum Outcome {
     Reached,
     /// The target was measured and missed.
     Missed,
-    /// Too few rounds, or something was not available.
+    /// Too few rounds, or a required figure is missing.
     Undecided,
 }
 
 impl Outcome {
-    /// The word shown to people.
+    /// The outcome's word in reports.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -219,7 +219,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Whether no detail could be decided: many such lines are not worth reading before the figures.
+    /// Whether no detail could be decided. Many such lines are not worth reading before the figures.
     pub(crate) fn is_all_undecided(&self) -> bool {
         self.details.iter().all(|detail| detail.starts_with(Outcome::Undecided.word()))
     }

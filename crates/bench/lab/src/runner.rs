@@ -15,7 +15,7 @@ use workload::date::now;
 
 /// Receives a run's progress.
 pub trait Progress {
-    /// Before the rounds: what is being prepared, and the share done.
+    /// Before the rounds: the current preparation step, and the completed share.
     fn preparing(&mut self, what: &str, share: f64);
 
     /// `done` of `total` samples are done; `what` is measured next.
@@ -69,7 +69,7 @@ pub fn run(
     })
 }
 
-/// A note for debug builds, whose figures measure the compiler's checks.
+/// A note for debug builds, whose figures include the cost of the compiler's checks.
 fn debug_build() -> Option<String> {
     cfg!(debug_assertions).then(|| {
         "This is a debug build: its figures mean nothing. Build with cargo build --release.".to_owned()
@@ -171,7 +171,7 @@ pub(crate) struct Xorshift(u64);
 
 impl Xorshift {
     pub(crate) fn new(seed: u64) -> Self {
-        // Zero is the only state that it never leaves. Mixed, because similar seeds begin alike.
+        // Zero is the only state that the generator never leaves. Mixed, because similar seeds start alike.
         let mut random = Self((seed ^ (seed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1);
         (0..4).for_each(|_| _ = random.next());
         random

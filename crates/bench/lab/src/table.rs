@@ -10,7 +10,7 @@ use crate::experiment::{Column, RatioForm, Workload};
 use crate::result::{CellResult, Outcome, RunResult, Verdict};
 use crate::stats::Summary;
 
-/// A verdict with more details than this does not show all of them.
+/// A verdict with more details than this omits some of them.
 pub(crate) const MANY: usize = 8;
 
 /// Shown for a missing figure.
@@ -40,7 +40,7 @@ pub fn text(result: &RunResult) -> String {
     text
 }
 
-/// Shows all details if they are few; otherwise those that need attention.
+/// Returns all details if they are few; otherwise those that need attention.
 fn details(text: &mut String, verdict: &Verdict) {
     let is_as_wanted = |detail: &&String| detail.starts_with(Outcome::Reached.word());
     let many = verdict.details.len() > MANY;

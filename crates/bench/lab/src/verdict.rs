@@ -1,8 +1,8 @@
-//! Decides whether a target was reached, with the figures that show it.
+//! Decides whether a target was reached, and lists the figures that show it.
 //!
-//! - Reached: for each variant and workload named, the 95 % interval of the paired ratio lies above the
-//!   target, or includes it and is narrow enough. A wide interval includes everything and shows nothing. For
-//!   an upper limit it is the reverse.
+//! - A target is reached if, for each named variant and workload, the 95% interval of the paired ratio is above the
+//!   target, or includes it and is narrow enough. A wide interval proves nothing. For an upper limit, the condition is
+//!   reversed.
 
 use crate::experiment::{Beside, Declaration, Target, Yardstick};
 use crate::result::{CellResult, Outcome, Verdict};
@@ -59,7 +59,7 @@ fn judge_cell(
     (outcome, format!("{}: {name}{against}: {figures}{hint}", outcome.word()))
 }
 
-/// On which side of a number the interval must lie.
+/// The side of a number on which the interval must be.
 #[derive(Clone, Copy)]
 enum Wanted {
     AtLeast(f64),
@@ -74,7 +74,7 @@ impl Wanted {
         }
     }
 
-    /// Whether the worse end of the interval meets it, and whether the better end does.
+    /// Whether the worse end of the interval meets the limit, and whether the better end does.
     fn is_met(self, Summary { low, high, .. }: Summary) -> (bool, bool) {
         let (worse, better) = match self {
             Self::AtLeast(_) => (low, high),

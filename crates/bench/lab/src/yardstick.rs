@@ -1,16 +1,16 @@
-//! Finds the figure that a target is about, for one variant under one workload.
+//! Finds the figure that a target is judged by, for one variant under one workload.
 
 use crate::experiment::{Beside, Declaration, Target, Yardstick};
 use crate::result::{CellResult, Ratio};
 use crate::stats::Summary;
 
-/// The figure, and what it was compared with, in words, if that is not the baseline.
+/// The figure, and the text of what it was compared with, unless that is the baseline.
 pub(crate) struct Found {
     pub summary: Summary,
     pub against: String,
 }
 
-/// `None` if it was not measured.
+/// Returns `None` if it was not measured.
 pub(crate) fn found(
     declaration: &Declaration,
     target: &Target,
@@ -67,7 +67,7 @@ fn against(declaration: &Declaration, cell: &CellResult, other: &CellResult, nam
     Some(Found { summary: ratio.summary, against: format!(" of {name}") })
 }
 
-/// The name in tables.
+/// The variant's name in tables.
 pub(crate) fn label(declaration: &Declaration, id: &str) -> String {
     let variant = declaration.variants.iter().find(|variant| variant.id == id).map(|found| &found.label);
     let workload = declaration.workloads.iter().find(|workload| workload.id == id).map(|found| &found.label);

@@ -1,14 +1,14 @@
 //! Pins threads and processes to cores.
 //!
-//! - Unpinned threads may share a core for hundreds of milliseconds after a common start, and that would be
-//!   measured.
+//! - Unpinned threads may share a core for hundreds of milliseconds after a common start, which would distort the
+//!   figures.
 
 use std::sync::OnceLock;
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The cores that this process could use when it first asked.
+/// The cores that this process could use at the first call.
 pub(crate) fn all() -> &'static [usize] {
     static CORES: OnceLock<Vec<usize>> = OnceLock::new();
     CORES.get_or_init(|| {

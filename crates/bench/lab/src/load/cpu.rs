@@ -6,12 +6,12 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Of all threads in ns, including those that the kernel runs for io_uring.
+/// CPU time of all threads in ns, including the kernel's threads for io_uring.
 pub(crate) fn process_ns() -> u64 {
     read(ClockId::ProcessCPUTime)
 }
 
-/// Of the calling thread, in ns.
+/// CPU time of the calling thread in ns.
 pub(crate) fn thread_ns() -> u64 {
     read(ClockId::ThreadCPUTime)
 }
@@ -26,9 +26,9 @@ fn read(clock: ClockId) -> u64 {
 pub(crate) struct Usage {
     pub user: Duration,
     pub system: Duration,
-    /// Because the thread waited for something.
+    /// Voluntary context switches: the thread waited.
     pub voluntary_switches: u64,
-    /// Because the thread was preempted.
+    /// Involuntary context switches: the thread was preempted.
     pub involuntary_switches: u64,
     pub major_faults: u64,
     pub minor_faults: u64,
@@ -58,7 +58,7 @@ impl Usage {
         }
     }
 
-    /// Of both kinds.
+    /// Both kinds of context switches.
     pub fn switches(&self) -> u64 {
         self.voluntary_switches + self.involuntary_switches
     }

@@ -1,7 +1,7 @@
-//! Loads: a test file, and the ways to write to it: through a virtqueue, directly through an engine, by fio.
+//! Loads: a test file, and the ways to write to it: through a virtqueue, directly through an engine, or by fio.
 //!
-//! - Every load writes the same kind of requests to the same file, keeps the same number in flight, and runs
-//!   [`WARM_UP`] longer than asked without counting that.
+//! - Every load writes the same kind of requests to the same file, keeps the same number in flight, and first runs for
+//!   an uncounted [`WARM_UP`].
 //!
 //! Not here: which variant uses which load (`experiments/`).
 
@@ -38,7 +38,7 @@ pub(crate) const WARM_UP: f64 = 0.1;
 /// The order of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
-    /// Any block, repeated or not (fio: `--rw=randwrite --norandommap`).
+    /// Any block, possibly repeatedly (fio: `--rw=randwrite --norandommap`).
     Random,
     /// From the start to the end, then again (fio: `--rw=write`).
     Sequential,
@@ -64,7 +64,7 @@ pub(crate) struct BlockJob {
     pub block_bytes: u32,
     /// Requests in flight, per job.
     pub depth: u32,
-    /// Each with its own queue, where there are queues.
+    /// Number of jobs. With queues, each job has its own.
     pub jobs: u16,
     pub file_bytes: u64,
     /// Length of the counted part.
@@ -112,7 +112,7 @@ impl Sectors {
     }
 }
 
-/// The result of one sample; `None` where the load cannot tell.
+/// The result of one sample; `None` for figures that the load cannot measure.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Measured {
     pub requests: u64,

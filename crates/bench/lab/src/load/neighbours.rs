@@ -1,7 +1,7 @@
 //! Other processes that keep every core busy, next to the threads under test.
 //!
-//! - One counting shell per core. Each checks now and then whether this process still exists, and otherwise
-//!   ends; dropping this ends them.
+//! - One counting shell per core. Each checks periodically whether this process still exists and otherwise ends.
+//!   Dropping this value ends them.
 
 use std::process::{Child, Command, Stdio};
 
@@ -12,7 +12,7 @@ use crate::experiment::SampleError;
 const BUSY: &str =
     "while kill -0 \"$0\" 2>/dev/null; do n=0; while [ $n -lt 100000 ]; do n=$((n+1)); done; done";
 
-/// They run while this lives.
+/// The processes. They run while this value exists.
 #[derive(Debug)]
 pub(crate) struct Neighbours(Vec<Child>);
 

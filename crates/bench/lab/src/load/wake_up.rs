@@ -1,4 +1,4 @@
-//! The cost of waking another thread by an eventfd: two threads that wake each other in turn.
+//! The cost of waking another thread by an eventfd: two threads wake each other alternately.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use crate::experiment::SampleError;
 
 const BATCH: u64 = 16;
 
-/// Each thread on its own core, or wherever the scheduler puts it.
+/// Pins each thread to its own core, or leaves the placement to the scheduler.
 pub(crate) fn measure(seconds: f64, pinned: bool) -> Result<Figures, SampleError> {
     let broken = |error: io::Error| SampleError::because("waking a thread", &error);
     let make = || eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from).map_err(broken);
@@ -20,7 +20,7 @@ pub(crate) fn measure(seconds: f64, pinned: bool) -> Result<Figures, SampleError
     let (wakes, seconds) = std::thread::scope(|scope| {
         let other = scope.spawn(|| answer(&there, &back, pinned));
         let found = scope.spawn(|| ask(&there, &back, Duration::from_secs_f64(seconds), pinned)).join();
-        // In any case, the other thread is told to end.
+        // The other thread is ordered to end in any case.
         let ended = ring(&there, END);
         let _ = other.join();
         ended.and(found.unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))

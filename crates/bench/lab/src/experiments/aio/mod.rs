@@ -1,11 +1,9 @@
 //! `aio`: measures one engine and cache mode, through a virtqueue or on bare metal.
 //!
-//! `sample → file (disk or tmpfs) → bare: fio, or our own loop | ring: image, engine, server → Measured → Reading`
+//! `sample → file (disk or tmpfs) → bare: fio, or this crate's loop | ring: image, engine, server → Measured → Reading`
 //!
-//! - Each sample opens the image, makes an engine and starts a server anew: samples are independent.
-//! - A variant that cannot run reports why; the engine is tried before a worker is started with it.
-//!
-//! Not here: what is compared (`declaration.rs`), the loads (`load/`).
+//! - Each sample opens the image, makes an engine and starts a server, so samples are independent.
+//! - A variant that cannot run reports why: the engine is tried before a worker is started with it.
 
 pub(super) mod declaration;
 
@@ -29,7 +27,7 @@ use crate::load::{Job, Measured};
 use crate::machine::StoragePlace;
 
 const BLOCK_BYTES: u32 = 16 << 10;
-/// As published.
+/// The published value.
 const DEPTH: u16 = 74;
 const FIO_IS_ONE_BY_ONE: &str = "fio submits one request per call, as in the published job. The worker submits what it \
     took together, and the kernel merges neighbours: sequential writes can exceed 100 %.";
@@ -169,7 +167,7 @@ fn options(kind: EngineKind, fd_pool: u32) -> EngineOptions {
     }
 }
 
-/// Checks whether the engine starts and accepts the image: a worker would only log the reason.
+/// Checks whether the engine starts and accepts the image, because a worker would only log the reason.
 fn ask(kind: EngineKind, fd_pool: u32, image: &Image) -> Result<(), SampleError> {
     let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
     match choose(Some(&options(kind, fd_pool)), &spec, &EngineConfig::default()) {

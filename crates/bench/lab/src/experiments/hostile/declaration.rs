@@ -1,7 +1,7 @@
 //! `hostile`: the question, the attacks, and how each figure is measured.
 //!
-//! - The baseline is a tenth guest that is busy but harmless: it takes its fair share. There is another such
-//!   baseline for disks that use the page cache.
+//! - The baseline is a busy but harmless tenth guest, which takes its fair share. There is a second baseline for disks
+//!   that use the page cache.
 
 use crate::experiment::{
     Beside, Column, Declaration, Difference, Effort, Plot, Published, RatioForm, Scale, Source, Target,
@@ -10,10 +10,10 @@ use crate::experiment::{
 use crate::load::disk::test_files::Place;
 use crate::load::hostile::guest::{Attack, BUSY_DEPTH};
 
-/// Guests that are measured.
+/// Number of guests that are measured.
 pub(crate) const GOOD: usize = 9;
 pub(crate) const BLOCK_BYTES: u32 = 4096;
-/// Depth of a good guest, which does not want as much as it can get.
+/// Queue depth of a good guest, which does not need the maximum throughput.
 pub(crate) const DEPTH: u32 = 4;
 /// The share of their IOPS that the good guests must keep.
 const KEPT: f64 = 0.95;
@@ -23,10 +23,10 @@ const DISK: &str = "disk";
 const BUSY: &str = "busy";
 const BUSY_CACHED: &str = "busy-cached";
 const LARGE_CACHED: &str = "large-cached";
-/// Upper limit of their 99 % latency, relative to that next to an ordinary busy guest.
+/// Upper limit of the good guests' 99% latency, relative to that next to an ordinary busy guest.
 const P99_RAM: f64 = 2.0;
 const P99_DISK: f64 = 1.5;
-/// Queues of the guest that has many.
+/// Number of queues of the guest with many queues.
 const QUEUES: u16 = 64;
 
 /// Fewer workers than guests on any machine, so that the tenth guest shares its worker with good guests.
@@ -143,7 +143,7 @@ fn targets(attacks: &[(Variant, Attack, &str)]) -> Vec<Target> {
     ]
 }
 
-/// For the report: what the harmless tenth guest does.
+/// Text for the report: the harmless tenth guest's behaviour.
 pub(crate) fn busy_guest() -> String {
     format!("The ordinary busy guest: 4k random reads at depth {BUSY_DEPTH}, polling.")
 }

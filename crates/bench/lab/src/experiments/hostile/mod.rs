@@ -1,12 +1,9 @@
 //! `hostile`: measures nine guests next to a tenth, each with its own disk on one server.
 //!
-//! `sample → bareblk serve anew, ten disks → the tenth begins → nine clients at once → the tenth ends → Figures`
+//! `sample → new bareblk serve, ten disks → the tenth guest starts → nine clients at once → the tenth ends → Figures`
 //!
-//! - Hanging storage is released before the guest and the server end, whatever the sample's result: they
-//!   would wait for it.
-//!
-//! Not here: what is compared (`declaration.rs`), the attacks (`load/hostile/guest.rs`), the clients
-//! (`load/disk/clients_together.rs`).
+//! - Hanging storage is released before the guest and the server end, whatever the sample's result, because both would
+//!   wait for it.
 
 mod declaration;
 
@@ -57,7 +54,7 @@ impl Hostile {
         Ok(self.files.all(place)?.iter().map(TestFile::path).collect())
     }
 
-    /// `files`: one disk each, the tenth of `tenth_bytes`. Calls `hang` once the server serves, and drops its result
+    /// `files`: one per disk; the tenth has `tenth_bytes`. Calls `hang` once the server serves, and drops its result
     /// before the server.
     #[allow(clippy::cast_precision_loss)] // counts of one sample
     fn measure<H>(

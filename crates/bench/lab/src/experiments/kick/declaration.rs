@@ -20,7 +20,7 @@ pub(crate) enum Lock {
 }
 
 impl Lock {
-    /// Whether waiters keep their core: such a lock is not measured with more threads than cores.
+    /// Whether waiters keep their core. Such a lock is not measured with more threads than cores.
     fn only_spins(self) -> bool {
         matches!(self, Self::Ticket | Self::Native)
     }
@@ -41,7 +41,7 @@ pub(crate) const VARIANTS: [(&str, &str, Lock, KickPolicy); 12] = [
     ("parking_lot-locked", "parking_lot, locked", Lock::ParkingLot, KickPolicy::Locked),
     ("parking_lot-unlocked", "parking_lot, unlocked", Lock::ParkingLot, KickPolicy::Unlocked),
 ];
-/// The variants that should gain.
+/// The variants that should gain from the policy.
 const UNLOCKED: [&str; 6] = [
     "ticket-unlocked",
     "native-unlocked",

@@ -1,4 +1,4 @@
-//! `kick`: the loads, with the numbers that place them on the curves.
+//! `kick`: the loads, and their positions on the curves.
 //!
 //! - The number of loads depends on the cores: in-process loads with 1, 2, 4, … threads up to the number of
 //!   cores (8 from ten cores on), and one with twice as many threads as cores.
@@ -15,7 +15,7 @@ const COSTS_US: [u32; 5] = [0, 1, 2, 5, 10];
 /// Cost of the variants of the in-process load, and of the target.
 const USUAL_COST_US: u32 = 2;
 
-/// Where the requests go.
+/// The destination of the requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Way {
     /// To a null device in this process, by a notification that takes `cost_us`.
@@ -37,11 +37,11 @@ pub(crate) struct Load {
     /// Depth of each job.
     pub depth: u16,
     pub queue_size: u16,
-    /// Requests of the whole job as published, if it has an end.
+    /// Number of requests of the whole published job, if it ends.
     pub requests: Option<u64>,
 }
 
-/// How many jobs there are.
+/// The number of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Jobs {
     /// One per thread.
@@ -60,7 +60,7 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Threads at which the in-process target is judged: all cores of a small machine, 8 on a larger one.
+/// Number of threads with which the in-process target is judged: all cores of a small machine, 8 on a larger one.
 pub(crate) fn contending_threads(cores: usize) -> usize {
     if cores >= 10 { 8 } else { thread_counts(cores).into_iter().next_back().unwrap_or(1) }
 }

@@ -1,12 +1,9 @@
 //! `kick`: measures one lock and kick policy under one load.
 //!
-//! `sample → in process: null device behind an exit that costs | socket: server, sessions → crowd → Tally → Reading`
+//! `sample → in process: null device with a notify cost | socket: server, sessions → crowd → Tally → Reading`
 //!
-//! - Each sample makes queue, lock, device or server, and threads anew: samples are independent.
-//! - Both policies run the same binary code; the policy is a value.
-//!
-//! Not here: variants (`declaration.rs`), the loads' numbers (`loads.rs`), threads
-//! (`load/shared_queue/crowd.rs`).
+//! - Each sample makes a new queue, lock, device or server, and threads, so samples are independent.
+//! - Both policies run the same machine code; the policy is a value.
 
 mod declaration;
 
@@ -33,12 +30,13 @@ use crate::load::shared_queue::crowd::{Crowd, Idle, Station, Tally, run};
 use crate::load::shared_queue::null_device::{By, ExitBell};
 use crate::machine::StoragePlace;
 
-/// Shorter samples only show that everything works. They have fewer jobs, because starting all threads would take
+/// Shorter samples only test the code. They have fewer jobs, because starting all threads would take longer than the
+/// sample.
 /// longer than the sample.
 const SHORT_S: f64 = 0.1;
 /// Jobs in a short sample, instead of the published 256.
 const SHORT_JOBS: usize = 16;
-/// As large as one published job: the data of all loads is in memory.
+/// The size of one published job, because the data of all loads is in memory.
 const DISK_BYTES: u64 = JOB_BYTES;
 /// A polling server requests almost no notifications; the published servers did not poll.
 const NO_POLLING: Duration = Duration::ZERO;
@@ -134,7 +132,7 @@ impl Kick {
     {
         let failed = |error| SampleError::because("the server", &error);
         let images = self.disks[..disks].iter().map(open).collect::<Result<_, _>>()?;
-        // The in-flight requests of two of the largest queues; more wait in the ring.
+        // The in-flight requests of two of the largest queues; further requests wait in the ring.
         let config = EngineConfig { depth: 2048, ..EngineConfig::default() };
         let (depth, engine) = (config.depth, Box::new(move || make(EngineKind::IoUring, &config)));
         let served = Served::start(engine, depth, NO_POLLING, queue_size, images).map_err(failed)?;

@@ -1,7 +1,7 @@
 //! `locality`: the question, the published figures, the variants, and how each figure is measured.
 //!
-//! The machine's cores determine the workers and queues. The smallest machine gets two workers, because one cannot hand
-//! over.
+//! The machine's cores determine the number of workers and queues. The smallest machine gets two workers, because a
+//! single worker has no other to hand over to.
 
 use crate::experiment::{
     Beside, Column, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow,
@@ -34,12 +34,12 @@ pub(crate) struct Ask {
     pub polls: bool,
 }
 
-/// One core for each worker, and as many for their clients.
+/// Number of workers: a core for each, and as many cores for their clients.
 pub(crate) fn workers(cores: usize) -> usize {
     (cores / 2).clamp(2, MOST_WORKERS)
 }
 
-/// One queue per core, as in a guest.
+/// Number of queues: one per core, as in a guest.
 pub(crate) fn queues(cores: usize) -> u16 {
     u16::try_from(cores).unwrap_or(MOST_QUEUES).clamp(2, MOST_QUEUES)
 }
@@ -99,7 +99,7 @@ pub(crate) fn ways() -> Vec<(Variant, Way)> {
     let (one, way) = ring(ONE_HOST, "adaptive, one host for both", completion("adaptive", Host::One));
     ways.push((one.only(&[DISK_TWO, RAM_TWO]), way));
     let aio = |id: &str, label: &str, placing| {
-        // On a RAM disk Linux AIO has completed everything when the submission returns.
+        // On a RAM disk, Linux AIO has completed everything when the submission returns.
         let variant = Variant::new(id, &format!("AIO: {label}")).only(&ON_DISK);
         let variant = if id == AIO_SHARED { variant } else { variant.against(AIO_SHARED) };
         (variant, Way { engine: AIO, placing })
@@ -380,7 +380,7 @@ fn targets() -> Vec<Target> {
     ]
 }
 
-/// If the storage is the limit, all variants have the same IOPS; the gain is then the CPU time saved.
+/// If the storage is the bottleneck, all variants have the same IOPS, and the gain is the saved CPU time.
 fn cpu_of(baseline: &str) -> Yardstick {
     let (column, variant) = ("cpu".to_owned(), baseline.to_owned());
     Yardstick::Beside { column, variant, by: Beside::Ratio, at_most: 1.0 }

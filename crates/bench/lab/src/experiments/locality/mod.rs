@@ -1,6 +1,6 @@
 //! `locality`: measures a placement under a load; each sample has its own server with one or two disks.
 //!
-//! `sample → bareblk serve anew, workers on cores of their own → clients on every disk at once → Figures → columns`
+//! `sample → new bareblk serve, workers on separate cores → clients on every disk at once → Figures → columns`
 //!
 //! Not here: the variants and why (`declaration.rs`), the load (`load/disk/clients_together.rs`).
 

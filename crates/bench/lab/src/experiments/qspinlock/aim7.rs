@@ -16,7 +16,7 @@ use crate::load::users::meter::Waits;
 use crate::load::users::{Carried, Tally, Users, run};
 use crate::machine::StoragePlace;
 
-/// Shorter samples only show that everything works; they have a fraction of the users.
+/// Shorter samples only test the code; they have a fraction of the users.
 const SHORT_S: f64 = 0.1;
 const SHORT_PART: usize = 20;
 
@@ -28,7 +28,7 @@ struct Aim7 {
     setup: Setup,
 }
 
-/// Also used for the table: readers exclude each other.
+/// Also used for the table, where readers then exclude each other.
 struct Ticket;
 
 impl Family for Ticket {
@@ -36,7 +36,7 @@ impl Family for Ticket {
     type Table<T: Send + Sync> = Exclusive<TicketLock, T>;
 }
 
-/// A ticket lock for many threads on few cores, which lets them leave at the deadline; ours would not.
+/// A ticket lock for many threads on few cores that lets them leave at the deadline, unlike the one in `qspinlock`.
 struct TicketOfMany;
 
 impl Family for TicketOfMany {

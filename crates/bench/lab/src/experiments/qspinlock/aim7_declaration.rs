@@ -27,7 +27,7 @@ pub(crate) const VARIANTS: [(&str, &str, Kind); 6] = [
     ("parking_lot", "parking_lot", Kind::ParkingLot),
 ];
 
-/// Indexed as in the declaration: the number of users, and which threads carry them.
+/// Indexed as in the declaration: the number of users, and the threads that run them.
 pub(crate) const WORKLOADS: [(usize, Carried); 8] = [
     (500, Carried::ByCores),
     (1000, Carried::ByCores),
@@ -121,7 +121,7 @@ fn courses() -> Vec<Courses> {
     ]
 }
 
-/// With hundreds of threads on few cores, a queue lock that only spins does not finish: it is left out there.
+/// With hundreds of threads on few cores, a queue lock that only spins does not finish, so it is omitted there.
 fn variants() -> Vec<Variant> {
     let carried = WORKLOADS.into_iter().filter(|&(_, carried)| carried == Carried::ByCores).map(id);
     let carried: Vec<_> = carried.collect();

@@ -1,4 +1,4 @@
-//! The columns of a contest over one lock, which all parts of `qspinlock` with contests share.
+//! The columns that all contests over one lock share.
 
 use crate::experiment::{Column, Reading};
 use crate::load::locks::contest::Found;
@@ -64,7 +64,7 @@ const WAITS: &str = "From asking until the lock was had. A thread times one acqu
                      while it settles, at most 64, and each counts for those between; its two readings of the clock \
                      cost some 50 ns, half of that with the lock held.";
 
-/// Below this number of sleeps, a ratio to them means nothing.
+/// Below this number of sleeps, a ratio to them is meaningless.
 const FEW_HALTS: u64 = 20;
 
 /// In the order of the columns. `is_counted`: the lock's events are counted.

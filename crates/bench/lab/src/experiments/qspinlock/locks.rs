@@ -1,4 +1,4 @@
-//! The locks that `qspinlock` compares: ours, the standard library's and others', and which of them are FIFO.
+//! The locks that `qspinlock` compares: this project's, the standard library's and others.
 
 use std::marker::PhantomData;
 
@@ -52,7 +52,7 @@ pub(crate) const COMPARED: [Lock; 15] = [
     Lock::McsYield,
 ];
 
-/// The other locks: the queued locks and their building blocks are ours.
+/// The other projects' locks. The queued locks and their building blocks are this project's.
 pub(crate) const PEERS: [Lock; 11] = [
     Lock::Std,
     Lock::ParkingLot,
@@ -67,7 +67,7 @@ pub(crate) const PEERS: [Lock; 11] = [
     Lock::McsYield,
 ];
 
-/// Other locks that serve in the order of arrival.
+/// Other projects' locks that serve in the order of arrival.
 pub(crate) const FIFO_PEERS: [Lock; 5] =
     [Lock::Ticket, Lock::SpinTicket, Lock::Mcs, Lock::McsYield, Lock::ParkingLotFair];
 
@@ -105,8 +105,8 @@ impl Lock {
         Variant::new(id, label)
     }
 
-    /// Whether waiters spin in order, so that an acquisition waits for threads that may be preempted: not for
-    /// many threads.
+    /// Whether waiters spin in order, so that an acquisition waits for threads that may be preempted. Such a lock is
+    /// not suitable for many threads.
     pub fn spins_in_order(self) -> bool {
         matches!(self, Self::Native | Self::Ticket | Self::SpinTicket | Self::Mcs)
     }

@@ -2,10 +2,10 @@
 //!
 //! `sample → (busy neighbours) → contest → Reading`
 //!
-//! - Each sample makes lock and threads anew, and pins the threads round robin.
-//! - A lock that hands over to preempted threads that spin needs a time slice per acquisition, and the same
-//!   again for each thread to leave. Such locks are measured with up to 16 threads per core, and left out
-//!   where a run with fewer threads predicts that leaving would take longer than [`MOST_DRAIN_S`].
+//! - Each sample makes a new lock and threads, and pins the threads round-robin.
+//! - A lock that hands over to preempted spinning threads needs a time slice per acquisition, and another one for each
+//!   thread to leave. Such locks are measured with up to 16 threads per core, and omitted where a run with fewer
+//!   threads predicts that leaving would take longer than [`MOST_DRAIN_S`].
 
 use std::collections::HashMap;
 
@@ -22,9 +22,9 @@ use crate::load::neighbours::Neighbours;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
 
-/// A run is not started if its threads would take longer than this to leave.
+/// Limit of the predicted time that the threads need to leave. Beyond it, the run is not started.
 const MOST_DRAIN_S: f64 = 5.0;
-/// Shorter samples only show that everything works; they have fewer threads.
+/// Shorter samples only test the code; they have fewer threads.
 const SHORT_S: f64 = 0.02;
 /// Threads per core in a short sample.
 const SHORT_PER_CORE: usize = 2;
@@ -57,7 +57,7 @@ impl Overcommit {
     }
 }
 
-/// How long threads took to leave, per lock: the number of threads, and the time per squared thread.
+/// For each lock: the number of threads, and the time to leave divided by the square of that number.
 #[derive(Default)]
 struct Drains(HashMap<Lock, (usize, f64)>);
 

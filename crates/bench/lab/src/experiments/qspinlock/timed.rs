@@ -2,8 +2,8 @@
 //!
 //! `sample → contest over one lock (the load) ∥ a thread per core: timed attempt on a second lock, sleep, …`
 //!
-//! - The second lock is always held, so every attempt ends at its deadline. In between, the same thread
-//!   sleeps for the same times with `clock_nanosleep`, which shows how late the system itself is.
+//! - The second lock is always held, so every attempt ends at its deadline. Between attempts, the same thread sleeps
+//!   for the same times with `clock_nanosleep`, which shows the system's own lateness.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use crate::stop::Stop;
 
 const LOCKS: [Lock; 5] = [Lock::Hybrid, Lock::Fair, Lock::Fifo, Lock::ParkingLot, Lock::Futex];
 const PER_CORE: [usize; 3] = [1, 4, 16];
-/// Used in turn.
+/// The timeouts, used in rotation.
 const TIMEOUTS_MS: [u64; 5] = [1, 2, 3, 4, 5];
 const EXCESS: &str = "excess";
 const LATE: &str = "late-p99";
@@ -43,11 +43,11 @@ struct Overshoot {
     setup: Setup,
 }
 
-/// How late timeouts are, in ns.
+/// Lateness of timeouts, in ns.
 struct Late {
     lock: Histogram<u64>,
     sleep: Histogram<u64>,
-    /// Attempts that got the lock, although it was never released.
+    /// Number of attempts that got the lock although it was never released.
     acquired: u64,
 }
 

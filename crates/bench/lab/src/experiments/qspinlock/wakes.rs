@@ -1,4 +1,4 @@
-//! `qspinlock-wakes`: waking a waiter once, at the unlock that gives it the lock, or also ahead of its turn.
+//! `qspinlock-wakes`: compares waking a waiter once, at the unlock that gives it the lock, with also waking it earlier.
 //!
 //! `sample → contest over a lock with either policy → Reading`
 
@@ -13,7 +13,7 @@ use crate::experiment::{
 use crate::load::cores;
 use crate::machine::StoragePlace;
 
-/// Each lock that wakes twice follows the one that wakes once.
+/// Each lock that wakes twice follows its counterpart that wakes once.
 const LOCKS: [Lock; 6] =
     [Lock::Hybrid, Lock::HybridAhead, Lock::Fair, Lock::FairAhead, Lock::Fifo, Lock::FifoAhead];
 const PER_CORE: [usize; 5] = [1, 2, 4, 8, 16];

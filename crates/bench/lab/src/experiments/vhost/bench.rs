@@ -2,10 +2,9 @@
 //!
 //! `sample → server's process anew → (busy neighbours) → clients | fio | loop → Figures → the part's columns`
 //!
-//! - Each sample starts its server anew, so that samples do not affect each other and only one server has the
-//!   file open.
-//! - A polling client has its own cores, and so has its server: the first cores are for the workers, the next
-//!   for the clients. The scheduler places threads that sleep.
+//! - Each sample starts a new server, so that samples do not affect each other and only one server has the file open.
+//! - A polling client and its server have separate cores: the first cores are for the workers, the next for the
+//!   clients. The scheduler places threads that sleep.
 //! - If a program is missing, its variants report how to install it; the others run.
 
 use std::path::Path;
@@ -29,12 +28,13 @@ use workload::Client;
 pub(crate) const BLOCK_BYTES: u32 = 4096;
 const PLACES: &str = "'asleep', 'polling': how clients wait. Those that poll are bound to cores of their own, and so are \
     their servers; sleepers are not bound.";
-/// The pause between the start of a client's queues and the measurement: by then an idle worker has stopped polling.
+/// The pause between the start of a client's queues and the measurement, after which an idle worker has stopped
+/// polling.
 const SETTLE: Duration = Duration::from_millis(300);
 /// Time between two checks of the user's request to stop.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What a part measures.
+/// The subject of a part's measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub ways: Vec<(Variant, Way)>,
@@ -62,7 +62,7 @@ impl Way {
         Self::Server { kind: own(engine, workers, true), client_polls }
     }
 
-    /// The same, but its worker never polls.
+    /// As above, but with a worker that never polls.
     pub const fn own_asleep(engine: &'static str) -> Self {
         Self::Server { kind: own(engine, 1, false), client_polls: false }
     }
@@ -78,7 +78,7 @@ const fn own(engine: &'static str, workers: u16, polls: bool) -> Kind {
 pub(crate) enum Ask {
     /// Random requests, reads or writes.
     Requests { place: Place, writes: bool, depth: u32, queues: u16, disturbed: bool },
-    /// No requests: a client is connected and has started its queues, but is silent.
+    /// No requests: a client is connected and has started its queues, but sends nothing.
     Silence,
 }
 

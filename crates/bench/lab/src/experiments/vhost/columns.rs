@@ -1,4 +1,4 @@
-//! What the parts of `vhost` share: the published work, the columns, how a part is put together.
+//! Declarations that the parts of `vhost` share: the published work and the columns.
 
 use super::bench::Part;
 use crate::experiment::{
@@ -14,7 +14,7 @@ pub(crate) const CPU: &str = "cpu";
 pub(crate) const LATENCY: &str = "latency";
 pub(crate) const WAKES: &str = "wakes";
 
-/// The declaration, with everything that differs between parts left empty.
+/// The declaration common to all parts; fields that differ between parts are empty.
 pub(crate) fn declaration(name: &str, question: &str, part: &Part, baseline: &str) -> Declaration {
     Declaration {
         name: name.into(),

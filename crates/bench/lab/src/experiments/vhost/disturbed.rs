@@ -1,7 +1,6 @@
 //! `vhost-disturbed`: the same loads while another process keeps every core busy.
 //!
-//! - If two threads each share their core with one busy neighbour, their fair share is half of what they get
-//!   alone.
+//! - Two threads that each share a core with one busy neighbour have a fair share of half of what they get alone.
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{
@@ -19,7 +18,7 @@ const DISK_SLEEPS: &str = "io_uring-sleep";
 const DISK_POLLS: &str = "io_uring-poll";
 const SLEEPS: &str = "mmap-sleep";
 const POLLS: &str = "mmap-poll";
-/// The required part of that half.
+/// The required fraction of that half.
 const FAIR_SHARE: f64 = 0.8;
 
 pub(crate) fn experiment() -> Experiment {

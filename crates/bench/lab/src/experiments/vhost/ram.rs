@@ -1,7 +1,7 @@
 //! `vhost-ram`: 4k requests on a RAM disk, as many queues as jobs, with one and several workers.
 //!
-//! - Queues and workers as published, and up to the machine's cores. Polling clients are measured only if
-//!   each has a core that the server does not use: otherwise the scheduler would be measured.
+//! - Queues and workers as published, and up to the machine's cores. Polling clients are measured only if each has a
+//!   core that the server does not use; otherwise the figures would show the scheduler.
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{
@@ -15,7 +15,7 @@ use crate::load::cores;
 use crate::load::disk::fio_jobs::Engine;
 use crate::load::disk::test_files::Place;
 
-/// No depth was published for the RAM disk; this one keeps a worker busy.
+/// No depth was published for the RAM disk. This one keeps a worker busy.
 const DEPTH: u32 = 64;
 /// As published.
 const QUEUES: [u16; 4] = [1, 2, 4, 8];
@@ -30,7 +30,7 @@ pub(crate) fn experiment() -> Experiment {
     Experiment { declaration: this(cores::all().len()), make }
 }
 
-/// Powers of two from 1 to `most`, or to the number of cores if that is lower, but at least to `least`.
+/// Powers of two from 1 to `most`, limited to the number of cores, but at least up to `least`.
 fn steps(least: u16, most: u16, cores: usize) -> Vec<u16> {
     let cores = u16::try_from(cores).unwrap_or(u16::MAX);
     let last = most.min(cores).max(least);
@@ -214,7 +214,7 @@ fn targets(cores: usize) -> Vec<Target> {
     ]
 }
 
-/// With cores of their own, two workers do nearly twice the work; otherwise a request costs hardly more CPU.
+/// With separate cores, two workers do nearly twice the work; otherwise a request costs hardly more CPU.
 fn two_workers(cores: usize) -> Target {
     let read = workload(false, 2);
     if cores >= 4 {

@@ -1,4 +1,4 @@
-//! `vhost-ssd`: 4k requests at depth 128 on a file of a disk, through a server and without one.
+//! `vhost-ssd`: 4k requests at depth 128 on a disk file, with and without a server.
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{

@@ -1,4 +1,4 @@
-//! The same load without a guest: our own loop over one io_uring engine, used where fio is not installed.
+//! The same load without a guest: a loop over one io_uring engine, used if fio is not installed.
 
 use std::io;
 use std::sync::Arc;
