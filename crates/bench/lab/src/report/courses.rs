@@ -2,8 +2,8 @@
 //!
 //! `workloads with that number → points (median, interval) → lines in one panel, their names next to it`
 //!
-//! - The horizontal axis is by powers of two, the vertical one by powers of ten or from zero: points are
-//!   placed by their logarithms.
+//! - The horizontal axis has powers of two. The vertical one has powers of ten or starts at zero. Points are placed by
+//!   their logarithms.
 
 use std::ops::Range;
 
@@ -95,7 +95,7 @@ fn points(result: &RunResult, courses: &Courses, variant: &str) -> Vec<(f64, Sum
     points
 }
 
-/// `None` for values that a logarithmic scale cannot show.
+/// Returns `None` for values that a logarithmic scale cannot show.
 fn placed(found: Summary, scale: Scale) -> Option<Summary> {
     let Summary { median, low, high, .. } = found;
     match scale {
@@ -251,7 +251,7 @@ fn dot(line: &Line<'_>) -> ShapeStyle {
     if line.is_dashed { line.color.stroke_width(2) } else { line.color.filled() }
 }
 
-/// One text line for each line, in the order of the tables.
+/// Writes one name per line, in the order of the tables.
 fn legend(area: &Area<'_>, lines: &[Line<'_>]) -> Drawn {
     let measured = lines.iter().filter(|line| !line.points.is_empty());
     for (place, line) in measured.enumerate() {

@@ -16,12 +16,11 @@ use crate::stats::Summary;
 
 const PANEL_PX: u32 = 400;
 const HEIGHT_PX: u32 = 400;
-/// Height of title and legend.
+/// Height of the title and the legend.
 const HEAD_PX: u32 = 66;
 /// Width of the vertical axis; the first panel's also has its name.
 const SCALE_PX: u32 = 58;
-/// Upper limit of the scale: a disturbed lock may be a hundred times slower, which would flatten everything
-/// else.
+/// Upper limit of the scale. A disturbed lock may be a hundred times slower, which would flatten all other curves.
 const MOST: f64 = 400.0;
 /// Intervals are shown at least this far beyond the medians, in %.
 const LEAST_REACH: f64 = 5.0;
@@ -113,8 +112,8 @@ fn across<'l>(lines: impl Iterator<Item = &'l Line>) -> (Range<f64>, Vec<f64>) {
     (low - room..high + room, values)
 }
 
-/// Covers all medians up to [`MOST`], "no difference", and the intervals unless they dwarf both: one
-/// disturbed round must not flatten everything else.
+/// Covers all medians up to [`MOST`], "no difference", and the intervals, unless these are much larger than both: one
+/// disturbed round must not flatten all other curves.
 fn up<'l>(lines: impl Iterator<Item = &'l Line>) -> Range<f64> {
     let around = |(low, high): (f64, f64), value: f64| (low.min(value), high.max(value));
     let found: Vec<_> = lines.flat_map(|line| line.points.iter().map(|(_, found)| *found)).collect();
@@ -172,7 +171,7 @@ fn panel(
         .light_line_style(WHITE.mix(0.0))
         .draw()?;
     chart.draw_series([PathElement::new(vec![(x.0.start, 0.0), (x.0.end, 0.0)], INK.stroke_width(1))])?;
-    // At the measured values, not at round ones.
+    // Ticks at the measured values instead of round ones.
     let below = Pos::new(HPos::Center, VPos::Top);
     for value in &x.1 {
         let (x_px, y_px) = chart.backend_coord(&(*value, y.start));
@@ -205,7 +204,7 @@ fn draw_line(
     }))?;
     let medians = points().map(|(x, found)| (x, found.median.min(y.end))).collect();
     chart.draw_series([PathElement::new::<Vec<_>, _>(medians, line.color.stroke_width(2))])?;
-    // Hollow markers are beyond the scale.
+    // Hollow markers are for values beyond the scale.
     chart.draw_series(points().map(|(x, found)| {
         let style = if found.median > y.end { line.color.stroke_width(2) } else { line.color.filled() };
         Circle::new((x, found.median.min(y.end)), 4, style)

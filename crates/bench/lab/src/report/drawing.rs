@@ -1,4 +1,4 @@
-//! Shared by all drawings: types, colours, lettering, and the conversion to a file's text.
+//! Code that all drawings share: types, colours, lettering, and the conversion to a file's text.
 
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
@@ -17,7 +17,7 @@ pub(super) type Chart<'a, 's, X = RangedCoordf64> =
     ChartContext<'a, SVGBackend<'s>, Cartesian2d<X, RangedCoordf64>>;
 pub(super) type Drawn<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// The drawing's text; `name` is its file's, for the error.
+/// The drawing as text. `name` is the file's, for the error.
 pub(super) fn text(name: &str, draw: impl FnOnce(&mut String) -> Drawn) -> Result<String, LabError> {
     let mut text = String::new();
     let failed = |error: Box<dyn std::error::Error>| LabError::Plot {

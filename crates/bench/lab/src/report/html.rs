@@ -2,7 +2,7 @@
 //!
 //! `results → section per experiment: verdicts, published figures, tables, plots, differences, how, machine`
 //!
-//! - Everything from a result file is escaped: people exchange these files.
+//! - All text from a result file is escaped, because people exchange these files.
 
 use std::fmt::Write;
 
@@ -109,7 +109,7 @@ fn verdicts(page: &mut String, result: &RunResult) {
     }
 }
 
-/// The published table, with our figure below each published one.
+/// The published table, with this run's figure below each published one.
 fn published(page: &mut String, result: &RunResult) {
     let published = &result.experiment.published;
     let caption = escape(&published.caption);

@@ -1,4 +1,4 @@
-//! Writes result files, and finds them again.
+//! Writes result files, and searches for existing ones.
 
 use std::fs;
 use std::path::Path;

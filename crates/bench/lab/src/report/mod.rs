@@ -1,11 +1,8 @@
-//! Writes a run's files: `DIR/NAME/{result.json,summary.json,*.svg}`, and `DIR/report.html` over everything
-//! in `DIR`.
+//! Writes a run's files: `DIR/NAME/{result.json,summary.json,*.svg}`, and `DIR/report.html` over all results in `DIR`.
 //!
 //! `Output::prepare (before the run) → write_all: plots → result.json, summary.json → report.html from all results found`
 //!
-//! - Each file appears whole or not at all: it is written under a temporary name and renamed.
-//!
-//! Not here: the files' contents (`plot.rs`, `curves.rs`, `courses.rs`, `stacks.rs`, `html.rs`, `result.rs`).
+//! - Each file appears complete or not at all: it is written under a temporary name and renamed.
 
 mod html;
 
@@ -41,7 +38,7 @@ use crate::result::RunResult;
 pub struct Output {
     folder: PathBuf,
     scratch: Option<TempDir>,
-    /// Whether this created the folder.
+    /// Whether this value created the folder.
     made: bool,
 }
 
@@ -78,13 +75,13 @@ impl Drop for Output {
     fn drop(&mut self) {
         drop(self.scratch.take());
         if self.made {
-            // Fails, as intended, if there are results in it.
+            // Fails, as intended, if the folder contains results.
             let _ = fs::remove_dir(&self.folder);
         }
     }
 }
 
-/// Writes everything about `result`, and the report over all results in `folder`. Returns the report's path.
+/// Writes all files of `result`, and the report over all results in `folder`. Returns the report's path.
 ///
 /// # Errors
 /// [`LabError`], with the file.

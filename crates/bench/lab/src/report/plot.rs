@@ -122,7 +122,7 @@ fn draw(
     Ok(())
 }
 
-/// Leaves room for the figures: at the right, and at the left only if there are losses.
+/// Leaves room for the figures on the right, and on the left only if there are losses.
 fn with_zero(rows: &[Row<'_>]) -> Range<f64> {
     let present = || rows.iter().filter_map(|row| row.summary);
     let lowest = present().map(|summary| summary.low).fold(0.0, f64::min);

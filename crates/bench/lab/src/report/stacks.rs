@@ -1,6 +1,6 @@
 //! Drawings of a figure's parts: per workload, one bar per variant, a coloured part per column, and the sum.
 //!
-//! The parts' medians are stacked; their sum need not be the median of the sums.
+//! The parts' medians are stacked. Their sum need not equal the median of the sums.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;

@@ -21,7 +21,7 @@ pub(super) fn to_text(result: &RunResult) -> String {
     format!("{{\n{}\n}}\n", parts.join(",\n"))
 }
 
-/// What was run, how, when and where.
+/// The run's command, settings, date and machine.
 fn about(result: &RunResult) -> Value {
     json!({
         "experiment": result.experiment.name,

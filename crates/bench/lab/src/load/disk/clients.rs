@@ -2,9 +2,8 @@
 //! server's cost.
 //!
 //! `warm up (own connection) → connect → touch (whole file) → server's cost → job → server's cost → Figures`
-//!
-//! - A server that maps its file takes a page fault on each page's first use, in every new session: this
-//!   happens before the sample, not in it.
+//! - A server that maps its file takes a page fault on each page's first use, in every new session. The client
+//!   therefore reads the whole file before the sample.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,10 +18,10 @@ use crate::stop::Stop;
 
 /// A server that has created its socket may not listen on it yet.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Shortest warm-up, s: the first requests always meet cold caches.
+/// Shortest warm-up in seconds: the first requests always run with cold caches.
 const WARM_UP_MIN: f64 = 0.02;
 
-/// The figures of a load of clients; `touches`: reads the whole file first.
+/// Measures a load of clients. `touches`: reads the whole file first.
 pub(crate) fn measure(
     server: &ServerProcess,
     job: &BlockJob,
@@ -58,12 +57,12 @@ impl Watch for Meter {
     fn event(&mut self, _: &str) {}
 }
 
-/// How long the uncounted first requests run.
+/// Duration of the uncounted first requests.
 pub(crate) fn warm_up_seconds(job: &BlockJob) -> f64 {
     (job.seconds * WARM_UP).max(WARM_UP_MIN)
 }
 
-/// One run of `job`; if the run fails, the sample fails.
+/// Runs `job` once. If the run fails, the sample fails.
 pub(crate) fn go(
     socket: &Path,
     job: &workload::Job,
@@ -78,7 +77,7 @@ pub(crate) fn go(
     }
 }
 
-/// The same, but a request without an answer ends the run and is recorded in its outcome.
+/// As above, but a request without an answer only ends the run, and its outcome records that.
 pub(crate) fn go_on(
     socket: &Path,
     job: &workload::Job,
@@ -103,13 +102,13 @@ pub(crate) fn go_on(
     }
 }
 
-/// The error with its causes: a connection's error names only the socket.
+/// The error with its causes: a connection's error alone names only the socket.
 fn words(error: &RunError) -> String {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// The job, lasting `seconds`.
+/// A copy of the job that lasts `seconds`.
 pub(crate) fn timed(job: &BlockJob, seconds: f64) -> workload::Job {
     workload::Job {
         pattern: Pattern { order: Order::Random, mix: if job.writes { Mix::Write } else { Mix::Read } },

@@ -1,8 +1,8 @@
-//! The same load on several disks of a server at once, and what they cost the server together.
+//! The same load on several disks of a server at once, and its total cost to the server.
 //!
 //! `a thread per disk: connect → wait for the others → cost of the server → … all have ended → cost again → Figures`
 //!
-//! - The loads begin together, so that the sum of their rates is a rate.
+//! - The loads start together, so that their rates can be added.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use crate::load::server::stats::Stats;
 use crate::load::{BlockJob, Figures};
 use crate::stop::Stop;
 
-/// Runs that ended because a request had no answer within the client's patience.
+/// Number of runs that ended because a request had no answer within the client's patience.
 const UNANSWERED: &str = "unanswered";
 
-/// Runs `job` on each disk of `server`, by clients that sleep.
+/// Runs `job` on each disk of `server`, with clients that sleep.
 pub(crate) fn measure(server: &PlacedServer, job: &BlockJob, stop: &Stop) -> Result<Figures, SampleError> {
     let figures = measure_on(server, server.sockets(), job, stop)?;
     match figures.get(UNANSWERED) {
@@ -30,7 +30,7 @@ pub(crate) fn measure(server: &PlacedServer, job: &BlockJob, stop: &Stop) -> Res
     }
 }
 
-/// The same on some of the disks. Unanswered requests are a figure here, not an error.
+/// Runs `job` on some of the disks. Unanswered requests are a figure here, not an error.
 pub(crate) fn measure_on(
     server: &PlacedServer,
     sockets: &[PathBuf],
@@ -74,7 +74,7 @@ struct Spent {
     stats: Stats,
 }
 
-/// Where the loads wait for each other; one of them measures the server for all.
+/// A barrier for the loads. One of them measures the server for all.
 struct Start<'s> {
     server: &'s PlacedServer,
     disks: usize,
@@ -86,7 +86,7 @@ struct Start<'s> {
 struct State {
     ready: usize,
     ended: usize,
-    /// Set if one of them will never be ready.
+    /// Set if a load failed and will never be ready.
     given_up: bool,
     before: Option<io::Result<Spent>>,
     after: Option<io::Result<Spent>>,
@@ -102,7 +102,7 @@ impl Start<'_> {
         let mut state = self.state();
         state.ready += 1;
         if state.ready == self.disks {
-            // Asked before the clock is read, so that the answer's cost is not counted.
+            // Read before the clock, so that the cost of this query is not counted.
             let stats = Stats::ask(self.server.control());
             state.before = Some(stats.map(|stats| Spent { cost: Cost::of(self.server.pid()), stats }));
             self.bell.notify_all();

@@ -1,8 +1,8 @@
-//! A bare loop that copies random blocks between a mapped file and buffers: an upper bound for any server.
+//! A loop that copies random blocks between a mapped file and buffers: an upper bound for any server.
 //!
-//! `file → mapped → block drawn → copied to the next of the buffers`
+//! `file → mapped → random block → copied to the next buffer`
 //!
-//! - As simple as possible: one thread, no ring, no prefetch, as many buffers as requests would be in flight.
+//! - As simple as possible: one thread, no ring, no prefetch, as many buffers as requests in flight.
 
 use std::fs::File;
 use std::hint::black_box;

@@ -22,9 +22,9 @@ use crate::stop::Stop;
 
 /// The default of QEMU's virtio-blk.
 const QUEUE_SIZE: u16 = 256;
-/// If nothing completes for this long, something is broken.
+/// Without a completion for this long, the measurement is considered broken.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Completions taken at once.
+/// Limit of completions per call.
 const BATCH: usize = 128;
 
 /// A connected queue and its server, ready for load.
@@ -51,7 +51,7 @@ struct Sums {
     latency_ns: u64,
 }
 
-/// Everything that is read at both ends of the counted time.
+/// The values that are read at both ends of the measured interval.
 struct Reading {
     at: Instant,
     sums: Sums,

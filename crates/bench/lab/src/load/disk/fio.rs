@@ -24,10 +24,10 @@ pub(crate) fn version() -> Option<String> {
     output.status.success().then(|| text.trim().to_owned())
 }
 
-/// How to install it.
+/// Installation instructions.
 pub(crate) const MISSING: &str = "fio is not installed: apt install fio";
 
-/// The options of every job: random writes, for example, for some time on a part of a file.
+/// The options of a job, for example random writes for some time on a part of a file.
 pub(crate) struct Basics<'p> {
     pub(crate) path: &'p Path,
     /// fio's word for the pattern.
@@ -40,7 +40,7 @@ pub(crate) struct Basics<'p> {
 }
 
 impl Basics<'_> {
-    /// Jobs are threads, run for a set time, and report in JSON.
+    /// Jobs are threads, run for a fixed time, and report in JSON.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let ms = 1000.0 * self.seconds;
         let always =
@@ -75,7 +75,7 @@ pub(crate) fn arguments(path: &Path, job: &Job) -> Vec<String> {
     arguments
 }
 
-/// Runs fio on the file `path`; its report goes through the folder `scratch`.
+/// Runs fio on the file `path`. Its report is stored in the folder `scratch`.
 pub(crate) fn run(path: &Path, job: &Job, scratch: &Path, stop: &Stop) -> Result<Measured, SampleError> {
     let json = report(&arguments(path, job), scratch, stop)?;
     read(&json).ok_or_else(lacking)
@@ -85,7 +85,7 @@ pub(crate) fn lacking() -> SampleError {
     SampleError::because("fio", &"its report lacks the figures")
 }
 
-/// Returns fio's report, which goes through a file in the folder `scratch`.
+/// Returns fio's report, which fio writes to a file in the folder `scratch`.
 pub(crate) fn report(
     arguments: &[String],
     scratch: &Path,

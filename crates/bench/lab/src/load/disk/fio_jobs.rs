@@ -1,9 +1,9 @@
-//! fio on the host, without a guest: what the file gives to the closest client.
+//! fio on the host, without a guest: the performance of the file without a server.
 //!
-//! - Jobs are threads: as processes each would be a separate session (setsid), and the scheduler gives
-//!   sessions equal shares (sched(7), autogroup). Next to busy neighbours that share differs from a server's.
-//! - Therefore fio's CPU time does not include what kernel threads do for its io_uring (on a RAM disk, all of
-//!   the I/O).
+//! - Jobs are threads. As processes, each would be a separate session (setsid), and the scheduler gives sessions equal
+//!   shares (sched(7), autogroup). Next to busy neighbours, that share would differ from a server's.
+//! - fio's CPU time therefore excludes the work of kernel threads for its io_uring, which on a RAM disk is all of the
+//!   I/O.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ fn arguments(path: &Path, job: &BlockJob, engine: Engine) -> Vec<String> {
     arguments
 }
 
-/// Runs fio on the file `path`; its report goes through the folder `scratch`.
+/// Runs fio on the file `path`. Its report is stored in the folder `scratch`.
 pub(crate) fn measure(
     path: &Path,
     job: &BlockJob,
@@ -60,7 +60,7 @@ fn read(json: &serde_json::Value, writes: bool) -> Option<Figures> {
         return None;
     }
     if ios <= 0.0 || runtime_s <= 0.0 {
-        // Too short a time on too busy a machine: no figures for this sample; the next one may have some.
+        // The time was too short on a busy machine: no figures for this sample; the next one may have some.
         return Some(Figures::new());
     }
     let percent = job.get("usr_cpu")?.as_f64()? + job.get("sys_cpu")?.as_f64()?;

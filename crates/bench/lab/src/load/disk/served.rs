@@ -19,7 +19,7 @@ use tempfile::TempDir;
 /// How long a hanging request may take to be abandoned.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// See the file's head. Dropping it stops the server; drop the connections first.
+/// The server. Dropping it stops the server; drop the connections first.
 pub(crate) struct Served {
     server: Option<Server>,
     sockets: Vec<PathBuf>,
@@ -90,7 +90,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Unflushed data belongs only to a test file.
+        // The unflushed data belongs only to a test file.
         let _ = self.server.take().map(|server| server.stop(TIMEOUT));
     }
 }

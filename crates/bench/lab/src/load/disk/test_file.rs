@@ -1,9 +1,9 @@
-//! The file that loads write to: filled before the first round, removed after the last.
+//! The file that loads write to. It is filled before the first round and removed after the last.
 //!
-//! - Filled with random bytes and synced: its blocks are allocated, and storage with compression gains
+//! - It is filled with random bytes and synced, so its blocks are allocated, and storage with compression gains
 //!   nothing.
-//! - Call [`TestFile::settle`] after a load through the page cache: dirty pages must not be written back
-//!   during the next sample, and direct writes must not find cached pages to invalidate.
+//! - Call [`TestFile::settle`] after a load through the page cache: dirty pages must not be written back during the
+//!   next sample, and direct writes must not find cached pages to invalidate.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ use crate::stop::Stop;
 
 const PIECE_BYTES: usize = 1 << 20;
 
-/// See the file's head.
+/// The test file.
 #[derive(Debug)]
 pub(crate) struct TestFile {
     path: PathBuf,

@@ -9,7 +9,7 @@ use crate::experiment::{SampleError, Setup};
 /// The RAM disk.
 pub(crate) const TMPFS: &str = "/dev/shm";
 
-/// Where a test file is.
+/// The location of a test file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Disk,
@@ -20,12 +20,12 @@ pub(crate) enum Place {
 #[derive(Debug)]
 pub(crate) struct TestFiles {
     disk: Vec<TestFile>,
-    /// Or the reason why there are none.
+    /// The files, or the reason why there are none.
     ram: Result<Vec<TestFile>, String>,
 }
 
 impl Default for TestFiles {
-    /// Before [`TestFiles::fill`].
+    /// An empty value, before [`TestFiles::fill`].
     fn default() -> Self {
         Self { disk: Vec::new(), ram: Err(NOT_PREPARED.to_owned()) }
     }
@@ -34,8 +34,7 @@ impl Default for TestFiles {
 const NOT_PREPARED: &str = "not prepared";
 
 impl TestFiles {
-    /// Fills `count` files in each of `places`. A RAM disk without room for them is no error: there are no
-    /// samples on it.
+    /// Fills `count` files in each of `places`. A RAM disk without room for them is not an error: it gets no samples.
     pub fn fill(
         setup: &Setup,
         (places, count): (&[Place], usize),

@@ -1,8 +1,8 @@
-//! A front-end for a guest that breaks the rules: the fewest messages that start a queue, and any others.
+//! A front-end for a guest that breaks the rules: the minimum of messages that start a queue, plus arbitrary ones.
 //!
 //! `connect → features → memory → queues of 256 each → anything`
 //!
-//! - Messages are sent as the caller says; the server's answers are read where they matter.
+//! - Messages are sent as the caller specifies. The server's answers are read only where they matter.
 //!
 //! Layout: vhost-user, "Header".
 
@@ -22,7 +22,7 @@ use virtqueue::RingLayout;
 pub(crate) const MEMORY_BYTES: u64 = 16 << 20;
 /// In descriptors.
 pub(crate) const QUEUE_SIZE: u16 = 256;
-/// A server that does not answer for this long has ended.
+/// A server that does not answer for this long is considered ended.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// `VIRTIO_F_VERSION_1` and `VIRTIO_F_INDIRECT_DESC`.
 const FEATURES: u64 = 1 << 32 | 1 << 28;
@@ -31,7 +31,7 @@ const PROTOCOL_FEATURES: u64 = 1 << 30;
 const REPLY_ACK: u64 = 1 << 3;
 /// `VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`.
 const INFLIGHT_SHMFD: u64 = 1 << 12;
-/// Guest memory of each queue: its ring, and what its requests need.
+/// Guest memory of each queue, for its ring and its requests.
 pub(crate) const AREA_BYTES: u64 = 0x1_0000;
 /// Size of the description of an in-flight log.
 const LOG_BYTES: usize = 24;
@@ -39,7 +39,7 @@ const LOG_BYTES: usize = 24;
 const PLAIN: u32 = Header::REQUEST;
 const NEED_REPLY: u32 = Header::REQUEST_WITH_ACK;
 
-/// See the file's head.
+/// The front-end.
 #[derive(Debug)]
 pub(crate) struct HostileFrontEnd {
     connection: FrontEnd,
@@ -59,19 +59,19 @@ impl HostileFrontEnd {
         Ok(Self { connection: FrontEnd::connect(path, PATIENCE)? })
     }
 
-    /// Negotiates replies that say whether a message was carried out.
+    /// Negotiates replies that report whether a message succeeded.
     pub fn negotiate_acks(&self) -> io::Result<()> {
         self.send(code::SET_PROTOCOL_FEATURES, PLAIN, &REPLY_ACK.to_ne_bytes(), &[])?;
         self.send(code::SET_FEATURES, PLAIN, &(FEATURES | PROTOCOL_FEATURES).to_ne_bytes(), &[])?;
         self.barrier()
     }
 
-    /// Starts a queue without requests, in its own memory; the last message starts it.
+    /// Starts a queue without requests, in its own memory. The last message starts it.
     pub fn start_queue(&self) -> io::Result<RawQueue> {
         self.start_queues(1)?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Starts this many queues, all in one memory with an area each.
+    /// Starts this many queues in one memory, each with its own area.
     pub fn start_queues(&self, count: u16) -> io::Result<Vec<RawQueue>> {
         self.send(code::SET_OWNER, PLAIN, &[], &[])?;
         self.send(code::SET_FEATURES, PLAIN, &FEATURES.to_ne_bytes(), &[])?;
@@ -153,13 +153,13 @@ impl HostileFrontEnd {
         self.send(code::SET_MEM_TABLE, PLAIN, &table, &[region.fd().as_fd()])
     }
 
-    /// Sends an invalid message that does not end the session; true if the server refused it.
+    /// Sends an invalid message that does not end the session. Returns true if the server refused it.
     pub fn nonsense(&self) -> io::Result<bool> {
         self.send(code::SET_VRING_NUM, NEED_REPLY, &vring_state(0, 3), &[])?;
         Ok(self.receive()? != 0)
     }
 
-    /// Returns when the server has seen all earlier messages.
+    /// Waits until the server has processed all earlier messages.
     fn barrier(&self) -> io::Result<()> {
         self.send(code::GET_FEATURES, PLAIN, &[], &[])?;
         self.receive().map(drop)

@@ -1,9 +1,9 @@
-//! A disk that hangs on demand: an image on its own file system, mounted from a file, which can be frozen.
+//! A disk that hangs on demand: an image on a separate file system, mounted from a file, which can be frozen.
 //!
 //! `make → mounted → freeze → Frozen dropped: thaws … dropped: unmounted, removed`
 //!
-//! - A shell does the work and reads commands from its standard input. It runs in its own process group, and
-//!   cleans up when its input closes: however this program ends, the file system is thawed and unmounted.
+//! - A shell executes the commands that it reads from its standard input. It runs in its own process group, and cleans
+//!   up when its input closes: however this program ends, the file system is thawed and unmounted.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -36,7 +36,7 @@ rmdir on
 cd / && rmdir "$0"
 "#;
 
-/// See the file's head.
+/// The disk.
 #[derive(Debug)]
 pub(crate) struct FrozenDisk {
     shell: Child,
@@ -44,15 +44,15 @@ pub(crate) struct FrozenDisk {
     orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     image: PathBuf,
-    /// Holds the file and the mount point.
+    /// The directory with the file and the mount point.
     _folder: TempDir,
 }
 
 impl FrozenDisk {
-    /// Makes the disk in a new folder in `parent`.
+    /// Makes the disk in a new directory in `parent`.
     ///
     /// # Errors
-    /// The reason why there is none: no right to mount, no loop device, or a program that is not installed.
+    /// Why the disk cannot be made: no right to mount, no loop device, or a missing program.
     pub fn make(parent: &Path) -> Result<Self, String> {
         Self::try_make(parent).map_err(|error| format!("no file system to freeze: {error}"))
     }

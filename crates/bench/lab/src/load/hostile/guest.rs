@@ -1,11 +1,9 @@
-//! A guest, or its front-end, that harms its server as much as one thread can; and an ordinary busy guest to
-//! compare with.
+//! A guest or front-end that harms its server as much as one thread can, and an ordinary busy guest for comparison.
 //!
 //! `start → a thread that repeats one thing → dropped → the thread has ended`
 //!
-//! - Its thread never sleeps, like a virtual CPU that spins. Neither does the busy guest's thread, which
-//!   polls for its completions. So what the good guests lose only to the hostile guest, they lose inside the
-//!   server.
+//! - Its thread never sleeps, like a virtual CPU that spins. The busy guest's thread also spins, polling for its
+//!   completions. Any additional loss of the good guests is therefore caused inside the server.
 //! - If its session ends or its queue stops, it connects again.
 
 use std::io;
@@ -40,9 +38,9 @@ const PARTS: u16 = 3;
 const DATA_BYTES: u32 = 4096;
 const BLOCK_BYTES: u64 = DATA_BYTES as u64;
 const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / 512;
-/// Scribbling soon breaks a ring; after this long a new session begins.
+/// Overwriting soon breaks a ring. After this long, a new session starts.
 const SCRIBBLED: Duration = Duration::from_millis(5);
-/// How long an attack may fail to begin before it counts as failed; and the pause between two attempts.
+/// How long an attack may fail to start before it counts as failed, and the pause between two attempts.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 /// Depth of the ordinary busy guest.
@@ -58,14 +56,14 @@ mod kind {
     pub(crate) const WRITE: u32 = 1;
 }
 
-/// What the guest does.
+/// The guest's behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attack {
     /// No attack: an ordinary busy guest.
     Busy,
     /// A queue that is always full of invalid requests.
     InvalidRequests,
-    /// A queue that is always full of chains that go through the whole ring and into an endless table.
+    /// A queue that is always full of chains that span the whole ring and then enter an endless table.
     Loops,
     /// Kicks without requests.
     Kicks,
@@ -77,17 +75,17 @@ pub(crate) enum Attack {
     Refusals,
     /// The largest reads that the disk accepts, [`BUSY_DEPTH`] of them in flight.
     LargeReads,
-    /// Announces the same memory over and over while a queue runs.
+    /// Announces the same memory repeatedly while a queue runs.
     MemoryTables,
     /// This many queues of random reads, each always full.
     Queues(u16),
-    /// Requests a new in-flight log over and over, each time with a queue that starts and stops.
+    /// Requests a new in-flight log repeatedly, each time with a queue that starts and stops.
     Logs,
     /// A queue full of writes to storage that hangs.
     Hung,
 }
 
-/// Runs until it is dropped.
+/// The running guest, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct HostileGuest {
     stop: Stop,
@@ -96,7 +94,7 @@ pub(crate) struct HostileGuest {
 }
 
 impl HostileGuest {
-    /// Starts it on the disk behind `socket`; `job`: what an ordinary guest does there.
+    /// Starts the guest on the disk behind `socket`. `job`: the load of an ordinary guest.
     pub fn start(attack: Attack, socket: &Path, job: &BlockJob) -> Result<Self, SampleError> {
         let (stop, done) = (Stop::default(), Arc::default());
         let mut thread = Thread {
@@ -117,7 +115,7 @@ impl HostileGuest {
         Ok(Self { stop, done, thread: Some(thread) })
     }
 
-    /// Requests, kicks, sessions or tables so far; not counted for a guest that only reads.
+    /// Requests, kicks, sessions or tables so far. Not counted for a guest that only reads.
     pub fn done(&self) -> u64 {
         self.done.load(Relaxed)
     }
@@ -163,7 +161,7 @@ impl Thread {
         }
     }
 
-    /// Repeats the attack. A session that ends is part of it; it fails only if none begins for a long time.
+    /// Repeats the attack. Sessions that end are part of it; it fails only if none starts for a long time.
     fn attack(&mut self, attack: Attack) -> Result<(), String> {
         let mut last = Instant::now();
         while !self.stop.is_asked() {
@@ -275,7 +273,7 @@ impl Guest {
         Ok(Self { queue, ring, taken: 0 })
     }
 
-    /// Fills the ring with requests; returns how many.
+    /// Fills the ring with requests. Returns their number.
     fn fill_with(&mut self, kind: u32, block: &mut impl FnMut() -> u64) -> io::Result<u64> {
         let area = self.queue.layout.descriptors.raw_value();
         let (headers, status) = (area + REQUEST_HEADERS, area + REQUEST_STATUS);
@@ -299,7 +297,7 @@ impl Guest {
         Ok(requests.into())
     }
 
-    /// Sends each answered request again, for another block; returns how many.
+    /// Resends each answered request for another block. Returns their number.
     fn refill(&mut self, block: &mut impl FnMut() -> u64) -> io::Result<u64> {
         let (from, new) = (self.ring.avail_idx(), self.ring.used_idx().wrapping_sub(self.taken));
         if new == 0 {
@@ -329,8 +327,8 @@ impl Guest {
         self.view().store(addr, bytes).map_err(io::Error::other)
     }
 
-    /// Makes each pair of descriptors a request: of an unknown type, past the end of any disk, or without a
-    /// whole header.
+    /// Makes each pair of descriptors a request: of an unknown type, past the end of any disk, or with an incomplete
+    /// header.
     fn prepare_invalid(&self) -> io::Result<()> {
         for (at, head) in (0..QUEUE_SIZE).step_by(2).enumerate() {
             let header = HEADERS + 16 * u64::from(head);
@@ -350,8 +348,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Each descriptor continues with the one behind it. The last one refers to a table whose last entry
-    /// continues with its first.
+    /// Links each descriptor to the next one. The last one refers to a table whose last entry links to its first.
     fn prepare_loops(&self) -> io::Result<()> {
         let part = |at: u16| RawDescriptor {
             addr: HEADERS,
@@ -369,7 +366,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Makes as many chains available as the ring has places for; returns how many are new.
+    /// Makes as many chains available as the ring can hold. Returns the number of new ones.
     fn fill_up(&self) -> io::Result<u64> {
         let (from, to) = (self.ring.avail_idx(), self.ring.used_idx().wrapping_add(QUEUE_SIZE / 2));
         let new = to.wrapping_sub(from);
@@ -386,7 +383,7 @@ impl Guest {
         Ok(new.into())
     }
 
-    /// Writes random values to every place that the server may read, then makes a few more chains available.
+    /// Writes random values wherever the server may read, then makes a few more chains available.
     fn scribble(&self, random: &mut Xorshift) -> io::Result<u64> {
         for _ in 0..64 {
             let word = random.next();

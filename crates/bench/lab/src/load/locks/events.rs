@@ -1,4 +1,4 @@
-//! Events off the fast path of the queued locks, summed over all threads.
+//! Slow-path events of the queued locks, summed over all threads.
 
 use qspinlock::stats::{Mode, set_mode, totals};
 
@@ -9,7 +9,7 @@ pub(crate) struct LockEvents {
     pub halts: u64,
     /// Other threads woken.
     pub kicks: u64,
-    /// Wakes without a reason.
+    /// Wakes without reason.
     pub spurious: u64,
 }
 
@@ -30,7 +30,7 @@ impl LockEvents {
     }
 }
 
-/// Counts events while it lives; only slow paths pay for that.
+/// Counts events while this value exists. Only slow paths become slower.
 #[derive(Debug)]
 pub(crate) struct Counting(());
 

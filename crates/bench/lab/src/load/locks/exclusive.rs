@@ -17,8 +17,8 @@ pub(crate) struct Lines {
 pub(crate) struct Line(pub u64);
 
 impl Lines {
-    /// `steps` of a linear congruential generator (Knuth's MMIX); each step depends on the one before. Half
-    /// of them are on each line.
+    /// `steps` of a linear congruential generator (Knuth's MMIX). Each step depends on the previous one. Half of them
+    /// are on each line.
     #[inline]
     pub fn work(&mut self, steps: u32) {
         self.first.0 = generate(self.first.0, steps / 2);

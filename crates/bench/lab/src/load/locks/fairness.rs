@@ -1,8 +1,8 @@
-//! How evenly a lock is shared (Dice and Kogan 2019): the share of the half of the threads that got it more
-//! often.
+//! The fairness of a lock (Dice and Kogan 2019): the share of acquisitions of the half of the threads that acquired it
+//! more often.
 
-/// 0.5: all threads equal; 1: one half got everything. `None` for a single thread, or if no thread got the
-/// lock.
+/// With 0.5, all threads are equal; with 1, one half got all acquisitions. `None` for a single thread, or without
+/// acquisitions.
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 pub(crate) fn upper_half(counts: &[u64]) -> Option<f64> {
     let total: u64 = counts.iter().sum();
@@ -13,7 +13,7 @@ pub(crate) fn upper_half(counts: &[u64]) -> Option<f64> {
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let half = sorted.len() / 2;
     let upper: u64 = sorted[..half].iter().sum();
-    // Half of the middle thread's count goes to either half.
+    // The middle thread's count is split between both halves.
     let middle = if sorted.len() % 2 == 1 { sorted[half] as f64 / 2.0 } else { 0.0 };
     Some((upper as f64 + middle) / total as f64)
 }

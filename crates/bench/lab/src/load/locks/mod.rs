@@ -1,4 +1,4 @@
-//! Threads that want one lock, and how evenly they get it.
+//! Threads that compete for one lock, and the lock's fairness.
 
 pub(crate) mod exclusive;
 

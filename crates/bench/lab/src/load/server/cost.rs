@@ -1,7 +1,7 @@
 //! The cost of another process: CPU time, context switches, threads, memory.
 //!
-//! - CPU time comes from the process's own clock, to the nanosecond. It includes all its threads: ended ones,
-//!   and those that the kernel runs for it (io_uring's workers).
+//! - CPU time comes from the process's own clock, with nanosecond resolution. It includes all its threads, even ended
+//!   ones and the kernel's io_uring workers.
 //! - Context switches are summed over existing threads; those of ended threads are lost.
 //!
 //! Facts: clock_getcpuclockid(3), proc_pid_status(5).

@@ -1,4 +1,4 @@
-//! A server in another process: how it is run, what it counts, what it costs.
+//! A server in another process: its start, its counters, its cost.
 
 pub(crate) mod process;
 

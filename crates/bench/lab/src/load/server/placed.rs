@@ -1,10 +1,10 @@
-//! `bareblk serve` with a disk for each file, whose requests are placed among its workers as configured.
+//! `bareblk serve` with a disk per file and a configurable placement of requests.
 //!
 //! `Layout → bareblk.toml (a table per disk) → ServerProcess, its control socket`
 //!
-//! - Each worker is bound to its own core, as far as there are enough cores: a request must be submitted and
-//!   completed where the placement says. Queues do not move (`balance = "off"`).
-//! - Disk k's completion worker is worker k: several disks share out the work of completing.
+//! - Each worker is bound to its own core if there are enough cores, so that requests are submitted and completed where
+//!   the placement says. Queues do not move (`balance = "off"`).
+//! - Disk k's completion worker is worker k, so several disks share the work of completing.
 
 use std::fmt::Write;
 use std::io;
@@ -26,15 +26,15 @@ pub(crate) enum Placing {
         /// Whether a submitting worker also takes completions; otherwise only the completion worker does.
         reap_on_submit: bool,
     },
-    /// One worker has the engine; the others hand over requests to it.
+    /// One worker has the engine; the others hand requests over to it.
     Completion {
-        /// When, in the syntax of `--hand-over`.
+        /// The hand-over policy, in the syntax of `--hand-over`.
         hand_over: &'static str,
         host: Host,
     },
 }
 
-/// Which worker completes, and what else it does.
+/// Which worker is the completion worker, and whether it also serves queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Host {
     /// A different one for each disk; it serves queues like the others.
@@ -77,7 +77,7 @@ pub(crate) struct PlacedServer {
 }
 
 impl PlacedServer {
-    /// Serves `files`, one disk each; waits until clients can connect. `program` is `bareblk`.
+    /// Serves `files`, one disk each. Returns once clients can connect. `program` is `bareblk`.
     pub fn start(
         layout: &Layout,
         program: Option<&Path>,

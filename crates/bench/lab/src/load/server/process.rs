@@ -2,12 +2,10 @@
 //!
 //! `spawn → its socket exists → load → SIGTERM → ended`
 //!
-//! - It is a separate process, as in real use: the kernel counts its CPU time and context switches
-//!   separately.
-//! - It runs in its own process group: a terminal's Ctrl-C ends this program cleanly, which then ends the
-//!   server.
-//! - It does not outlive this program, even if this program is killed (a second Ctrl-C): a shell notices that
-//!   its end of a pipe has closed.
+//! - As in real use, it is a separate process, so the kernel counts its CPU time and context switches separately.
+//! - It runs in its own process group: a terminal's Ctrl-C ends this program cleanly, which then ends the server.
+//! - It does not outlive this program, even if this program is killed (a second Ctrl-C): a shell notices that its end
+//!   of a pipe was closed.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -31,10 +29,10 @@ pub(crate) const PEER_MISSING: &str =
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The log file, in its folder.
 const SAID: &str = "said";
-/// Time between two looks.
+/// Time between two checks.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Which server.
+/// The server program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// `bareblk serve`.
@@ -42,7 +40,7 @@ pub(crate) enum Kind {
         engine: &'static str,
         cache: &'static str,
         workers: u16,
-        /// Whether it polls.
+        /// Whether its worker polls.
         polls: bool,
     },
     /// qemu-storage-daemon: one thread for all queues, io_uring, O_DIRECT.
@@ -59,22 +57,22 @@ impl Kind {
     }
 }
 
-/// See the file's head. Dropping it ends it.
+/// The server process. Dropping it ends the process.
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     child: Child,
-    /// Dropped first: it must not signal a process id that is free again.
+    /// Dropped first, so that it never signals a process id that was reused.
     keeper: Option<Keeper>,
     socket: PathBuf,
     folder: TempDir,
 }
 
-/// How to start a server: its command, and its sockets, which exist once it serves.
+/// How to start a server: its command, and the sockets that exist once it serves.
 pub(crate) struct Launch {
     pub command: Command,
     /// At least one. Clients that use only one socket use the first.
     pub sockets: Vec<PathBuf>,
-    /// Why the program is missing, if it is.
+    /// The reason why the program is missing, if it is.
     pub missing: Option<&'static str>,
 }
 
@@ -95,7 +93,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // Killed before its input closes, it signals no process.
+        // Killed before its input closes, so that it signals no process.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -110,8 +108,7 @@ pub(crate) fn peer_version() -> Option<String> {
 }
 
 impl ServerProcess {
-    /// Serves `file`, its disk with up to `queues` queues; waits until clients can connect. `program` is
-    /// `bareblk`.
+    /// Serves `file` as a disk with up to `queues` queues. Returns once clients can connect. `program` is `bareblk`.
     pub fn start(
         kind: Kind,
         program: Option<&Path>,
@@ -129,8 +126,8 @@ impl ServerProcess {
         })
     }
 
-    /// Starts the server that `make` describes, given a folder for sockets that is removed with the server,
-    /// and waits until clients can connect.
+    /// Starts the server that `make` describes for a directory of sockets, and returns once clients can connect. The
+    /// directory is removed with the server.
     pub fn launch(
         stop: &Stop,
         make: impl FnOnce(&Path) -> Result<Launch, SampleError>,
@@ -141,7 +138,7 @@ impl ServerProcess {
         let said = folder.path().join(SAID);
         let Launch { mut command, sockets, missing } = make(folder.path())?;
         let log = File::create(&said).map_err(|error| failed(&error))?;
-        // A user's setting for other servers would change the measurement.
+        // A user's setting for other servers would distort the measurement.
         command.env_remove("RUST_LOG");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0).spawn();
         let child = child.map_err(|error| match missing {
@@ -201,7 +198,7 @@ impl Drop for ServerProcess {
                 std::thread::sleep(LOOK);
             }
         }
-        // If it has already ended, these do nothing.
+        // These do nothing if it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -228,7 +225,7 @@ fn own(program: &Path, kind: Kind, file: &Path, socket: &Path, queues: u16) -> C
 }
 
 fn peer(file: &Path, socket: &Path, queues: u16) -> Command {
-    // In its options a comma ends a value.
+    // A comma ends a value in its options.
     let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
     let (file, socket) = (quoted(file), quoted(socket));
     let mut command = Command::new(PEER);

@@ -11,23 +11,23 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Generous: an answer takes microseconds.
+/// Far more than the microseconds that an answer takes.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sums over workers and disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Stats {
-    /// Sleeps of the workers; a wake-up ended each.
+    /// Number of sleeps of the workers; each ended with a wake-up.
     #[serde(skip)]
     pub sleeps: u64,
-    /// Batches of ops that went to another worker, or into the engine with the lock held.
+    /// Batches of ops handed to another worker, or pushed into the engine with the lock held.
     pub hand_overs: u64,
     /// Ops in these batches.
     pub ops: u64,
     /// Wakes of the completion worker by a worker that handed over.
     pub completion_worker_wake_ups: u64,
-    /// Wakes that were not needed: the worker woke up by itself.
+    /// Wakes that were skipped, because the worker woke up by itself.
     pub spared_wake_ups: u64,
     /// Completions passed to the worker that owns them.
     pub passed: u64,
@@ -66,7 +66,7 @@ struct Disk {
 }
 
 impl Stats {
-    /// Asks the server with this control socket.
+    /// Requests the counters from the server with this control socket.
     pub fn ask(control: &Path) -> io::Result<Self> {
         let mut stream = UnixStream::connect(control)?;
         stream.set_read_timeout(Some(PATIENCE))?;

@@ -1,18 +1,16 @@
-//! Many jobs on shared queues. Each job keeps its own requests in flight, submitted one by one. The threads
-//! that run the jobs reap all completions, including those of other threads' jobs.
+//! Many jobs on shared queues. Each job keeps its own requests in flight, submitted one by one. The threads that run
+//! the jobs reap all completions, including those of other threads' jobs.
 //!
-//! `warm up → count → end` (set by the caller's thread, noticed by each at its next turn) `→ drain → Tally`
+//! `warm up → count → end` (set by the caller's thread, noticed by each thread in its next pass) `→ drain → Tally`
 //!
-//! - One request per submission, as in a block layer: the driver decides on a notification for each.
-//! - A thread may run several jobs in turn, as a virtual CPU does. A kernel does not preempt a thread that
-//!   holds or waits for a spinlock, but a thread here is preempted. So locks that spin need no more threads
-//!   than cores, however many the jobs.
+//! - Each submission has one request, as in a block layer: the driver decides on a notification for each.
+//! - A thread may run several jobs alternately, as a virtual CPU does. A kernel does not preempt a thread that holds or
+//!   waits for a spinlock, but these threads can be preempted. Spinning locks are therefore measured with no more
+//!   threads than cores, however many jobs there are.
 //! - Other jobs' completions are handed to them without a lock (`mailboxes.rs`).
-//! - Each thread counts, in its own memory and by the clock, what it found completed within the counted time:
-//!   otherwise a thread that gets the processor late would count little, or in too short a time. Each thread
-//!   reads its CPU time and lock time when it notices the beginning and the end.
-//! - The clock is read twice per request and batch, once per turn: about 50 ns, the same under both kick
-//!   policies.
+//! - Each thread counts, in its own memory, the completions that it found within the measured interval. It reads its
+//!   CPU time and lock time when it notices the beginning and the end.
+//! - The clock is read twice per request and batch, and once per pass, equally under both kick policies.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,15 +33,15 @@ use crate::stop::Stop;
 
 /// Time between two checks of the clock and of the user's request to stop.
 const LOOK: Duration = Duration::from_millis(20);
-/// If nothing completes for this long, something is broken.
+/// Without a completion for this long, the measurement is considered broken.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same, once something is known to be broken.
+/// The same limit once an error is known.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
 /// Longest sleep for a completion, which another thread may have reaped meanwhile.
 const NAP: Duration = Duration::from_millis(2);
 /// Completions reaped at once.
 const BATCH: usize = 64;
-/// Turns of spinning before the thread yields its core.
+/// Number of spinning passes before the thread yields its core.
 const SPINS: u32 = 64;
 
 /// A queue and the memory for its requests.
@@ -53,10 +51,10 @@ pub(crate) struct Station<L: RawMutex> {
     pub pool: Pool,
 }
 
-/// What a thread does when it has nothing to send and nothing completed.
+/// What a thread does without requests to send or completions to reap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Idle {
-    /// Looks again: the device is in this process and completes at once.
+    /// Polls again, because the device is in this process and completes at once.
     Poll,
     /// Sleeps until the device signals; a thread with several queues polls here too, and yields.
     Sleep,
@@ -65,11 +63,11 @@ pub(crate) enum Idle {
 /// The load of a crowd.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowd {
-    /// Of each job; `seed` is the first job's.
+    /// The options of each job; `seed` is the first job's.
     pub job: Job,
     /// Job n uses station n modulo the number of stations.
     pub jobs: usize,
-    /// Each runs as many consecutive jobs as the others, or one less.
+    /// Number of threads. Each runs consecutive jobs, evenly divided.
     pub threads: usize,
     /// 0: writes only, 100: reads only.
     pub read_percent: u8,
@@ -84,10 +82,10 @@ pub(crate) struct Tally {
     pub seconds: f64,
     pub latency_us: Moments,
     pub usage: Usage,
-    /// Sum over the threads.
+    /// Sum of the threads' values.
     pub thread_seconds: f64,
     pub lock: LockTimes,
-    /// Of the queues, in the counted time.
+    /// The queues' counters in the measured interval.
     pub kicks: u64,
     pub pushed: u64,
 }
@@ -143,7 +141,7 @@ impl Common {
     fn count(&self, seconds: f64) {
         let from_ns = self.now_ns();
         let length_ns = nanos(Duration::from_secs_f64(seconds));
-        // Relaxed: a thread that sees only one of the two counts one batch less, at the very beginning.
+        // Relaxed: a thread that sees only one of the two values misses at most one batch at the beginning.
         self.until_ns.store(from_ns.saturating_add(length_ns), Relaxed);
         self.from_ns.store(from_ns, Relaxed);
     }
@@ -314,7 +312,7 @@ struct Hand<'c, L: RawMutex> {
     seats: Vec<Seat<'c>>,
     /// The stations of its jobs.
     own_stations: Vec<usize>,
-    /// The job that goes first in this turn: the same jobs must not always find the queue full.
+    /// The job that is served first in this pass. It changes, so that the same jobs do not always find the queue full.
     first: usize,
     found: [Completion; BATCH],
     requests: u64,
@@ -425,7 +423,7 @@ impl<'c, L: RawMutex> Hand<'c, L> {
         Ok(true)
     }
 
-    /// `last`: when there last was something to do.
+    /// `last`: the time of the last progress.
     fn idle(&mut self, turns: &mut u32, last: Instant) -> Ended {
         *turns += 1;
         let broken = self.common.failure.get().is_some();

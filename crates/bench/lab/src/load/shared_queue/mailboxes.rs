@@ -2,11 +2,10 @@
 //!
 //! `owner: free slot → token (job, slot) → request … reaper: token → owner's word … owner: take`
 //!
-//! - A job has at most [`MAX_DEPTH`] requests in flight: one bit each. Handing over is one `fetch_or`, and
-//!   taking all of one's own is one `swap`; neither waits for another thread.
-//! - A bit that is already set, or whose slot the owner never sent, is an error: each completion is handed
-//!   over exactly once.
-//! - Each slot records when its request was sent, so the thread that reaps it can compute the latency.
+//! - A job has at most [`MAX_DEPTH`] requests in flight, with one bit each. Handing over is one `fetch_or`, and taking
+//!   is one `swap`; neither waits for another thread.
+//! - A bit that is already set, or whose slot was never sent, is an error: each completion is handed over exactly once.
+//! - Each slot records when its request was sent, so that the thread that reaps it can compute the latency.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -15,7 +14,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 pub(crate) const MAX_DEPTH: u32 = 64;
 const SLOT_BITS: u32 = 6;
 
-/// A completion that its owner did not wait for.
+/// A completion that its owner did not expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HandOverError {
     #[error("completion with token {token:#x}, but there are only {jobs} jobs")]
@@ -26,7 +25,7 @@ pub(crate) enum HandOverError {
     NotOut { job: usize, slots: u64 },
 }
 
-/// Where a job finds its completions. Two cache lines of its own, because the processor fetches pairs.
+/// A job's mailbox. It has two cache lines of its own, because the processor fetches pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Mailbox {
@@ -52,7 +51,7 @@ impl Mailboxes {
         let jobs = self.0.len();
         let (job, slot) = parts(token);
         let mailbox = self.0.get(job).ok_or(HandOverError::UnknownToken { token, jobs })?;
-        // Relaxed: stored before the request went through the queue, whose lock orders it.
+        // Relaxed: stored before the request entered the queue, whose lock orders it.
         let sent_ns = mailbox.sent_ns[slot as usize].load(Relaxed);
         // AcqRel: pairs with the owner's swap: the slot's buffer is no longer used, and the time was read.
         let before = mailbox.done.fetch_or(1 << slot, AcqRel);
@@ -108,9 +107,9 @@ impl<'d> Slots<'d> {
         self.out &= !(1 << slot);
     }
 
-    /// Takes what was handed over; returns the number of slots.
+    /// Takes the slots that were handed over. Returns their number.
     pub fn take(&mut self) -> Result<u32, HandOverError> {
-        // Relaxed: only keeps the cache line shared while there is nothing.
+        // Relaxed: only keeps the cache line shared while the mailbox is empty.
         if self.mailbox.done.load(Relaxed) == 0 {
             return Ok(0);
         }

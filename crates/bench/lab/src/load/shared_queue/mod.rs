@@ -1,4 +1,4 @@
-//! Jobs that share queues: the jobs, how each gets its completions, and a device that completes at once.
+//! Jobs that share queues, the distribution of their completions, and a device that completes at once.
 
 pub(crate) mod null_device;
 

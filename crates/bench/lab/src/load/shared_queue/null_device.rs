@@ -1,6 +1,6 @@
-//! A device in this process that completes at once and wants every notification, and the way to it.
+//! A device in this process that completes at once and requests every notification, and its doorbell.
 //!
-//! `driver: Kick::notify → ExitBell::ring: away for the notify cost → the device's work → back`
+//! `driver: Kick::notify → ExitBell::ring: spin for the notify cost → the device's work → return`
 //!
 //! The parts of an exit to the host, and what represents them here:
 //! - **The CPU is away.** A guest's write to the notify register leaves the guest. Until the host resumes it,
@@ -59,7 +59,7 @@ enum DeviceError {
     Status(#[from] AccessError),
 }
 
-/// The device side: takes chains, reports OK, reads and writes no data.
+/// The device half: takes chains, reports OK, and moves no data.
 #[derive(Debug)]
 struct NullDevice {
     queue: DeviceQueue,
@@ -88,7 +88,7 @@ impl NullDevice {
         }
     }
 
-    /// Reports data as written that was not: a driver that counts bytes must find what it asked for.
+    /// Reports the full length as written, because a driver that counts bytes checks it.
     fn complete(&mut self, tag: u16) -> Result<(), DeviceError> {
         let last = self.chain.writable().last().ok_or(DeviceError::NoStatus)?;
         let GuestRange { addr, len_bytes } = *last;
@@ -102,11 +102,11 @@ impl NullDevice {
     }
 }
 
-/// See the file's head.
+/// The doorbell of the device.
 #[derive(Debug)]
 pub(crate) struct ExitBell {
     cost: Duration,
-    /// Rings that the thread at the device has not handled yet.
+    /// Number of rings that the thread at the device has not handled yet.
     wanted: AtomicU32,
     device: OnceLock<Mutex<NullDevice>>,
     fault: OnceLock<String>,
@@ -144,7 +144,7 @@ impl ExitBell {
         self.fault.get().map(String::as_str)
     }
 
-    /// Does the device's work, unless another thread is doing it; then that thread does this work too.
+    /// Does the device's work, unless another thread is doing it and will include this work.
     fn work(&self) {
         // AcqRel: the chain was made available before; the thread that takes over this count has to see it.
         if self.wanted.fetch_add(1, AcqRel) != 0 {
@@ -163,7 +163,7 @@ impl ExitBell {
 
     fn serve(&self) {
         let Some(device) = self.device.get() else { return };
-        // Never waits: `wanted` lets one in at a time.
+        // Never waits: `wanted` admits one thread at a time.
         let served = device.lock().unwrap_or_else(PoisonError::into_inner).serve();
         if let Err(error) = served {
             let _ = self.fault.set(error.to_string());

@@ -1,4 +1,4 @@
-//! The locks of a run of users: a family has one for short sections, and one for a table that is mostly read.
+//! The locks of a run of users: each family has one for short sections, and one for a table that is mostly read.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicBool;
@@ -31,16 +31,16 @@ pub(crate) trait ReadMostly<T>: Send + Sync {
     fn try_write(&self) -> Option<Self::Write<'_>>;
 }
 
-/// Spins while a sample lasts. After that it yields between two looks: a queue of hundreds of threads that
-/// only spin on a few cores takes minutes to empty.
+/// Spins during a sample. Afterwards it yields between two polls: a queue of hundreds of threads that only spin on a
+/// few cores takes minutes to empty.
 #[derive(Debug)]
 pub(crate) struct SpinUntilOver;
 
-/// For all samples of this process: only one is measured at a time.
+/// Shared by all samples of this process, because only one is measured at a time.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 impl SpinUntilOver {
-    /// Tells all waiting threads. No other data depends on it.
+    /// Signals all waiting threads. No other data depends on it.
     pub fn set_over(is_over: bool) {
         IS_OVER.store(is_over, Relaxed);
     }

@@ -1,7 +1,7 @@
 //! The time that one user's thread spends on locks, by caller.
 //!
-//! - An acquisition that finds its lock free costs a counter. Of the others, one in [`STRIDE`] is timed, by
-//!   the clock and by the thread's CPU time: about half a microsecond, outside any lock.
+//! - An acquisition that finds its lock free only increments a counter. Of the others, one in [`STRIDE`] is timed, by
+//!   the clock and by the thread's CPU time, outside any lock.
 //! - Waiting without CPU time is sleep, or time when other threads had the core.
 
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::load::nanos;
 /// One contended acquisition in this many is timed.
 const STRIDE: u32 = 5;
 
-/// The caller that wants a lock, as in the published profile.
+/// The code that acquires a lock, as in the published profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
     /// Pages in use, in order of use.
@@ -83,7 +83,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// `turn`: staggers the threads, so that they do not time the same acquisitions.
+    /// `turn` staggers the threads, so that they do not time the same acquisitions.
     pub fn new(turn: u32) -> Self {
         Self { turn: turn % STRIDE, ..Self::default() }
     }

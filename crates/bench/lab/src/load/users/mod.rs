@@ -2,15 +2,15 @@
 //!
 //! `threads started and pinned → gate → steps, until all jobs are done or the deadline has passed → Tally`
 //!
-//! - Either each user has its own thread, or there is one thread per core, which carries an equal share of
-//!   the users and goes to the next user after each step. Then no thread that holds or waits for a lock is
-//!   preempted for another user, as in a kernel.
-//! - A user with its own thread yields the core whenever its job takes a turn; otherwise each user would
-//!   finish within one time slice, one after another.
-//! - If the jobs take too long under a lock, a deadline stops them, and the rate is computed from what is
-//!   done by then: steps of unfinished jobs count as parts of jobs.
-//! - CPU time and waiting cover the whole sample, including what follows the deadline: a thread cannot leave
-//!   a lock that only spins before it has acquired it.
+//! - Either each user has its own thread, or there is one thread per core, which runs an equal share of the users and
+//!   switches to the next user after each step. In the second case, as in a kernel, no thread that holds or waits for a
+//!   lock is preempted for another user.
+//! - A user with its own thread yields the core whenever its job takes a turn in the run queue. Otherwise each user
+//!   would finish within one time slice, one after another.
+//! - A deadline stops jobs that take too long under a lock. The rate is then computed from the completed work: steps of
+//!   unfinished jobs count as parts of jobs.
+//! - CPU time and waiting cover the whole sample, including the time after the deadline: a thread cannot leave a lock
+//!   that only spins before it has acquired it.
 //!
 //! Not here: the jobs (`system.rs`), the compared locks (`experiments/`).
 
@@ -54,7 +54,7 @@ pub(crate) struct Users {
     pub carried: Carried,
     /// Jobs of each user.
     pub jobs: u64,
-    /// After this, no further step begins.
+    /// The deadline, after which no further step starts.
     pub deadline_s: f64,
 }
 
@@ -64,21 +64,21 @@ pub(crate) struct Tally {
     /// Steps of jobs until the end or the deadline.
     pub steps: u64,
     pub seconds: f64,
-    /// Whether all jobs are done.
+    /// Whether all jobs were completed.
     pub is_complete: bool,
     /// CPU time of the process, in ns.
     pub cpu_ns: u64,
-    /// Of the users' threads.
+    /// Waiting time of the users' threads.
     pub usage: Usage,
     /// Indexed like [`CALLERS`].
     pub waits: [Waits; CALLERS.len()],
-    /// Whether, after all jobs, everything is where it was before.
+    /// Whether all structures were back in their initial state after the jobs.
     pub is_sound: bool,
 }
 
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 impl Tally {
-    /// Jobs done, including parts of jobs.
+    /// Completed jobs, including parts of jobs.
     pub fn jobs(&self) -> f64 {
         self.steps as f64 / STEPS as f64
     }
@@ -125,7 +125,7 @@ struct Common<F: Family> {
     conductor: Thread,
 }
 
-/// Where threads wait until all have arrived.
+/// The gate where threads wait until all have arrived.
 #[derive(Default)]
 struct Gate {
     /// How many have arrived, and whether the gate is open.
@@ -205,12 +205,12 @@ fn under_load<F: Family>(common: &Common<F>, carriers: usize, stop: &Stop) -> Re
     })
 }
 
-/// Waits until everything is done, or the time is over. Returns how long it took.
+/// Waits until all jobs are done or the time is over. Returns the time that this took.
 fn conduct<F: Family>(common: &Common<F>, stop: &Stop) -> f64 {
     SpinUntilOver::set_over(false);
     let since = Instant::now();
     let end = since + Duration::from_secs_f64(common.users.deadline_s);
-    // Acquire pairs with the release by the last thread: its end comes before the clock is read.
+    // Acquire pairs with the release of the last thread, whose end must come before the clock is read.
     while common.busy.load(Acquire) > 0 && Instant::now() < end && !stop.is_asked() {
         std::thread::park_timeout(LOOK.min(end.saturating_duration_since(Instant::now())));
     }
@@ -261,7 +261,7 @@ impl<'c, F: Family> Carrier<'c, F> {
         Tally { steps: self.steps, usage, waits: *self.meter.waits(), ..Tally::default() }
     }
 
-    /// One step for each user. Returns whether there is time for more.
+    /// Makes one step for each user. Returns whether there is time for more.
     fn go_round(&mut self, sleeper: &mut Sleeper) -> bool {
         let mut ended = false;
         for job in &mut self.jobs {
@@ -277,7 +277,7 @@ impl<'c, F: Family> Carrier<'c, F> {
     }
 }
 
-/// If pinning is not allowed, the scheduler decides.
+/// If pinning is not allowed, the scheduler places the threads.
 fn pin(core: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);

@@ -7,12 +7,11 @@
 //! exit:  page list −8 · free list +12 · semaphore (write) · table (write) · run queue −1
 //! ```
 //!
-//! - A job is a process that starts, touches memory, is looked up, and ends, which the published load
-//!   consists of. Each step takes one lock, or takes and releases one semaphore, and first works a moment
-//!   without a lock.
+//! - A job is a process that starts, touches memory, is looked up, and ends, as in the published load. Each step takes
+//!   one lock, or takes and releases one semaphore, and first works briefly without a lock.
 //! - The structures are real, though small: pages are on lists, and no page may be lost or be on two lists.
 //!   [`System::is_idle`] checks that after all jobs.
-//! - The semaphore sleeps; not the semaphore is measured, but the lock inside it.
+//! - The semaphore's waiters sleep. The subject of the measurement is the lock inside the semaphore.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -32,7 +31,7 @@ const FAULTS: usize = 8;
 const FIRST_PAGES: usize = 4;
 /// Most pages of a job.
 const PAGES: usize = FIRST_PAGES + FAULTS;
-/// Work between two steps: about a tenth of a microsecond, as long as the work under a lock.
+/// Work between two steps: about a tenth of a microsecond, the same as the work under a lock.
 const WORK_STEPS: u32 = 100;
 /// Processes that one look-up visits.
 const LOOKED_AT: usize = 4;
@@ -105,7 +104,7 @@ impl<F: Family> System<F> {
         }
     }
 
-    /// Whether no page is in use, no process waits for a core or has an entry: as before the first job.
+    /// Whether no page is in use and no process exists or waits for a core, as before the first job.
     pub fn is_idle(&self) -> bool {
         let mut free = self.free.0.lock().clone();
         free.sort_unstable();
@@ -138,7 +137,7 @@ impl Job {
         Self { user, step: 0, pages: [0; PAGES], count: 0, random }
     }
 
-    /// Does one step; after the last step comes the first of the next job. Returns whether a job has ended.
+    /// Makes one step. The last step is followed by the first of the next job. Returns whether a job has ended.
     pub fn advance<F: Family>(
         &mut self,
         system: &System<F>,
@@ -179,7 +178,7 @@ impl Job {
     fn take<F: Family>(&mut self, count: usize, system: &System<F>, meter: &mut Meter) {
         let mut free = meter.lock(Caller::FreeList, &system.free.0);
         for _ in 0..count {
-            // There are as many as all jobs can have.
+            // The capacity that all jobs together can need.
             if let Some(page) = free.pop() {
                 self.pages[self.count] = page;
                 self.count += 1;
@@ -235,7 +234,7 @@ impl Job {
         }
     }
 
-    /// Removes the first process, whichever it is: only the length matters.
+    /// Removes the first process, because only the length matters.
     fn dequeue<F: Family>(&self, system: &System<F>, meter: &mut Meter) {
         meter.lock(Caller::RunQueue, self.run_queue(system)).pop_front();
     }
@@ -377,7 +376,7 @@ impl<F: Family> Semaphore<F> {
         }
     }
 
-    /// Wakes the first waiter; if newcomers get in before it, it sleeps again.
+    /// Wakes the first waiter. If newcomers get in before it, it sleeps again.
     fn up(&self, meter: &mut Meter, leaves: impl FnOnce(&mut State)) {
         let mut state = meter.lock(Caller::Semaphore, &self.state);
         leaves(&mut state);
