@@ -7,8 +7,8 @@
 //! - Half of a budget is divided evenly into reserves, one per disk, which other disks cannot use. The other half is
 //!   shared on a first-come basis. One disk can thus use little more than half, and leaves every other disk its
 //!   reserve.
-//! - Adding a disk makes all reserves smaller, but disks keep what they hold. If that exceeds the shared half, some of
-//!   the new disk's reserve is not available yet.
+//! - Adding a disk makes all reserves smaller, but disks keep what they hold. If that cuts into another disk's reserve,
+//!   only the rest of the reserve is available.
 //! - Part of the machine's resources is outside the budget: the server needs it for its own images, threads and
 //!   sockets.
 

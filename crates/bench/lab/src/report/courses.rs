@@ -251,7 +251,7 @@ fn dot(line: &Line<'_>) -> ShapeStyle {
     if line.is_dashed { line.color.stroke_width(2) } else { line.color.filled() }
 }
 
-/// Writes one name per line, in the order of the tables.
+/// The names of all lines, one below the other, in the order of the tables.
 fn legend(area: &Area<'_>, lines: &[Line<'_>]) -> Drawn {
     let measured = lines.iter().filter(|line| !line.points.is_empty());
     for (place, line) in measured.enumerate() {

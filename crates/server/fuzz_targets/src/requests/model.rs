@@ -73,7 +73,7 @@ fn place_len(len: u32) -> usize {
     usize::try_from(len).expect("32 bits")
 }
 
-/// The address range of the first bytes of the part, up to the end of the memory.
+/// The address range of the part's leading bytes that are in memory.
 fn present(memory: &[u8], (addr, len): Part) -> Range<usize> {
     let start = usize::try_from(addr).map_or(memory.len(), |start| start.min(memory.len()));
     start..start.saturating_add(place_len(len)).min(memory.len())

@@ -3,7 +3,7 @@
 //!
 //! - One epoll descriptor lives as long as the placed engine, so that the worker's base engine can watch it. It is
 //!   level-triggered: an event that was not consumed wakes the worker again.
-//! - The real engine must not watch it: another io_uring that signals its own eventfd would do so only once.
+//! - The real engine watches no descriptors. Otherwise the eventfd of another io_uring would be signalled only once.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
