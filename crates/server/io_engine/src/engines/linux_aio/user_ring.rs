@@ -18,8 +18,8 @@
 //! - The kernel reads the head to learn how many events were consumed, so moving the head needs no `io_getevents`. That
 //!   call also moves the head, so the engine must read the head again after each such call.
 //!
-//! The layout is that of `struct aio_ring` in Linux's fs/aio.c (2.6 to 6.18). If magic or features differ, the engine does
-//! not use the ring.
+//! The layout is that of `struct aio_ring` in Linux's fs/aio.c (2.6 to 6.18). If magic or features differ, the engine
+//! does not use the ring.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
