@@ -35,9 +35,9 @@ pub const BENCHES: Size<&[&str]> = size(
     &["cargo", "test", "--workspace", "--all-features", "--bench", "*"], //
     &["cargo", "bench", "--workspace", "--all-features", "--bench", "*"],
 );
-/// The rings under Miri: with one order of events, or several.
+/// The rings under Miri: the logs that another thread overwrites, or all tests in several orders of events.
 pub const MIRI: Size<&[&str]> = size(
-    &["rustup", "run", "nightly", "cargo", "miri", "test", "-p", "virtqueue", "--lib", "--tests"],
+    &["rustup", "run", "nightly", "cargo", "miri", "test", "-p", "virtqueue", "--lib", "race"],
     &[
         "env",
         "MIRIFLAGS=-Zmiri-many-seeds=0..8",
