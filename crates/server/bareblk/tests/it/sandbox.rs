@@ -17,7 +17,7 @@ use crate::rig::hanging::{Call, HangingFolder};
 use crate::rig::{Place, Server, assert_says, bareblk, eventually, is_root, output, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
-/// The user ID of nobody.
+/// The ID of the Unix user `nobody`.
 const NOBODY: &str = "65534";
 
 fn with(mut command: Command, words: &[&str]) -> Command {
