@@ -40,7 +40,7 @@ pub const MIRI: Size<&[&str]> = size(
     &["rustup", "run", "nightly", "cargo", "miri", "test", "-p", "virtqueue", "--lib", "race"],
     &[
         "env",
-        "MIRIFLAGS=-Zmiri-many-seeds=0..8",
+        "MIRIFLAGS=-Zmiri-many-seeds=0..2",
         "rustup",
         "run",
         "nightly",
@@ -77,7 +77,7 @@ pub const LOOM: &[&str] = &[
 pub const MUTANTS: Size<&[&str]> = size(&["xtask", "mutants", "--smoke"], &["xtask", "mutants"]);
 /// Fuzzing: checks that programs and seeds exist (the targets run among the tests), or runs libFuzzer on each target.
 pub const FUZZ: Size<&[&str]> =
-    size(&["xtask", "fuzz", "--check"], &["xtask", "fuzz", "--seconds", "600", "--keep"]);
+    size(&["xtask", "fuzz", "--check"], &["xtask", "fuzz", "--seconds", "120", "--keep"]);
 /// Mutated seeds for each fuzz target without libFuzzer. A part of that number runs beside a second thread, or with a
 /// server that has its own threads (`fuzz_targets/tests/smoke.rs`).
 pub const FUZZ_INPUTS: Size<u32> = size(4000, 200_000);
