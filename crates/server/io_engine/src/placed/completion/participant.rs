@@ -60,6 +60,8 @@ pub(super) struct Participant {
     /// When this participant stops waiting to become owner.
     give_up_at: Option<Instant>,
     seen_changes: u64,
+    /// The worker's share of the depth at the last change that it applied: a caller that saw room may use it.
+    share: usize,
 }
 
 impl Participant {
@@ -87,6 +89,7 @@ impl Participant {
             needed: false,
             give_up_at: None,
             seen_changes: 0,
+            share: 0,
         })
     }
 
@@ -102,6 +105,7 @@ impl Participant {
         registry.list.push(Entry::new(self.id, self.worker, waker, channel));
         self.update(&mut registry)?;
         group.changed(&registry);
+        self.share = group.share();
         Ok(())
     }
 
@@ -109,6 +113,7 @@ impl Participant {
     #[cold]
     fn update(&mut self, registry: &mut Registry) -> io::Result<()> {
         self.seen_changes = self.group.changes();
+        self.share = self.group.share();
         let wanted = registry.wanted_owner().or_else(|| registry.retry_all());
         if let Some(owner) = &mut self.owner {
             owner.sync(registry);
@@ -382,7 +387,7 @@ impl Engine for Participant {
 
     #[inline]
     fn room(&self) -> usize {
-        self.group.share().saturating_sub(self.in_flight)
+        self.share.saturating_sub(self.in_flight)
     }
 
     fn in_flight(&self) -> usize {

@@ -47,6 +47,8 @@ pub(super) struct Participant {
     /// Scratch buffer for the workers to wake.
     wakers: Vec<Arc<WorkerWaker>>,
     seen_changes: u64,
+    /// The worker's share of the depth at the last change that it applied: a caller that saw room may use it.
+    share: usize,
     served: usize,
 }
 
@@ -70,6 +72,7 @@ impl Participant {
             files: Vec::new(),
             wakers: Vec::with_capacity(16),
             seen_changes: 0,
+            share: 0,
             served: 0,
         })
     }
@@ -93,6 +96,7 @@ impl Participant {
         registry.next_id += 1;
         registry.list.push(Entry { id: self.id, worker: self.worker, waker });
         group.changed(&registry);
+        self.share = group.share();
         Ok(())
     }
 
@@ -122,6 +126,7 @@ impl Participant {
     #[cold]
     fn update(&mut self) -> io::Result<()> {
         self.seen_changes = self.group.changes();
+        self.share = self.group.share();
         let is_owner = self.group.registry().owner().is_some_and(|owner| owner.id == self.id);
         if is_owner && !self.is_owner {
             let fd = self.with(|engine, _, _| engine.routed.inner.descriptor())??;
@@ -261,7 +266,7 @@ impl Engine for Participant {
     }
 
     fn room(&self) -> usize {
-        self.group.share().saturating_sub(self.in_flight)
+        self.share.saturating_sub(self.in_flight)
     }
 
     fn in_flight(&self) -> usize {
