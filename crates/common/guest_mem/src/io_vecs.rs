@@ -38,10 +38,14 @@ pub struct IoVecs {
     pieces: Option<Box<Pieces>>,
 }
 
+const NO_PIECE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
 #[derive(Default)]
 struct Pieces {
     memory: Option<Arc<GuestMemory>>,
-    vecs: Vec<libc::iovec>,
+    /// Only the first `count` are in use.
+    vecs: Box<[libc::iovec]>,
+    count: usize,
     /// Pieces before this one are completed; they still have the values that they were filled with.
     first: usize,
     /// Completed bytes of the piece at `first`; they are cut off its start.
@@ -57,7 +61,7 @@ impl IoVecs {
     /// Allocates room for `capacity` pieces; with 0, allocates nothing.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        let pieces = || Box::new(Pieces { vecs: Vec::with_capacity(capacity), ..Pieces::default() });
+        let pieces = || Box::new(Pieces { vecs: vec![NO_PIECE; capacity].into(), ..Pieces::default() });
         Self { pieces: (capacity > 0).then(pieces) }
     }
 
@@ -65,7 +69,7 @@ impl IoVecs {
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.pieces.as_ref().map_or(0, |pieces| pieces.vecs.capacity())
+        self.pieces.as_ref().map_or(0, |pieces| pieces.vecs.len())
     }
 
     /// Bytes not yet completed.
@@ -79,7 +83,6 @@ impl IoVecs {
     ///
     /// # Errors
     /// [`FillError`]; the value is empty then.
-    #[inline]
     pub fn fill(
         &mut self,
         view: &MemoryView,
@@ -93,6 +96,19 @@ impl IoVecs {
             pieces.clear();
         }
         filled
+    }
+
+    /// Replaces the contents by one range, if it is inside one region. Otherwise returns false, and the value is
+    /// unchanged: [`IoVecs::fill`] splits the range, or says why it cannot.
+    #[inline]
+    pub fn fill_one(&mut self, view: &MemoryView, range: GuestRange) -> bool {
+        let Some(pieces) = &mut self.pieces else { return false };
+        let (Some(host), Some(piece)) = (view.host_of(range), pieces.vecs.first_mut()) else { return false };
+        *piece = libc::iovec { iov_base: host.as_ptr().cast(), iov_len: range.len_bytes as usize };
+        pieces.hold(view.memory());
+        (pieces.count, pieces.first, pieces.cut) = (1, 0, 0);
+        pieces.remaining_bytes = u64::from(range.len_bytes);
+        true
     }
 
     /// Drops the buffers; keeps the reference to the memory for the next request.
@@ -115,9 +131,10 @@ impl IoVecs {
     #[must_use]
     pub fn take_rest(&mut self) -> Self {
         let Some(pieces) = &mut self.pieces else { return Self::default() };
-        let vecs = pieces.vecs.get(pieces.first..).unwrap_or_default().to_vec();
+        let vecs: Box<[_]> = pieces.vecs[pieces.first..pieces.count].into();
         let rest = Pieces {
             memory: pieces.memory.clone(),
+            count: vecs.len(),
             first: 0,
             cut: 0,
             remaining_bytes: pieces.remaining_bytes,
@@ -175,7 +192,7 @@ impl IoVecs {
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> &[libc::iovec] {
-        self.pieces.as_ref().map_or(&[], |pieces| &pieces.vecs[pieces.first..])
+        self.pieces.as_ref().map_or(&[], |pieces| &pieces.vecs[pieces.first..pieces.count])
     }
 
     /// Whether every remaining piece starts at a multiple of `memory_bytes` and has a length that is a
@@ -203,11 +220,19 @@ impl IoVecs {
     /// Records a store into all the buffers, completed or not, because the kernel (or another writer) filled
     /// them or started to. `memory` decides where it is recorded: it is the buffers' own memory, or a later
     /// one that still has their regions.
+    #[inline]
     pub fn note_filled(&self, memory: &GuestMemory) {
-        let Some(pieces) = self.pieces.as_ref().filter(|_| memory.logs_stores()) else { return };
+        if memory.logs_stores() {
+            self.log_filled(memory);
+        }
+    }
+
+    #[cold]
+    fn log_filled(&self, memory: &GuestMemory) {
+        let Some(pieces) = &self.pieces else { return };
         // Most buffers are in the same region as the previous one.
         let mut last = None;
-        for (at, piece) in pieces.vecs.iter().enumerate() {
+        for (at, piece) in pieces.vecs[..pieces.count].iter().enumerate() {
             let cut = if at == pieces.first { pieces.cut } else { 0 };
             let host = piece.iov_base as usize - cut;
             let mut regions = last.into_iter().chain(memory.regions());
@@ -249,29 +274,40 @@ impl IoVecs {
 }
 
 impl Pieces {
-    #[inline]
     fn fill(
         &mut self,
         view: &MemoryView,
         ranges: impl IntoIterator<Item = GuestRange>,
     ) -> Result<(), FillError> {
-        let capacity = self.vecs.capacity();
-        let mut full = false;
         for range in ranges {
-            view.for_each_part(range, |host, part_bytes| {
-                full |= self.vecs.len() == capacity;
-                if !full {
-                    #[allow(clippy::cast_possible_truncation)] // a part fits the mapping, hence `usize`
-                    let iov_len = part_bytes as usize;
-                    self.vecs.push(libc::iovec { iov_base: host.as_ptr().cast(), iov_len });
-                    self.remaining_bytes += part_bytes;
+            match (view.host_of(range), self.vecs.get_mut(self.count)) {
+                (Some(host), Some(next)) => {
+                    let iov_len = range.len_bytes as usize;
+                    *next = libc::iovec { iov_base: host.as_ptr().cast(), iov_len };
+                    self.count += 1;
+                    self.remaining_bytes += u64::from(range.len_bytes);
                 }
-            })?;
-            if full {
-                return Err(FillError::Full { capacity });
+                _ => self.fill_parts(view, range)?,
             }
         }
         Ok(())
+    }
+
+    /// Slow path: the range crosses regions, is not fully mapped, or is one too many.
+    #[cold]
+    fn fill_parts(&mut self, view: &MemoryView, range: GuestRange) -> Result<(), FillError> {
+        let mut full = false;
+        view.for_each_part(range, |host, part_bytes| match self.vecs.get_mut(self.count) {
+            Some(next) => {
+                #[allow(clippy::cast_possible_truncation)] // a part fits the mapping, hence `usize`
+                let iov_len = part_bytes as usize;
+                *next = libc::iovec { iov_base: host.as_ptr().cast(), iov_len };
+                self.count += 1;
+                self.remaining_bytes += part_bytes;
+            }
+            None => full = true,
+        })?;
+        if full { Err(FillError::Full { capacity: self.vecs.len() }) } else { Ok(()) }
     }
 
     #[inline]
@@ -284,8 +320,7 @@ impl Pieces {
 
     #[inline]
     fn clear(&mut self) {
-        self.vecs.clear();
-        (self.first, self.cut) = (0, 0);
+        (self.count, self.first, self.cut) = (0, 0, 0);
         self.remaining_bytes = 0;
     }
 
@@ -294,11 +329,11 @@ impl Pieces {
     fn advance(&mut self, bytes: u64) {
         self.remaining_bytes -= bytes;
         if self.cut == 0 && self.remaining_bytes == 0 {
-            self.first = self.vecs.len();
+            self.first = self.count;
             return;
         }
         let mut left = bytes;
-        while let Some(piece) = self.vecs.get_mut(self.first) {
+        while let Some(piece) = self.vecs[..self.count].get_mut(self.first) {
             let piece_bytes = piece.iov_len as u64;
             if left < piece_bytes {
                 #[allow(clippy::cast_possible_truncation)] // less than `iov_len`

@@ -280,6 +280,7 @@ impl GuestMemory {
     }
 
     /// The region that may contain `addr`.
+    #[inline(never)]
     pub(crate) fn find(&self, addr: u64) -> Option<Span> {
         let after = self.regions.partition_point(|r| r.spec().guest_addr.raw_value() <= addr);
         Some(self.regions[after.checked_sub(1)?].span())
@@ -324,6 +325,15 @@ impl MemoryView {
     /// [`AccessError::Unmapped`].
     #[inline]
     pub fn check(&self, addr: u64, len_bytes: u64) -> Result<(), AccessError> {
+        match self.memory.host_at(addr, &self.small) {
+            Some((_, room_bytes)) if room_bytes >= len_bytes => Ok(()),
+            _ => self.check_parts(addr, len_bytes),
+        }
+    }
+
+    /// Slow path: the range crosses regions, or is not fully mapped.
+    #[cold]
+    fn check_parts(&self, addr: u64, len_bytes: u64) -> Result<(), AccessError> {
         self.memory.for_each_part(addr, len_bytes, &self.small, |_, _, _| ())
     }
 
@@ -340,6 +350,24 @@ impl MemoryView {
             }
             _ => self.read_parts(addr, out),
         }
+    }
+
+    /// The `N` little-endian words at `addr`, each read once. `None` if they are not aligned in one region:
+    /// [`MemoryView::read`] then copies them, or says why it cannot.
+    #[inline]
+    #[must_use]
+    pub fn words<const N: usize>(&self, addr: u64) -> Option<[u64; N]> {
+        let (host, room_bytes) = self.memory.host_at(addr, &self.small)?;
+        let words = host.cast::<u64>();
+        if room_bytes < (N * size_of::<u64>()) as u64 || !words.is_aligned() {
+            return None;
+        }
+        Some(std::array::from_fn(|at| {
+            // SAFETY: 1. the region has `N` words from `host` on, and `self.memory` keeps it mapped.
+            let word = unsafe { words.add(at) };
+            // SAFETY: 1. mapped, see above; 2. aligned, checked above; 3. volatile: read exactly once.
+            u64::from_le(unsafe { word.read_volatile() })
+        }))
     }
 
     /// Slow path: the range crosses regions, or is not fully mapped.
@@ -367,6 +395,21 @@ impl MemoryView {
         Ok(())
     }
 
+    /// Stores one byte at `addr` in guest memory.
+    ///
+    /// # Errors
+    /// [`AccessError::Unmapped`].
+    #[inline]
+    pub fn store_byte(&self, addr: u64, byte: u8) -> Result<(), AccessError> {
+        let unmapped = AccessError::Unmapped { addr, len_bytes: 1 };
+        let (host, _) = self.memory.host_at(addr, &self.small).ok_or(unmapped)?;
+        // SAFETY: 1. the region has at least this byte at `host`, and `self.memory` keeps it mapped; 2. volatile: the
+        // guest may read it at any time.
+        unsafe { host.write_volatile(byte) };
+        self.memory.note_store(addr, 1);
+        Ok(())
+    }
+
     /// Slow path: the range crosses regions, or is not fully mapped. Checks the whole range before it stores
     /// anything.
     #[cold]
@@ -380,8 +423,14 @@ impl MemoryView {
         })
     }
 
-    /// Splits `range` into host parts for the kernel.
+    /// The host address of a buffer for the kernel, if the range is inside one region.
     #[inline]
+    pub(crate) fn host_of(&self, range: GuestRange) -> Option<NonNull<u8>> {
+        let (host, room_bytes) = self.memory.host_at(range.addr, &self.data)?;
+        (room_bytes >= u64::from(range.len_bytes)).then_some(host)
+    }
+
+    /// Splits `range` into host parts for the kernel.
     pub(crate) fn for_each_part(
         &self,
         range: GuestRange,

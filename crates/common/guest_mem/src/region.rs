@@ -334,11 +334,13 @@ impl Span {
     #[inline]
     pub(crate) fn at(self, addr: u64) -> Option<(NonNull<u8>, u64)> {
         let offset_bytes = addr.wrapping_sub(self.guest_addr);
-        let room_bytes = self.size_bytes.checked_sub(offset_bytes).filter(|&room_bytes| room_bytes > 0)?;
+        if offset_bytes >= self.size_bytes {
+            return None;
+        }
         #[allow(clippy::cast_possible_truncation)] // `map` made sure that the size fits `usize`
         let offset = offset_bytes as usize;
         // SAFETY: 1. `offset < size_bytes`, and `base + size_bytes` is inside the mapping.
-        Some((unsafe { self.base.add(offset) }, room_bytes))
+        Some((unsafe { self.base.add(offset) }, self.size_bytes - offset_bytes))
     }
 }
 

@@ -86,12 +86,42 @@ impl<T: Shared> SharedSlice<T> {
         T::load(self.cell(index), order)
     }
 
+    /// The `N` values from `index` on, each loaded once; the next call may return others. `None` if the slice is
+    /// shorter.
+    #[inline]
+    #[must_use]
+    pub fn get_all<const N: usize>(&self, index: usize, order: Ordering) -> Option<[T; N]> {
+        let end = index.checked_add(N).filter(|&end| end <= self.len)?;
+        debug_assert!(index <= end);
+        Some(std::array::from_fn(|at| {
+            // SAFETY: 1. `new` was given `len` elements and `index + at < end <= len`.
+            let cell = unsafe { self.ptr.add(index + at) };
+            // SAFETY: as in `cell`.
+            T::load(unsafe { cell.as_ref() }, order)
+        }))
+    }
+
     /// Stores `value` at `index`.
     #[inline]
     pub fn store(&self, index: usize, value: T, order: Ordering) {
         value.store(self.cell(index), order);
         let size_bytes = size_of::<T>() as u64;
         self.memory.note_store(self.guest_addr.0 + index as u64 * size_bytes, size_bytes);
+    }
+
+    /// Stores `values` from `index` on, one after the other.
+    #[inline]
+    pub fn store_all<const N: usize>(&self, index: usize, values: [T; N], order: Ordering) {
+        let end = index.checked_add(N).filter(|&end| end <= self.len);
+        assert!(end.is_some(), "ring index is ours and must be in range");
+        for (at, value) in values.into_iter().enumerate() {
+            // SAFETY: 1. `new` was given `len` elements and `index + at < end <= len`.
+            let cell = unsafe { self.ptr.add(index + at) };
+            // SAFETY: as in `cell`.
+            value.store(unsafe { cell.as_ref() }, order);
+        }
+        let size_bytes = size_of::<T>() as u64;
+        self.memory.note_store(self.guest_addr.0 + index as u64 * size_bytes, N as u64 * size_bytes);
     }
 
     #[inline]

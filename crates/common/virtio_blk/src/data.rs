@@ -32,24 +32,23 @@ impl<'c> Data<'c> {
         Some((self, last.addr.saturating_add(u64::from(last.len_bytes - 1))))
     }
 
-    /// Copies the first bytes into `out` and advances past them. The caller asks for at most
-    /// [`Data::len_bytes`].
+    /// Takes the first two words, if they have a buffer of their own, as the header of nearly all requests. Otherwise
+    /// the data is unchanged: [`Data::take`] takes any bytes.
     #[inline]
-    pub(crate) fn take(&mut self, view: &MemoryView, out: &mut [u8]) -> Result<(), AccessError> {
-        match self.ranges.split_first() {
-            // The header has its own buffer, as in nearly all requests.
-            Some((first, rest)) if self.skip_bytes == 0 && first.len_bytes as usize == out.len() => {
-                view.read(first.addr, out)?;
-                self.ranges = rest;
-                self.len_bytes -= u64::from(first.len_bytes);
-                Ok(())
-            }
-            _ => self.take_parts(view, out),
+    pub(crate) fn take_words(&mut self, view: &MemoryView) -> Option<[u64; 2]> {
+        let (first, rest) = self.ranges.split_first()?;
+        if self.skip_bytes != 0 || first.len_bytes != 16 {
+            return None;
         }
+        let words = view.words(first.addr)?;
+        self.ranges = rest;
+        self.len_bytes -= 16;
+        Some(words)
     }
 
-    #[cold]
-    fn take_parts(&mut self, view: &MemoryView, out: &mut [u8]) -> Result<(), AccessError> {
+    /// Copies the first bytes into `out` and advances past them. The caller asks for at most
+    /// [`Data::len_bytes`].
+    pub(crate) fn take(&mut self, view: &MemoryView, out: &mut [u8]) -> Result<(), AccessError> {
         let mut filled = 0;
         for part in self.prefix(out.len() as u64).ranges() {
             let end = filled + part.len_bytes as usize;
@@ -92,6 +91,17 @@ impl<'c> Data<'c> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len_bytes == 0
+    }
+
+    /// The buffer, if there is exactly one, as in most requests.
+    #[inline]
+    #[must_use]
+    pub fn only_range(&self) -> Option<GuestRange> {
+        let [range] = self.ranges else { return None };
+        #[allow(clippy::cast_possible_truncation)] // at most the range's length
+        let len_bytes = self.len_bytes as u32;
+        // Saturating: see `DataRanges::next`.
+        Some(GuestRange { addr: range.addr.saturating_add(u64::from(self.skip_bytes)), len_bytes })
     }
 
     /// The buffers, in order; none is empty.
@@ -142,8 +152,8 @@ impl Iterator for DataRanges<'_> {
         }
         let range = self.ranges.next()?;
         let skip_bytes = std::mem::take(&mut self.skip_bytes);
-        let here_bytes = range.len_bytes - skip_bytes;
-        let len_bytes = u32::try_from(self.left_bytes).map_or(here_bytes, |left| left.min(here_bytes));
+        #[allow(clippy::cast_possible_truncation)] // at most the range's length
+        let len_bytes = self.left_bytes.min(u64::from(range.len_bytes - skip_bytes)) as u32;
         self.left_bytes -= u64::from(len_bytes);
         // The skipped bytes were read, so they are mapped. Saturating keeps an unmapped address unmapped in
         // any case.

@@ -51,7 +51,7 @@ impl ReplySlot {
     #[inline]
     #[must_use]
     pub fn write(&self, view: &MemoryView, status: Status, data_bytes: u64) -> u32 {
-        match view.store(self.status_addr, &[status as u8]) {
+        match view.store_byte(self.status_addr, status as u8) {
             // The field has 32 bits. A driver must not make longer chains (virtio 1.3 §2.7.5.2), and a length
             // that is too small is allowed.
             Ok(()) => u32::try_from(data_bytes.saturating_add(1)).unwrap_or(u32::MAX),

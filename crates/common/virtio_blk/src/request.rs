@@ -209,11 +209,22 @@ fn take_header(readable: &mut Data<'_>, view: &MemoryView) -> Result<(u32, u64),
     if readable_bytes < HEADER_BYTES as u64 {
         return Err(RequestFault::HeaderTooShort { readable_bytes, needed_bytes: HEADER_BYTES });
     }
+    let [kind, sector] = match readable.take_words(view) {
+        Some(words) => words,
+        None => copy_header(readable, view)?,
+    };
+    #[allow(clippy::cast_possible_truncation)] // the other half is reserved
+    Ok((kind as u32, sector))
+}
+
+/// Slow path: the header is not aligned, or is spread over several buffers or regions.
+#[cold]
+fn copy_header(readable: &mut Data<'_>, view: &MemoryView) -> Result<[u64; 2], RequestFault> {
     let mut header = [0; HEADER_BYTES];
     readable.take(view, &mut header).map_err(RequestFault::Header)?;
     let header = u128::from_le_bytes(header);
-    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
-    Ok((header as u32, (header >> 64) as u64))
+    #[allow(clippy::cast_possible_truncation)] // takes the words apart
+    Ok([header as u64, (header >> 64) as u64])
 }
 
 #[inline]

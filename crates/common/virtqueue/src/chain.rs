@@ -63,20 +63,21 @@ pub struct Used {
 /// The buffers of one request.
 #[derive(Debug)]
 pub struct Chain {
+    /// Only the first `count` belong to the request.
     ranges: Vec<GuestRange>,
-    /// How many of `ranges` are device-readable.
+    count: usize,
+    /// How many of them are device-readable.
     readable: usize,
     readable_bytes: u64,
     writable_bytes: u64,
-    seen_writable: bool,
 }
 
 impl Chain {
     /// Room for the longest chain of a queue with `queue_size` entries.
     #[must_use]
     pub fn with_capacity(queue_size: u16) -> Self {
-        let ranges = Vec::with_capacity(usize::from(queue_size));
-        Self { ranges, readable: 0, readable_bytes: 0, writable_bytes: 0, seen_writable: false }
+        let ranges = vec![GuestRange::default(); usize::from(queue_size)];
+        Self { ranges, count: 0, readable: 0, readable_bytes: 0, writable_bytes: 0 }
     }
 
     /// Device-readable buffers, in order; none is empty.
@@ -90,7 +91,14 @@ impl Chain {
     #[inline]
     #[must_use]
     pub fn writable(&self) -> &[GuestRange] {
-        &self.ranges[self.readable..]
+        &self.ranges[self.readable..self.count]
+    }
+
+    /// Number of buffers.
+    #[inline]
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
     }
 
     /// Total bytes of [`Chain::readable`].
@@ -110,45 +118,115 @@ impl Chain {
     /// Forgets the buffers.
     #[inline]
     pub fn clear(&mut self) {
-        self.ranges.clear();
-        (self.readable, self.readable_bytes, self.writable_bytes) = (0, 0, 0);
-        self.seen_writable = false;
+        (self.count, self.readable) = (0, 0);
+        (self.readable_bytes, self.writable_bytes) = (0, 0);
     }
 
-    /// Appends a device-readable buffer; for callers that build chains without a ring.
+    /// Fills the chain if it is like most: all buffers are in one table and in order, and none is empty. Otherwise
+    /// returns false, and the caller reads the chain again with a [`Walk`], which finds the fault if there is one.
+    ///
+    /// `read` returns the words of the descriptor with this index, or `None` if the table has none. The first one has
+    /// index `index`.
+    #[inline(always)] // the closure reads fields that then stay in registers
+    pub(crate) fn read_plain(
+        &mut self,
+        mut index: u16,
+        mut read: impl FnMut(u16) -> Option<[u64; 2]>,
+    ) -> bool {
+        self.clear();
+        let (mut count, mut bytes) = (0, 0);
+        let mut readable = None;
+        for slot in &mut self.ranges {
+            let Some([addr, meta]) = read(index) else { return false };
+            let Descriptor { range, flags, next } = Descriptor::from_words(addr, meta);
+            if range.len_bytes == 0 || flags & INDIRECT != 0 {
+                return false;
+            }
+            match readable {
+                None if flags & WRITE != 0 => readable = Some((count, bytes)),
+                Some(_) if flags & WRITE == 0 => return false,
+                _ => (),
+            }
+            *slot = range;
+            count += 1;
+            bytes += u64::from(range.len_bytes);
+            if flags & NEXT == 0 {
+                let (readable, readable_bytes) = readable.unwrap_or((count, bytes));
+                (self.count, self.readable) = (count, readable);
+                (self.readable_bytes, self.writable_bytes) = (readable_bytes, bytes - readable_bytes);
+                return true;
+            }
+            index = next;
+        }
+        false
+    }
+
+    /// Replaces the buffers, for callers that build chains without a ring. Drops empty buffers.
+    pub fn set(&mut self, readable: &[GuestRange], writable: &[GuestRange]) {
+        let mut walk = Walk::start(self);
+        let descriptor = |range, flags| Descriptor { range, flags, next: 0 };
+        readable.iter().for_each(|&range| walk.push(&descriptor(range, 0)));
+        writable.iter().for_each(|&range| walk.push(&descriptor(range, WRITE)));
+        let in_order = walk.finish();
+        debug_assert!(in_order.is_ok(), "the writable buffers come last");
+    }
+}
+
+/// A chain that is being read from a ring. The chain is empty until [`Walk::finish`].
+pub(crate) struct Walk<'c> {
+    chain: &'c mut Chain,
+    count: usize,
+    readable: usize,
+    readable_bytes: u64,
+    writable_bytes: u64,
+    seen_writable: bool,
+    in_order: bool,
+}
+
+impl<'c> Walk<'c> {
+    pub fn start(chain: &'c mut Chain) -> Self {
+        chain.clear();
+        Self {
+            chain,
+            count: 0,
+            readable: 0,
+            readable_bytes: 0,
+            writable_bytes: 0,
+            seen_writable: false,
+            in_order: true,
+        }
+    }
+
+    /// Appends a buffer, unless it is empty, or readable after a writable one.
+    pub fn push(&mut self, descriptor: &Descriptor) {
+        let bytes = u64::from(descriptor.range.len_bytes);
+        if descriptor.has(WRITE) {
+            self.seen_writable = true;
+            self.writable_bytes += bytes;
+        } else if self.seen_writable {
+            self.in_order = false;
+            return;
+        } else {
+            self.readable += usize::from(bytes != 0);
+            self.readable_bytes += bytes;
+        }
+        if bytes != 0 {
+            match self.chain.ranges.get_mut(self.count) {
+                Some(next) => *next = descriptor.range,
+                None => self.chain.ranges.push(descriptor.range),
+            }
+            self.count += 1;
+        }
+    }
+
+    /// Fills the chain. With a readable buffer after a writable one, the chain has the others.
     ///
     /// # Errors
     /// [`ChainFault::ReadableAfterWritable`].
-    #[inline]
-    pub fn push_readable(&mut self, range: GuestRange) -> Result<(), ChainFault> {
-        if self.seen_writable {
-            return Err(ChainFault::ReadableAfterWritable);
-        }
-        if range.len_bytes != 0 {
-            self.ranges.push(range);
-            self.readable += 1;
-            self.readable_bytes += u64::from(range.len_bytes);
-        }
-        Ok(())
-    }
-
-    /// Appends a device-writable buffer.
-    #[inline]
-    pub fn push_writable(&mut self, range: GuestRange) {
-        self.seen_writable = true;
-        if range.len_bytes != 0 {
-            self.ranges.push(range);
-            self.writable_bytes += u64::from(range.len_bytes);
-        }
-    }
-
-    #[inline]
-    pub(crate) fn push(&mut self, descriptor: Descriptor) -> Result<(), ChainFault> {
-        if descriptor.has(WRITE) {
-            self.push_writable(descriptor.range);
-            Ok(())
-        } else {
-            self.push_readable(descriptor.range)
-        }
+    pub fn finish(self) -> Result<(), ChainFault> {
+        let Self { chain, count, readable, readable_bytes, writable_bytes, .. } = self;
+        (chain.count, chain.readable) = (count, readable);
+        (chain.readable_bytes, chain.writable_bytes) = (readable_bytes, writable_bytes);
+        if self.in_order { Ok(()) } else { Err(ChainFault::ReadableAfterWritable) }
     }
 }

@@ -113,7 +113,13 @@ impl Row {
     }
 }
 
-impl Table<'_> {
+impl<'t> Table<'t> {
+    /// The row and the index of the table's first word, unless the table must be copied.
+    #[inline]
+    pub fn as_words(&self) -> Option<(&'t SharedSlice<u64>, usize)> {
+        if let Self::Words(words, first) = *self { Some((words, first)) } else { None }
+    }
+
     /// The two words of descriptor `index`, which must be inside the table; each word is read once.
     #[inline]
     pub fn words(&self, index: u16) -> Result<(u64, u64), AccessError> {

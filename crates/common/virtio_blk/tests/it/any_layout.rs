@@ -44,8 +44,7 @@ fn cut(addr: u64, len_bytes: u32, cuts: &[u32]) -> Vec<GuestRange> {
 
 fn chain(readable: &[GuestRange], writable: &[GuestRange]) -> Chain {
     let mut chain = Chain::with_capacity(64);
-    readable.iter().for_each(|&range| chain.push_readable(range).unwrap());
-    writable.iter().for_each(|&range| chain.push_writable(range));
+    chain.set(readable, writable);
     chain
 }
 

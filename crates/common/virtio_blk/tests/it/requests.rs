@@ -37,8 +37,7 @@ fn range(addr: u64, len_bytes: u32) -> GuestRange {
 
 fn chain(readable: &[GuestRange], writable: &[GuestRange]) -> Chain {
     let mut chain = Chain::with_capacity(16);
-    readable.iter().for_each(|&range| chain.push_readable(range).unwrap());
-    writable.iter().for_each(|&range| chain.push_writable(range));
+    chain.set(readable, writable);
     chain
 }
 

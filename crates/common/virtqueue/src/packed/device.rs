@@ -22,7 +22,7 @@ use super::log::PackedLog;
 use super::recovery::{self, Recovered, Redo, RedoChain};
 use super::resume::{self, Opened};
 use super::ring::{Meta, Ring};
-use crate::chain::{Chain, Descriptor, INDIRECT, NEXT, WRITE};
+use crate::chain::{Chain, Descriptor, INDIRECT, NEXT, WRITE, Walk};
 use crate::fault::{ChainFault, IndirectFault, PopError, RingFault};
 use crate::log::{LogArea, Recovery};
 use crate::notify::Undecided;
@@ -38,6 +38,9 @@ struct Held {
     /// Head entry in the log, if there is a log.
     head: u16,
 }
+
+/// A chain taken from the ring: its size, its id, and any fault in its buffers.
+type Taken = (Held, u16, Result<(), ChainFault>);
 
 /// One packed queue as a device sees it.
 #[derive(Debug)]
@@ -250,7 +253,7 @@ impl DeviceQueue {
         if self.redo.is_some()
             && let Some((id, walked)) = self.pop_again(chain)
         {
-            return finish_pop(id, walked, chain);
+            return finish_pop(id, walked);
         }
         let slot = self.next_avail.slot();
         // Acquire: pairs with the driver's release of the first descriptor's flags, which follows the stores
@@ -259,7 +262,6 @@ impl DeviceQueue {
         if !self.next_avail.is_available(first.flags()) {
             return Ok(None);
         }
-        chain.clear();
         let (held, id, walked) = self.walk(first, chain)?;
         self.held[usize::from(id)] = held;
         self.room -= held.count;
@@ -268,7 +270,7 @@ impl DeviceQueue {
         if !self.kicks_disabled {
             self.say_farewell(); // a position stored with nothing in flight is no longer true
         }
-        finish_pop(id, walked, chain)
+        finish_pop(id, walked)
     }
 
     /// The next chain that the previous device had in flight. It comes from the log, because the ring may no
@@ -291,7 +293,7 @@ impl DeviceQueue {
             _ if descriptors.iter().any(|(_, meta)| meta.flags() & INDIRECT != 0) => {
                 Err(IndirectFault::Mixed.into())
             }
-            _ => push_all(descriptors, chain),
+            _ => push_all(descriptors, Walk::start(chain)),
         };
         Some((again.id, walked))
     }
@@ -305,14 +307,9 @@ impl DeviceQueue {
         }
     }
 
-    /// Takes the chain, and records it in the log too. Returns the chain's size, its id, and any fault in its
-    /// buffers.
+    /// Takes the chain, and records it in the log too.
     #[inline]
-    fn walk(
-        &mut self,
-        first: Meta,
-        chain: &mut Chain,
-    ) -> Result<(Held, u16, Result<(), ChainFault>), RingFault> {
+    fn walk(&mut self, first: Meta, chain: &mut Chain) -> Result<Taken, RingFault> {
         let mut at = self.next_avail;
         let room = match &mut self.log {
             None => self.room,
@@ -329,10 +326,13 @@ impl DeviceQueue {
             let walked = self.walk_table(&first.at(addr), chain);
             return Ok((Held { count: 1, head }, id, walked));
         }
+        if let Some(taken) = self.walk_plain(first, room, chain)? {
+            return Ok(taken);
+        }
         if let Some(log) = &mut self.log {
             log.begin();
         }
-        let (mut meta, mut only_direct, mut in_order) = (first, true, true);
+        let (mut meta, mut only_direct, mut walk) = (first, true, Walk::start(chain));
         for count in 1..=room {
             let addr = self.ring.addr(at.slot());
             self.note(addr, meta);
@@ -340,15 +340,11 @@ impl DeviceQueue {
             if descriptor.has(INDIRECT) {
                 only_direct = false;
             } else {
-                in_order &= chain.push(descriptor).is_ok();
+                walk.push(&descriptor);
             }
             if !descriptor.has(NEXT) {
                 // Even an unusable chain is walked to its end, because only its last descriptor holds the id.
-                let walked = match (only_direct, in_order) {
-                    (true, true) => Ok(()),
-                    (true, false) => Err(ChainFault::ReadableAfterWritable),
-                    (false, _) => Err(IndirectFault::Mixed.into()),
-                };
+                let walked = if only_direct { walk.finish() } else { Err(IndirectFault::Mixed.into()) };
                 self.check_id(meta.id())?;
                 let head = self.log.as_mut().map_or(0, |log| log.taken());
                 return Ok((Held { count, head }, meta.id(), walked));
@@ -360,6 +356,36 @@ impl DeviceQueue {
         Err(RingFault::EndlessChain { slot: self.next_avail.slot(), room })
     }
 
+    /// Takes a chain that [`Chain::read_plain`] can read, and records it in the log. `None`: the caller starts again.
+    #[inline]
+    fn walk_plain(&mut self, first: Meta, room: u16, chain: &mut Chain) -> Result<Option<Taken>, RingFault> {
+        let Self { ring, log, next_avail, .. } = self;
+        if let Some(log) = log {
+            log.begin();
+        }
+        let mut last = first;
+        let is_plain = chain.read_plain(0, |index| {
+            let slot = (index < room).then(|| next_avail.forward(index).slot())?;
+            let addr = ring.addr(slot);
+            if index > 0 {
+                // Relaxed: `pop` acquired the whole chain with its first descriptor.
+                last = ring.meta(slot, Relaxed);
+            }
+            if let Some(log) = log {
+                log.note(addr, last);
+            }
+            Some([addr, last.linked(last.flags(), index + 1)])
+        });
+        if !is_plain {
+            return Ok(None);
+        }
+        self.check_id(last.id())?;
+        let head = self.log.as_mut().map_or(0, |log| log.taken());
+        #[allow(clippy::cast_possible_truncation)] // at most `room`
+        let count = chain.count() as u16;
+        Ok(Some((Held { count, head }, last.id(), Ok(()))))
+    }
+
     /// Handles one descriptor of the chain being read.
     #[inline]
     fn note(&mut self, addr: u64, meta: Meta) {
@@ -369,16 +395,29 @@ impl DeviceQueue {
     }
 
     /// Reads all entries of a table in order; only their WRITE flag counts (virtio 1.3 §2.8.7).
-    #[inline]
     fn walk_table(&self, named_by: &Descriptor, chain: &mut Chain) -> Result<(), ChainFault> {
+        chain.clear();
         let entries = check_indirect(named_by, self.indirect_limit, self.features.indirect)?;
         let table = self.tables.open(named_by.range);
-        let mut in_order = true;
+        let plain = table.as_words().is_some_and(|(words, first)| {
+            chain.read_plain(0, |index| {
+                let in_table = (index < entries).then_some(first + 2 * usize::from(index))?;
+                let [addr, meta] = words.get_all(in_table, Relaxed)?;
+                let (meta, next) = (Meta::from_word(meta), index + 1);
+                let flags = meta.flags() & WRITE | if next < entries { NEXT } else { 0 };
+                Some([addr, meta.linked(flags, next)])
+            })
+        });
+        if plain {
+            return Ok(());
+        }
+        let mut walk = Walk::start(chain);
         for index in 0..entries {
             let (addr, meta) = table.words(index).map_err(IndirectFault::Unmapped)?;
-            in_order &= chain.push(Meta::from_word(meta).at(addr)).is_ok();
+            let descriptor = Meta::from_word(meta).at(addr);
+            walk.push(&descriptor);
         }
-        if in_order { Ok(()) } else { Err(ChainFault::ReadableAfterWritable) }
+        walk.finish()
     }
 
     /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it. Must not
@@ -507,27 +546,19 @@ impl DeviceQueue {
     }
 }
 
-/// Pushes all descriptors even after a fault: with buffers in the wrong order, all buffers are still known.
-fn push_all(descriptors: &[(u64, Meta)], chain: &mut Chain) -> Result<(), ChainFault> {
-    let mut in_order = Ok(());
+fn push_all(descriptors: &[(u64, Meta)], mut walk: Walk<'_>) -> Result<(), ChainFault> {
     for &(addr, meta) in descriptors {
-        let pushed = chain.push(meta.at(addr));
-        in_order = in_order.and(pushed);
+        let descriptor = meta.at(addr);
+        walk.push(&descriptor);
     }
-    in_order
+    walk.finish()
 }
 
 /// Turns a taken chain into the result of [`DeviceQueue::pop`].
 #[inline]
-fn finish_pop(id: u16, walked: Result<(), ChainFault>, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+fn finish_pop(id: u16, walked: Result<(), ChainFault>) -> Result<Option<u16>, PopError> {
     match walked {
         Ok(()) => Ok(Some(id)),
-        Err(fault) => {
-            // With buffers in the wrong order, all buffers are still known, and so is the status byte.
-            if fault != ChainFault::ReadableAfterWritable {
-                chain.clear();
-            }
-            Err(PopError::Chain { tag: id, fault })
-        }
+        Err(fault) => Err(PopError::Chain { tag: id, fault }),
     }
 }

@@ -63,6 +63,12 @@ impl Meta {
         (self.0 >> 48) as u16
     }
 
+    /// Length, flags and the index of the next descriptor, in the layout of a split ring's descriptor.
+    #[inline]
+    pub fn linked(self, flags: u16, next: u16) -> u64 {
+        u64::from(self.len_bytes()) | u64::from(flags) << 32 | u64::from(next) << 48
+    }
+
     /// The descriptor at `addr`; a packed one has no `next`.
     #[inline]
     pub fn at(self, addr: u64) -> Descriptor {

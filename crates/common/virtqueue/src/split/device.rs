@@ -18,7 +18,7 @@ use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts};
 use super::log::SplitLog;
 use super::used_ring::UsedRing;
 use crate::RingFeatures;
-use crate::chain::{Chain, Descriptor, INDIRECT, NEXT};
+use crate::chain::{Chain, Descriptor, INDIRECT, NEXT, Walk};
 use crate::fault::{ChainFault, IndirectFault, PopError, RingFault};
 use crate::layout::RingLayout;
 use crate::log::{LogArea, Recovery};
@@ -251,17 +251,39 @@ impl DeviceQueue {
 
     #[inline]
     fn walk_from(&mut self, head: u16, chain: &mut Chain) -> Result<Option<u16>, PopError> {
-        chain.clear();
+        let in_ring = |index| self.descriptors.get_all(2 * usize::from(index), Relaxed);
+        if chain.read_plain(head, in_ring) {
+            return Ok(Some(head));
+        }
         match self.walk(head, chain) {
             Ok(()) => Ok(Some(head)),
-            Err(fault) => {
-                // With buffers in the wrong order, all buffers are still known, and so is the status byte.
-                if fault != ChainFault::ReadableAfterWritable {
-                    chain.clear();
-                }
-                Err(PopError::Chain { tag: head, fault })
+            Err(fault) => Err(PopError::Chain { tag: head, fault }),
+        }
+    }
+
+    /// Reads a chain that is not plain in the ring: most have an indirect table.
+    fn walk(&self, head: u16, chain: &mut Chain) -> Result<(), ChainFault> {
+        let [addr, meta] = self.descriptor(head);
+        let named_by = Descriptor::from_words(addr, meta);
+        if named_by.has(INDIRECT) {
+            let entries = check_indirect(&named_by, self.indirect_limit, self.features.indirect)?;
+            let plain = self.tables.open(named_by.range).as_words().is_some_and(|(words, first)| {
+                chain.read_plain(0, |index| {
+                    let in_table = (index < entries).then_some(first + 2 * usize::from(index))?;
+                    words.get_all(in_table, Relaxed)
+                })
+            });
+            if plain {
+                return Ok(());
             }
         }
+        self.walk_any(head, chain)
+    }
+
+    #[inline]
+    fn descriptor(&self, index: u16) -> [u64; 2] {
+        let slot = 2 * usize::from(index);
+        [self.descriptors.load(slot, Relaxed), self.descriptors.load(slot + 1, Relaxed)]
     }
 
     /// Reads `avail.idx`; returns whether a chain is available.
@@ -275,20 +297,19 @@ impl DeviceQueue {
         Ok(count != 0)
     }
 
-    #[inline]
-    fn walk(&self, head: u16, chain: &mut Chain) -> Result<(), ChainFault> {
+    /// Reads any chain.
+    fn walk_any(&self, head: u16, chain: &mut Chain) -> Result<(), ChainFault> {
         let limit = self.layout.queue_size;
-        let (mut index, mut in_order) = (head, Ok(()));
+        let (mut index, mut walk) = (head, Walk::start(chain));
         for taken in 0..limit {
-            let slot = 2 * usize::from(index);
-            let meta = self.descriptors.load(slot + 1, Relaxed);
-            let descriptor = Descriptor::from_words(self.descriptors.load(slot, Relaxed), meta);
+            let [addr, meta] = self.descriptor(index);
+            let descriptor = Descriptor::from_words(addr, meta);
             if descriptor.has(INDIRECT) {
-                return self.walk_indirect(&descriptor, self.indirect_limit - taken, chain).and(in_order);
+                return self.walk_indirect(&descriptor, self.indirect_limit - taken, walk);
             }
-            in_order = in_order.and(chain.push(descriptor));
+            walk.push(&descriptor);
             if !descriptor.has(NEXT) {
-                return in_order;
+                return walk.finish();
             }
             index = descriptor.next;
             if index >= limit {
@@ -299,20 +320,19 @@ impl DeviceQueue {
     }
 
     /// `room`: how many descriptors the chain may still have.
-    #[inline]
-    fn walk_indirect(&self, named_by: &Descriptor, room: u16, chain: &mut Chain) -> Result<(), ChainFault> {
+    fn walk_indirect(&self, named_by: &Descriptor, room: u16, mut walk: Walk<'_>) -> Result<(), ChainFault> {
         let table_entries = check_indirect(named_by, self.indirect_limit, self.features.indirect)?;
         let table = self.tables.open(named_by.range);
-        let (mut index, mut in_order) = (0, Ok(()));
+        let mut index = 0;
         for _ in 0..room {
             let (addr, meta) = table.words(index).map_err(IndirectFault::Unmapped)?;
             let descriptor = Descriptor::from_words(addr, meta);
             if descriptor.has(INDIRECT) {
                 return Err(IndirectFault::Nested.into());
             }
-            in_order = in_order.and(chain.push(descriptor));
+            walk.push(&descriptor);
             if !descriptor.has(NEXT) {
-                return in_order;
+                return walk.finish();
             }
             index = descriptor.next;
             if index >= table_entries {
@@ -338,7 +358,7 @@ impl DeviceQueue {
     /// Stores one completed chain; the driver sees it after the next [`DeviceQueue::publish`].
     ///
     /// `written_bytes`: bytes stored from the start of the chain's device-writable part; 0 if unknown.
-    #[inline]
+    #[inline(always)] // the compiler would make it a call for each request
     pub fn push_used(&mut self, tag: u16, written_bytes: u32) {
         self.used.push(tag, written_bytes);
         if let Some(log) = &mut self.log {

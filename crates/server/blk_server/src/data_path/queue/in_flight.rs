@@ -239,7 +239,7 @@ mod tests {
         let region = Region::from_memfd(GuestAddress(0), 4096).expect("memory");
         let view = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region")));
         let mut chain = Chain::with_capacity(1);
-        chain.push_writable(GuestRange { addr: 0, len_bytes: 1 });
+        chain.set(&[], &[GuestRange { addr: 0, len_bytes: 1 }]);
         virtio_blk::reply_slot(&chain, &view).expect("a status byte")
     }
 
