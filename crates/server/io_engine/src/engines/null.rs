@@ -3,7 +3,6 @@
 //! It makes no system call while ops are in flight, except for occasional checks of the watched fds in `reap`, which
 //! let a worker that never sleeps see kicks. Reads leave the buffers unchanged.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -20,7 +19,8 @@ const LOOK_EVERY: u32 = 256;
 #[derive(Debug)]
 pub struct NullEngine {
     depth: usize,
-    done: VecDeque<Completion>,
+    /// Completions that `reap` passes on as they are.
+    done: Vec<Event>,
     watcher: EpollWatcher,
     files: Vec<Option<FileSpec>>,
     reaps: u32,
@@ -34,7 +34,7 @@ impl NullEngine {
     pub fn new(config: &EngineConfig) -> io::Result<Self> {
         let depth = config.depth as usize;
         let watcher = EpollWatcher::new()?;
-        Ok(Self { depth, done: VecDeque::with_capacity(depth), watcher, files: Vec::new(), reaps: 0 })
+        Ok(Self { depth, done: Vec::with_capacity(depth), watcher, files: Vec::new(), reaps: 0 })
     }
 }
 
@@ -56,7 +56,7 @@ impl Engine for NullEngine {
         let Op { token, kind, buffers, .. } = op;
         let stored_bytes = if let OpKind::Read { range } = kind { range.len_bytes() } else { 0 };
         let (result, sync_failed) = (Ok(()), false);
-        self.done.push_back(Completion { token, result, sync_failed, stored_bytes, buffers });
+        self.done.push(Event::Completed(Completion { token, result, sync_failed, stored_bytes, buffers }));
         Ok(())
     }
 
@@ -93,7 +93,11 @@ impl Engine for NullEngine {
 
     #[inline]
     fn reap(&mut self, events: &mut Vec<Event>) {
-        events.extend(self.done.drain(..).map(Event::Completed));
+        if events.is_empty() {
+            std::mem::swap(events, &mut self.done);
+        } else {
+            events.append(&mut self.done);
+        }
         self.reaps = self.reaps.wrapping_add(1);
         if self.reaps.is_multiple_of(LOOK_EVERY) && !self.watcher.is_idle() {
             // If the error persists, `wait` reports it.

@@ -56,7 +56,7 @@ impl Queue {
     }
 
     #[cold]
-    pub(super) fn log_failed(&mut self, now: Instant, finished: &Finished, error: OpError) {
+    pub(super) fn log_failed(&mut self, now: Instant, finished: Finished, error: OpError) {
         if let Some(Allowed { suppressed }) = self.disk.host_log_allowed(now) {
             let RequestInfo { kind, sector, bytes, .. } = finished.info;
             let (disk, queue, offset) = (self.disk.name(), self.index, finished.info.offset_bytes());

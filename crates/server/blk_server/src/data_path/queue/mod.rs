@@ -182,7 +182,7 @@ impl Queue {
         self.waits_for_room = false;
         let mut taken = if self.has_retries() { self.retry_parked(context) } else { 0 };
         while taken < BATCH && !context.budget.is_spent() && self.takes_requests() {
-            if context.engine.room_of(self.file) < MAX_OPS {
+            if context.room < MAX_OPS {
                 self.waits_for_room = true;
                 context.budget.end(); // the disk's other queues share the room
                 break;
@@ -191,7 +191,7 @@ impl Queue {
             match self.ring.pop(&mut self.chain) {
                 Ok(None) => break,
                 Ok(Some(tag)) => {
-                    context.budget.take(self.chain.readable().len() + self.chain.writable().len());
+                    context.budget.take(self.chain.count());
                     if !self.start_request(tag, context) {
                         break;
                     }
@@ -235,7 +235,7 @@ impl Queue {
         };
         let reply = parsed.reply;
         let token = u64::from(self.id) << 16 | u64::from(tag);
-        let mut starter = Starter {
+        let starter = Starter {
             disk: &self.disk,
             view: &self.view,
             in_flight: &mut self.in_flight,
@@ -297,11 +297,11 @@ impl Queue {
             completion.buffers.note_filled(self.view.memory());
         }
         let status = match finished.failed {
-            Some(error) if self.should_park(&finished, error) => {
-                return self.park(tag, &finished, error, &mut completion.buffers, now);
+            Some(error) if self.should_park(finished, error) => {
+                return self.park(tag, finished, error, &mut completion.buffers, now);
             }
             Some(error) => {
-                self.log_failed(now, &finished, error);
+                self.log_failed(now, finished, error);
                 Status::IoErr
             }
             None => self.succeeded(&finished.info),

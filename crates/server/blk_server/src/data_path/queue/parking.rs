@@ -28,7 +28,7 @@ use crate::data_path::queue::queue_start::Ending;
 impl Queue {
     /// Whether to park the request instead of reporting the error.
     #[cold]
-    pub(super) fn should_park(&self, finished: &Finished, error: OpError) -> bool {
+    pub(super) fn should_park(&self, finished: Finished, error: OpError) -> bool {
         let RequestInfo { kind, .. } = finished.info;
         let wanted = self.parked.policy().is_some_and(|policy| policy.wants(error));
         // No retry restores the data that a failed sync lost. Without the guest's memory there is no data to write.
@@ -41,16 +41,16 @@ impl Queue {
     pub(super) fn park(
         &mut self,
         tag: u16,
-        finished: &Finished,
+        finished: Finished,
         error: OpError,
         rest: &mut IoVecs,
         now: Instant,
     ) {
         let is_first = finished.tries == 0;
-        self.in_flight.park(tag, finished, now);
+        self.in_flight.park(tag, &finished, now);
         self.parked.push(ParkedRequest { tag, buffers: rest.take_rest() }, is_first, now);
         if is_first {
-            self.log_parked(now, finished, error);
+            self.log_parked(now, &finished, error);
         }
     }
 
@@ -124,7 +124,7 @@ impl Queue {
     pub(super) fn retry_parked(&mut self, context: &mut SubmitContext<'_>) -> usize {
         let mut tried = 0;
         while self.has_retries() && tried < BATCH && !context.budget.is_spent() {
-            if context.engine.room_of(self.file) < MAX_OPS {
+            if context.room < MAX_OPS {
                 self.waits_for_room = true;
                 break;
             }

@@ -43,14 +43,15 @@ pub(super) struct Starter<'q, 'w, 'l> {
 
 impl Starter<'_, '_, '_> {
     #[inline]
-    pub(super) fn start(&mut self, request: Request<'_>) -> Result<Outcome, Refusal> {
+    pub(super) fn start(mut self, request: Request<'_>) -> Result<Outcome, Refusal> {
         match request {
             Request::Read { sector, data } => self.read(sector, data),
             Request::Write { sector, data } => self.write(sector, data),
-            Request::Flush => self.flush(),
-            Request::GetId { data } => self.get_id(data),
-            Request::Discard { segments } => self.discard(&segments),
-            Request::WriteZeroes { segments } => self.write_zeroes(&segments),
+            // These are calls with a copy, so that the fields of reads and writes stay in registers.
+            Request::Flush => Starter { ..self }.flush(),
+            Request::GetId { data } => Starter { ..self }.get_id(data),
+            Request::Discard { segments } => Starter { ..self }.discard(segments),
+            Request::WriteZeroes { segments } => Starter { ..self }.write_zeroes(segments),
             Request::Unsupported { .. } => Ok(UNSUPPORTED),
         }
     }
@@ -100,7 +101,7 @@ impl Starter<'_, '_, '_> {
         if info.bytes == 0 {
             return Ok(NOTHING_TO_DO);
         }
-        let buffers = match self.context.pool.fill(self.file, self.view, data.ranges()) {
+        let buffers = match self.context.pool.fill(self.file, self.view, data) {
             Ok(buffers) => buffers,
             Err(NoBuffers::Exhausted) => return Ok(Outcome::Later),
             Err(NoBuffers::Refused(why)) => return Err(why.into()),
@@ -111,7 +112,7 @@ impl Starter<'_, '_, '_> {
 
     /// Restarts a parked request. `buffers`: the unfinished part of a read or write.
     #[cold]
-    pub(super) fn restart(&mut self, info: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
+    pub(super) fn restart(mut self, info: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
         match info.kind {
             RequestKind::Read => {
                 let info = RequestInfo { durability: RequestDurability::Done, ..info };
@@ -129,13 +130,13 @@ impl Starter<'_, '_, '_> {
     }
 
     fn restart_segments(
-        &mut self,
-        start: fn(&mut Self, &Segments) -> Result<Outcome, Refusal>,
+        self,
+        start: fn(Self, Segments<'_>) -> Result<Outcome, Refusal>,
     ) -> Result<Outcome, Refusal> {
         let Some(kept) = self.parked.segments(self.tag) else { return Ok(UNSUPPORTED) };
         let mut buffer = SegmentBuffer::default();
         buffer.keep(&kept);
-        start(self, &buffer.kept())
+        start(self, buffer.kept())
     }
 
     /// Checks the range again, because the image may have become shorter.
@@ -153,7 +154,8 @@ impl Starter<'_, '_, '_> {
         Ok(self.submit(info, op_kind(range, self.durability), buffers))
     }
 
-    fn flush(&mut self) -> Result<Outcome, Refusal> {
+    #[inline(never)]
+    fn flush(mut self) -> Result<Outcome, Refusal> {
         if self.disk.ignores_flushes() {
             return Ok(NOTHING_TO_DO);
         }
@@ -170,26 +172,29 @@ impl Starter<'_, '_, '_> {
     }
 
     /// Stores up to 20 bytes, or fewer if the driver has less room.
-    fn get_id(&self, data: Data<'_>) -> Result<Outcome, Refusal> {
+    #[inline(never)]
+    fn get_id(self, data: Data<'_>) -> Result<Outcome, Refusal> {
         let stored_bytes = u64::from(data.store(self.view, self.disk.serial())?);
         Ok(Outcome::Finished { status: Status::Ok, stored_bytes })
     }
 
-    fn discard(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
+    #[inline(never)]
+    fn discard(mut self, segments: Segments<'_>) -> Result<Outcome, Refusal> {
         let durability = self.check_writable(RequestKind::Discard)?;
         let Some(limits) = self.disk.image().discard_limits() else { return Ok(UNSUPPORTED) };
         let op_kind = |range, _: &Segment, durability| OpKind::Discard { range, durability };
-        self.segments((RequestKind::Discard, durability), segments, limits.max_sectors, op_kind)
+        self.segments((RequestKind::Discard, durability), &segments, limits.max_sectors, op_kind)
     }
 
-    fn write_zeroes(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
+    #[inline(never)]
+    fn write_zeroes(mut self, segments: Segments<'_>) -> Result<Outcome, Refusal> {
         let durability = self.check_writable(RequestKind::WriteZeroes)?;
         let Some(limits) = self.disk.image().write_zeroes_limits() else { return Ok(UNSUPPORTED) };
         let op_kind = |range, segment: &Segment, durability| {
             let unmap = if segment.unmap && limits.may_unmap { Unmap::Allowed } else { Unmap::Forbidden };
             OpKind::WriteZeroes { range, unmap, durability }
         };
-        self.segments((RequestKind::WriteZeroes, durability), segments, limits.max_sectors, op_kind)
+        self.segments((RequestKind::WriteZeroes, durability), &segments, limits.max_sectors, op_kind)
     }
 
     /// Checks all segments before it starts the first one.
@@ -236,6 +241,7 @@ impl Starter<'_, '_, '_> {
     #[inline]
     fn push(&mut self, kind: OpKind, buffers: IoVecs) {
         let op = Op { token: self.token, file: self.file, kind, buffers };
+        self.context.room -= 1;
         let pushed = self.context.engine.push(op);
         assert!(pushed.is_ok(), "`take_requests` made sure that the engine has room");
     }

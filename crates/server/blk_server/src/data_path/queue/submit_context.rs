@@ -14,6 +14,8 @@ const _: () = assert!(MAX_OPS <= LEAST_SHARE, "a disk's share is enough for any 
 /// What a queue borrows from its worker for one pass.
 pub(crate) struct SubmitContext<'w> {
     pub(crate) engine: &'w mut dyn Engine,
+    /// Ops of the queue that the engine still accepts in this pass.
+    pub(crate) room: usize,
     pub(crate) pool: &'w mut BufferPool,
     pub(crate) now: Instant,
     /// The budget left for all queues of the disk in this pass.

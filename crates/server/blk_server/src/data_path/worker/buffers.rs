@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use guest_mem::{FillError, GuestMemory, GuestRange, IoVecs, MemoryView};
 use io_engine::{FileId, LEAST_SHARE, Shares};
+use virtio_blk::Data;
 
 /// Pieces of a small description. Most requests have one to four.
 const SMALL_PIECES: usize = 8;
@@ -84,9 +85,24 @@ impl BufferPool {
         self.made += new;
     }
 
-    /// Describes `ranges` of `view` for a request of the disk `file`.
-    #[inline]
+    /// Describes `data` in `view` for a request of the disk `file`.
+    #[inline(always)] // the compiler would make it a call for each request
     pub(crate) fn fill(
+        &mut self,
+        file: FileId,
+        view: &MemoryView,
+        data: Data<'_>,
+    ) -> Result<IoVecs, NoBuffers> {
+        if let (Some(small), Some(range)) = (self.small.last_mut(), data.only_range())
+            && small.fill_one(view, range)
+        {
+            return self.small.pop().ok_or(NoBuffers::Exhausted);
+        }
+        self.fill_ranges(file, view, data.ranges())
+    }
+
+    #[inline(never)] // its code would take the registers of requests with one buffer
+    fn fill_ranges(
         &mut self,
         file: FileId,
         view: &MemoryView,
@@ -200,9 +216,9 @@ mod tests {
         let (mut pool, view, [hung, other]) = (BufferPool::new(1024), view(), files());
         [hung, other].into_iter().for_each(|file| pool.attach(file));
         pool.reserve(1024);
-        let kept: Vec<_> = (0..40).map_while(|_| pool.fill(hung, &view, nine_pieces()).ok()).collect();
+        let kept: Vec<_> = (0..40).map_while(|_| pool.fill_ranges(hung, &view, nine_pieces()).ok()).collect();
         assert_eq!(kept.len(), 24);
-        let others = (0..40).map_while(|_| pool.fill(other, &view, nine_pieces()).ok());
+        let others = (0..40).map_while(|_| pool.fill_ranges(other, &view, nine_pieces()).ok());
         assert_eq!(others.count(), 8);
     }
 
@@ -211,9 +227,9 @@ mod tests {
         let (mut pool, view, [hung, other]) = (BufferPool::new(1024), view(), files());
         pool.attach(hung);
         pool.reserve(1024);
-        let kept: Vec<_> = (0..40).map_while(|_| pool.fill(hung, &view, nine_pieces()).ok()).collect();
+        let kept: Vec<_> = (0..40).map_while(|_| pool.fill_ranges(hung, &view, nine_pieces()).ok()).collect();
         assert_eq!(kept.len(), 32);
         pool.attach(other);
-        assert!(pool.fill(other, &view, nine_pieces()).is_ok());
+        assert!(pool.fill_ranges(other, &view, nine_pieces()).is_ok());
     }
 }
