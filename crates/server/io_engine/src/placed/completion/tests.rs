@@ -395,8 +395,9 @@ fn file_that_the_engine_refuses_fails_its_ops_and_no_others() {
 fn more_workers_than_the_depth_has_shares_for_are_refused() {
     let bed = Bed::buffered();
     let placement = placement(io_uring(), "adaptive", None);
-    let workers: Vec<_> =
+    let mut workers: Vec<_> =
         (0..4).map(|number| Worker::start(placement.engine(number).unwrap(), number.into(), &bed)).collect();
+    workers.iter_mut().for_each(|worker| worker.engine.submit().unwrap());
     let error = placement.engine(4).unwrap().start().err().unwrap();
     assert_eq!(
         error.to_string(),
