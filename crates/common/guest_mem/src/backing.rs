@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxAttributes, StatxFlags, fcntl_ge
 /// `f_type` of hugetlbfs in `statfs(2)`; a memfd with `MFD_HUGETLB` reports it too.
 const HUGETLBFS: u64 = 0x9584_58f6;
 /// `f_type` of tmpfs, memfds and System V shared memory.
-const TMPFS: u64 = 0x0102_1994;
+pub(crate) const TMPFS: u64 = 0x0102_1994;
 const EXT4: u64 = 0xef53;
 const XFS: u64 = 0x5846_5342;
 

@@ -12,11 +12,11 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{Ordering, compiler_fence};
+use std::sync::atomic::{Ordering, compiler_fence, fence};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::backing::fs_type_and_page_bytes;
+use crate::backing::{TMPFS, fs_type_and_page_bytes};
 use crate::sigbus;
 
 /// The copies that a mapping permits.
@@ -35,9 +35,16 @@ pub struct FileMapping {
     len_bytes: usize,
     /// `len_bytes` rounded up to whole pages of the file.
     mapped_bytes: usize,
+    /// Of the file's mappings.
+    page_bytes: usize,
     access: MappingAccess,
+    /// The kernel says which pages the file has.
+    tells_pages: bool,
     guard: sigbus::Guard,
 }
+
+/// Limit of pages per call of `mincore`.
+const PAGES_AT_ONCE: usize = 32;
 
 // SAFETY: 1. `base` points to memory that only this value unmaps, in `drop`, on any thread; 2. bytes are
 // copied through it, never referred to.
@@ -50,7 +57,7 @@ impl FileMapping {
     /// [`io::ErrorKind::InvalidInput`] for a length of 0, or beyond the address space; otherwise the
     /// kernel's.
     pub fn of_file(file: impl AsFd, len_bytes: u64, access: MappingAccess) -> io::Result<Self> {
-        let (_, page_bytes) = fs_type_and_page_bytes(&file)?;
+        let (fs_type, page_bytes) = fs_type_and_page_bytes(&file)?;
         let in_pages =
             len_bytes.checked_next_multiple_of(page_bytes).and_then(|bytes| usize::try_from(bytes).ok());
         let in_pages = in_pages.filter(|&bytes| bytes > 0 && isize::try_from(bytes).is_ok());
@@ -58,8 +65,11 @@ impl FileMapping {
         let base = map(&file, mapped_bytes, access)?;
         let guard = sigbus::Guard::register(base.as_ptr().addr(), mapped_bytes);
         #[allow(clippy::cast_possible_truncation)] // not more than `mapped_bytes`
-        let len_bytes = len_bytes as usize;
-        Ok(Self { base, len_bytes, mapped_bytes, access, guard })
+        let (len_bytes, page_bytes) = (len_bytes as usize, page_bytes as usize);
+        // On other file systems mincore(2) tells only what is mapped, and a process that may not write the file learns
+        // nothing.
+        let tells_pages = fs_type == TMPFS && access == MappingAccess::ReadWrite;
+        Ok(Self { base, len_bytes, mapped_bytes, page_bytes, access, tells_pages, guard })
     }
 
     /// The requested length; the file may have become shorter or longer since.
@@ -85,6 +95,71 @@ impl FileMapping {
         // the copy.
         compiler_fence(Ordering::SeqCst);
         self.guard.is_poisoned()
+    }
+
+    /// Whether [`FileMapping::has_pages`] knows which pages the file has.
+    #[must_use]
+    pub fn tells_pages(&self) -> bool {
+        self.tells_pages
+    }
+
+    /// Whether the file has all its pages in this range, which starts at a multiple of the page size. A page that was
+    /// swapped out counts as missing. Pages beyond the end do not count.
+    #[must_use]
+    pub fn has_pages(&self, offset_bytes: u64, len_bytes: u64) -> bool {
+        let end_bytes = offset_bytes.saturating_add(len_bytes).min(self.mapped_bytes as u64);
+        let mut at = offset_bytes;
+        while at < end_bytes {
+            let mut present = [0_u8; PAGES_AT_ONCE];
+            #[allow(clippy::cast_possible_truncation)] // both inside the mapping
+            let (start, here_bytes) =
+                (at as usize, (end_bytes - at).min((PAGES_AT_ONCE * self.page_bytes) as u64) as usize);
+            let first = self.base.as_ptr().wrapping_add(start);
+            // SAFETY: 1. the range is inside the mapping, and the kernel only reads page tables; 2. the array has a byte
+            // for each of its pages.
+            let asked = unsafe { libc::mincore(first.cast(), here_bytes, present.as_mut_ptr()) };
+            let pages = here_bytes.div_ceil(self.page_bytes);
+            if asked != 0 || present[..pages].iter().any(|page| page & 1 == 0) {
+                return false;
+            }
+            at += here_bytes as u64;
+        }
+        true
+    }
+
+    /// Where the last page starts.
+    #[must_use]
+    pub fn last_page_bytes(&self) -> u64 {
+        (self.mapped_bytes - self.page_bytes) as u64
+    }
+
+    /// Accesses the last page. If the file has become shorter than that, the mapping is poisoned.
+    ///
+    /// The kernel removes the pages beyond a new end from all mappings before it clears the rest of the page that
+    /// contains the end. So bytes that were copied before this access, except from the last page, were copied before
+    /// anything was cleared.
+    #[inline]
+    pub fn touch_last_page(&self) {
+        // The copies' loads come first. Their stores have ended too when the kernel removes a page: it waits until no
+        // processor uses the old translation.
+        fence(Ordering::Acquire);
+        self.touch(self.mapped_bytes - self.page_bytes);
+    }
+
+    /// Accesses each page from `offset_bytes` to the end of the mapping.
+    pub fn touch_pages_from(&self, offset_bytes: u64) {
+        let first = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
+        (first..self.mapped_bytes).step_by(self.page_bytes).for_each(|at| self.touch(at));
+    }
+
+    #[inline]
+    fn touch(&self, at: usize) {
+        debug_assert!(at < self.mapped_bytes, "the caller stays inside the mapping");
+        // SAFETY: 1. inside the mapping.
+        let byte = unsafe { self.base.as_ptr().add(at) };
+        // SAFETY: 1. inside the mapping, and the handler replaces a missing page; 2. volatile: must happen although the
+        // value is not used.
+        unsafe { byte.read_volatile() };
     }
 
     /// The address of a byte, to prefetch it. For bytes outside the mapping, the address is meaningless.

@@ -124,10 +124,10 @@ fn help(choice: EngineChoice) -> &'static str {
         EngineChoice::Named(EngineKind::PosixAio) => "The C library's aio_read and aio_write",
         EngineChoice::Named(EngineKind::Threads) => "A pool of threads; works everywhere",
         EngineChoice::Named(EngineKind::Sync) => {
-            "Calls in the worker itself; the fastest safe engine for images in memory"
+            "Calls in the worker itself, which waits for the device if the image is not in memory"
         }
         EngineChoice::Named(EngineKind::Mmap) => {
-            "Copies from and to a mapping; only for images in memory (tmpfs) and DAX"
+            "Copies from and to a mapping, the fastest for images in memory (tmpfs); only for those and DAX"
         }
     }
 }

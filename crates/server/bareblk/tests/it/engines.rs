@@ -68,8 +68,8 @@ fn image_in_memory_is_served_in_the_worker_and_the_log_says_why() {
     let place = Place::new();
     let (_folder, image) = image_in_memory();
     let server = Server::start(place.serve(&image, "s"));
-    server.wait_logged("engine=sync");
-    assert_says(&server.log(), &["engine_because=", "in memory"]);
+    server.wait_logged("engine=mmap");
+    assert_says(&server.log(), &["engine_because=", "on tmpfs"]);
     stop(server);
 }
 

@@ -25,10 +25,10 @@ fn guest_finds_no_error_on_a_disk_of_any_engine() {
         on_disk(&["--engine", "sync", "--cache", "writeback"]),
         on_disk(&["--engine", "io_uring", "--sqpoll-ms", "20", "--iopoll"]),
         on_disk(&["--engine", "io_uring", "--pin-guest-memory", "--cache", "directsync"]),
+        in_memory(&["--engine", "sync"]),
         in_memory(&[]),
-        in_memory(&["--engine", "mmap"]),
     ];
-    disks[6].server().wait_logged("engine=sync");
+    disks[7].server().wait_logged("engine=mmap");
     let body = "
         for disk in a b c d e f g h; do
             DISK=/dev/vd$disk verified --bsrange=4k-128k --size=8m --numjobs=2 --offset_increment=8m --fsync=16

@@ -4,7 +4,8 @@
 //!
 //! | file | first choice | why |
 //! |---|---|---|
-//! | in memory (tmpfs, memfd) or DAX | `sync` | calls do not wait, so a direct call is fastest |
+//! | on tmpfs or a memfd, writable | `mmap` | a copy without a system call is fastest, and holes stay holes |
+//! | otherwise in memory, or on DAX | `sync` | calls do not wait, so a direct call is fastest |
 //! | anything else | `io_uring` | one system call per batch; data in the page cache completes inline |
 //! | `O_DIRECT`, io_uring unavailable | `linux-aio` | the kernel waits for the device |
 //! | both unavailable | `threads` | works everywhere |
@@ -164,6 +165,9 @@ fn candidates(storage: Option<Storage>) -> Vec<(EngineKind, &'static str)> {
     let in_memory = storage.as_ref().is_some_and(|storage| storage.ram_backed || storage.dax);
     let direct = storage.as_ref().is_some_and(|storage| storage.direct);
     let mut candidates = Vec::new();
+    if storage.as_ref().is_some_and(|storage| storage.tells_pages) {
+        candidates.push((EngineKind::Mmap, "the image is on tmpfs: it is copied without system calls"));
+    }
     if in_memory {
         candidates.push((EngineKind::Sync, "the image is in memory: there is nothing to wait for"));
     }
@@ -209,6 +213,7 @@ mod tests {
         Storage {
             direct,
             ram_backed,
+            tells_pages: false,
             dax: false,
             nowait_reads: false,
             nowait_writes: None,
@@ -222,7 +227,9 @@ mod tests {
 
     #[test]
     fn file_in_memory_is_served_in_the_worker_and_a_direct_one_falls_back_to_linux_aio() {
-        use EngineKind::{IoUring, LinuxAio, Sync, Threads};
+        use EngineKind::{IoUring, LinuxAio, Mmap, Sync, Threads};
+        let tmpfs = Storage { tells_pages: true, ..storage(false, true) };
+        assert_eq!(kinds(Some(tmpfs)), [Mmap, Sync, IoUring, Threads]);
         assert_eq!(kinds(Some(storage(false, true))), [Sync, IoUring, Threads]);
         assert_eq!(kinds(Some(storage(true, false))), [IoUring, LinuxAio, Threads]);
         assert_eq!(kinds(Some(storage(false, false))), [IoUring, Threads]);

@@ -11,7 +11,8 @@ use std::io;
 use std::io::IoSliceMut;
 
 use rustix::fs::{
-    AtFlags, FileType, OFlags, StatxAttributes, StatxFlags, fcntl_get_seals, fcntl_getfl, fstat, statx,
+    AtFlags, FileType, OFlags, StatxAttributes, StatxFlags, fcntl_get_seals, fcntl_getfl, fstat, fstatfs,
+    statx,
 };
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
@@ -19,6 +20,8 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 /// for `O_DIRECT`, and far enough below 2^63 to pass the kernel's check of offset and length.
 const BEHIND_ANY_END: u64 = 1 << 62;
 const SCRATCH_BYTES: usize = 4096;
+/// `f_type` of tmpfs and memfds (statfs(2)).
+const TMPFS: u64 = 0x0102_1994;
 
 /// Aligned for `O_DIRECT`.
 #[repr(align(4096))]
@@ -32,6 +35,8 @@ pub struct Storage {
     /// The page cache is the storage: tmpfs, a memfd, hugetlbfs. Calls wait for a device only if pages were swapped
     /// out.
     pub ram_backed: bool,
+    /// The file is on tmpfs and open for writing, so the kernel tells its holes from its pages (mincore(2)).
+    pub tells_pages: bool,
     /// The data is mapped directly from persistent memory, without page cache or device waits.
     pub dax: bool,
     /// Reads accept `RWF_NOWAIT`.
@@ -53,6 +58,7 @@ impl Storage {
         Ok(Self {
             direct: fcntl_getfl(file)?.contains(OFlags::DIRECT),
             ram_backed: has_seals(file),
+            tells_pages: is_writable_tmpfs(file),
             dax: is_dax(file),
             nowait_reads,
             // The kernel checks one bit of the open file (`FMODE_NOWAIT`) before either direction. The file system may
@@ -66,6 +72,15 @@ impl Storage {
 /// `F_GET_SEALS` succeeds on shmem and hugetlbfs files, sealed or not, and returns `EINVAL` for all others (fcntl(2)).
 fn has_seals(file: &File) -> bool {
     fcntl_get_seals(file).is_ok()
+}
+
+/// Asks the file system last, which may be a program that does not answer: only tmpfs and hugetlbfs have seals.
+fn is_writable_tmpfs(file: &File) -> bool {
+    let is_writable = fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::RDWR));
+    // `f_type` has other widths on other architectures.
+    #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
+    let is_tmpfs = || fstatfs(file).is_ok_and(|statfs| statfs.f_type as u64 & 0xffff_ffff == TMPFS);
+    is_writable && has_seals(file) && is_tmpfs()
 }
 
 /// `STATX_ATTR_DAX` (statx(2), Linux 5.8). A kernel without it counts as having no DAX.
@@ -133,6 +148,7 @@ mod tests {
         file.write_all(&[7; 8192]).unwrap();
         let storage = Storage::probe(&file).unwrap();
         assert!(storage.ram_backed && !storage.direct && !storage.dax && !storage.block_device, "{storage}");
+        assert!(storage.tells_pages);
         let mut bytes = [0; 1];
         let mut buffers = [IoSliceMut::new(&mut bytes)];
         let taken = preadv2(&file, &mut buffers, 0, ReadWriteFlags::NOWAIT) != Err(Errno::OPNOTSUPP);
@@ -148,7 +164,7 @@ mod tests {
         let mut buffers = [IoSliceMut::new(&mut bytes)];
         let taken = preadv2(&file, &mut buffers, 0, ReadWriteFlags::NOWAIT) != Err(Errno::OPNOTSUPP);
         assert_eq!(storage.nowait_reads, taken);
-        assert!(!storage.direct && !storage.block_device, "{storage}");
+        assert!(!storage.direct && !storage.block_device && !storage.tells_pages, "{storage}");
     }
 
     #[test]

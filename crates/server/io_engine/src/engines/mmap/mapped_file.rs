@@ -1,8 +1,11 @@
 //! One mapped file: which ranges can be copied, whether a copy is trusted, and the system calls that replace it
 //! otherwise.
 //!
-//! `copy → note_touched → judge (one fstat) → trusts? → result | call_plainly`
+//! `copy → note_touched → judge → trusts? → result | call_plainly`
 //!
+//! - `judge` detects that the file has become shorter during the batch. If the batch did not use the mapping's last
+//!   page, an access to that page tells (`FileMapping::touch_last_page`), otherwise one `fstat`.
+//! - On tmpfs, system calls serve the chunks that have holes (`presence.rs`).
 //! - The mapping has the file's length at the time of mapping. System calls serve ranges beyond it, and a file that has
 //!   grown is mapped again.
 //! - A write beyond the end of a truncated file extends it, as with every other engine.
@@ -16,10 +19,11 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use guest_mem::{FileMapping, MappingAccess};
-use rustix::fs::{OFlags, fcntl_getfl, fstat};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fstat};
 use rustix::io::Errno;
 
 use super::copy::{self, MAX_COPY_BYTES};
+use super::presence::{CHUNK_BYTES, Presence};
 use crate::backend::{Buffers, Call, Verb};
 use crate::choose::storage::Storage;
 use crate::engines::plain;
@@ -32,9 +36,13 @@ pub(super) struct MappedFile {
     access: MappingAccess,
     /// `None`: the file is empty, or could not be mapped again.
     mapping: Option<FileMapping>,
+    /// `None`: the kernel does not say which pages the file has, and copies fill holes.
+    presence: Option<Arc<Presence>>,
     /// The log already reported that the file cannot be mapped again.
     has_warned: bool,
     is_touched: bool,
+    /// A copy of this batch used the mapping's last page.
+    used_last_page: bool,
     /// End offset up to which copies of the batch are trusted.
     trusted_end_bytes: u64,
 }
@@ -56,7 +64,9 @@ impl MappedFile {
             access,
             mapping: None,
             has_warned: false,
+            presence: None,
             is_touched: false,
+            used_last_page: false,
             trusted_end_bytes: 0,
         };
         mapped.map_anew()?;
@@ -92,11 +102,13 @@ impl MappedFile {
     /// # Safety
     /// As [`IoBackend::queue`](crate::IoBackend::queue).
     #[inline]
-    pub unsafe fn copy(&self, call: &Call) -> Option<u32> {
+    pub unsafe fn copy(&mut self, call: &Call) -> Option<u32> {
         let mapping = self.mapping.as_ref()?;
-        if end_of(call) > mapping.len_bytes() {
+        let end_bytes = end_of(call);
+        if end_bytes > mapping.len_bytes() || !self.has(mapping, call) {
             return None;
         }
+        self.used_last_page |= end_bytes > mapping.last_page_bytes();
         let copied_bytes = match call.verb {
             // SAFETY: 1. the caller guarantees the buffers.
             Verb::Read => unsafe { copy::read(mapping, call.offset_bytes, &call.buffers) },
@@ -109,6 +121,14 @@ impl MappedFile {
         Some(copied_bytes)
     }
 
+    /// Whether a copy of this range allocates nothing.
+    #[inline]
+    fn has(&self, mapping: &FileMapping, call: &Call) -> bool {
+        let Some(presence) = &self.presence else { return true };
+        let (start, len_bytes) = (call.offset_bytes, call.len_bytes.min(MAX_COPY_BYTES as u64));
+        presence.has(start, len_bytes) || presence.find_out(mapping, start, len_bytes)
+    }
+
     /// Returns whether this is the batch's first copy of this file.
     #[inline]
     pub fn note_touched(&mut self) -> bool {
@@ -119,13 +139,34 @@ impl MappedFile {
     #[inline]
     pub fn judge(&mut self) {
         self.is_touched = false;
+        let used_last_page = std::mem::take(&mut self.used_last_page);
+        let last_page =
+            self.mapping.as_ref().filter(|mapping| !used_last_page && self.has_last_page(mapping));
         // The size after the copies. A file that is this long now was not shorter during the copies, unless it shrank
         // and grew again, and then its contents are lost anyway.
-        self.trusted_end_bytes = size_of(&self.file).unwrap_or(0);
+        self.trusted_end_bytes = match last_page {
+            Some(mapping) => {
+                mapping.touch_last_page();
+                mapping.len_bytes()
+            }
+            None => size_of(&self.file).unwrap_or(0),
+        };
         if self.mapping.as_ref().is_none_or(FileMapping::is_poisoned) {
             self.trusted_end_bytes = 0;
             self.map_again();
         }
+    }
+
+    /// Whether an access to the last page allocates nothing.
+    #[inline]
+    fn has_last_page(&self, mapping: &FileMapping) -> bool {
+        self.presence.as_ref().is_some_and(|presence| presence.has(mapping.last_page_bytes(), 1))
+    }
+
+    /// Whether all copies of the batch are trusted.
+    #[inline]
+    pub fn trusts_all(&self) -> bool {
+        self.trusted_end_bytes >= self.mapped_bytes()
     }
 
     #[inline]
@@ -145,11 +186,21 @@ impl MappedFile {
         }
         // SAFETY: 1. the caller guarantees the buffers.
         let result = unsafe { plain::execute(self.file.as_raw_fd(), &cut(call), 0) };
+        if let (Verb::Write, Some(presence)) = (call.verb, &self.presence) {
+            presence.written(call.offset_bytes, u64::try_from(result).unwrap_or(0));
+        }
         if call.verb == Verb::Write && result == -libc::EINVAL {
             // SAFETY: as above.
             return unsafe { self.write_alone(call) };
         }
         result
+    }
+
+    /// Tells the other workers too which pages will be missing.
+    pub fn note_allocate(&self, call: &Call) {
+        if let Some(presence) = &self.presence {
+            presence.punched(call.offset_bytes, call.len_bytes);
+        }
     }
 
     /// hugetlbfs has no system calls that write, so this makes one copy and judges it separately.
@@ -167,6 +218,12 @@ impl MappedFile {
         #[allow(clippy::cast_possible_wrap)] // at most `MAX_COPY_BYTES`
         let copied_bytes = copied_bytes as i32;
         if trusted { copied_bytes } else { -libc::ENOSPC }
+    }
+
+    /// Whether a copy would serve this chunk.
+    #[cfg(test)]
+    pub fn has_chunk(&self, chunk: u64) -> bool {
+        self.presence.as_ref().is_some_and(|presence| presence.has(chunk * CHUNK_BYTES, 1))
     }
 
     /// Length of the mapped part of the file.
@@ -193,11 +250,31 @@ impl MappedFile {
 
     fn map_anew(&mut self) -> io::Result<()> {
         self.mapping = None;
+        if let Some(presence) = self.presence.take() {
+            presence.forget();
+        }
         let size_bytes = size_of(&self.file)?;
         if size_bytes > 0 {
-            self.mapping = Some(FileMapping::of_file(&*self.file, size_bytes, self.access)?);
+            let mapping = FileMapping::of_file(&*self.file, size_bytes, self.access)?;
+            if mapping.tells_pages() {
+                self.presence = Some(self.presence_of(&mapping)?);
+            }
+            self.mapping = Some(mapping);
         }
         Ok(())
+    }
+
+    /// Allocates the last page, so that `judge` needs no system call, and finds out whether it is there.
+    fn presence_of(&self, mapping: &FileMapping) -> io::Result<Arc<Presence>> {
+        let presence = Presence::of_file(&self.file, mapping.len_bytes())?;
+        let last_chunk = mapping.last_page_bytes() / CHUNK_BYTES * CHUNK_BYTES;
+        let len_bytes = mapping.len_bytes() - last_chunk;
+        // If the file system is full, `judge` makes a system call.
+        if fallocate(&*self.file, FallocateFlags::KEEP_SIZE, last_chunk, len_bytes).is_ok() {
+            mapping.touch_pages_from(last_chunk); // an allocated page counts as present once it was accessed
+        }
+        presence.find_out(mapping, last_chunk, len_bytes);
+        Ok(presence)
     }
 }
 

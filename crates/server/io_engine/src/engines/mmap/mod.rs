@@ -1,21 +1,22 @@
 //! Copies between guest memory and a mapping of the file, for files in memory (tmpfs, memfd, hugetlbfs) and on DAX.
 //!
-//! `queue → batch → (submit) copy each, prefetching ahead → one fstat per file → results → pop`
+//! `queue → batch → (submit) copy each, prefetching ahead → judge each file → results → pop`
 //!
-//! - Instead of a system call per request, there is one `fstat` per file and batch, after the copies. It detects
-//!   truncation: the rest of the last page beyond the new end reads as zeroes, and writes there are lost (cost:
-//!   docs/decisions/0014).
+//! - The engine judges each file once per batch, after the copies (`mapped_file.rs`). This detects truncation: the rest
+//!   of the page with the new end reads as zeroes, and writes there are lost.
 //! - A system call handles what a copy cannot: a range beyond the mapping, a batch during which the mapping was
 //!   poisoned (`guest_mem::FileMapping`), and a write to a file opened for reading. Short reads, a full file system and
 //!   broken memory therefore give the same results as in every other engine.
-//! - Reading a hole of a tmpfs file through a mapping allocates a zeroed page, so reading a sparse image fills it.
-//!   `sync` and `io_uring` do not fill holes.
+//! - A copy through a mapping would fill the holes of a file on tmpfs. System calls serve the parts that have holes
+//!   (`presence.rs`). On hugetlbfs, and if the file is open for reading only, the kernel does not tell which pages are
+//!   missing, and reading a hole fills it.
 //! - A page fault stops the worker. In memory this is short, unless the page was swapped out. On DAX, a write to a hole
 //!   waits until the file system has allocated blocks.
 //! - `fdatasync` writes back data that was stored through mappings, so a sync follows each durable write.
 
 mod copy;
 mod mapped_file;
+mod presence;
 
 use std::collections::VecDeque;
 use std::io;
@@ -108,8 +109,13 @@ impl MmapBackend {
     }
 
     fn run_batch(&mut self) {
-        self.copy_batch();
-        self.judge_files();
+        let before = self.results.len();
+        let all_copied = self.copy_batch();
+        if self.judge_files() && all_copied {
+            self.batch.clear();
+            return;
+        }
+        self.results.truncate(before);
         let mut batch = std::mem::take(&mut self.batch);
         for queued in batch.drain(..) {
             self.conclude(&queued);
@@ -117,7 +123,10 @@ impl MmapBackend {
         self.batch = batch;
     }
 
-    fn copy_batch(&mut self) {
+    /// Copies what can be copied, and sets the results as if all copies were trusted. Returns whether every call was
+    /// copied.
+    fn copy_batch(&mut self) -> bool {
+        let mut all_copied = true;
         for at in 0..self.batch.len() {
             if let Some(next) = self.batch.get(at + PREFETCH_AHEAD) {
                 prefetch(&self.files, next);
@@ -126,20 +135,31 @@ impl MmapBackend {
             let Some(Some(file)) = self.files.get_mut(queued.file as usize) else { continue };
             // SAFETY: 1. the contract of `queue`: the buffers stay valid until the result was popped.
             queued.copied_bytes = unsafe { file.copy(&queued.call) };
-            let Some(bytes) = queued.copied_bytes else { continue };
+            let Some(bytes) = queued.copied_bytes else {
+                all_copied = false;
+                continue;
+            };
+            #[allow(clippy::cast_possible_wrap)] // at most `MAX_COPY_BYTES`
+            let result = bytes as i32;
+            self.results.push_back(RawResult { user_data: queued.user_data, result });
             self.work_since_look += u64::from(bytes) / BYTES_PER_WORK;
             if file.note_touched() {
                 self.touched.push(queued.file);
             }
         }
+        all_copied
     }
 
-    fn judge_files(&mut self) {
+    /// Returns whether all copies of the batch are trusted.
+    fn judge_files(&mut self) -> bool {
+        let mut all_trusted = true;
         for index in self.touched.drain(..) {
             if let Some(Some(file)) = self.files.get_mut(index as usize) {
                 file.judge();
+                all_trusted &= file.trusts_all();
             }
         }
+        all_trusted
     }
 
     /// Sets a call's result, or hands the call to the pool.
@@ -147,6 +167,9 @@ impl MmapBackend {
     fn conclude(&mut self, queued: &Queued) {
         let Queued { user_data, call, .. } = *queued;
         let Some(Some(file)) = self.files.get_mut(queued.file as usize) else { return };
+        if call.verb == Verb::Allocate {
+            file.note_allocate(&call);
+        }
         let result = match queued.copied_bytes {
             #[allow(clippy::cast_possible_wrap)] // at most `MAX_COPY_BYTES`
             Some(bytes) if file.trusts(&call) => bytes as i32,

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use xtask::sizes::unless_emulated;
 use xtask::skip::{Reason, skip};
 
+use super::presence::CHUNK_BYTES;
 use super::*;
 use crate::backend::Buffers;
 
@@ -195,6 +196,7 @@ fn rest_of_the_batch_is_sound_when_one_call_meets_the_end() {
 #[test]
 fn copy_into_a_lost_mapping_stays_lost_when_another_one_of_its_batch_is_made_again() {
     let file = memfd(2 * PAGE);
+    file.write_all_at(&[0; 2 * PAGE as usize], 0).unwrap();
     let mut mapped = MappedFile::new(&file).unwrap();
     let mut bytes = [7; 512];
     let write = |offset_bytes, base| Call {
@@ -318,13 +320,77 @@ fn detached_file_is_unmapped() {
     assert_eq!(Arc::strong_count(&file), 1);
 }
 
+fn allocated_bytes(file: &File) -> u64 {
+    std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap()) * 512
+}
+
+/// Whether a copy would serve the chunk.
+fn is_copied(engine: &MmapBackend, chunk: u64) -> bool {
+    engine.files[0].as_ref().unwrap().has_chunk(chunk)
+}
+
+#[test]
+fn reading_a_hole_fills_nothing_and_what_was_written_is_copied() {
+    let file = memfd(16 * CHUNK_BYTES);
+    let mut engine = engine_on(&file);
+    // Mapping the file has allocated its last chunk.
+    assert_eq!(allocated_bytes(&file), CHUNK_BYTES);
+    let mut batch: Vec<_> = (0..16).map(|chunk| read(chunk * CHUNK_BYTES + PAGE, 512)).collect();
+    assert_eq!(run(&mut engine, &mut batch), [512; 16]);
+    assert!(batch.iter().all(|read| read.data == [0; 512]));
+    assert_eq!(allocated_bytes(&file), CHUNK_BYTES);
+
+    // The first write fills a part of a chunk, the second one fills the rest of it.
+    let half = CHUNK_BYTES / 2;
+    let copied = [0, half].map(|offset_bytes| {
+        run(&mut engine, &mut [write(CHUNK_BYTES + offset_bytes, vec![7; half as usize])]);
+        let mut read = [read(2 * CHUNK_BYTES - 512, 512)];
+        run(&mut engine, &mut read);
+        (is_copied(&engine, 1), read[0].data[0])
+    });
+    assert_eq!((copied, is_copied(&engine, 2)), ([(false, 0), (true, 7)], false));
+    assert_eq!(allocated_bytes(&file), 2 * CHUNK_BYTES);
+}
+
+#[test]
+fn hole_that_one_worker_punches_is_not_filled_by_the_reads_of_another() {
+    let file = memfd(4 * CHUNK_BYTES);
+    file.write_all_at(&vec![7; 4 * CHUNK_BYTES as usize], 0).unwrap();
+    let (mut one, mut other) = (engine_on(&file), engine_on(&file));
+    let reads = || [read(CHUNK_BYTES, 512), read(2 * CHUNK_BYTES, 512)];
+    run(&mut other, &mut reads());
+    assert!(is_copied(&other, 1) && is_copied(&one, 1));
+    let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let (offset_bytes, len_bytes) = (CHUNK_BYTES, CHUNK_BYTES);
+    let punch = Call { verb: Verb::Allocate, flags, offset_bytes, len_bytes, buffers: Buffers::None };
+    queue(&mut one, 0, 0, &punch);
+    one.submit().unwrap();
+    let mut after = reads();
+    run(&mut other, &mut after);
+    assert_eq!((after[0].data[0], after[1].data[0], allocated_bytes(&file)), (0, 7, 3 * CHUNK_BYTES));
+}
+
+#[test]
+fn file_truncated_inside_its_last_page_ends_there() {
+    let file = memfd(4 * CHUNK_BYTES);
+    file.write_all_at(&pattern(0, 4 * CHUNK_BYTES), 0).unwrap();
+    let mut engine = engine_on(&file);
+    let last = 4 * CHUNK_BYTES - PAGE;
+    assert_eq!(run(&mut engine, &mut [read(last, PAGE)]), [PAGE as i32]);
+    assert!(is_copied(&engine, 3));
+    file.set_len(last + 100).unwrap();
+    let mut batch = [read(last, 512), read(0, PAGE)];
+    assert_eq!(run(&mut engine, &mut batch), [100, PAGE as i32]);
+    assert!(batch[0].data[..100] == pattern(last, 100) && batch[1].data == pattern(0, PAGE));
+}
+
 /// Below this, the file is never truncated.
 const KEPT_BYTES: u64 = 64 * PAGE;
 const FULL_BYTES: u64 = 128 * PAGE;
 /// Below this, it is never written either.
 const WRITTEN_FROM: u64 = 56 * PAGE;
 
-/// Makes the file shorter, to the page and not, and long again, until told to stop.
+/// Makes the file shorter, to the page and not, and long again, and fills it, until told to stop.
 fn truncate_at_random(file: &File, stop: &AtomicBool) {
     let mut state = 0x2545_f491_4f6c_dd1d;
     while !stop.load(Ordering::Relaxed) {
@@ -335,6 +401,8 @@ fn truncate_at_random(file: &File, stop: &AtomicBool) {
         std::thread::yield_now();
         file.set_len(FULL_BYTES).unwrap();
         std::thread::yield_now();
+        // A copy reaches only pages that are there.
+        file.write_all_at(&pattern(KEPT_BYTES, FULL_BYTES - KEPT_BYTES), KEPT_BYTES).unwrap();
     }
 }
 

@@ -104,6 +104,7 @@ mod tests {
     const ON_DISK: Storage = Storage {
         direct: false,
         ram_backed: false,
+        tells_pages: false,
         dax: false,
         nowait_reads: true,
         nowait_writes: None,
