@@ -101,7 +101,6 @@ impl InlineWorker {
     ///
     /// # Errors
     /// The ring cannot be used. No queue runs then.
-    /// The ring cannot be used. No queue runs then.
     pub fn start_again(
         &mut self,
         memory: Arc<GuestMemory>,

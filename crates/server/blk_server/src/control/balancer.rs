@@ -21,7 +21,7 @@ use crate::data_path::worker::bell::{Bell, PERIOD};
 use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::error_line::error_line;
 
-/// Readings take at most 1/n of the time.
+/// Readings use at most 1/`COST_LIMIT` of a CPU.
 const COST_LIMIT: u32 = 100;
 /// A moving queue takes no new requests until its requests in flight complete, but at most for this long.
 const DRAIN_LIMIT: Duration = Duration::from_millis(100);

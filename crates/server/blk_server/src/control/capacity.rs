@@ -111,7 +111,7 @@ fn resize_in_turn(Turn(export): &Turn, bytes: u64, force: bool) -> Result<(), Ad
     let before = disk.image().capacity_sectors();
     let resized = disk.image().resize(bytes, force);
     let to = disk.image().capacity_sectors();
-    // Also after a refusal: a device that was resized to another size has that size now.
+    // Announces the size even if the resize was refused: the device may have been resized to another size.
     if to != before {
         info!(disk = disk.name(), from = before, to, "disk resized (sectors of 512 bytes)");
         announce(export);

@@ -2,7 +2,7 @@
 //!
 //! `set_completion_worker → the worker starts its engine → wait until that engine has the requests of all workers`
 //!
-//! Not here: the change itself (`io_engine`).
+//! `io_engine` makes the change itself.
 
 use std::sync::Arc;
 use std::time::Duration;

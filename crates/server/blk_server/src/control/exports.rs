@@ -122,7 +122,7 @@ pub(crate) struct Exports {
     budget: Arc<Budget>,
     acceptor: Acceptor,
     list: Mutex<List>,
-    /// Held while a disk is added: one is added at a time.
+    /// Held while a disk is added, so that disks are added one at a time.
     adding: Mutex<()>,
 }
 

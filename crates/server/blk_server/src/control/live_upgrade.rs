@@ -111,7 +111,8 @@ impl Offer {
 pub struct DiskState {
     /// A guest has disabled its write cache.
     writethrough: bool,
-    /// Older servers set this if a guest has chosen a cache mode, and expect it. Each ring's state is more precise.
+    /// A guest has chosen a cache mode. Only older servers need this field; newer ones use each ring's state, which is
+    /// more precise.
     cache_chosen: bool,
     /// A sync has failed.
     failed: bool,
@@ -196,7 +197,6 @@ impl Server {
     /// the other process accepts them, or this one if the upgrade fails.
     ///
     /// # Errors
-    /// [`LiveUpgradeError`]. Front-ends may then connect again.
     /// [`LiveUpgradeError`]. Front-ends may then connect again.
     pub fn cut_off(&self, disks: &[String], timeout: Duration) -> Result<(), LiveUpgradeError> {
         let (exports, workers) = self.parts();

@@ -38,8 +38,8 @@ pub enum CounterUnit {
     Now,
 }
 
-/// Declares counters: `/// meaning`, `"JSON key" => field: type, unit, "column";`. The worker stores those of
-/// `counted`. A reading takes those of `read` from the kernel.
+/// Declares counters: `/// meaning`, `"JSON key" => field: type, unit, "column";`. The worker stores the counters in
+/// `counted`. A reading fetches the counters in `read` from the kernel.
 macro_rules! counters {
     (
         $(#[$plain_meta:meta])* pub struct $plain:ident;
@@ -192,7 +192,7 @@ impl QueueMeter {
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct WorkerMeter {
-    /// The kernel's number of its thread; 0 until it runs.
+    /// The thread ID (TID) of the worker's thread; 0 until the thread runs.
     thread: AtomicU32,
     cells: WorkerCells,
 }

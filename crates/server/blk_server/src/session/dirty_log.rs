@@ -1,15 +1,9 @@
-//! A live migration's messages: the front-end passes its dirty log; the server marks each stored page in it.
+//! The dirty log of one session: maps the file that the front-end passed, and stores which of its settings are on.
 //!
-//! `SET_LOG_BASE (file) + LOG_ALL or a ring's F_LOG → StoreLog → the session's memory → its queues' workers`
+//! - During a live migration the server sets one bit in this log for each guest page that it stores to.
+//! - [`DirtyLogging::state`] returns the data with which another server continues the same log after a live upgrade.
 //!
-//! - The log is part of the memory that a queue uses, and changes like a memory table: the worker carries out a command
-//!   before the session answers the front-end. Queues keep running. A request marks the log that is active when it
-//!   completes.
-//! - The server marks every store as soon as the front-end requests any. Superfluous marks only cause extra copies.
-//! - A log that is too small ends the session: front-ends ignore the answer, and a migration that misses pages gives
-//!   the guest wrong memory.
-//!
-//! Spec: vhost-user, "Migration", SET_LOG_BASE, SET_LOG_FD, SET_VRING_ADDR. The bits are in `guest_mem`.
+//! `log_messages.rs` handles the messages about the log. `guest_mem` sets the bits.
 
 use std::sync::Arc;
 

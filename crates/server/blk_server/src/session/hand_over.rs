@@ -9,8 +9,8 @@
 //!   session that has parked requests and no log is not handed over.
 //! - A half-received message and the dirty log of a live migration are handed over too, so that no front-end can keep
 //!   its session here (docs/decisions/0045).
-//! - The lease of the disk's rings is handed over. A session without it starts no ring there before its front-end's
-//!   next message.
+//! - The lease of the disk's rings is handed over. In the new process, a session without the lease starts no ring
+//!   before its front-end's next message.
 //! - The new process checks the state as if a front-end had sent it, because the other server received it from one.
 //!
 //! All sessions of a server: `live_upgrade.rs`. Queues and workers: `assignment/frozen.rs`.
@@ -239,8 +239,8 @@ impl Session {
             queue_size: entries,
         };
         log_memory::check(&said, self.disk.queues())?;
-        // Map only what the smaller format needs: the front-end may have negotiated the format after it set the log,
-        // and a ring that does not fit its log runs without one.
+        // Maps only the part that the smaller format needs: the front-end may have negotiated the format after it set
+        // the log, and a ring that does not fit its log runs without one.
         Ok(log_memory::map(&said, false, self.disk.quota().inherit(fds.take(fd)?)?)?)
     }
 

@@ -55,8 +55,8 @@ pub(crate) enum LogMemoryError {
     Make { bytes: u64, source: io::Error },
 }
 
-/// Size beyond what the queues need, as the mark of a roomy log: each queue's log is a multiple of 64 bytes, so no
-/// tight log of a server has such a size.
+/// Extra bytes that mark a roomy log. The size of each queue's log is a multiple of 64 bytes, so no server creates a
+/// tight log with such a size.
 const ROOMY_MARK_BYTES: u64 = 8;
 
 /// The number of logs, and of entries in each.

@@ -1,18 +1,18 @@
-//! Messages about the two logs that a front-end keeps: the dirty log of a live migration, and the in-flight logs.
+//! Handles the messages about the two logs that a front-end keeps: the dirty log of a live migration, and the in-flight
+//! logs.
 //!
 //! `SET_LOG_BASE (file) + LOG_ALL or a ring's F_LOG → StoreLog → the session's memory → its queues' workers`
 //!
-//! - Whether stores are marked is part of the memory that a queue uses. A change reaches the workers as a command, like
-//!   a new memory table, before the front-end gets its answer. No ring stops for it; a request in flight follows the
-//!   state at its completion.
-//! - The server marks all stores as soon as the front-end requests any: a superfluous bit costs one extra page copy.
-//! - A dirty log that is too small ends the session: front-ends ignore the answer, and a migration that misses bits
+//! - The dirty log is part of the memory that a queue uses, and changes like a memory table: the workers apply the new
+//!   state before the session answers the front-end. Queues keep running. A request marks the log that is active when
+//!   it completes.
+//! - The server marks all stores as soon as the front-end requests any. A superfluous bit costs one extra page copy.
+//! - A dirty log that is too small ends the session. Front-ends ignore the answer, and a migration that misses bits
 //!   gives the guest wrong memory.
-//! - A running ring records its requests only in the in-flight log with which it started. The session therefore refuses
-//!   another log until the rings are stopped. It accepts the same log again and changes nothing.
+//! - The session refuses a different in-flight log while rings run (`log_memory.rs`).
 //!
-//! Spec: vhost-user, "Migration", SET_LOG_BASE, SET_LOG_FD, SET_VRING_ADDR, "Inflight description". Not here: the
-//! memory of the logs (`dirty_log.rs`, `log_memory.rs`).
+//! Spec: vhost-user, "Migration", SET_LOG_BASE, SET_LOG_FD, SET_VRING_ADDR, "Inflight description". The logs' memory is
+//! in `dirty_log.rs` and `log_memory.rs`.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
 //! The state from which another process continues a session: plain values, and a list of descriptors.
 //!
-//! `Session (frozen) → SessionState + descriptors → … a socket … → checked like a front-end's messages → Session`
+//! `Session (frozen) → SessionState + descriptors → sent over a socket → checked like a front-end's messages →
+//! Session`
 //!
 //! - A value refers to a descriptor by its index in the list. Each index is used at most once.
 //! - Other state starts afresh: counters, log limits, and which queues an operator attached.

@@ -239,7 +239,7 @@ pub(crate) fn hang_up(socket: &Arc<OwnedFd>, quota: &Quota) {
 pub(crate) fn send_backend_request(channel: impl AsFd, code: u32) -> Result<(), WireError> {
     let bytes = message_bytes(code, Header::REQUEST, &[], &[]);
     let mut outgoing = Outgoing::new(&bytes, &[]);
-    // A stream socket accepts so few bytes completely or not at all.
+    // A stream socket accepts a message this short completely or not at all.
     outgoing.send_some(channel)?;
     if outgoing.is_sent() { Ok(()) } else { Err(WireError::ChannelFull) }
 }

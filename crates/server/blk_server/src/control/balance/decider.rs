@@ -1,4 +1,4 @@
-//! Decides whether a move is worthwhile now: applies patience, cost and stays to the rule.
+//! Decides which queues to move now: applies the rule's limits on patience, cost and stays.
 //!
 //! Each interval costs at most [`MOST_MOVES`] × queues × workers comparisons. The stored state covers only the queues
 //! and workers of the last interval.
@@ -63,8 +63,8 @@ pub(crate) struct Decider {
 }
 
 impl Decider {
-    /// Returns at most [`MOST_MOVES`] moves. A failed move delays the next attempt as a successful one does, longer
-    /// each time.
+    /// Returns at most [`MOST_MOVES`] moves. After a move, even a failed one, the queue stays on its worker for a time
+    /// that grows with each move.
     pub(crate) fn decide(&mut self, interval: &Interval) -> Vec<Move> {
         self.forget_queues_that_went(interval);
         if interval.length.saturating_sub(interval.own_time) > STALE {

@@ -86,16 +86,16 @@ impl Estimates {
 
 /// A worker's work in an interval, corrected by the processor time that it used.
 struct Work {
-    /// The factor for the times of its queues.
+    /// The correction factor for the times that the worker counted for its queues.
     queue_scale: f64,
     fixed: Duration,
     completion_share: f64,
 }
 
 impl Work {
-    /// The counted times are estimated from wall-clock samples: they miss work between requests, and include times when
-    /// the thread was preempted. The processor time is exact, but includes polling. It therefore equals the work of a
-    /// worker that never polled in vain, and is an upper limit for any other worker.
+    /// The counted times are estimated from wall-clock samples: they miss work between requests, and include times
+    /// when the thread was preempted. The processor time is exact, but includes polling. If all polls of a worker
+    /// found work, its processor time equals its work. Otherwise the processor time is an upper limit of its work.
     fn of(worker: &WorkerLoad, queue_time: Duration) -> Self {
         let counted = worker.submission_time + worker.completion_time;
         let work = if worker.never_idle { worker.cpu_time } else { counted.min(worker.cpu_time) };

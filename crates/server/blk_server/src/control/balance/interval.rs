@@ -20,7 +20,7 @@ pub(crate) struct QueueReading {
     pub(crate) name: QueueName,
     pub(crate) worker: WorkerId,
     pub(crate) counters: QueueCounters,
-    /// An operator chose its worker.
+    /// An operator attached the queue to its worker.
     pub(crate) attached: bool,
     /// Limit of workers that may serve its disk.
     pub(crate) most_workers: Option<usize>,
@@ -36,10 +36,10 @@ pub(crate) struct QueueName {
 /// The difference of two readings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interval {
-    /// Its end, on a monotonic clock.
+    /// The end of the interval, on a monotonic clock.
     pub(crate) at: Duration,
     pub(crate) length: Duration,
-    /// The part of it that the balancer itself used; the interval could not have been shorter.
+    /// The part of the interval that the balancer itself used. The interval cannot be shorter than this.
     pub(crate) own_time: Duration,
     /// CPUs that the process may use.
     pub(crate) cpus: usize,
@@ -54,11 +54,12 @@ pub(crate) struct WorkerLoad {
     /// CPUs that it may run on; empty: all CPUs of the process.
     pub(crate) cpus: Vec<u32>,
     pub(crate) cpu_time: Duration,
-    /// Time that it was runnable without a CPU: other threads ran, or its control group had used up its quota.
+    /// Time for which the thread was runnable but had no CPU: other threads ran, or its control group had used up its
+    /// quota.
     pub(crate) wait_time: Duration,
     pub(crate) submission_time: Duration,
     pub(crate) completion_time: Duration,
-    /// It never polled in vain.
+    /// All its polls found work.
     pub(crate) never_idle: bool,
 }
 

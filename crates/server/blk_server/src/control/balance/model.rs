@@ -1,8 +1,8 @@
-//! Computes each worker's pressure, demand over capacity, and what it would be after a move.
+//! Computes each worker's pressure, now and after a possible move.
 //!
-//! A worker's pressure is its demand over its capacity. If the load of all workers on the same CPUs, divided by the
-//! number of these CPUs, is higher, that value counts instead: a queue gains nothing from another worker on the same
-//! CPU.
+//! A worker's pressure is its demand divided by its capacity. If the load of all workers on the same CPUs, divided by
+//! the number of these CPUs, is higher, that value counts instead: a queue gains nothing from another worker on the
+//! same CPU.
 //!
 //! Demand is load, except on a fully busy worker. There, a queue that uses about as much as the largest one is
 //! *hungry*: it uses all the time that it gets, so its demand cannot be measured. The model assumes that all hungry

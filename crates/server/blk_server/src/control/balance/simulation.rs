@@ -29,7 +29,7 @@ pub(super) struct SimWorker {
 #[derive(Clone, Debug)]
 pub(super) struct SimQueue {
     pub(super) worker: WorkerId,
-    /// Its load without other queues, in shares of a CPU.
+    /// The load of the queue if it had the worker alone, in shares of a CPU.
     pub(super) demand: f64,
     pub(super) requests_per_s: f64,
     /// The part of the demand that its worker served in the last step.

@@ -10,9 +10,9 @@ use super::simulation::{STEP, World, best_maximum};
 use super::tuning::*;
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// Within this many steps a small world must come to rest.
+/// A small world must come to rest within this many steps.
 const SOON: usize = 300;
-/// Over this many further steps no queue may move.
+/// No queue may move during this many further steps.
 const LONG: usize = 1_000;
 /// Queues stay on a worker that is not busy, or if the gain is small: this much above the best maximum is allowed.
 fn allowed(workers: u32, best: f64) -> f64 {
@@ -122,7 +122,7 @@ fn worker_that_handles_completions_gets_less_to_submit() {
     let mut world = World::new(2, &[0.1; 12]);
     world.completions = Some((WorkerId(0), 0.5));
     world.run(SOON);
-    // 1.2 to submit and 0.6 of completions: 0.9 each would be even.
+    // Submissions need 1.2 CPUs and completions 0.6, so an even split is 0.9 for each worker.
     let demands = world.demands();
     assert!((0.2..=0.4).contains(&demands[0]), "{demands:?}");
     assert_eq!(world.run(LONG), []);
@@ -174,7 +174,7 @@ fn worker_that_comes_gets_queues_and_when_it_went_they_are_spread_again() {
     world.workers.push(third);
     world.run(SOON);
     assert!((0.2..=0.6).contains(&world.demands()[2]), "{:?}", world.demands());
-    // The operator who removes a worker moves its queues: here, all to the first one.
+    // Removing a worker moves its queues. This test moves all of them to the first worker.
     world.workers.pop();
     let moved = world.queues.iter_mut().filter(|queue| queue.worker == WorkerId(2));
     moved.for_each(|queue| queue.worker = WorkerId(0));

@@ -58,7 +58,7 @@ impl<'a> Deadline<'a> {
         }
     }
 
-    /// Returns `None` without an answer in time, or if the sender is gone. Checks at least once, even after the
+    /// Returns `None` if no answer arrives in time or the sender is gone. Checks at least once, even after the
     /// deadline.
     pub(crate) fn receive<T>(&self, answers: &Receiver<T>) -> Option<T> {
         loop {

@@ -31,7 +31,6 @@ impl WorkerSet {
     ///
     /// # Errors
     /// The worker is gone.
-    /// The worker is gone.
     pub(crate) fn start_engine(
         &self,
         source: &Arc<EngineSource>,

@@ -8,8 +8,8 @@
 //! - The operator and the balancer make one change of workers and queues at a time (`admin`). Each change has one
 //!   [`Deadline`]. Stopping the server ends it.
 //! - A queue that a worker is starting has no entry yet. `attach` waits for it.
-//! - Lock order: `admin`, `table`, an entry's. A thread holds `table` for look-ups only, and meanwhile neither waits
-//!   for a worker nor for an entry's lock.
+//! - Lock order: `admin`, `table`, an entry's. A thread holds `table` only for look-ups, and does not wait for a
+//!   worker or an entry's lock while it holds `table`.
 
 pub(crate) mod deadline;
 

@@ -41,7 +41,7 @@ impl std::fmt::Debug for EngineSource {
 }
 
 impl EngineSource {
-    /// A source of engines of `depth` that `make` makes.
+    /// Creates a source whose engines `make` creates with this depth.
     pub fn new(name: impl Into<String>, depth: u32, make: EngineFactory) -> Arc<Self> {
         Arc::new(Self { name: name.into(), depth, engines: Engines::Own(make) })
     }

@@ -354,7 +354,7 @@ impl Disk {
 
     /// Wakes sessions that wait for the lease, so that they notice that they must end.
     pub(crate) fn wake_waiters(&self) {
-        // Under the lock, a session either has not checked yet or already sleeps.
+        // While this thread holds the lock, a session either has not checked yet or already sleeps.
         let _lease = self.lease();
         self.lease_free.notify_all();
     }

@@ -2,7 +2,7 @@
 //!
 //! `completions published → PendingInterrupt (count, since when) → due → call fd`
 //!
-//! - Off by default: it saves the guest's processor time but adds latency.
+//! - Off by default: coalescing saves the guest's processor time but adds latency.
 //! - An interrupt never waits while the queue has nothing in flight, because no completion would then trigger it.
 
 use std::str::FromStr;
@@ -47,7 +47,7 @@ impl FromStr for Coalescing {
     }
 }
 
-/// The text is no count and time within their limits.
+/// The text is not a count and a time within their limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "give COUNT,MICROSECONDS, such as 16,50: COUNT 2 to {MAX_COUNT}, MICROSECONDS 1 to {}",

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use io_engine::OpError;
 use virtio_blk::ReplySlot;
 
-/// The server reports a request that takes longer, once.
+/// The server logs each request that takes longer than this, once.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(30);
 
 /// The kind of a request.
@@ -48,7 +48,7 @@ impl std::fmt::Display for RequestKind {
     }
 }
 
-/// The guarantee of a request's status OK.
+/// The durability that status OK guarantees for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestDurability {
     /// The request is done; a write is visible to every reader.

@@ -106,7 +106,7 @@ pub(crate) struct Queue {
     waits_for_room: bool,
     pending_interrupt: PendingInterrupt,
     counted: QueueCounters,
-    /// Requests taken in this pass, whose share of it `worker_time` counts.
+    /// Requests taken in this pass. `worker_time` counts their share of the pass.
     taken: u32,
     completed: u32,
     meter: Arc<QueueMeter>,

@@ -56,7 +56,7 @@ impl Starter<'_, '_, '_> {
         }
     }
 
-    /// Returns the guarantee that success will have for the guest.
+    /// Returns the durability that success guarantees to the guest.
     #[inline]
     fn check_writable(&self, kind: RequestKind) -> Result<RequestDurability, Refusal> {
         if self.disk.image().read_only() {

@@ -14,7 +14,7 @@ use crate::host::signal::signal;
 /// Time between two readings of the balancer, and between two checks of a worker.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);
 /// A worker that works for less than 1/n of the period does not ring. The threshold is low, because a worker that gets
-/// little processor time does little work, however much it has to do.
+/// little processor time does little work even if it has much to do.
 const RINGS_FROM: u32 = 50;
 /// An event that wakes the balancer.
 #[derive(Debug)]
@@ -28,7 +28,8 @@ pub(crate) struct Bell {
 
 impl Bell {
     pub(crate) fn new() -> std::io::Result<Self> {
-        // Blocking: the balancer sleeps in its read, and a write would block only after 2^64 - 2 unread ones.
+        // The eventfd is blocking: the balancer sleeps in a read of it. A write would block only after 2^64 - 2 unread
+        // events.
         let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
         Ok(Self { origin: Instant::now(), due_ms: AtomicU64::new(0), quit: AtomicBool::new(false), fd })
     }

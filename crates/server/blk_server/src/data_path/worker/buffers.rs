@@ -1,8 +1,9 @@
 //! An engine's pool of buffer descriptions. Each request borrows one that is large enough.
 //!
-//! - There are enough small ones for all requests of the engine. A few large ones serve requests with many pieces.
-//! - Each disk has its share of the large ones (`io_engine::Shares`). A request without one waits in its ring until its
-//!   disk returns one.
+//! - The pool has enough small descriptions for all requests of the engine. A few large descriptions serve requests
+//!   with many pieces.
+//! - Each disk has its share of the large descriptions (`io_engine::Shares`). A request that gets none waits in its
+//!   ring until its disk returns one.
 //! - The pool grows when queues start, not per request. All queues that use the engine share it.
 
 use std::sync::Arc;
@@ -57,8 +58,8 @@ impl BufferPool {
     pub(crate) fn attach(&mut self, file: FileId) {
         self.shares.attach(file);
         self.disks += 1;
-        // The limit of requests in the engine, with the shares of its files, so that small descriptions never run out
-        // first.
+        // The engine's own limit of requests, including the shares of its files. Small descriptions therefore never
+        // run out before the engine is full.
         self.limit = self.limit.max(self.depth + self.depth / 2 + self.disks * LEAST_SHARE);
         self.make_large();
     }
@@ -147,14 +148,15 @@ impl BufferPool {
             buffers.release();
         }
         match buffers.capacity() {
-            // A request without data borrowed none. A formerly parked request has separate buffers of exactly its size.
+            // A request without data has borrowed no description. A formerly parked request has separate buffers of
+            // exactly its size.
             capacity if capacity < SMALL_PIECES => {}
             capacity if capacity < LARGE_PIECES => {
                 if self.small.len() < self.made {
                     self.small.push(buffers);
                 }
             }
-            // Buffers of a formerly parked request may replace the disk's.
+            // Buffers of a formerly parked request may replace a large description of the disk.
             _ => {
                 if self.shares.used(file).is_some_and(|used| used > 0) {
                     self.large.push(buffers);
@@ -195,7 +197,7 @@ mod tests {
         MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()))
     }
 
-    /// Too many for a small one.
+    /// Too many pieces for a small description.
     fn nine_pieces() -> impl Iterator<Item = GuestRange> + Clone {
         (0..9).map(|page| GuestRange { addr: page * 8192, len_bytes: 4096 })
     }

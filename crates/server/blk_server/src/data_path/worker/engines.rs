@@ -98,7 +98,8 @@ impl Engines {
         self.iter_mut().for_each(|slot| slot.engine.reap(events));
     }
 
-    /// Work without an event since the last call: for other workers, and for requests that continue.
+    /// Returns the amount of work that the engines did since the last call without reporting an event: work for other
+    /// workers, and for requests that continue.
     #[inline]
     pub(crate) fn take_unseen_work(&mut self) -> usize {
         self.iter_mut().map(|slot| slot.engine.take_unseen_work()).sum()

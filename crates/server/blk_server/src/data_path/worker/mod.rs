@@ -197,7 +197,7 @@ impl Worker {
         self.poller.keeps_polling(now) && !(self.poller.is_busy() && self.turns.is_empty())
     }
 
-    /// Makes steps 2 to 8 for all available work. Returns whether there was any.
+    /// Does steps 2 to 8 for all available work. Returns whether there was any.
     #[inline]
     pub(crate) fn pass(&mut self, now: Instant) -> bool {
         let timed = self.counted.busy_passes.is_multiple_of(TIMED_PASSES);

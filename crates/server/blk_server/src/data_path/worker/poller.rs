@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Default of the longest window: about twice the time to wake a thread.
 pub const DEFAULT_POLL: Duration = Duration::from_micros(50);
-/// Value of the longest window with which a worker with queues never sleeps, and guests need not kick.
+/// A longest window with this value means that a worker with queues never sleeps, and that guests need not kick.
 pub const BUSY_POLL: Duration = Duration::MAX;
 /// Smaller windows are not worth reading the clock.
 const SMALLEST_WINDOW: Duration = Duration::from_micros(4);
