@@ -83,7 +83,7 @@ pub struct RawResult {
 #[derive(Debug)]
 pub struct QueueFull;
 
-/// What makes the calls of an engine: the kernel, threads, or a peer behind a socket.
+/// A backend makes the calls of an engine: through the kernel, through threads, or through a peer behind a socket.
 pub trait IoBackend: Send {
     /// The backend's name and detected features, for the log.
     fn describe(&self) -> String;

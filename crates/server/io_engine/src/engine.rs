@@ -7,7 +7,7 @@
 //! - A successful completion means that the whole op was done. The engine resumes short transfers, and a read that
 //!   reaches the end of the file fails instead of returning zeroes.
 //!
-//! Not here: the meaning of requests (`virtio_blk`), the code that engines share (`core/`).
+//! `core/` has the code that engines share. `virtio_blk` defines the meaning of requests.
 
 use std::fs::File;
 use std::io;

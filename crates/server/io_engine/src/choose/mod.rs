@@ -13,7 +13,7 @@
 //! - Engines are chosen by trying them, never by kernel version or file system name.
 //! - An engine requested by name is used, or an error is returned. Only `auto` falls back, and it reports that.
 //!
-//! Not here: probing a file (`storage.rs`).
+//! `storage.rs` probes a file.
 
 pub(crate) mod capability;
 pub(crate) mod kind;
@@ -104,7 +104,7 @@ pub struct PassedOver {
 pub struct Chosen {
     /// The engine and its options.
     pub options: EngineOptions,
-    /// Why this engine was chosen: half a sentence for the log.
+    /// The reason for the choice: a clause for the log.
     pub why: &'static str,
     /// Preferred engines that do not work.
     pub passed_over: Vec<PassedOver>,
@@ -249,7 +249,7 @@ mod tests {
         assert!(error.starts_with("engine 'aio' is unknown: use auto, io_uring, linux-aio"), "{error}");
     }
 
-    /// A file that every machine has; where it lies does not matter here. Nothing is read or written.
+    /// A file that every machine has. These tests neither read nor write it, so its file system does not matter.
     fn some_file() -> FileSpec {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         FileSpec { file: std::sync::Arc::new(file), alignment: Alignment::BUFFERED }

@@ -3,7 +3,7 @@
 //! - Makes four or five system calls (microseconds). Writes nothing, reads no block, and touches no cached page.
 //! - The result holds for this open file only: another `open` with other flags may differ.
 //!
-//! Not here: sizes and alignment (`disk_image`).
+//! `disk_image` determines sizes and alignment.
 
 use std::fmt;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! //! Checks whether an op's next call fits its file's turn (`turn.rs`) and window (`window.rs`).
+//! Checks whether an op's next call fits its file's turn (`turn.rs`) and window (`window.rs`).
 
 use super::files::OpenFile;
 use super::op::OpState;

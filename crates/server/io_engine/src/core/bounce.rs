@@ -7,7 +7,7 @@
 //! - An op that finds no free buffer waits for one of its own file (`waiting.rs`). A request longer than a buffer takes
 //!   several calls.
 //!
-//! Not here: deciding what is misaligned (`op.rs`).
+//! `op.rs` decides whether an op needs one.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -17,7 +17,7 @@ use crate::engine::FileId;
 
 /// Limits the memory for misaligned requests: 2 MiB per engine, or 1 MiB plus 256 KiB per file if that is more.
 pub(crate) const MAX_BUFFERS: u32 = 8;
-/// Per file.
+/// The least number of buffers per file.
 const LEAST_BUFFERS: u32 = 1;
 pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
 /// Zeroes written per call.

@@ -9,7 +9,7 @@
 //! - Sharing is also faster: ten flushes at once cost two syncs.
 //!
 //! Each engine has a gate per file. Workers that share a file have separate gates, and must not flush the file
-//! concurrently through the page cache. Not here: remembering that a sync failed (`blk_server`).
+//! concurrently through the page cache. `blk_server` records that a sync failed.
 
 /// Flushes of one file, by op.
 #[derive(Debug)]

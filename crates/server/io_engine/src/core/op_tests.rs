@@ -1,6 +1,6 @@
-//! The state machine by itself: results in, next call out, without a kernel.
+//! Tests of an op's state machine without a kernel: each test passes in results and checks the next call.
 //!
-//! Not here: the same through a whole engine (`tests/contract`).
+//! `tests/contract` tests the same behaviour through whole engines.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ struct Rig {
     _folder: tempfile::TempDir,
 }
 
-/// A read of the first `len_bytes` of a sparse image, on a file that asks for `alignment`.
+/// A read of the first `len_bytes` of a sparse image, on a file that requires `alignment`.
 fn read(len_bytes: u64, addr: u64, alignment: Alignment) -> Rig {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk.raw");
@@ -196,7 +196,7 @@ fn op_whose_buffers_are_shorter_than_its_range_is_a_bug_of_the_caller() {
         OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers: IoVecs::with_capacity(0) }, true);
 }
 
-/// The same, as a durable write, by calls that carry no flag for it.
+/// A durable write on a backend whose calls have no flag for durability.
 fn durable_write_without_a_flag() -> Rig {
     let mut rig = read(4096, 0, BUFFERED);
     let kind = OpKind::Write { range: rig.range, durability: Durability::Durable };

@@ -1,6 +1,6 @@
 //! The core over a backend that answers at random: no op is lost, none is durable without its sync.
 //!
-//! Not here: real backends (`tests/contract`).
+//! `tests/contract` tests real backends.
 
 #![allow(clippy::cast_possible_truncation)] // small numbers of our own
 
@@ -28,7 +28,7 @@ struct Given {
     at: u64,
 }
 
-/// What became of a call, and when it was given and answered.
+/// A call's result, and the times at which the backend got and answered the call.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     file: u32,
@@ -52,7 +52,7 @@ struct Chance {
     always: bool,
 }
 
-// SAFETY: 1. the pointers in calls are never followed, on whatever thread.
+// SAFETY: 1. no thread follows the pointers in calls.
 unsafe impl Send for Chance {}
 
 impl Chance {
@@ -199,7 +199,7 @@ struct Rig {
     files: Vec<FileId>,
     image: Image,
     view: MemoryView,
-    /// By token: what it was, when it was pushed, and whether it has ended.
+    /// By token: the kind of the op, when it was pushed, and whether it has ended.
     pushed: Vec<(OpKind, u64, bool)>,
     _folder: tempfile::TempDir,
 }
@@ -223,7 +223,8 @@ impl Rig {
         Self { core, files: vec![file], image, view, pushed: Vec::new(), _folder: folder }
     }
 
-    /// Two disks, which have a window of four calls together, and of two if both are busy: most ops wait for a result of another one.
+    /// Two disks. One busy disk has a window of four calls, two busy disks have two each, so most ops wait for another
+    /// op's result.
     fn beside_another(seed: u64) -> Self {
         let mut rig = Self::new(seed);
         let alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };
@@ -235,7 +236,8 @@ impl Rig {
         rig
     }
 
-    /// Each token has blocks of its own, so that calls tell whose they are. Odd ones are misaligned in memory.
+    /// Each token has its own blocks, so that a call's offset identifies its op. The buffers of odd tokens are
+    /// misaligned.
     fn push(&mut self, choice: u8) {
         let token = self.pushed.len() as u64;
         let range = self.image.check(token * 2, 1024).unwrap();
@@ -273,7 +275,7 @@ impl Rig {
     }
 }
 
-/// What was done has its sync: one that was given to the kernel after the data was there.
+/// Checks that a durable op has a sync that the backend got after the op's data call had ended.
 fn check(kind: OpKind, pushed: u64, file: FileId, answers: &[Answer]) {
     let data_at = match kind {
         OpKind::Flush => pushed,

@@ -11,7 +11,7 @@
 //! - A file that has used up its turn delays only its own later calls. The worker does not sleep while ops wait in a
 //!   file's queue, so a file that is alone gets its next turn at once.
 //!
-//! Not here: how many requests a worker takes from each ring (`turn.rs` of `blk_server`).
+//! `turn.rs` of `blk_server` limits how many requests a worker takes from each ring.
 
 /// Bytes that one file's calls may copy in one submission if the calls are few: 50 µs at 10 GB/s.
 pub(crate) const TURN_BYTES: u64 = 512 << 10;

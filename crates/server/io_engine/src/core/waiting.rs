@@ -59,11 +59,11 @@ impl<B: IoBackend> Core<B> {
         }
     }
 
-    /// Called when an op gave its bounce buffer back.
+    /// Called after an op returned its bounce buffer.
     #[cold]
     pub(super) fn issue_waiting(&mut self) {
         for file in self.files_in_turn() {
-            // Counted here: an op in the wait queue takes its buffer only in its turn.
+            // Counts the free buffers in `room`, because an op in the wait queue takes its buffer only in its turn.
             let mut room = self.memory.bounce.shares.room(file);
             while room > 0
                 && let Some(index) = self.files.get_mut(file).and_then(|file| file.waiting.pop_front())

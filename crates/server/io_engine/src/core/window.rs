@@ -12,7 +12,7 @@
 //! - A call always fits an empty window. A file with waiting ops therefore has a call in flight, whose result wakes the
 //!   worker.
 //!
-//! Not here: wait queues (`turn.rs`), op slots (`shares.rs`).
+//! `turn.rs` has the wait queues, `shares.rs` the op slots.
 
 use crate::core::files::OpenFile;
 use crate::core::op::OpState;

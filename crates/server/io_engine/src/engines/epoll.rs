@@ -42,7 +42,6 @@ impl EpollWatcher {
     ///
     /// # Errors
     /// Errors of `epoll_ctl`.
-    /// `epoll_ctl`'s.
     pub fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
         let id = self.watches.insert(Arc::clone(&fd), token);
         let data = epoll::EventData::new_u64(u64::from(id.generation) << 32 | u64::from(id.index));

@@ -104,7 +104,7 @@ impl PolledRing {
         Ok(())
     }
 
-    /// As [`IoBackend::submit`](crate::IoBackend::submit).
+    /// Starts the queued calls, as [`IoBackend::submit`](crate::IoBackend::submit) does.
     pub fn submit(&mut self) -> io::Result<()> {
         while !self.ring.submission().is_empty() {
             match self.ring.submitter().submit() {
@@ -133,7 +133,7 @@ impl PolledRing {
             let polled = unsafe {
                 self.ring.submitter().enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None)
             };
-            // A signal, or a device that failed. In the latter case its calls end with errors of their own.
+            // An error means a signal or a failed device. The calls on a failed device end with their own errors.
             let _ = polled;
         }
         !self.ring.completion().is_empty()

@@ -76,7 +76,7 @@ fn polled_read(spec: &FileSpec) -> Result<(), String> {
     }
 }
 
-/// Other failures do not decide the question: the first request runs into them and reports them.
+/// Other failures do not show whether the file can be polled. The first request gets the same failure and reports it.
 fn judge(result: i32) -> Result<(), String> {
     match result {
         refused if refused == -libc::EOPNOTSUPP || refused == -libc::EINVAL => {
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn file_on_tmpfs_is_not_polled() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
-        // Linux 6.6; before, tmpfs has no O_DIRECT, which is a reason too.
+        // tmpfs has O_DIRECT since Linux 6.6. Without O_DIRECT, the check fails for that reason.
         let has_direct = rustix::fs::fcntl_setfl(&file, OFlags::DIRECT).is_ok();
         let why = reason(file);
         assert!(why.contains(if has_direct { "refused" } else { "O_DIRECT" }), "{why}");

@@ -1,6 +1,6 @@
-//! The options of the ring: what the kernel takes of them, and that they do what they are for.
+//! Tests of the ring's options: whether the kernel accepts them, and whether they have their effect.
 //!
-//! Not here: the ring without options (`tests.rs`), what every engine must do (`tests/contract`).
+//! `tests.rs` tests the ring without options, and `tests/contract` the contract of every engine.
 
 use std::time::Instant;
 
@@ -179,7 +179,7 @@ fn file_beyond_the_table_is_held_while_a_kernel_thread_may_look_its_number_up() 
     assert_eq!(Arc::strong_count(&spec.file), 1);
 }
 
-/// A server that stops and one that starts meet at the image's lock.
+/// A server that starts needs the image's lock, which a server that stops holds until the kernel closes the file.
 #[test]
 fn file_that_was_detached_is_closed_by_the_kernel_thread_too() {
     for _ in 0..200 {
@@ -196,7 +196,7 @@ fn file_that_was_detached_is_closed_by_the_kernel_thread_too() {
         rustix::io::ioctl_fionbio(&reader, true).unwrap();
         let mut written = [0; 4096];
         std::io::Read::read_exact(&mut reader, &mut written).unwrap();
-        // A program that another test starts at this moment holds everything until it runs.
+        // If another test forks at this moment, its child holds all descriptors until it calls exec.
         let deadline = Instant::now() + PATIENCE;
         while std::io::Read::read(&mut reader, &mut written).map_err(|error| error.kind()) != Ok(0) {
             assert!(Instant::now() < deadline, "somebody still holds the other end");
@@ -232,7 +232,7 @@ fn kick_ends_a_wait_while_polled_calls_are_out() {
     let buffers = buffers_of(&memory, 0);
     let kick = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
     ring.watch(Arc::clone(&kick), WatchToken(4)).unwrap();
-    // SAFETY: 1. the ring is dropped last of all that is needed here, see the end.
+    // SAFETY: 1. file and buffers live until the read's result at the end of this function.
     unsafe { ring.queue(1, target, &call(Verb::Read, &buffers)) }.unwrap();
     ring.wait(Some(Duration::from_millis(1))).unwrap();
     rustix::io::write(&kick, &1_u64.to_ne_bytes()).unwrap();
@@ -274,7 +274,8 @@ fn flags_of_a_fixed_write_reach_the_kernel() {
     assert_eq!(run(&mut ring, target, &call(Verb::Write, &buffers)), 4096);
 }
 
-/// Reads into a page after a hole was punched there, as a balloon does. Returns what the guest finds.
+/// Punches a hole into guest memory, as a balloon does, then reads into that page. Returns the data that the guest
+/// sees.
 fn read_after_a_hole_was_punched(options: &IoUringOptions) -> (i32, u8) {
     let mut ring = started(options);
     let (spec, region) = (file_with_data(), region());
@@ -294,8 +295,8 @@ fn read_into_a_punched_hole_reaches_a_guest_that_is_not_pinned() {
     assert_eq!(read_after_a_hole_was_punched(&IoUringOptions::default()), (4096, 0x5a));
 }
 
-/// The damage that `pin_guest_memory` does under a balloon: success is reported, and the guest finds zeroes.
-/// Should this fail one day, the kernel follows holes now, and the warnings in `pinned.rs` can go.
+/// Shows the damage that `pin_guest_memory` does under a balloon: the read succeeds, and the guest finds zeroes. If
+/// this test fails one day, the kernel has learned to follow holes, and the warnings in `pinned.rs` can be removed.
 #[test]
 fn read_into_a_punched_hole_is_lost_on_a_guest_that_is_pinned() {
     assert_eq!(read_after_a_hole_was_punched(&pinned()), (4096, 0));

@@ -1,6 +1,6 @@
-//! The ring itself: what it was made with, and that calls reach the kernel as they were meant.
+//! Tests of the ring: the features that it was created with, and the calls that reach the kernel.
 //!
-//! Not here: what every engine must do (`tests/contract`).
+//! `tests/contract` tests the contract of every engine.
 
 use disk_image::Alignment;
 
@@ -104,7 +104,7 @@ fn poll_ended_by_a_full_completion_ring_is_armed_again() {
     assert!(matches!(events[..], [Event::Readable(WatchToken(9))]), "{events:?}");
 }
 
-/// Tokens of the watches that one kick of their common fd made ready, over as many passes as it takes.
+/// Kicks the fd that several watches share once. Runs passes until all have fired, and returns their tokens.
 fn ready_after_kick(ring: &mut Uring, fd: &OwnedFd, count: usize) -> usize {
     rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
     let mut tokens = std::collections::HashSet::new();
@@ -168,7 +168,7 @@ fn ring_made_on_another_thread_is_used_by_its_worker() {
     assert!(matches!(&events[..], [Event::Completed(c)] if c.result == Ok(())));
 }
 
-/// What /proc says of the threads that the kernel started for calls of this thread: where each may run.
+/// The CPUs on which each thread may run that the kernel started for calls of this thread, from /proc.
 fn cpus_of_kernel_workers() -> Vec<String> {
     let name = format!("iou-wrk-{}", rustix::thread::gettid().as_raw_nonzero());
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
@@ -183,7 +183,7 @@ fn cpus_of_kernel_workers() -> Vec<String> {
 
 #[test]
 fn kernels_threads_for_calls_that_block_run_where_the_worker_may() {
-    // On a thread of its own, as whoever is bound stays so.
+    // Runs on a separate thread, because a bound thread stays bound.
     let bound = std::thread::spawn(|| {
         let cpus = rustix::thread::sched_getaffinity(None).unwrap();
         let last = (0..rustix::thread::CpuSet::MAX_CPU).rfind(|&cpu| cpus.is_set(cpu)).unwrap();
@@ -206,14 +206,14 @@ fn kernels_threads_for_calls_that_block_run_where_the_worker_may() {
     assert!(found.iter().all(|cpus| *cpus == last), "{found:?} instead of {last}");
 }
 
-/// Deferred task-run, restrictions and multishot polls as the guest's kernel has them: 6.1 on Debian 12.
+/// Tests deferred task-run, restrictions and multishot polls on the guest's kernel: 6.1 on Debian 12.
 #[cfg(target_arch = "x86_64")] // what the guest is made of
 #[test]
 fn engine_passes_its_own_tests_on_the_guests_kernel() {
     use xtask::guest::{GuestImage, OwnTests};
     let image = GuestImage::prepare(|step| eprintln!("{step}")).unwrap();
     let tests = OwnTests::new(&image, "/storage", "on_the_guests_kernel").with_temporary_files_in("/storage");
-    // Linux before 6.4 takes a second to let go of a registered file; the test has 200 of them.
+    // Linux before 6.4 needs a second to release a registered file, and this test has 200 files.
     let tests = tests.without("file_that_was_detached_is_closed_by_the_kernel_thread_too");
     let passed = tests.run().unwrap_or_else(|error| panic!("{error:#}"));
     println!("{}: {} tests, {:?}", passed.kernel, passed.count, passed.output.wall);
@@ -223,7 +223,7 @@ fn engine_passes_its_own_tests_on_the_guests_kernel() {
         "{console}"
     );
     let skipped: Vec<&str> = console.lines().filter(|line| line.starts_with("skipped:")).collect();
-    // The guest's root is a tmpfs, which has no O_DIRECT before Linux 6.6, and its small memory has no huge page to give.
+    // The guest's root is a tmpfs, which has no O_DIRECT before Linux 6.6. The guest's small memory has no huge page.
     let is_known = |line: &&str| line.contains("O_DIRECT") || line.contains("no free huge page");
     assert!(skipped.iter().all(is_known), "{skipped:?}");
 }

@@ -67,7 +67,8 @@ pub fn prepare_signals() -> io::Result<()> {
                 Ok(())
             }
             Err(errno) => {
-                // Final: another attempt would make system calls for which a worker's sandbox kills it.
+                // This state is final. Another attempt would make system calls that the worker's sandbox forbids, and
+                // the kernel would kill the worker.
                 *not_made = Signaller::Impossible;
                 Err(cannot_set_up(errno, PLACES))
             }
@@ -88,12 +89,12 @@ pub fn signal_shared(eventfd: impl AsFd) {
 
 fn make() -> Result<Signaller, Errno> {
     if EMPTY.get().is_none() {
-        // Another thread's memfd, if set meanwhile, is just as good.
+        // If another thread has set its memfd meanwhile, this thread uses that one.
         let _ = EMPTY.set(memfd_create("bareblk-empty", MemfdFlags::CLOEXEC)?);
     }
     let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
     let context = idle.map_or_else(|| Context::without_waiting(PLACES), Ok)?;
-    // Assumed full, because a context from another thread may be.
+    // Assumes that the context is full, because a context from another thread may be full.
     Ok(Signaller::Made { context: Some(context), taken: PLACES })
 }
 

@@ -1,6 +1,7 @@
-//! What Linux AIO does beyond the contract: refusals, a full ring, a ring that nobody maps, the way out.
+//! Tests of Linux AIO beyond the contract: refusals, a full ring, a ring that is not mapped, and the end of the
+//! engine.
 //!
-//! Not here: what every engine must do (`tests/contract`).
+//! `tests/contract` tests the contract of every engine.
 
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -26,7 +27,7 @@ fn aio_without_ring() -> LinuxAio {
     LinuxAio::new(Context::new(DEPTH + 1).unwrap(), None, &config(DEPTH)).unwrap()
 }
 
-/// The smallest context there is, and more blocks than it takes calls.
+/// The smallest possible context, with more blocks than the context accepts calls.
 fn aio_with_more_blocks_than_the_kernel_takes() -> (LinuxAio, u32) {
     let context = Context::new(1).unwrap();
     let ring = UserRing::of(&context).unwrap();
@@ -81,7 +82,7 @@ fn results(aio: &mut LinuxAio, count: usize) -> Vec<(u64, i32)> {
     results
 }
 
-/// Queues a call that never ends: nobody writes to `fd`.
+/// Queues a call that never ends, because no thread writes to `fd`.
 fn queue_stuck(aio: &mut LinuxAio, name: u64, fd: &OwnedFd) {
     let poll = Iocb { buffer: libc::POLLIN as u64, ..iocb(name, fd.as_raw_fd(), Command::Poll) };
     assert!(aio.calls.push(poll));
@@ -239,7 +240,7 @@ fn sync_is_made_by_the_kernel_and_needs_no_thread() {
 #[test]
 fn sync_that_the_kernel_does_not_know_is_made_by_a_thread_from_then_on() {
     let (mut aio, file) = (aio(), direct_file());
-    // An eventfd cannot be synced, which looks the same.
+    // An eventfd cannot be synced, which gives the same error.
     aio.files.push(Some(Arc::new(File::from(eventfd(0, EventfdFlags::empty()).unwrap()))));
     aio.pool.attach(FileId(0));
     queue(&mut aio, 1, Target::Registered(0), &SYNC);

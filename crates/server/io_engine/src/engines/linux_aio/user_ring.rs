@@ -13,8 +13,8 @@
 //! | 24 | incompatible features: 0 | – |
 //! | 28 | bytes before the first event: 32 | – |
 //!
-//! - It starts at the context's address. Head and tail count from 0 to the number of events that fit, not to a power of
-//!   two, and are equal when the ring is empty. It always has space for the calls in flight.
+//! - The ring starts at the context's address. Head and tail count from 0 to the number of events that fit, not to a
+//!   power of two, and are equal when the ring is empty. The ring always has space for the calls in flight.
 //! - The kernel reads the head to learn how many events were consumed, so moving the head needs no `io_getevents`. That
 //!   call also moves the head, so the engine must read the head again after each such call.
 //!

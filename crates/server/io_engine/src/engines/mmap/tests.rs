@@ -1,6 +1,6 @@
-//! Calls on files in memory that shrink, grow and run full while they are mapped.
+//! Tests of calls on files in memory that shrink, grow, or use up their file system's space while they are mapped.
 //!
-//! Not here: what every engine must do (`tests/contract`).
+//! `tests/contract` tests the contract of every engine.
 
 #![allow(clippy::cast_possible_truncation)] // small numbers of our own
 
@@ -62,11 +62,11 @@ fn write(offset_bytes: u64, data: Vec<u8>) -> Transfer {
 }
 
 fn queue(engine: &mut MmapBackend, name: u64, file: u32, call: &Call) {
-    // SAFETY: 1. callers keep what the call points to until they have the result.
+    // SAFETY: 1. callers keep the memory of the call until they have the result.
     unsafe { engine.queue(name, Target::Registered(file), call) }.unwrap();
 }
 
-/// One batch; results in the order of the transfers.
+/// Runs one batch. Returns the results in the order of the transfers.
 fn run(engine: &mut MmapBackend, transfers: &mut [Transfer]) -> Vec<i32> {
     for (name, transfer) in (0..).zip(transfers.iter_mut()) {
         let Transfer { verb, file, offset_bytes, ref mut data } = *transfer;
@@ -101,7 +101,7 @@ fn byte_at(offset_bytes: u64) -> u8 {
     (offset_bytes % 251) as u8 + 1
 }
 
-/// A xorshift: no two runs differ.
+/// A xorshift generator, so that all runs use the same numbers.
 fn random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -111,7 +111,7 @@ fn random(state: &mut u64) -> u64 {
 
 #[test]
 fn file_that_is_not_in_memory_is_refused_and_told_what_to_use() {
-    // Of procfs: wherever the test runs, a file on a disk may not be at hand.
+    // A file of procfs, because a machine may have no file on a disk.
     let elsewhere = Arc::new(File::open("/proc/version").unwrap());
     let error = attach(&mut engine(), 0, &elsewhere).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::Unsupported);
@@ -158,7 +158,7 @@ fn asking_for_pages_that_are_gone_or_never_were_is_no_fault() {
         for offset_bytes in [0, PAGE, 3 * PAGE, u64::MAX] {
             for base in [std::ptr::null_mut(), 8 as *mut u8, usize::MAX as *mut u8] {
                 let buffers = Buffers::One { base, len_bytes: 4096 };
-                // SAFETY: 1. there is no array, and one buffer is only asked for, not accessed.
+                // SAFETY: 1. the call has no array, and prefetching does not access its only buffer.
                 unsafe { mapped.prefetch(&Call { verb, flags: 0, offset_bytes, len_bytes: PAGE, buffers }) };
             }
         }
@@ -192,7 +192,7 @@ fn rest_of_the_batch_is_sound_when_one_call_meets_the_end() {
     assert_eq!(content(&file, 0, 513), [vec![9; 512], pattern(512, 1)].concat());
 }
 
-/// A write to the rest of the batch is made again alone on hugetlbfs, which has no calls that write.
+/// hugetlbfs has no system calls that write, so the engine repeats an untrusted write by a separate copy.
 #[test]
 fn copy_into_a_lost_mapping_stays_lost_when_another_one_of_its_batch_is_made_again() {
     let file = memfd(2 * PAGE);
@@ -387,7 +387,7 @@ fn file_truncated_inside_its_last_page_ends_there() {
 /// Below this, the file is never truncated.
 const KEPT_BYTES: u64 = 64 * PAGE;
 const FULL_BYTES: u64 = 128 * PAGE;
-/// Below this, it is never written either.
+/// The test never writes below this offset either.
 const WRITTEN_FROM: u64 = 56 * PAGE;
 
 /// Makes the file shorter, to the page and not, and long again, and fills it, until told to stop.
@@ -406,10 +406,10 @@ fn truncate_at_random(file: &File, stop: &AtomicBool) {
     }
 }
 
-/// Reads and writes all over the file in one batch; every result is compared with what may be.
+/// Reads and writes in the whole file in one batch. Compares each result with the possible contents.
 fn checked_batch(engine: &mut MmapBackend, file: &File, round: u64, state: &mut u64) {
     let mut batch: Vec<Transfer> = (0..16).map(|_| read(random(state) % (FULL_BYTES - PAGE), PAGE)).collect();
-    // The last eight pages that are kept are written, each by one write per batch.
+    // Each batch writes each of the last eight kept pages once.
     batch.extend((56..64).map(|page| write(page * PAGE + round % 100, vec![round as u8; 512])));
     let beyond = (0..8).map(|_| write(KEPT_BYTES + random(state) % (64 * PAGE - 512), vec![0xff; 512]));
     batch.extend(beyond);
@@ -461,7 +461,7 @@ fn stream_survives_truncations_at_any_moment_and_what_is_kept_stays_right() {
     assert!(sigbus::faults() > faults, "nothing was truncated under a copy");
 }
 
-/// A tmpfs of its own; unmounted with the value.
+/// A separate tmpfs, unmounted when this value is dropped.
 struct SmallTmpfs(tempfile::TempDir);
 
 impl SmallTmpfs {
@@ -508,7 +508,7 @@ fn full_tmpfs_fails_the_writes_that_need_a_page_and_no_others() {
     assert!(results[stored..].iter().all(|&result| result == no_space), "{results:?}");
     let right = |page: u64| content(&file, page * PAGE, PAGE) == vec![page as u8; PAGE as usize];
     assert!((0..stored as u64).all(right));
-    // What is there can be written and read, holes can be read, and freed memory can be had again.
+    // Existing pages can be written and read, holes can be read, and freed memory can be allocated again.
     let mut batch = [write(0, vec![1; 512]), read(3 << 20, PAGE), read(PAGE, PAGE)];
     assert_eq!(run(&mut engine, &mut batch), [512, PAGE as i32, PAGE as i32]);
     assert_eq!((&batch[1].data[..], batch[2].data[0]), (&[0; PAGE as usize][..], 1));

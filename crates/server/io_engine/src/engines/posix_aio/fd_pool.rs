@@ -18,7 +18,7 @@ struct Descriptor {
     file: Arc<File>,
     /// Requests that use the descriptor and have not ended.
     busy: usize,
-    /// Those of them that the C library has accepted, oldest first.
+    /// The requests on this descriptor that the C library has accepted, oldest first.
     outstanding: VecDeque<u32>,
     /// The request that a waiter waits for, or last waited for, and its ticket.
     waited: Option<(u32, u64)>,
@@ -101,7 +101,8 @@ impl PoolFile {
         self.in_flight -= 1;
     }
 
-    /// Offers each descriptor's oldest request to `take`, until that returns false; all of them if `every`.
+    /// Offers each descriptor's oldest request to `take` until `take` returns false. With `every`, offers all
+    /// requests.
     pub fn collect(&mut self, every: bool, mut take: impl FnMut(u32) -> bool) {
         for descriptor in &mut self.descriptors {
             let before = descriptor.outstanding.len();

@@ -48,7 +48,7 @@ unsafe impl Sync for ControlBlocks {}
 
 impl ControlBlocks {
     fn new(count: u32) -> Self {
-        // SAFETY: 1. a C structure of numbers and pointers: all zeroes are a value of each.
+        // SAFETY: 1. a C structure of numbers and pointers, for which all zeroes are a valid value.
         let zeroed = || UnsafeCell::new(unsafe { std::mem::zeroed::<libc::aiocb>() });
         Self {
             blocks: (0..count).map(|_| zeroed()).collect(),

@@ -1,7 +1,7 @@
-//! Descriptors, cancelling and dropping: what only this engine has.
+//! Tests of descriptors, cancelling and dropping, which differ from other engines.
 //!
-//! A read from an empty pipe is a request that does not end before the test lets it. Not here: what every engine
-//! must do (`tests/contract`), pieces (`requests.rs`).
+//! A read from an empty pipe is a request that ends only when the test writes to the pipe. `tests/contract` tests the
+//! contract of every engine, `requests.rs` the pieces.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,7 +15,7 @@ use crate::engine::Engine;
 
 const LEN_BYTES: u32 = 8;
 
-/// A kernel with one pipe, and memory that outlives it.
+/// A backend with one pipe, and memory that outlives the backend.
 struct Rig {
     kernel: PosixAio,
     target: Target,
@@ -40,7 +40,7 @@ impl Rig {
         Self { kernel, target, writer, reader_fd, memory }
     }
 
-    /// Starts reads with these names, each into eight bytes of its own.
+    /// Starts reads with these names, each into its own eight bytes.
     fn read(&mut self, names: std::ops::Range<u32>) {
         for name in names {
             let base = self.memory.wrapping_add((name * LEN_BYTES) as usize);
@@ -58,7 +58,7 @@ impl Rig {
         (0..count).for_each(|_| self.writer.write_all(&[7; LEN_BYTES as usize]).unwrap());
     }
 
-    /// Sleeps until `count` results are there.
+    /// Sleeps until `count` results are available.
     fn results(&mut self, count: usize) -> Vec<(u64, i32)> {
         let mut results = Vec::new();
         while results.len() < count {
@@ -74,7 +74,7 @@ impl Rig {
         results
     }
 
-    /// Sleeps until the one call that the pool of threads has is done.
+    /// Sleeps until the pool of threads has completed its only call.
     fn pool_result(&mut self) -> (u64, i32) {
         loop {
             self.kernel.wait(Some(Duration::from_secs(300))).unwrap();
@@ -90,8 +90,7 @@ impl Rig {
         self.kernel.files[0].as_ref().unwrap().descriptors()
     }
 
-    /// Descriptors of this process that mean the pipe's reading end. Other tests run side by side: they have
-    /// other pipes.
+    /// This process's descriptors of the pipe's reading end. Other tests, which run at the same time, use other pipes.
     fn open_readers(&self) -> usize {
         readers_of(&self.pipe())
     }
@@ -168,7 +167,7 @@ fn request_that_waits_is_cancelled_and_the_one_in_a_thread_is_not() {
     assert_eq!(rig.results(2), [(0, 8), (2, 8)]);
 }
 
-/// Whether a thread is in the read of the first request: cancelling it is refused then.
+/// Whether a thread already reads for the first request. The C library then refuses to cancel the request.
 fn is_being_read(rig: &Rig) -> bool {
     let slot = rig.kernel.files[0].as_ref().unwrap().outstanding().next().unwrap();
     let reader = format!("0 {:#x} {:#x}", rig.reader_fd, rig.memory.addr());
@@ -243,7 +242,7 @@ fn dropping_with_nothing_outstanding_frees_all() {
     let Rig { kernel, writer: _writer, .. } = rig;
     drop(kernel);
     assert_eq!(readers_of(&pipe), 0);
-    // A waiter that has just returned may still be on its way out.
+    // A waiter that has just returned may not have ended yet.
     while blocks.strong_count() > 0 {
         std::thread::yield_now();
     }
