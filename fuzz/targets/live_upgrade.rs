@@ -1,4 +1,5 @@
-//! libFuzzer's program for the target `live_upgrade`. Not here: the target (`crates/server/fuzz_targets/src/live_upgrade.rs`).
+//! libFuzzer's program for the target `live_upgrade`. Elsewhere: the target
+//! (`crates/server/fuzz_targets/src/live_upgrade.rs`).
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz_targets::run("live_upgrade", bytes));

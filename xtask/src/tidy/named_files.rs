@@ -1,6 +1,6 @@
 //! Files that comments and pages name exist: `queue/mod.rs` in backticks is the end of some file's path.
 //!
-//! Not here: links (`links.rs`). Decisions and the changelog may name what was.
+//! Elsewhere: links (`links.rs`). Decisions and the changelog may name what was.
 
 use std::collections::HashSet;
 

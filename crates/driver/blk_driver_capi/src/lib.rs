@@ -10,7 +10,7 @@
 //!   handle is not used after it was freed, nor by two threads at once where the header forbids it.
 //! - Items that C sees have their C names here too.
 //!
-//! The header is generated (`tests/it/header.rs`). Not here: anything that decides.
+//! The header is generated (`tests/it/header.rs`). This crate makes no decisions.
 
 #![allow(non_camel_case_types)]
 // The comment above an exported function becomes the header's text, for C programmers. What they promise with every

@@ -3,7 +3,7 @@
 //! 0.4 marks per lock type whether guards are `Send`; 0.5 keeps a state per acquisition. Here that state is
 //! the 0.4 marker and nothing else.
 //!
-//! Not here: locks with time limits, reader/writer locks.
+//! Does not adapt locks with time limits or reader/writer locks.
 
 use core::fmt;
 use core::marker::PhantomData;

@@ -1,6 +1,6 @@
 //! The crate's atomics: `core`'s, or loom's in models.
 //!
-//! Not here: orderings; each access names its own.
+//! Each access names its own ordering.
 
 #[cfg(not(all(test, loom)))]
 pub(crate) use core::sync::atomic::{AtomicU32, AtomicUsize, fence};

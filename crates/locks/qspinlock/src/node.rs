@@ -5,7 +5,7 @@
 //!                                                              and the oldest (`oldest`, in the newest)
 //! ```
 //!
-//! Not here: how queues are walked (`queue/chain.rs`), where nodes come from (the platform).
+//! Elsewhere: how queues are walked (`queue/chain.rs`), where nodes come from (the platform).
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

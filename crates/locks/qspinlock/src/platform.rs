@@ -3,7 +3,7 @@
 //! `Linux` (with feature `std`) is the platform in this crate; the models have their own. A kernel or a
 //! runtime without `std` implements [`Platform`].
 //!
-//! Not here: the lock algorithm.
+//! The lock algorithm is in `queue.rs`.
 
 use crate::atomic::AtomicU32;
 use crate::{Node, events::Event};

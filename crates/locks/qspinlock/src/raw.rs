@@ -1,6 +1,6 @@
 //! The queued locks behind `lock_api` 0.5.
 //!
-//! Not here: `lock_api` 0.4 (`api_04.rs`), how the locks work (`queue.rs`).
+//! Elsewhere: `lock_api` 0.4 (`api_04.rs`), how the locks work (`queue.rs`).
 
 #[cfg(feature = "std")]
 use std::time::{Duration, Instant};

@@ -26,7 +26,7 @@
 //! it comes later, it sees the flag and wakes the waiter. Between the exchange and the sleep the kernel
 //! compares the word once more.
 //!
-//! Not here: the bits (`rwlock/counts.rs`), the queue (`queue.rs`), `lock_api` (`rwlock/raw.rs`).
+//! Elsewhere: the bits (`rwlock/counts.rs`), the queue (`queue.rs`), `lock_api` (`rwlock/raw.rs`).
 
 mod counts;
 #[cfg(not(all(test, loom)))]

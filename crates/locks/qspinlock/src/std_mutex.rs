@@ -5,7 +5,7 @@
 //!   again.
 //! - Poison is ignored; use `std::sync::Mutex` directly if you want it.
 //!
-//! Not here: fairness; std promises none.
+//! This lock is not fair: std promises no fairness.
 
 use core::mem::{self, MaybeUninit};
 use std::process;

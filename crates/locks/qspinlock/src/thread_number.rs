@@ -3,7 +3,7 @@
 //! It is the number of the thread's node slot: dense, claimed at first use, and taken over by a new thread
 //! once its owner has ended. Nothing is allocated, and nothing runs when a thread ends.
 //!
-//! Not here: how numbers are assigned (`linux/slots.rs`), the tables (`stats/table.rs`,
+//! Elsewhere: how numbers are assigned (`linux/slots.rs`), the tables (`stats/table.rs`,
 //! `checked/holders.rs`).
 
 use crate::NODES_PER_THREAD;

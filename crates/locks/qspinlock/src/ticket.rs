@@ -14,8 +14,7 @@
 //!   would look free), so the lock aborts the process once 32,768 threads want one lock: no schedule gets
 //!   from there to a wrap.
 //!
-//! Not here: sleeping. With more threads than cores this lock is hundreds of times slower than a sleeping
-//! lock.
+//! Waiters never sleep. With more threads than cores this lock is hundreds of times slower than a sleeping lock.
 
 #[cfg(not(all(test, loom)))]
 use core::{hint::spin_loop, sync::atomic::AtomicU32};

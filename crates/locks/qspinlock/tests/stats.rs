@@ -2,7 +2,7 @@
 //!
 //! The switch and the counts are process-wide, so the tests in this file run one at a time.
 //!
-//! Not here: the cost of statistics (`benches/stats.rs`), more lines than rows (`tests/stats_bounds.rs`).
+//! Elsewhere: the cost of statistics (`benches/stats.rs`), more lines than rows (`tests/stats_bounds.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::hint::black_box;

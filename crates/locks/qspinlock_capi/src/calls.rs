@@ -1,6 +1,6 @@
 //! What the calls do, for every kind of lock.
 //!
-//! Not here: their names and their descriptions for C programmers (`native.rs` and the other kinds' files).
+//! Elsewhere: their names and their descriptions for C programmers (`native.rs` and the other kinds' files).
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};

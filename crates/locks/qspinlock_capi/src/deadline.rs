@@ -1,6 +1,6 @@
 //! Points in time as C has them: nanoseconds of the monotonic clock, or a timespec and its clock.
 //!
-//! Not here: waiting for them.
+//! The locks wait for deadlines.
 
 use std::ffi::c_int;
 

@@ -1,6 +1,6 @@
 //! `qspin_fair_t`: first in, first out among waiters, and no thread waits for a sleeping one.
 //!
-//! Not here: what the calls do (`calls.rs`).
+//! Elsewhere: what the calls do (`calls.rs`).
 
 use std::ffi::c_int;
 use std::mem::{align_of, size_of};

@@ -1,6 +1,6 @@
 //! `qspin_hybrid_t`: the throughput of an unfair lock, without starvation.
 //!
-//! Not here: what the calls do (`calls.rs`).
+//! Elsewhere: what the calls do (`calls.rs`).
 
 use std::ffi::c_int;
 use std::mem::{align_of, size_of};

@@ -1,6 +1,6 @@
 //! `qspin_native_t`: first in, first out, spinning only.
 //!
-//! Not here: what the calls do (`calls.rs`).
+//! Elsewhere: what the calls do (`calls.rs`).
 
 use std::ffi::c_int;
 use std::mem::{align_of, size_of};

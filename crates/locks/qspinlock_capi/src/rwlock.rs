@@ -1,6 +1,6 @@
 //! `qspin_rwlock_t`: many readers or one writer, first in, first out.
 //!
-//! Not here: locks for one (`fair.rs` and the other kinds' files).
+//! Elsewhere: locks for one (`fair.rs` and the other kinds' files).
 
 use std::ffi::c_int;
 use std::mem::{align_of, size_of};

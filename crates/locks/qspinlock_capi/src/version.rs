@@ -1,6 +1,6 @@
 //! Which version a program was compiled with, and which one it runs with.
 //!
-//! Not here: differences between versions; there is only one so far.
+//! There is only one version so far.
 
 /// Version of this header: major << 16 | minor << 8 | patch.
 pub const QSPIN_VERSION: u32 = 0x00_01_00;

@@ -4,7 +4,7 @@
 //! objects are the same unions. So they must be replaced together with the pthread calls. `call_once`,
 //! `tss_*` and `thrd_*` use none of them.
 //!
-//! Not here: the locks (`mutex.rs`), the condition variables (`cond.rs`).
+//! Elsewhere: the locks (`mutex.rs`), the condition variables (`cond.rs`).
 
 use std::ffi::c_int;
 

@@ -33,7 +33,7 @@
 //! work only with mutexes that are also the C library's (`EINVAL` with others); the ones here work with any
 //! mutex.
 //!
-//! Not here: the list (`cond/waiters.rs`), sleeping and cancellation (`cond/waiter.rs`).
+//! Elsewhere: the list (`cond/waiters.rs`), sleeping and cancellation (`cond/waiter.rs`).
 
 mod owing;
 mod waiter;

@@ -22,10 +22,10 @@
 //!   recursive or error-checking mutex of another thread; `EBUSY` for destroying a lock that is held or has
 //!   waiters.
 //!
-//! Not here: the C library's calls to itself. Those of its C11 locks are replaced (`c11.rs`); barriers,
-//! semaphores and `call_once` use none of the replaced objects. Not replaceable: locks in statically linked
-//! programs, and in libraries that are loaded with `RTLD_DEEPBIND` or by `dlmopen`, or linked with
-//! `-Bsymbolic` against their own C library. Limits for users: `docs/how-to/qspinlock-preload.md`.
+//! The C library's calls to itself are not replaced. Those of its C11 locks are replaced (`c11.rs`); barriers,
+//! semaphores and `call_once` use none of the replaced objects. Not replaceable: locks in statically linked programs,
+//! and in libraries that are loaded with `RTLD_DEEPBIND` or by `dlmopen`, or linked with `-Bsymbolic` against their
+//! own C library. Limits for users: `docs/how-to/qspinlock-preload.md`.
 
 #[cfg(not(all(
     target_os = "linux",

@@ -11,7 +11,7 @@
 //! - Only recursive and error-checking mutexes use `owner` and `count`. A thread that reads its own number in
 //!   `owner` wrote it itself, so it can read `owner` without the lock.
 //!
-//! Not here: waiting (`patience.rs`, `qspinlock`), condition variables (`cond.rs`).
+//! Elsewhere: waiting (`patience.rs`, `qspinlock`), condition variables (`cond.rs`).
 
 use std::ffi::c_int;
 use std::sync::atomic::{

@@ -1,6 +1,6 @@
 //! Names that the C library keeps for programs linked long ago, for the same calls.
 //!
-//! Not here: the calls themselves.
+//! Other files implement the calls.
 
 use std::ffi::c_int;
 

@@ -1,6 +1,6 @@
 //! Takes and releases a queued lock for C callers: how long a call waits, and its error number.
 //!
-//! Not here: how threads wait (`qspinlock`, `cond/waiter.rs`).
+//! Elsewhere: how threads wait (`qspinlock`, `cond/waiter.rs`).
 
 use std::ffi::c_int;
 

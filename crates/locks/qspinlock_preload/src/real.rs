@@ -5,7 +5,7 @@
 //!   locks.
 //! - Calls that the C library does not have return `ENOSYS`.
 //!
-//! Not here: which objects are passed on.
+//! The callers decide which objects to pass on.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{

@@ -11,7 +11,7 @@
 //!   readers keeps writers out. With `PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP` all threads wait in line.
 //! - `owner` is the writer's thread. A thread that reads its own number there wrote it itself.
 //!
-//! Not here: waiting (`qspinlock`).
+//! Elsewhere: waiting (`qspinlock`).
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};

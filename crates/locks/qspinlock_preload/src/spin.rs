@@ -8,7 +8,7 @@
 //!   1 looks held. POSIX has no static initialiser; zeros count as a free private lock on both.
 //! - Any thread may unlock it, not only the one that locked it.
 //!
-//! Not here: queues (`qspinlock`).
+//! Elsewhere: queues (`qspinlock`).
 
 mod shared;
 

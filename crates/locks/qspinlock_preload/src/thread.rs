@@ -1,6 +1,6 @@
 //! The calling thread's identity, and its `errno`.
 //!
-//! Not here: nodes of threads (`qspinlock::Linux`).
+//! Elsewhere: nodes of threads (`qspinlock::Linux`).
 
 use std::ffi::c_int;
 

@@ -1,7 +1,7 @@
 //! Lets a program find out that it runs under this library: `dlsym(RTLD_DEFAULT,
 //! "qspinlock_preload_version")`.
 //!
-//! Not here: functions that a program needs.
+//! A program needs no function of this file.
 
 use std::ffi::{CStr, c_char};
 

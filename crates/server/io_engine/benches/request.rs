@@ -5,7 +5,7 @@
 //! loop and the way into the kernel. It is the whole process's, because engines have threads of their own, and
 //! io_uring has the kernel's. In the page cache and on tmpfs no device is measured; in the rows of `O_DIRECT` one is.
 //!
-//! Not here: rings and requests (`blk_server`'s benchmark).
+//! Elsewhere: rings and requests (`blk_server`'s benchmark).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::fs::File;

@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p io_engine --bench uring_options [-- SECONDS]`. Rounds are interleaved. Processor time is the
 //! whole process's, a kernel thread that submits included. Where no device can be polled, `iopoll` shows what
-//! the option costs then. Not here: our own code (`request.rs`).
+//! the option costs then. Elsewhere: our own code (`request.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The experiments, each in its own file.
 //!
-//! Not here: the common code (`experiment.rs`, `runner.rs`).
+//! Elsewhere: the common code (`experiment.rs`, `runner.rs`).
 
 mod aio;
 

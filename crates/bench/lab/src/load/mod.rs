@@ -3,7 +3,7 @@
 //! - Every load writes the same kind of requests to the same file, keeps the same number in flight, and first runs for
 //!   an uncounted [`WARM_UP`].
 //!
-//! Not here: which variant uses which load (`experiments/`).
+//! Elsewhere: which variant uses which load (`experiments/`).
 
 pub(crate) mod disk;
 

@@ -1,6 +1,6 @@
 //! The errors of the crate, at its bottom: no file here imports one that does work.
 //!
-//! Not here: why a request failed (`request.rs`).
+//! Elsewhere: why a request failed (`request.rs`).
 
 mod blocking;
 mod connect;

@@ -1,7 +1,7 @@
 /*
  * What the library says to a program that does it wrong: a code and a line of text, and the program goes on.
  *
- * Not here: what goes right (examples/read_write.c).
+ * Elsewhere: what goes right (examples/read_write.c).
  */
 #include <stdint.h>
 #include <stdio.h>

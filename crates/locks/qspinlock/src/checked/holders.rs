@@ -9,7 +9,7 @@
 //!   (unless it changed exactly 2^32 times). Address and location are for reports only.
 //! - A record is made after its lock is acquired and removed before the lock is released.
 //!
-//! Not here: who waits for whom (`cycle.rs`).
+//! Elsewhere: who waits for whom (`cycle.rs`).
 
 use core::cell::Cell;
 use core::panic::Location;

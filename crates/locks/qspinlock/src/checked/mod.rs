@@ -25,7 +25,8 @@
 //!   this file.
 //! - A wait is a series of timed attempts, so a fair lock keeps its order for only a millisecond at a time.
 //!
-//! Not here: reader/writer locks; what a forked child inherits (records of threads that do not exist in it).
+//! Reader/writer locks are not checked. A forked child inherits records of threads that do not exist in it, and this
+//! module does not remove them.
 
 mod cycle;
 mod holders;

@@ -4,7 +4,7 @@
 //! before they read the `errno` of an earlier failure. A lock that sleeps behind another interface, or in a
 //! signal handler, must not spoil it.
 //!
-//! Not here: error handling; these locks report none.
+//! These locks report no errors.
 
 /// Puts `errno` back when dropped.
 pub(super) struct KeptErrno(pub(super) i32);

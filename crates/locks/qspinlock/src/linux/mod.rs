@@ -5,7 +5,7 @@
 //!   locks work before the first line of `main` and in destructors that run late.
 //! - `errno` is preserved across the calls made here: C code reads it after it has unlocked.
 //!
-//! Not here: which thread has which nodes (`linux/slots.rs`), forks (`linux/fork.rs`).
+//! Elsewhere: which thread has which nodes (`linux/slots.rs`), forks (`linux/fork.rs`).
 
 mod errno;
 mod fork;

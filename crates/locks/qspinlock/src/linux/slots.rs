@@ -4,7 +4,7 @@
 //! thread-local cell. Each slot holds its owner's thread id. A new thread takes over a slot whose owner has
 //! ended, so nothing has to run when a thread ends.
 //!
-//! Not here: the nodes' contents.
+//! This file never accesses the nodes' contents.
 
 use core::cell::Cell;
 use core::sync::atomic::{

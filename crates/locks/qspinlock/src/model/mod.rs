@@ -15,8 +15,8 @@
 //! What loom does not explore: load buffering (C++ lets a load be reordered after a later store, which no
 //! interleaving shows), and `SeqCst`, which it treats as `AcqRel`.
 //!
-//! Not here: `StdMutex` and `Api04`, which use no orderings themselves; Linux's futex (`tests/`, also in
-//! Miri).
+//! There are no models of `StdMutex` and `Api04`, which use no orderings themselves. `tests/` covers Linux's futex,
+//! also in Miri.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod platform;

@@ -8,7 +8,7 @@
 //!
 //! A deadline passes when [`tick`] is called; a thread may see that as late as the memory model allows.
 //!
-//! Not here: Linux (`linux/`).
+//! Elsewhere: Linux (`linux/`).
 
 use core::marker::PhantomData;
 use std::cell::{Cell, RefCell};

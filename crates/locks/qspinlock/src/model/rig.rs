@@ -1,6 +1,6 @@
 //! Building blocks for the queued lock's models: a number behind a lock, threads, policies with tiny limits.
 //!
-//! Not here: the models.
+//! The models are in the other files of this folder.
 
 use loom::cell::UnsafeCell;
 use loom::model::Builder;

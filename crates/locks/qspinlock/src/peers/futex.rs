@@ -2,7 +2,7 @@
 //!
 //! `0 free → 1 held → 2 held, and threads may sleep` ("Futexes are tricky", Drepper 2011, the second mutex)
 //!
-//! Not here: spinning, fairness.
+//! This lock never spins and is not fair.
 
 use core::sync::atomic::{
     AtomicU32,

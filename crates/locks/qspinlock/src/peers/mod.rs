@@ -2,7 +2,7 @@
 //!
 //! - For comparisons only (feature `peers`): for real work, use their own interfaces.
 //!
-//! Not here: locks with a safe interface (parking_lot, `spin`, `mcslock`): benchmarks use it directly.
+//! Benchmarks use locks with a safe interface (parking_lot, `spin`, `mcslock`) directly.
 
 mod futex;
 mod pthread;

@@ -6,7 +6,7 @@
 //!   that is moved is not borrowed, so no thread waits on its old address. Robust and priority-inheriting
 //!   mutexes would be in a list of their owner; these mutexes are neither.
 //!
-//! Not here: other kinds of mutexes, time limits.
+//! Other kinds of mutexes and time limits are not supported.
 
 use core::cell::UnsafeCell;
 use core::fmt;

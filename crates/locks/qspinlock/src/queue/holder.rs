@@ -1,6 +1,6 @@
 //! The lock's holder: finds the oldest waiter, and hands over to it or makes it the heir and releases.
 //!
-//! Not here: finding the oldest waiter (`chain.rs`).
+//! Elsewhere: finding the oldest waiter (`chain.rs`).
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 

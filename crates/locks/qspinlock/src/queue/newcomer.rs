@@ -1,6 +1,6 @@
 //! A newcomer: overtakes the queue if the policy allows it, or queues at the end.
 //!
-//! Not here: waiting in the queue (`waiter.rs`).
+//! Elsewhere: waiting in the queue (`waiter.rs`).
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

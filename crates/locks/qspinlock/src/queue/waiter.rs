@@ -1,6 +1,6 @@
 //! A waiter in the queue: polls its own node, sleeps on it, becomes the heir or the holder, or times out.
 //!
-//! Not here: what the holder does to it (`holder.rs`).
+//! Elsewhere: what the holder does to it (`holder.rs`).
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

@@ -1,6 +1,6 @@
 //! The reader/writer locks behind `lock_api` 0.5.
 //!
-//! Not here: `lock_api` 0.4 (`raw_04.rs`), recursive readers (`recursive.rs`), how the lock works
+//! Elsewhere: `lock_api` 0.4 (`raw_04.rs`), recursive readers (`recursive.rs`), how the lock works
 //! (`rwlock.rs`).
 
 #[cfg(feature = "std")]

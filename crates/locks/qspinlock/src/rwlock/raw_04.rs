@@ -1,6 +1,6 @@
 //! The reader/writer lock behind `lock_api` 0.4, which has separate traits for recursive readers.
 //!
-//! Not here: `lock_api` 0.5 (`raw.rs`), 0.4 locks used as 0.5 locks (`api_04.rs`).
+//! Elsewhere: `lock_api` 0.5 (`raw.rs`), 0.4 locks used as 0.5 locks (`api_04.rs`).
 
 use lock_api_04::{
     GuardSend, RawRwLock, RawRwLockDowngrade, RawRwLockFair, RawRwLockRecursive, RawRwLockRecursiveTimed,

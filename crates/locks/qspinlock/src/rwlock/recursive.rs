@@ -1,6 +1,6 @@
 //! The reader/writer lock with recursive readers, for `lock_api` 0.5, which has no separate trait for them.
 //!
-//! Not here: how the lock works (`rwlock.rs`).
+//! Elsewhere: how the lock works (`rwlock.rs`).
 
 #[cfg(feature = "std")]
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Counts at their limit, and unlocking a lock that is not held.
 //!
-//! Not here: threads (`tests/it/rwlock.rs`).
+//! Elsewhere: threads (`tests/it/rwlock.rs`).
 #![allow(clippy::unwrap_used)]
 
 use core::sync::atomic::Ordering::Relaxed;

@@ -2,7 +2,7 @@
 //!
 //! Without a report these threads would wait forever: a test that hangs has failed.
 //!
-//! Not here: exclusion (`tests/it/contract.rs`).
+//! Elsewhere: exclusion (`tests/it/contract.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,6 @@
 //! Up to 64 threads per core on a few locks, with all calls, moving between cores; few threads on many locks.
 //!
-//! Not here: signals, forks, threads that end.
+//! These tests use no signals, no forks, and no threads that end early.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

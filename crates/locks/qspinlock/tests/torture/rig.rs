@@ -1,6 +1,6 @@
 //! Data behind a lock that shows when two threads were inside, random use of it, a watchdog.
 //!
-//! Not here: the tests that use it.
+//! The tests are in the other files of this folder.
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt::Write as _;

@@ -3,7 +3,7 @@
 //!
 //! A handler may take only locks that its thread does not hold: the handlers here have locks of their own.
 //!
-//! Not here: forks from handlers.
+//! No handler forks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;

@@ -1,6 +1,6 @@
 //! Programs in C and C++, compiled against the header and run: the example, and one that does it all wrong.
 //!
-//! Not here: the header by itself (`header.rs`), what the locks are worth (`qspinlock`'s own tests).
+//! Elsewhere: the header by itself (`header.rs`), what the locks are worth (`qspinlock`'s own tests).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;

@@ -2,7 +2,7 @@
 //!
 //! To make it again: `BAREBLK_WRITE_HEADER=1 cargo test -p qspinlock_capi --test it header`
 //!
-//! Not here: programs that use it (`c_programs.rs`).
+//! Elsewhere: programs that use it (`c_programs.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;

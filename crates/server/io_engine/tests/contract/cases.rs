@@ -1,6 +1,6 @@
 //! What every engine must do, whatever it runs on.
 //!
-//! Each case takes a bed; `main.rs` runs all of them on all beds. Not here: faults (`faults.rs`).
+//! Each case takes a bed; `main.rs` runs all of them on all beds. Elsewhere: faults (`faults.rs`).
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;

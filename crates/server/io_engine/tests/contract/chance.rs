@@ -1,6 +1,6 @@
 //! A stream of ops of all kinds with cancellations in between: all complete, and data is where it belongs.
 //!
-//! Not here: single cases (`cases.rs`).
+//! Elsewhere: single cases (`cases.rs`).
 
 use std::time::{Duration, Instant};
 

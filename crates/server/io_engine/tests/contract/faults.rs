@@ -1,6 +1,7 @@
 //! What the logic that all engines share does when the kernel fails, stops short, or does not answer.
 //!
-//! Runs on the fake, except where a real device is what fails. Not here: what every engine does without faults (`cases.rs`).
+//! Most cases run on the fake engine. The others need a real device that fails. Elsewhere: what every engine does
+//! without faults (`cases.rs`).
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! What this kernel has, and the whole suite again on the stock kernel of a guest.
 //!
 //! On Debian 12 that is Linux 6.1: ext4 on a virtio disk with O_DIRECT, tmpfs, a loop device, and the
-//! io_uring of that release. Not here: the cases (`cases.rs`).
+//! io_uring of that release. Elsewhere: the cases (`cases.rs`).
 
 use io_engine::{EngineConfig, IoUringEngine};
 use rustix::fs::{OFlags, fcntl_getfl};

@@ -1,6 +1,6 @@
 //! How much one file's ops take of a submission: on the fake, whose calls run in `submit` as copies of cached data do.
 //!
-//! Not here: what a call costs (`src/core/turn.rs`), what a call means (`faults.rs`).
+//! Elsewhere: what a call costs (`src/core/turn.rs`), what a call means (`faults.rs`).
 
 use io_engine::{Completion, Event, Fault, FileId, OpError, OpKind, Verb, When};
 

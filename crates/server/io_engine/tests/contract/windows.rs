@@ -1,6 +1,6 @@
 //! How much one file's ops have with the kernel at once: on the fake, whose calls stay there until they are released.
 //!
-//! Not here: how much a submission starts (`turns.rs`), what a call costs (`src/core/window.rs`).
+//! Elsewhere: how much a submission starts (`turns.rs`), what a call costs (`src/core/window.rs`).
 
 use io_engine::{Completion, Event, Fault, FileId, Op, OpKind, Verb, When};
 

@@ -2,7 +2,8 @@
 //!
 //! `bareblk lab run qspinlock → every part, one after another, into one report`
 //!
-//! Not here: the parts themselves (`alone.rs` and others), how one name means several experiments (`experiments/mod.rs`).
+//! Elsewhere: the parts themselves (`alone.rs` and others), how one name selects several experiments
+//! (`experiments/mod.rs`).
 
 mod locks;
 

@@ -2,7 +2,7 @@
 //!
 //! `bareblk lab run vhost → every part, one after another, into one report`
 //!
-//! Not here: the parts themselves (`ssd.rs` and others), how they measure (`bench.rs`).
+//! Elsewhere: the parts themselves (`ssd.rs` and others), how they measure (`bench.rs`).
 
 mod bench;
 

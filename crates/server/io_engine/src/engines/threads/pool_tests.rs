@@ -1,6 +1,6 @@
 //! The pool with real threads. A call that waits is a read of one byte from an empty pipe.
 //!
-//! Not here: who takes what (`schedule.rs`).
+//! Elsewhere: who takes what (`schedule.rs`).
 
 use std::io::{PipeWriter, Write};
 

@@ -2,7 +2,7 @@
 //!
 //! Few machines have a device that can be polled: `uring_iopoll` is what its file turns out to be, and
 //! `uring_two_rings` has the second ring in use everywhere, completed by interrupt. `uring_all_options` has all
-//! at once. Not here: io_uring without (`bed.rs`).
+//! at once. Elsewhere: io_uring without (`bed.rs`).
 
 use std::time::Duration;
 
