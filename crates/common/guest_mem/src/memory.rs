@@ -53,7 +53,7 @@ pub enum AccessError {
         align_bytes: usize,
     },
     /// A ring part crosses from one region into the next.
-    #[error("guest range {addr:#x} + {len_bytes} bytes crosses memory regions, which a ring must not")]
+    #[error("guest range {addr:#x} + {len_bytes} bytes crosses memory regions, which a ring must not do")]
     Split {
         /** First address of the range. */
         addr: u64,
@@ -74,7 +74,7 @@ pub enum MemoryError {
         second: u64,
     },
     /// More than [`MAX_REGIONS`].
-    #[error("{count} memory regions, at most {max} are possible")]
+    #[error("{count} memory regions; at most {max} are allowed")]
     TooMany {
         /** As received. */
         count: usize,
@@ -82,7 +82,7 @@ pub enum MemoryError {
         max: usize,
     },
     /// More than [`MAX_GUEST_BYTES`] together.
-    #[error("memory regions of {size_bytes} bytes together, at most {max_bytes} are possible")]
+    #[error("memory regions have {size_bytes} bytes in total; at most {max_bytes} are allowed")]
     TooLarge {
         /** Sum of all regions. */
         size_bytes: u64,
@@ -91,8 +91,7 @@ pub enum MemoryError {
     },
     /// Some guest addresses, or a ring's log address, have no bit in the dirty log.
     #[error(
-        "dirty log of {log_bytes} bytes, {needed_bytes} are needed for guest addresses below {end:#x}: a store \
-         there could not be noted"
+        "dirty log has {log_bytes} bytes, but guest addresses below {end:#x} need {needed_bytes}: a store there could not be recorded"
     )]
     BeyondLog {
         /** First address after the range that needs bits. */

@@ -13,7 +13,7 @@ pub enum FrameError {
         bytes: usize,
     },
     /// The version is not 1, the only one.
-    #[error("message version {version} of request {code}, only version 1 is defined (flags {flags:#x})")]
+    #[error("request {code} has message version {version}, but only version 1 is defined (flags {flags:#x})")]
     Version {
         /** The request's number. */
         code: u32,
@@ -23,7 +23,7 @@ pub enum FrameError {
         flags: u32,
     },
     /// The header announces too large a body.
-    #[error("request {code} announces a body of {size} bytes, at most {max} are allowed")]
+    #[error("request {code} announces a body of {size} bytes; at most {max} are allowed")]
     TooLarge {
         /** The request's number. */
         code: u32,
@@ -33,7 +33,7 @@ pub enum FrameError {
         max: usize,
     },
     /// More bytes than the header announces.
-    #[error("request {code} comes with {bytes} bytes, its header announces {whole}")]
+    #[error("request {code} comes with {bytes} bytes, but its header announces {whole}")]
     TooLong {
         /** The request's number. */
         code: u32,
@@ -43,7 +43,7 @@ pub enum FrameError {
         whole: usize,
     },
     /// More descriptors than any message may carry.
-    #[error("a message came with {count} file descriptors, at most {max} are allowed")]
+    #[error("a message came with {count} file descriptors; at most {max} are allowed")]
     TooManyFds {
         /** How many have arrived. */
         count: usize,

@@ -72,7 +72,7 @@ pub struct DeviceConfig {
 
 /// Why a read of the configuration space is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("configuration space read at {offset_bytes} for {size_bytes} bytes, it has {max_bytes}")]
+#[error("configuration space read at {offset_bytes} for {size_bytes} bytes, but the space has {max_bytes}")]
 pub struct ConfigReadError {
     /// As received.
     pub offset_bytes: u32,
@@ -87,7 +87,7 @@ pub struct ConfigReadError {
 pub enum ConfigWriteError {
     /// The write covers more than the `writeback` byte.
     #[error(
-        "configuration space written at {offset_bytes} for {size_bytes} bytes, only 1 byte at {writable_offset_bytes} is writable"
+        "configuration space written at {offset_bytes} for {size_bytes} bytes, but only 1 byte at {writable_offset_bytes} is writable"
     )]
     ReadOnly {
         /** As received. */
@@ -98,7 +98,7 @@ pub enum ConfigWriteError {
         writable_offset_bytes: u32,
     },
     /// Neither 0 (writethrough) nor 1 (writeback).
-    #[error("writeback set to {value}, it is 0 or 1")]
+    #[error("writeback set to {value}, but it must be 0 or 1")]
     Value {
         /** As received. */
         value: u8,

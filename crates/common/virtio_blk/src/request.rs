@@ -102,7 +102,7 @@ pub enum NoStatusByte {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestFault {
     /// Shorter than a header.
-    #[error("request has {readable_bytes} readable bytes, its header alone needs {needed_bytes}")]
+    #[error("request has {readable_bytes} readable bytes, but its header alone needs {needed_bytes}")]
     HeaderTooShort {
         /** In the chain. */
         readable_bytes: u64,
@@ -132,7 +132,7 @@ pub enum RequestFault {
     #[error("request has no segments")]
     NoSegments,
     /// More segments than we advertise.
-    #[error("request has {segments} segments, at most {max} are possible")]
+    #[error("request has {segments} segments; at most {max} are allowed")]
     TooManySegments {
         /** As the chain has them. */
         segments: u64,

@@ -9,7 +9,7 @@ pub enum AddError {
     #[error("no buffers to add")]
     Empty,
     /// More buffers than a device must accept.
-    #[error("{needed} buffers, a chain has at most {limit}")]
+    #[error("{needed} buffers, but a chain has at most {limit}")]
     TooLong {
         /** Buffers given. */
         needed: usize,
@@ -17,7 +17,7 @@ pub enum AddError {
         limit: u16,
     },
     /// Some requests have to complete first.
-    #[error("{needed} descriptors needed, {free} are free")]
+    #[error("{needed} descriptors needed, but only {free} are free")]
     Full {
         /** Descriptors. */
         needed: usize,
@@ -60,7 +60,7 @@ pub enum DriverFault {
         id: u16,
     },
     /// The device claims more bytes than the buffers hold.
-    #[error("device claims {written_bytes} bytes written, the buffers have room for {writable_bytes}")]
+    #[error("device claims {written_bytes} bytes written, but the buffers have room for {writable_bytes}")]
     WrittenTooMuch {
         /** As read. */
         written_bytes: u32,

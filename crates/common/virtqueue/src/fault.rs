@@ -112,7 +112,7 @@ pub enum RingFault {
     /// An impossible position: a slot outside the ring, descriptors taken but not used, or not that of a new
     /// ring.
     #[error(
-        "ring base {base:#010x} is no position of this packed ring with {queue_size} entries; a new one starts at 0x80008000"
+        "ring base {base:#010x} is not a position of this packed ring with {queue_size} entries; a new ring starts at 0x80008000"
     )]
     BadBase {
         /** As the front-end sent it. */
@@ -125,7 +125,7 @@ pub enum RingFault {
     Log(#[from] LogFault),
     /// The packed ring shows that a device moved past the position; requests would run twice.
     #[error(
-        "ring base {base:#010x} is stale: slot {slot} of the packed ring shows later use, and nothing in memory tells the position, so the guest must reset the device"
+        "ring base {base:#010x} is stale: slot {slot} of the packed ring shows later use, and memory does not show the position, so the guest must reset the device"
     )]
     StaleBase {
         /** As the front-end sent it. */
@@ -172,10 +172,10 @@ pub enum IndirectFault {
     Nested,
     /// An indirect descriptor in a chain with direct ones, which packed rings do not allow (virtio 1.3
     /// §2.8.5).
-    #[error("indirect descriptor in one chain with direct ones")]
+    #[error("indirect descriptor in a chain with direct descriptors")]
     Mixed,
     /// NEXT and INDIRECT in one descriptor.
-    #[error("indirect descriptor has a next one, which it must not")]
+    #[error("indirect descriptor has a next descriptor, which is not allowed")]
     WithNext,
     /// No entries.
     #[error("indirect table is empty")]

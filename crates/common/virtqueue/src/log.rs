@@ -45,19 +45,19 @@ pub enum LogFault {
         source: AccessError,
     },
     /// Flags of a later specification.
-    #[error("in-flight log has feature flags {features:#x}, 0 is known")]
+    #[error("in-flight log has feature flags {features:#x}; only 0 is supported")]
     Features {
         /** As read. */
         features: u64,
     },
     /// A later layout.
-    #[error("in-flight log has version {version}, {VERSION} is known")]
+    #[error("in-flight log has version {version}; only {VERSION} is supported")]
     Version {
         /** As read. */
         version: u16,
     },
     /// The log has another number of descriptors than the front-end announced.
-    #[error("in-flight log says that it has {entries} entries, the front-end says {announced}")]
+    #[error("in-flight log says that it has {entries} entries, but the front-end says {announced}")]
     Entries {
         /** As read. */
         entries: u16,
@@ -65,7 +65,7 @@ pub enum LogFault {
         announced: u16,
     },
     /// The ring can have more requests in flight than the log can hold.
-    #[error("in-flight log with {entries} entries for a queue of {queue_size}: it needs as many")]
+    #[error("in-flight log has {entries} entries, but a queue of {queue_size} needs {queue_size}")]
     TooSmall {
         /** As received. */
         entries: u16,
@@ -73,7 +73,7 @@ pub enum LogFault {
         queue_size: u16,
     },
     /// A link leads out of the log.
-    #[error("in-flight log names entry {entry}, it has {entries}")]
+    #[error("in-flight log names entry {entry}, but has only {entries} entries")]
     NoSuchEntry {
         /** As read. */
         entry: u16,
@@ -88,7 +88,7 @@ pub enum LogFault {
     },
     /// A chain's recorded length or last entry is wrong.
     #[error(
-        "in-flight log has a chain from entry {entry} on with {num} descriptors, which does not end at {last}"
+        "in-flight log has a chain of {num} descriptors that starts at entry {entry} but does not end at {last}"
     )]
     ChainEnd {
         /** Its head. */
@@ -99,7 +99,7 @@ pub enum LogFault {
         last: u16,
     },
     /// More than the ring holds.
-    #[error("in-flight log has {descriptors} descriptors in flight, the ring has {queue_size}")]
+    #[error("in-flight log has {descriptors} descriptors in flight, but the ring has {queue_size}")]
     TooMany {
         /** Of all chains. */
         descriptors: u16,
@@ -125,7 +125,7 @@ pub enum LogFault {
         queue_size: u16,
     },
     /// The ring has no such slot.
-    #[error("in-flight log says that slot {slot} is used next, the ring has {queue_size}")]
+    #[error("in-flight log says that slot {slot} is used next, but the ring has {queue_size} slots")]
     Position {
         /** As read. */
         slot: u16,

@@ -109,7 +109,7 @@ pub enum RequestError {
         status: u8,
     },
     /// The device stored fewer bytes than a successful read must store.
-    #[error("the device stored {stored_bytes} bytes, the request has {wanted_bytes}")]
+    #[error("the device stored {stored_bytes} bytes, but the request has {wanted_bytes}")]
     ShortRead {
         /** As read, without the status byte. */
         stored_bytes: u32,
@@ -123,10 +123,10 @@ pub enum RequestError {
     #[error("cancelled")]
     Cancelled,
     /// The connection is gone, or the device broke its ring, and the request was not sent again.
-    #[error("the device is gone, whether the request was done is unknown")]
+    #[error("the device is gone; it is unknown whether the request was done")]
     Lost,
     /// The device has released a request that ended before; the owner may use its buffers again.
-    #[error("the device let go of the buffers of a request that had ended before")]
+    #[error("the device released the buffers of a request that had already ended")]
     Returned,
 }
 

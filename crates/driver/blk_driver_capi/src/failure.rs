@@ -151,7 +151,7 @@ impl bareblk_code {
     fn text(self) -> &'static std::ffi::CStr {
         match self {
             Self::BAREBLK_OK => c"done",
-            Self::BAREBLK_RETURNED => c"the device let go of the buffers of a request that had ended before",
+            Self::BAREBLK_RETURNED => c"the device released the buffers of a request that had already ended",
             Self::BAREBLK_ERR_INVALID => c"an argument cannot be used",
             Self::BAREBLK_ERR_FULL => c"the queue is full",
             Self::BAREBLK_ERR_NOT_REGISTERED => c"not in registered memory",
@@ -167,10 +167,10 @@ impl bareblk_code {
             Self::BAREBLK_ERR_IO => c"the device reports an I/O error",
             Self::BAREBLK_ERR_UNSUPPORTED => c"the device does not support the request",
             Self::BAREBLK_ERR_BAD_STATUS => c"the device answered with a status that has no meaning",
-            Self::BAREBLK_ERR_SHORT_READ => c"the device stored less than was asked for",
+            Self::BAREBLK_ERR_SHORT_READ => c"the device stored less than was requested",
             Self::BAREBLK_ERR_DEADLINE => c"the device did not answer before the deadline",
             Self::BAREBLK_ERR_CANCELLED => c"cancelled",
-            Self::BAREBLK_ERR_LOST => c"the device is gone, whether the request was done is unknown",
+            Self::BAREBLK_ERR_LOST => c"the device is gone; it is unknown whether the request was done",
             Self::BAREBLK_ERR_BUG => c"a bug in the driver library",
         }
     }

@@ -25,7 +25,7 @@ pub(super) enum ChannelError {
     Closed,
     #[error("message {code} with flags {flags:#x} is not a request")]
     NotARequest { code: u32, flags: u32 },
-    #[error("request {code} of {size} bytes, at most {max} are possible")]
+    #[error("request {code} of {size} bytes; at most {max} are allowed")]
     TooLarge { code: u32, size: u32, max: usize },
     #[error("the back-end does not read our answers")]
     NotRead,

@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn log_for_other_queues_than_were_asked_for_is_refused_with_both_numbers() {
         let line = refusal(4096, 0, Wanted { queues: 3, ..WANTED });
-        assert!(line.contains("3 queues") && line.contains("for 2"), "{line}");
+        assert!(line.contains("3 queues") && line.contains("requested 2"), "{line}");
         let line = refusal(4096, 0, Wanted { queue_size: 65535, ..WANTED });
         assert!(line.contains("65535 descriptors per queue"), "{line}");
     }
@@ -146,6 +146,6 @@ mod tests {
     #[test]
     fn log_without_memory_is_refused() {
         let line = WANTED.log(answer(4096, 0, WANTED), None).unwrap_err().to_string();
-        assert!(line.contains("no file descriptor"), "{line}");
+        assert!(line.contains("without a file descriptor"), "{line}");
     }
 }

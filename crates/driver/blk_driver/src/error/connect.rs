@@ -12,7 +12,7 @@ use super::queue::MakeQueueError;
 #[non_exhaustive]
 pub enum ConnectError {
     /// Not a queue size (virtio 1.3 §2.7), or larger than any device accepts.
-    #[error("queue size {size}: a power of two from {min} to {max} is needed")]
+    #[error("queue size {size} is not a power of two from {min} to {max}")]
     QueueSize {
         /** As given. */
         size: u16,
@@ -22,7 +22,7 @@ pub enum ConnectError {
         max: u16,
     },
     /// No queues were requested.
-    #[error("0 queues wanted, at least 1 is needed")]
+    #[error("0 queues requested, but at least 1 is needed")]
     NoQueues,
     /// There is no listener, or it does not accept the connection in time.
     #[error("cannot connect to {}", path.display())]
@@ -34,10 +34,10 @@ pub enum ConnectError {
         source: io::Error,
     },
     /// A message failed.
-    #[error("the back-end does not go through with it")]
+    #[error("the back-end does not complete it")]
     Message(#[from] MessageError),
     /// The back-end lacks a required feature.
-    #[error("the back-end does not offer {feature} ({bit:#x}), its features are {offered:#x}")]
+    #[error("the back-end does not offer {feature} ({bit:#x}); its features are {offered:#x}")]
     Feature {
         /** Name in its standard. */
         feature: &'static str,
@@ -47,7 +47,7 @@ pub enum ConnectError {
         offered: u64,
     },
     /// The device has fewer queues than requested.
-    #[error("{wanted} queues wanted, the device has {available}")]
+    #[error("{wanted} queues requested, but the device has {available}")]
     Queues {
         /** As given. */
         wanted: u16,
@@ -55,13 +55,13 @@ pub enum ConnectError {
         available: u16,
     },
     /// The back-end gives no configuration.
-    #[error("the back-end gives none of {asked_bytes:?} bytes of configuration")]
+    #[error("the back-end returns none of {asked_bytes:?} bytes of configuration")]
     NoConfig {
         /** Sizes that were tried. */
         asked_bytes: [usize; 4],
     },
     /// A value in the configuration is impossible.
-    #[error("the device says {field} {value}, which cannot be")]
+    #[error("the device reports {field} {value}, which is impossible")]
     Config {
         /** Name of the field. */
         field: &'static str,
@@ -70,7 +70,7 @@ pub enum ConnectError {
     },
     /// The back-end that came back has other features than before.
     #[error(
-        "the back-end came back with features {is:#x}, {was:#x} are in use: {missing:#x} are missing, and read-only: {read_only}"
+        "the back-end came back with features {is:#x}, but {was:#x} are in use: {missing:#x} are missing, and read-only: {read_only}"
     )]
     OtherFeatures {
         /** In use, but not offered any more. */
@@ -83,7 +83,7 @@ pub enum ConnectError {
         is: u64,
     },
     /// The disk came back with another block size.
-    #[error("the disk came back with blocks of {is_bytes} bytes, it had {was_bytes}")]
+    #[error("the disk came back with blocks of {is_bytes} bytes, but had {was_bytes}")]
     OtherBlockSize {
         /** Previous value. */
         was_bytes: u32,
@@ -91,7 +91,7 @@ pub enum ConnectError {
         is_bytes: u32,
     },
     /// The disk that came back has lower limits than before.
-    #[error("the disk came back with {field} {is}, it had {was}")]
+    #[error("the disk came back with {field} {is}, but had {was}")]
     Smaller {
         /** Name of the field. */
         field: &'static str,
@@ -101,7 +101,7 @@ pub enum ConnectError {
         is: u64,
     },
     /// The answer to GET_INFLIGHT_FD does not match the request.
-    #[error("the back-end gives an in-flight log for {is} {what}, it was asked for {wanted}")]
+    #[error("the back-end returned an in-flight log for {is} {what}, but the driver requested {wanted}")]
     LogOfOthers {
         /** What the number counts. */
         what: &'static str,
@@ -111,14 +111,14 @@ pub enum ConnectError {
         wanted: u16,
     },
     /// No descriptor came with the answer to GET_INFLIGHT_FD.
-    #[error("the back-end gives an in-flight log of {len_bytes} bytes and no file descriptor for it")]
+    #[error("the back-end returned an in-flight log of {len_bytes} bytes without a file descriptor")]
     LogWithoutMemory {
         /** As received. */
         len_bytes: u64,
     },
     /// The answer to GET_INFLIGHT_FD refers to bytes outside the file.
     #[error(
-        "the back-end gives an in-flight log of {len_bytes} bytes from byte {offset_bytes} on, its memory has {file_bytes}"
+        "the back-end returned an in-flight log of {len_bytes} bytes from byte {offset_bytes} on, but its memory has {file_bytes}"
     )]
     LogOutside {
         /** As received. */
@@ -129,7 +129,7 @@ pub enum ConnectError {
         file_bytes: u64,
     },
     /// A queue cannot be created.
-    #[error("no queue can be made")]
+    #[error("no queue can be created")]
     Queue(#[from] MakeQueueError),
     /// No memory for rings or buffers.
     #[error(transparent)]

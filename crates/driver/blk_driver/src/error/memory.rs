@@ -55,7 +55,7 @@ pub enum MemoryError {
         page_bytes: u64,
     },
     /// The back-end accepts no more regions.
-    #[error("{count} memory regions, the back-end takes at most {max}")]
+    #[error("{count} memory regions, but the back-end accepts at most {max}")]
     TooManyRegions {
         /** Including the new one. */
         count: usize,
@@ -63,7 +63,7 @@ pub enum MemoryError {
         max: usize,
     },
     /// The back-end refused the memory.
-    #[error("the back-end does not take the memory")]
+    #[error("the back-end does not accept the memory")]
     Message(#[source] MessageError),
     /// The back-end is gone and the driver does not wait for another one, or it went away during the call.
     #[error("the back-end is gone")]

@@ -11,7 +11,7 @@ use vhost::vhost_user::message::FrontendReq;
 pub enum MessageError {
     /// The exchange did not finish within [`crate::Options::timeout`], or within the time left for a
     /// reconnect.
-    #[error("the back-end did not take or answer {request:?} within {} ms", limit.as_millis())]
+    #[error("the back-end did not accept or answer {request:?} within {} ms", limit.as_millis())]
     TimedOut {
         /** What was sent. */
         request: FrontendReq,
@@ -35,7 +35,7 @@ pub enum MessageError {
         flags: u32,
     },
     /// The reply has a wrong length.
-    #[error("the back-end answered {request:?} with {size_bytes} bytes, {wanted_bytes} are needed")]
+    #[error("the back-end answered {request:?} with {size_bytes} bytes, but {wanted_bytes} are needed")]
     Size {
         /** What was sent. */
         request: FrontendReq,
@@ -45,7 +45,7 @@ pub enum MessageError {
         wanted_bytes: usize,
     },
     /// The reply came with descriptors that it must not have, or with more than one.
-    #[error("the back-end answered {request:?} with file descriptors that it does not have")]
+    #[error("the back-end answered {request:?} with file descriptors, which its answer must not have")]
     Descriptors {
         /** What was sent. */
         request: FrontendReq,

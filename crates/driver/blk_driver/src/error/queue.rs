@@ -29,7 +29,7 @@ pub enum PushError {
         in_flight: usize,
     },
     /// The ring refuses the request.
-    #[error("the ring does not take the request")]
+    #[error("the ring does not accept the request")]
     Ring(#[source] AddError),
     /// A buffer lies outside registered memory.
     #[error("buffer of {len_bytes} bytes at {addr:#x} is not in registered memory")]
@@ -46,7 +46,7 @@ pub enum PushError {
         addr: u64,
     },
     /// More buffers than the device takes.
-    #[error("{buffers} buffers, the device takes at most {max} per request")]
+    #[error("{buffers} buffers, but the device accepts at most {max} per request")]
     TooManyBuffers {
         /** As given. */
         buffers: usize,
@@ -55,7 +55,7 @@ pub enum PushError {
     },
     /// The data is empty, too long, or not a whole number of sectors.
     #[error(
-        "{len_bytes} bytes of data, a request has a multiple of {sector_bytes}, from that to {max_bytes}"
+        "{len_bytes} bytes of data, but a request must have a multiple of {sector_bytes}, from {sector_bytes} to {max_bytes}"
     )]
     DataLength {
         /** Total length of the buffers. */
@@ -66,7 +66,7 @@ pub enum PushError {
         max_bytes: u64,
     },
     /// The buffer is too small for the serial.
-    #[error("{len_bytes} bytes for the device's id, which has {min_bytes}")]
+    #[error("{len_bytes} bytes for the device's id, but the id has {min_bytes}")]
     IdLength {
         /** As given. */
         len_bytes: u32,
@@ -83,7 +83,7 @@ pub enum PushError {
     #[error("the device is read-only")]
     ReadOnly,
     /// No segments, or too many.
-    #[error("{what} of {count} segments, from 1 to {max} are possible")]
+    #[error("{what} of {count} segments; 1 to {max} are allowed")]
     SegmentCount {
         /** Discard or write zeroes. */
         what: &'static str,
@@ -93,7 +93,7 @@ pub enum PushError {
         max: usize,
     },
     /// A segment is too long.
-    #[error("{what} of {sectors} sectors in one segment, the device takes at most {max}")]
+    #[error("{what} of {sectors} sectors in one segment, but the device accepts at most {max}")]
     SegmentLength {
         /** Discard or write zeroes. */
         what: &'static str,
@@ -103,7 +103,7 @@ pub enum PushError {
         max: u32,
     },
     /// The queue cannot continue.
-    #[error("the queue takes no more requests")]
+    #[error("the queue accepts no more requests")]
     Dead(#[source] QueueError),
 }
 

@@ -533,7 +533,7 @@ fn disk_that_comes_back_smaller_is_given_up_with_both_sizes() {
         _ => Reaction::Right,
     });
     let reason = reason_to_give_up(&script);
-    assert!(reason.contains("capacity in sectors 1024, it had 2048"), "{reason}");
+    assert!(reason.contains("capacity in sectors 1024, but had 2048"), "{reason}");
 }
 
 #[test]

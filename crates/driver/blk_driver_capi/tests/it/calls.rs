@@ -25,7 +25,7 @@ fn server_that_stops_is_an_event_and_ends_the_queue() {
     assert_eq!((kind, reason.is_empty()), (BAREBLK_EVENT_GAVE_UP, false));
     assert_eq!(connected.wait(), Err(BAREBLK_ERR_DISCONNECTED as i32));
     assert_eq!(connected.push_flush(1, BAREBLK_FOREVER), BAREBLK_ERR_DISCONNECTED as i32);
-    assert_eq!(last_error(), "the queue takes no more requests: queue 0: the back-end is gone");
+    assert_eq!(last_error(), "the queue accepts no more requests: queue 0: the back-end is gone");
 }
 
 #[test]
