@@ -76,7 +76,8 @@ pub enum RunError {
     Image(ImageError),
     /// Another process writes to the file, or prevents this one from writing.
     #[error(
-        "{path:?} is in use by {}: stop that first; a server of this file lets reads in if it is read-only itself",
+        "{path:?} is in use by {}: stop that first; a server of this file allows reads only if it serves the \
+         file read-only",
         who(holders)
     )]
     InUse {

@@ -47,7 +47,7 @@ pub enum ServerError {
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
     /// Two disks with one name.
-    #[error("two disks are named `{name}`: give each a name of its own", name = name.escape_debug())]
+    #[error("two disks are named `{name}`: give each disk its own name", name = name.escape_debug())]
     NameTwice {
         /** As given. */
         name: String,
@@ -151,7 +151,7 @@ pub enum AdminError {
         timeout: Duration,
     },
     /// Workers and queues allow one change at a time.
-    #[error("another change of workers or queues is still being made after {} s: try again", timeout.as_secs_f64())]
+    #[error("another change of workers or queues is still in progress after {} s: try again", timeout.as_secs_f64())]
     OthersChange {
         /** As given. */
         timeout: Duration,
@@ -198,15 +198,15 @@ pub enum AdminError {
         disk: String,
     },
     /// Another change of the disk is in progress.
-    #[error("disk `{disk}` is being changed or removed already: try again when that is over", disk = disk.escape_debug())]
+    #[error("another client is changing or removing disk `{disk}`: try again when that has ended", disk = disk.escape_debug())]
     Busy {
         /** Its name. */
         disk: String,
     },
     /// The removal is incomplete: the disk has no front-ends, and accepts none.
     #[error(
-        "disk `{disk}` still has requests in flight, {} s and a cancellation later: it takes no front-end any more and \
-         keeps its image; remove it again when its device answers",
+        "disk `{disk}` still has requests in flight after {} s and a cancellation: it accepts no front-end \
+         and keeps its image; remove it again when its device answers",
         timeout.as_secs_f64(),
         disk = disk.escape_debug()
     )]
@@ -239,7 +239,8 @@ pub enum AdminError {
     },
     /// A disk must not shrink while a guest uses it.
     #[error(
-        "disk `{disk}` has {from_bytes} bytes: with {to_bytes} bytes it would lose the data behind that; force it if you want that",
+        "disk `{disk}` has {from_bytes} bytes: with {to_bytes} bytes it would lose the data beyond that; \
+         force it if you want that",
         disk = disk.escape_debug()
     )]
     WouldShrink {

@@ -52,8 +52,8 @@ pub enum ImageError {
     },
     /// The file system has no direct I/O.
     #[error(
-        "image {} cannot be opened with O_DIRECT, its file system refuses it: use --cache writeback, or writethrough \
-         for directsync", path.display()
+        "image {} cannot be opened with O_DIRECT, because its file system refuses it: use --cache writeback, \
+         or writethrough for directsync", path.display()
     )]
     DirectRefused {
         /** As given. */
@@ -71,7 +71,7 @@ pub enum ImageError {
         offset_bytes: u32,
     },
     /// `--create` with `--readonly`.
-    #[error("image {} cannot be made and served read-only: leave out --create or --readonly", path.display())]
+    #[error("image {} cannot be created and served read-only: leave out --create or --readonly", path.display())]
     CreateReadOnly {
         /** As given. */
         path: PathBuf,
@@ -100,8 +100,8 @@ pub enum ImageError {
     },
     /// `--create` with size zero, or with a partial block at the end.
     #[error(
-        "image {} cannot be made with {size_bytes} bytes (--create), not whole blocks of the block size \
-         {block_size_bytes}: give {}, or choose another --block-size",
+        "image {} cannot be created with {size_bytes} bytes (--create), which is not a multiple of the block \
+         size {block_size_bytes}: give {}, or choose another --block-size",
         path.display(), size_bytes.next_multiple_of(u64::from(*block_size_bytes)).max(u64::from(*block_size_bytes))
     )]
     CreateRagged {
@@ -222,7 +222,8 @@ pub enum ResizeError {
     },
     /// The wanted size is zero, or ends in a partial block.
     #[error(
-        "image {} cannot have {wanted_bytes} bytes, not whole blocks of its block size {block_size_bytes}: give {}",
+        "image {} cannot have {wanted_bytes} bytes, which is not a multiple of its block size \
+         {block_size_bytes}: give {}",
         path.display(),
         wanted_bytes.checked_next_multiple_of(u64::from(*block_size_bytes)).unwrap_or(0)
             .max(u64::from(*block_size_bytes))
@@ -236,7 +237,7 @@ pub enum ResizeError {
         block_size_bytes: u32,
     },
     /// The data beyond the wanted size would be lost.
-    #[error("image {} has {from_bytes} bytes: with {wanted_bytes} it would lose the data behind that", path.display())]
+    #[error("image {} has {from_bytes} bytes: with {wanted_bytes} it would lose the data beyond that", path.display())]
     WouldShrink {
         /** The image. */
         path: PathBuf,

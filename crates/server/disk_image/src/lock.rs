@@ -158,7 +158,7 @@ pub(crate) struct HolderList<'a>(pub &'a [LockHolder]);
 impl std::fmt::Display for HolderList<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Some((first, others)) = self.0.split_first() else {
-            return f.write_str("a process that /proc does not show us");
+            return f.write_str("a process that /proc does not show");
         };
         write!(f, "{first}")?;
         others.iter().try_for_each(|holder| write!(f, ", {holder}"))

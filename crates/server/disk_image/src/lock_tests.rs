@@ -100,5 +100,5 @@ fn holders_are_named_for_a_sentence_and_one_without_a_readable_name_is_a_number(
     let named = LockHolder { pid: 7, command: "qemu-io".to_owned() };
     let nameless = LockHolder { pid: 8, command: String::new() };
     assert_eq!(HolderList(&[named, nameless]).to_string(), "qemu-io (pid 7), process 8");
-    assert_eq!(HolderList(&[]).to_string(), "a process that /proc does not show us");
+    assert_eq!(HolderList(&[]).to_string(), "a process that /proc does not show");
 }

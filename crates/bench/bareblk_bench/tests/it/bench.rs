@@ -309,7 +309,7 @@ fn back_end_that_dies_ends_the_run_with_an_error() {
     let ended = child.wait_with_output().unwrap();
     let line = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(1), "{line}");
-    assert_says(&line, &["gone", "it is not waited for: --reconnect"]);
+    assert_says(&line, &["gone", "nothing waits for it: use --reconnect"]);
 }
 
 #[test]

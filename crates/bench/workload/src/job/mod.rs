@@ -237,7 +237,7 @@ pub enum JobError {
     },
     /// The slice of each clone is less than a block.
     #[error(
-        "verify gives each of {jobs} jobs a part of the size of its own, and {blocks} blocks are too few for that"
+        "verify gives each of {jobs} jobs its own part of the size, and {blocks} blocks are too few for that"
     )]
     SlicesBelowBlock {
         /** `numjobs=`. */
@@ -250,8 +250,8 @@ pub enum JobError {
     TimeWithoutRuntime,
     /// Too much memory for buffers.
     #[error(
-        "buffers of bs={} × iodepth={depth} × numjobs={jobs} need {needed_bytes} bytes, at most {MAX_BUFFER_BYTES} are \
-         possible: lower one of them",
+        "buffers of bs={} × iodepth={depth} × numjobs={jobs} need {needed_bytes} bytes, but at most \
+         {MAX_BUFFER_BYTES} are allowed: lower one of them",
         short(u64::from(*bs))
     )]
     Buffers {

@@ -129,7 +129,7 @@ fn describe(event: &Event, waits: bool) -> String {
             report.resubmitted,
             report.completed
         ),
-        Event::GaveUp { .. } if !waits => "it is not waited for: --reconnect TIME would".to_owned(),
+        Event::GaveUp { .. } if !waits => "nothing waits for it: use --reconnect TIME to wait".to_owned(),
         Event::GaveUp { reason } => format!("the back-end did not come back in time: {reason}"),
     }
 }

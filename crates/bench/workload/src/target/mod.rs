@@ -33,7 +33,7 @@ pub enum Target {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     /// Neither a valid form nor an existing path.
-    #[error("'{text}' is not there: give socket:PATH, file:PATH, file:PATH:ENGINE, or a path that exists")]
+    #[error("'{text}' does not exist: give socket:PATH, file:PATH, file:PATH:ENGINE, or a path that exists")]
     Missing {
         /** As given. */
         text: String,

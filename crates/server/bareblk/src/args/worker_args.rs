@@ -212,7 +212,7 @@ mod tests {
         for (line, part) in [
             ("--workers 0", "from 1 to 1024"),
             ("--workers 1025", "from 1 to 1024"),
-            ("--cpus 5-2", "the smaller number comes first"),
+            ("--cpus 5-2", "the smaller number must come first"),
             ("--cpus 1,x", "`x` is not a CPU"),
             ("--cpus 0-4000000000", "highest possible is 1023"),
             ("--worker-nice 20", "from -20 to 19"),

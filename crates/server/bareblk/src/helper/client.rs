@@ -101,7 +101,7 @@ impl Helper {
 }
 
 fn unexpected() -> io::Error {
-    io::Error::other("the sandbox's helper answers another question than was asked")
+    io::Error::other("the sandbox's helper answers a different request")
 }
 
 impl Opener for Helper {

@@ -254,7 +254,7 @@ impl Allowed {
         self.adopts()?;
         self.socket(path)?;
         if self.had_sockets.contains(path) {
-            return Err(denied(format!("there was a socket at {} already", path.display())));
+            return Err(denied(format!("there is already a socket at {}", path.display())));
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ impl Allowed {
         if self.bound.contains(&(file.dev, file.ino)) {
             return Ok(());
         }
-        Err(denied(format!("{} is no socket that the sandbox's helper made", path.display())))
+        Err(denied(format!("{} is not a socket that the sandbox's helper made", path.display())))
     }
 
     /// Whether it may remove this: a socket that it created, or on which no process listens.
@@ -296,8 +296,8 @@ impl Allowed {
 
 fn outside(path: &Path, what: &str) -> String {
     format!(
-        "the sandbox allows {} no longer: {what} may be in the folders of those named at the start, and in those of \
-         --allow-folders",
+        "the sandbox does not allow {} any more: {what} may be in the folders of those named at the start, \
+         and in those of --allow-folders",
         path.display()
     )
 }

@@ -249,7 +249,7 @@ impl State {
             self.allowed().image_beside(path, &lies, written)?;
         }
         if FileId::from(&std::fs::metadata(path)?) != lies.file {
-            let text = format!("{} is another file than the one that is served", path.display());
+            let text = format!("{} is not the file that is served", path.display());
             return Err(io::Error::other(text));
         }
         self.change(|allowed| allowed.opened(path, lies));

@@ -104,7 +104,7 @@ impl Taker {
                 Message::Disk(offered) => self.note_disk(offered, fds, configuration)?,
                 Message::OffersEnd => return self.check_cut(),
                 Message::No { why } => bail!("the running server says: {why}"),
-                message => bail!("the running server says {}, an offer was expected", message.name()),
+                message => bail!("the running server says {}, but an offer was expected", message.name()),
             }
         }
     }
@@ -214,7 +214,7 @@ impl Taker {
                 }
                 Message::StatesEnd => break,
                 Message::No { why } => bail!("the running server says: {why}"),
-                message => bail!("the running server says {}, a session was expected", message.name()),
+                message => bail!("the running server says {}, but a session was expected", message.name()),
             }
         }
         send(&self.channel, &Message::Prepared, &[], AT_ONCE)?;
@@ -225,12 +225,12 @@ impl Taker {
 /// Checks the old server's user, because images from it are served without a new look at their locks. Returns its
 /// process number.
 fn check_peer(channel: &UnixStream, configuration: &Configuration) -> Result<i32> {
-    let peer = getsockopt(channel, PeerCredentials).context("whose is the control socket?")?;
+    let peer = getsockopt(channel, PeerCredentials).context("cannot find out who owns the control socket")?;
     let user = configuration.server.options.confinement.user.as_ref().map(|user| user.id);
     let trusted = [Some(0), Some(geteuid().as_raw()), user];
     if !trusted.contains(&Some(peer.uid())) {
         bail!(
-            "not taken over: the control socket is that of user {}, who is neither root, nor you, nor --user",
+            "not taken over: the control socket belongs to user {}, who is neither root, nor you, nor --user",
             peer.uid()
         );
     }
@@ -238,7 +238,7 @@ fn check_peer(channel: &UnixStream, configuration: &Configuration) -> Result<i32
 }
 
 fn wrong(fds: Vec<OwnedFd>) -> anyhow::Error {
-    anyhow!("an offer came with {} descriptors, it needs others", fds.len())
+    anyhow!("an offer came with {} descriptors, but it needs others", fds.len())
 }
 
 /// The control socket is handed over with the disks, so its path must stay.
@@ -284,7 +284,7 @@ fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result
         HostOpener.file_id(&path).with_context(|| format!("disk `{name}`: image {}", path.display()))?;
     if named != (FileId { dev: stat.st_dev, ino: stat.st_ino }) {
         let image = Path::new(&offered.image).display();
-        bail!("disk `{name}`: image {} is another file than the one that is served, {image}", path.display());
+        bail!("disk `{name}`: image {} is not the file that is served, {image}", path.display());
     }
     Ok(())
 }

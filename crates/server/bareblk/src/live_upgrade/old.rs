@@ -78,7 +78,7 @@ fn expect(channel: &UnixStream, name: &str, limit: Duration) -> Result<()> {
     match receive(channel, Some(limit))?.0 {
         Message::No { why } => Err(anyhow!("the new server cannot: {why}")),
         message if message.name() == name => Ok(()),
-        message => bail!("the new server says {}, {name} was expected", message.name()),
+        message => bail!("the new server says {}, but {name} was expected", message.name()),
     }
 }
 

@@ -37,13 +37,13 @@ pub enum WireError {
     Closed,
     #[error("the other process did not answer within {} s", limit.as_secs_f64())]
     TooSlow { limit: Duration },
-    #[error("what came is no frame of a live upgrade: it begins with {begin:02x?}")]
+    #[error("the received data is not a frame of a live upgrade: it begins with {begin:02x?}")]
     NoFrame { begin: [u8; 4] },
     #[error(
         "a frame of {bytes} bytes with {fds} descriptors: at most {MAX_BODY_BYTES} and {MAX_FDS} are possible"
     )]
     TooLarge { bytes: usize, fds: usize },
-    #[error("a frame with {count} descriptors, {wanted} were announced")]
+    #[error("a frame with {count} descriptors, but {wanted} were announced")]
     Descriptors { count: usize, wanted: usize },
     #[error("descriptors of a frame were lost: this process has no room for them (RLIMIT_NOFILE)")]
     DescriptorsLost,

@@ -88,8 +88,9 @@ pub fn assign(
         let Some((owner, wanted)) = by_path.or_else(|| free().find(|(owner, _)| *owner == name)) else {
             let path = path.display();
             warn!(
-                "the service manager passes socket {path} (`{name}`), and nothing is served there: who connects \
-                 waits; give a disk this socket or this name, or disable the socket unit"
+                "the service manager passes socket {path} (`{name}`), but no disk is served there, so \
+                 clients that connect must wait; give a disk this socket or this name, or disable the socket \
+                 unit"
             );
             continue;
         };

@@ -301,7 +301,7 @@ fn sockets_are_told_apart_by_name_where_paths_differ() {
     let command = config(&place, &text);
     // `b` belongs to disk two by its path, whatever its name.
     let server = Server::start(passing(&command, &[("one", &a), ("one", &b), ("three", &spare)]));
-    server.wait_logged("nothing is served there");
+    server.wait_logged("no disk is served there");
     assert_says(&server.log(), &["spare", "`three`"]);
     bench(&place.socket("a"));
     bench(&place.socket("b"));

@@ -103,7 +103,7 @@ fn arguments_that_say_nothing_sensible_are_wrong_usage() {
     let place = Place::new();
     for (args, part) in [
         (["--workers", "0"], "from 1 to 1024"),
-        (["--cpus", "3-1"], "the smaller number comes first"),
+        (["--cpus", "3-1"], "the smaller number must come first"),
         (["--cpus", "0-4294967295"], "the highest possible is 1023"),
         (["--cpus", ""], "no CPU is given"),
         (["--worker-nice", "fast"], "-20"),

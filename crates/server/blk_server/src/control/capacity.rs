@@ -34,7 +34,7 @@ pub(crate) fn refresh_all(exports: Vec<Arc<Export>>) {
         let queue = Arc::clone(&left);
         let thread = std::thread::Builder::new().name("bareblk-size".into());
         if let Err(error) = thread.spawn(move || refresh_from(&queue, &begun)) {
-            return error!("the images' sizes are not read: {error}");
+            return error!("cannot read the images' sizes: {error}");
         }
         let mut at = None;
         let ended = loop {
@@ -79,7 +79,7 @@ fn refresh(export: &Arc<Export>) {
         Ok(CapacityChange::Shrunk { from, to }) => {
             error!(
                 disk = disk.name(),
-                from, to, "image shrank; the disk keeps its size and reads beyond fail"
+                from, to, "image shrank; the disk keeps its size, and reads beyond the image's end fail"
             );
         }
         Err(error) => error!(disk = disk.name(), "size not read: {}", error_line(&error)),

@@ -16,7 +16,7 @@ const MAX_ENDING: usize = 8;
 /// Why a front-end is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoSession {
-    #[error("{MAX_SESSIONS} front-ends are connected, and a disk takes no more")]
+    #[error("{MAX_SESSIONS} front-ends are connected, which is the limit of a disk")]
     Full,
     #[error("the disk is being removed")]
     Leaving,

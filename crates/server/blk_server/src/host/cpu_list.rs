@@ -22,7 +22,7 @@ pub enum InvalidCpuList {
         part: String,
     },
     /// The range ends before it begins.
-    #[error("CPUs {first}-{last}: the smaller number comes first")]
+    #[error("CPUs {first}-{last}: the smaller number must come first")]
     Backwards {
         /** As given. */
         first: u32,

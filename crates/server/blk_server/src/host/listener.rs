@@ -45,7 +45,7 @@ impl SocketConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// The path does not fit into `sockaddr_un`.
-    #[error("socket path {} has {bytes} bytes, at most {max} are possible: use a shorter path", path.display())]
+    #[error("socket path {} has {bytes} bytes, but at most {max} are allowed: use a shorter path", path.display())]
     PathTooLong {
         /** As given. */
         path: PathBuf,

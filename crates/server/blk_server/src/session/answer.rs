@@ -31,11 +31,11 @@ pub(super) enum Answer {
 pub(crate) enum SessionError {
     #[error(transparent)]
     Wire(#[from] WireError),
-    #[error("{request:?} has a body of {bytes} bytes, {wanted} are needed")]
+    #[error("{request:?} has a body of {bytes} bytes, but {wanted} are needed")]
     BodySize { request: FrontendReq, bytes: usize, wanted: usize },
-    #[error("{request:?} came with {count} file descriptors, {wanted} are needed")]
+    #[error("{request:?} came with {count} file descriptors, but {wanted} are needed")]
     FdCount { request: FrontendReq, count: usize, wanted: usize },
-    #[error("{request:?} names queue {index}, this disk has {queues}")]
+    #[error("{request:?} names queue {index}, but this disk has {queues}")]
     QueueIndex { request: FrontendReq, index: u64, queues: u16 },
     #[error("SET_VRING_NUM {num} for queue {index}: a power of two from 2 to {max} is needed")]
     QueueSize { index: u32, num: u32, max: u16 },

@@ -30,12 +30,13 @@ const ALIGN_BYTES: u64 = 8;
 /// Why a log's memory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LogMemoryError {
-    #[error("in-flight log for {queues} queues, this disk has 1 to {max}")]
+    #[error("in-flight log for {queues} queues; 1 to {max} are allowed")]
     Queues { queues: u16, max: u16 },
-    #[error("in-flight log for queues of {queue_size} descriptors, {min} to {max} are possible")]
+    #[error("in-flight log for queues of {queue_size} descriptors; {min} to {max} are allowed")]
     QueueSize { queue_size: u16, min: u16, max: u16 },
     #[error(
-        "in-flight log of {mmap_bytes} bytes, {needed_bytes} are needed for {queues} queues of {queue_size}"
+        "in-flight log has {mmap_bytes} bytes, but {needed_bytes} are needed for {queues} queues of \
+         {queue_size}"
     )]
     TooSmall { mmap_bytes: u64, needed_bytes: u64, queues: u16, queue_size: u16 },
     #[error(
@@ -47,8 +48,8 @@ pub(crate) enum LogMemoryError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(
-        "another in-flight log while queue {queue} runs: what it has in flight is in the one it started with; stop \
-         it first (GET_VRING_BASE)"
+        "another in-flight log while queue {queue} runs: the log with which the queue started records its \
+         requests in flight; stop the queue first (GET_VRING_BASE)"
     )]
     Running { queue: usize },
     #[error("cannot create the memory of an in-flight log of {bytes} bytes")]

@@ -167,8 +167,8 @@ impl Session {
             let LogLayout { queues, entries } = log.layout();
             self.warn_once(&format!(
                 "the front-end's in-flight log has no room for queue {queue} with {queue_size} descriptors (it is for \
-                 {queues} queues of {entries}): the queue is served without one, and what it has in flight is lost if \
-                 the server is killed; have the front-end ask this server for the log (GET_INFLIGHT_FD)"
+                 {queues} queues of {entries}): the queue is served without a log, and its requests in flight are \
+                 lost if the server is killed; make the front-end request the log from this server (GET_INFLIGHT_FD)"
             ));
         }
         area

@@ -19,9 +19,9 @@ const REGION_BYTES: usize = size_of::<VhostUserMemoryRegion>();
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MemoryChangeError {
-    #[error("memory message of {bytes} bytes, {wanted} are needed for its regions")]
+    #[error("memory message has {bytes} bytes, but {wanted} are needed for its regions")]
     BodySize { bytes: usize, wanted: usize },
-    #[error("memory message with {fds} file descriptors for {regions} regions")]
+    #[error("memory message has {fds} file descriptors for {regions} regions")]
     FdCount { fds: usize, regions: usize },
     #[error(transparent)]
     Map(#[from] MapError),

@@ -43,8 +43,8 @@ pub(crate) enum NotHanded {
     )]
     NotDrained { queue: u16, timeout: Duration },
     #[error(
-        "queue {queue} holds {requests} requests that the host failed, and its front-end keeps no in-flight log to hand \
-         them over in: repair the storage first"
+        "queue {queue} holds {requests} requests that failed on the host, and cannot hand them over, because \
+         its front-end keeps no in-flight log: repair the storage first"
     )]
     Parked { queue: u16, requests: usize },
 }

@@ -42,7 +42,7 @@ pub(crate) struct Message {
 pub(crate) enum WireError {
     #[error(transparent)]
     Frame(#[from] FrameError),
-    #[error("message incomplete after {} s: {bytes} bytes of it arrived", timeout.as_secs())]
+    #[error("message incomplete after {} s: only {bytes} bytes of it arrived", timeout.as_secs())]
     TooSlow { bytes: usize, timeout: Duration },
     #[error("unknown request {code}")]
     UnknownRequest { code: u32 },
@@ -50,11 +50,11 @@ pub(crate) enum WireError {
     Quota(#[from] QuotaError),
     #[error("front-end has not read its reply within {} s", timeout.as_secs())]
     ReplyNotRead { timeout: Duration },
-    #[error("front-end has not read its reply when a live upgrade began")]
+    #[error("front-end had not read its reply when a live upgrade began")]
     ReplyNotReadInTime,
     #[error("front-end does not read its back-end channel, which is full")]
     ChannelFull,
-    #[error("session told to end inside a message")]
+    #[error("session told to end in the middle of a message")]
     Woken,
     #[error("socket failed")]
     Io(#[from] io::Error),

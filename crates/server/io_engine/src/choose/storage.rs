@@ -115,7 +115,7 @@ impl fmt::Display for Storage {
             Some(false) => "no",
         };
         let reads = if self.nowait_reads { "yes" } else { "no" };
-        write!(f, "{kind}, {cache}; calls that do not wait: reads {reads}, writes {writes}")
+        write!(f, "{kind}, {cache}; non-blocking calls: reads {reads}, writes {writes}")
     }
 }
 

@@ -17,8 +17,8 @@ pub(super) fn share(depth: usize, participants: usize) -> io::Result<usize> {
         return Ok(share);
     }
     let text = format!(
-        "a depth of {depth} is too little for {participants} workers, each needs {LEAST_SHARE}: make it larger, or use \
-         fewer workers for this disk"
+        "a depth of {depth} is too small for {participants} workers, because each needs {LEAST_SHARE}: make \
+         it larger, or use fewer workers for this disk"
     );
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }

@@ -21,7 +21,7 @@ pub(crate) enum HandOverError {
     UnknownToken { token: u64, jobs: usize },
     #[error("job {job}: slot {slot} completed twice")]
     Twice { job: usize, slot: u32 },
-    #[error("job {job}: completions of slots {slots:#x} that were not out")]
+    #[error("job {job}: completions of slots {slots:#x} that were not in flight")]
     NotOut { job: usize, slots: u64 },
 }
 

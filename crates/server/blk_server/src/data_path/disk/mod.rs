@@ -409,9 +409,9 @@ impl Disk {
         if !self.failed.swap(true, Ordering::Relaxed) {
             error!(
                 disk = self.name,
-                "the image could not be synced, and acknowledged writes may be lost: from now on every write, \
-                 discard and flush fails, reads go on; check the host's storage, restart the server, then check \
-                 the guest's file systems"
+                "the image could not be synced, and acknowledged writes may be lost: from now on every \
+                 write, discard and flush fails, and reads continue; check the host's storage, restart the \
+                 server, then check the guest's file systems"
             );
         }
     }
@@ -419,7 +419,10 @@ impl Disk {
     /// Records that a sync of the previous server failed; see [`Disk::mark_failed`].
     pub(crate) fn was_failed(&self) {
         self.failed.store(true, Ordering::Relaxed);
-        warn!(disk = self.name, "taken over from a server that could not sync the image: it is only read");
+        warn!(
+            disk = self.name,
+            "taken over from a server that could not sync the image: the disk accepts only reads"
+        );
     }
 
     /// Whether a sync failed.

@@ -66,11 +66,11 @@ impl Queue {
         let again = match self.parked.policy() {
             Some(ParkPolicy { retry_after: Some(pause), .. }) => {
                 format!(
-                    "it is tried again every {} s, or at once by `bareblk ctl resume {disk}`",
+                    "the server retries it every {} s, or at once on `bareblk ctl resume {disk}`",
                     pause.as_secs()
                 )
             }
-            _ => format!("then say `bareblk ctl resume {disk}`"),
+            _ => format!("then run `bareblk ctl resume {disk}`"),
         };
         error!(
             disk,

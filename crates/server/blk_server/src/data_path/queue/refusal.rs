@@ -11,13 +11,13 @@ pub(crate) enum Refusal {
     Range(#[from] disk_image::RangeError),
     #[error("{kind} on a read-only disk")]
     ReadOnly { kind: RequestKind },
-    #[error("{kind} of {sectors} sectors in one segment, at most {max} are possible")]
+    #[error("{kind} of {sectors} sectors in one segment; at most {max} are allowed")]
     SegmentTooLong { kind: RequestKind, sectors: u32, max: u32 },
     #[error(transparent)]
     Buffers(#[from] FillError),
     #[error(transparent)]
     Store(#[from] AccessError),
-    #[error("{kind} after a failed sync: the disk only reads until the server is restarted")]
+    #[error("{kind} after a failed sync: the disk accepts only reads until the server is restarted")]
     DiskFailed { kind: RequestKind },
     #[error("{kind} was parked, and its data is no longer in the memory that the front-end shares")]
     LostBuffers { kind: RequestKind },

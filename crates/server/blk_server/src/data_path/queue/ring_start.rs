@@ -62,7 +62,7 @@ fn log_other_position(start: &QueueStart, ring: &DeviceQueue) {
         let (disk, queue, base, position) = (start.disk.name(), start.index, start.base, ring.position());
         warn!(
             disk,
-            queue, suppressed, base, position, "front-end's ring base is stale; the ring's own counts"
+            queue, suppressed, base, position, "front-end's ring base is stale; using the ring's own"
         );
     }
 }
@@ -76,10 +76,10 @@ fn log_recovery(start: &QueueStart, Recovery { redone, was_foreign }: Recovery) 
             disk,
             queue,
             suppressed,
-            "the front-end's in-flight log is of another ring: nothing of it is done again"
+            "the front-end's in-flight log belongs to another ring: not repeating its requests"
         );
     } else {
-        info!(disk, queue, suppressed, redone, "requests that the last server had in flight are done again");
+        info!(disk, queue, suppressed, redone, "repeating requests that the last server had in flight");
     }
 }
 

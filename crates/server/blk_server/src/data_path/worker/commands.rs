@@ -172,7 +172,7 @@ impl Worker {
         let engine = engine.map_err(|error| format!("its engine cannot be started: {error}"))?;
         let file = self.engines.attach(engine, disk).map_err(|error| {
             self.engines.leave(engine);
-            format!("the engine does not take the image: {error}")
+            format!("the engine does not accept the image: {error}")
         })?;
         let token = WatchToken(u64::from(id));
         let watch = self.engines.base().watch(Arc::clone(kick), token).map_err(|error| {

@@ -66,7 +66,7 @@ pub(crate) fn log_start(id: WorkerId, options: &WorkerOptions) -> Option<u32> {
 /// Enables the calling worker to interrupt guests without waiting for their front-ends.
 pub(crate) fn prepare_signals(id: WorkerId) {
     if let Err(error) = io_engine::prepare_signals() {
-        warn!(worker = %id, "a front-end can make this worker wait for ever, by filling its call descriptor: {error}");
+        warn!(worker = %id, "a front-end can make this worker wait forever by filling its call descriptor: {error}");
     }
 }
 
@@ -156,7 +156,7 @@ fn why_no_class(class: SchedulingClass) -> String {
         return "the process needs CAP_SYS_NICE".into();
     };
     if capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE)) {
-        return "the process has CAP_SYS_NICE, but its control group no real-time budget (cpu.rt_runtime_us)"
+        return "the process has CAP_SYS_NICE, but its control group has no real-time budget (cpu.rt_runtime_us)"
             .into();
     }
     let limit = limit_text(Resource::Rtprio);

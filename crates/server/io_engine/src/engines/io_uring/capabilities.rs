@@ -24,7 +24,7 @@ pub fn io_uring_capabilities() -> Vec<Capability> {
         }
     };
     vec![
-        Capability { name: "io_uring", available: true, detail: "this process may make rings".to_owned() },
+        Capability { name: "io_uring", available: true, detail: "this process may create rings".to_owned() },
         flag("batches past an error", "Linux 5.18", IoUring::builder().setup_submit_all()),
         flag(
             "cooperative task-run",
@@ -112,7 +112,7 @@ fn opcodes(ring: &IoUring) -> Capability {
     let mut probe = Probe::new();
     let name = "operations";
     if let Err(error) = ring.submitter().register_probe(&mut probe) {
-        return Capability { name, available: false, detail: format!("cannot be asked for ({error})") };
+        return Capability { name, available: false, detail: format!("cannot be requested ({error})") };
     }
     let missing = needed.iter().filter(|(_, code)| !probe.is_supported(*code)).map(|(name, _)| *name);
     let missing: Vec<&str> = missing.collect();
@@ -142,7 +142,7 @@ fn fixed_buffers(ring: &IoUring) -> Capability {
     let mut capability = outcome("fixed buffers (pinned guest memory)", "Linux 5.1", registered);
     let limit = locked_memory_limit();
     capability.detail +=
-        &format!("; the limit of locked memory (RLIMIT_MEMLOCK) is {limit}, which root need not heed");
+        &format!("; the limit of locked memory (RLIMIT_MEMLOCK) is {limit}, which does not apply to root");
     capability
 }
 

@@ -89,8 +89,8 @@ impl Pinned {
             tracing::warn!(
                 %error,
                 "guest memory is not pinned: the kernel refused {bytes} bytes of it; the limit of locked memory \
-                 (RLIMIT_MEMLOCK, ulimit -l) is {limit}, and memory must not be a file on a disk. I/O goes on \
-                 without"
+                 (RLIMIT_MEMLOCK, ulimit -l) is {limit}, and memory must not be a file on a disk. I/O \
+                 continues without it"
             );
         }
     }

@@ -375,8 +375,8 @@ pub(super) fn explain(error: &io::Error, options: &IoUringOptions) -> io::Error 
     let sqpoll = options.sqpoll_idle.is_some();
     let advice = match error.kind() {
         PermissionDenied if sqpoll && super::capabilities::is_allowed() => {
-            "a kernel thread for submissions (SQPOLL) is forbidden here, io_uring itself is not: do without, \
-             or let the security module allow it"
+            "a kernel thread for submissions (SQPOLL) is forbidden here, although io_uring is allowed: leave \
+             the option out, or let the security module allow it"
         }
         PermissionDenied => {
             "io_uring is forbidden here: set kernel.io_uring_disabled=0, or let the container's seccomp \

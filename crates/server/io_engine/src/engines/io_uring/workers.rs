@@ -61,7 +61,8 @@ impl KernelWorkers {
         {
             tracing::warn!(
                 %error,
-                "io_uring's threads for calls that block stay as few as they are: a disk that hangs may stop others"
+                "cannot raise the limit of io_uring's threads for calls that block: a disk that hangs may \
+                 delay others"
             );
         }
     }

@@ -94,7 +94,7 @@ impl Calls {
     pub fn release(&mut self, address: u64) {
         let offset_bytes = address.wrapping_sub(self.blocks.as_ptr().addr() as u64);
         let index = offset_bytes / size_of::<Iocb>() as u64;
-        debug_assert!(index < self.blocks.len() as u64, "a result of somebody else's call");
+        debug_assert!(index < self.blocks.len() as u64, "a result of an unknown call");
         if let Some(index) = u32::try_from(index).ok().filter(|index| (*index as usize) < self.blocks.len()) {
             self.free.push(index);
         }

@@ -108,7 +108,9 @@ impl SyncBackend {
 impl IoBackend for SyncBackend {
     fn describe(&self) -> String {
         let threads = self.threads;
-        format!("sync: in the worker; flushes, and what would wait for a page, on at most {threads} threads")
+        format!(
+            "sync: in the worker; flushes, and calls that would wait for a page, on at most {threads} threads"
+        )
     }
 
     fn serve_one_disk(&mut self) {

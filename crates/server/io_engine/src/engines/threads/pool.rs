@@ -209,7 +209,7 @@ impl Shared {
             state.start_again_at = Some(Instant::now() + START_AGAIN_AFTER);
             let threads = state.schedule.threads();
             drop(state);
-            tracing::warn!(%error, threads, "no further thread for I/O");
+            tracing::warn!(%error, threads, "cannot start another thread for I/O");
         }
         started.is_ok()
     }

@@ -103,7 +103,7 @@ impl Owner {
             None => Err(io::ErrorKind::NotFound.into()),
         };
         let known = attached.map_err(|error| {
-            tracing::error!("the completion worker's engine does not take a file: {error}");
+            tracing::error!("the completion worker's engine does not accept a file: {error}");
             error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
         });
         self.note(file, known);

@@ -181,7 +181,7 @@ impl Participant {
         if registry.wanted_owner().is_none() {
             return Err(error);
         }
-        tracing::error!("this worker cannot be completion worker, another one is asked: {error}");
+        tracing::error!("this worker cannot be completion worker, so another worker is tried: {error}");
         self.group.changed(registry);
         Ok(())
     }
@@ -337,7 +337,9 @@ impl Participant {
         let mut own = Vec::new();
         for cancels in [false, true] {
             if cancels && owner.inside_of_others() > 0 {
-                tracing::warn!("I/O of other workers does not end: given up, as the completion worker goes");
+                tracing::warn!(
+                    "I/O of other workers does not end: the completion worker stops waiting for it and ends"
+                );
                 owner.inner_mut().cancel_all();
             }
             let deadline = Instant::now() + DRAIN_TIMEOUT;

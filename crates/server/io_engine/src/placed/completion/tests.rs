@@ -401,7 +401,8 @@ fn more_workers_than_the_depth_has_shares_for_are_refused() {
     let error = placement.engine(4).unwrap().start().err().unwrap();
     assert_eq!(
         error.to_string(),
-        "a depth of 128 is too little for 5 workers, each needs 32: make it larger, or use fewer workers for this disk"
+        "a depth of 128 is too small for 5 workers, because each needs 32: make it larger, or use fewer \
+         workers for this disk"
     );
     assert!(workers.iter().all(|worker| worker.engine.room() == 32));
 }
