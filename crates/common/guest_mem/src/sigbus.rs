@@ -98,7 +98,7 @@ fn append_slot() -> &'static Slot {
 fn slots() -> impl Iterator<Item = &'static Slot> {
     let mut next = SLOTS.load(Ordering::Acquire); // pairs with the release in `append_slot`
     std::iter::from_fn(move || {
-        // SAFETY: 1. null or a slot that `append_slot` leaked: valid for ever; 2. only atomics inside.
+        // SAFETY: 1. null or a slot that `append_slot` leaked: valid forever; 2. only atomics inside.
         let slot = unsafe { next.as_ref() }?;
         next = slot.next.load(Ordering::Acquire);
         Some(slot)

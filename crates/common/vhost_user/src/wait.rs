@@ -6,7 +6,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
 
-/// Waits until one of `fds` is ready, or until `end`; without an `end`, for ever. Polls at least once. Returns how many
+/// Waits until one of `fds` is ready, or until `end`; without an `end`, forever. Polls at least once. Returns how many
 /// are ready; 0 after the deadline.
 ///
 /// # Errors

@@ -325,7 +325,7 @@ fn back_end_that_dies_while_it_is_told_of_the_rings_leaves_them_and_the_log_to_t
     assert_eq!(bodies(&script, 0, code::SET_VRING_ADDR), bodies(&script, 2, code::SET_VRING_ADDR));
 }
 
-/// A driver must not offer the same log for ever, whether or not the back-end reports that it refuses the log.
+/// A driver must not offer the same log forever, whether or not the back-end reports that it refuses the log.
 #[test]
 fn log_over_which_back_ends_keep_closing_the_connection_is_given_up() {
     for left_out in [0, protocol::REPLY_ACK] {

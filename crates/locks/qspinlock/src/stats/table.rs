@@ -1,7 +1,7 @@
 //! Per-thread count tables, with a row for every source line that takes locks.
 //!
 //! ```text
-//! TABLES[thread number] ─ rows: hashed by the caller's `Location`, claimed at first use, kept for ever
+//! TABLES[thread number] ─ rows: hashed by the caller's `Location`, claimed at first use, kept forever
 //!                       ├ other: lines beyond the last row
 //!                       └ unattributed: events outside of any `Profiled` operation
 //! ```

@@ -2,7 +2,7 @@
 //!
 //! `images, one after the other → begin (path) … not the next one in time → a warning → nothing until the next`
 //!
-//! - A file system that does not answer (NFS, FUSE) blocks the thread that opens a file there, perhaps for ever.
+//! - A file system that does not answer (NFS, FUSE) blocks the thread that opens a file there, perhaps forever.
 //!   Opening on another thread would not help, because the start can do nothing else before all images are open.
 //! - Dropping this value ends its thread and waits for it, because the sandbox needs a process with one thread.
 

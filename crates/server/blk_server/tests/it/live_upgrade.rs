@@ -290,7 +290,7 @@ fn migrating_guest_goes_along_and_stores_are_noted_there() {
     }
 }
 
-/// A log that the front-end never uses must not keep its session in the old server for ever.
+/// A log that the front-end never uses must not keep its session in the old server forever.
 #[test]
 fn dirty_log_that_is_not_used_yet_goes_along_and_is_used_there() {
     for format in BOTH {

@@ -289,7 +289,7 @@ fn stuck_from_the_start() -> (Rig, Fakes, FrontEnd, Guest) {
     (rig, fakes, front_end, guest)
 }
 
-/// No caller waits for this change, but it must not block the disk for ever either.
+/// No caller waits for this change, but it must not block the disk forever either.
 #[test]
 fn completion_worker_that_a_starting_queue_asks_for_in_vain_is_given_up() {
     // The completion worker may be ready before the first request. Then nothing hangs, and the test tries again.

@@ -67,7 +67,7 @@ pub enum Reaction {
     WithDescriptor,
     /// Send a well-formed reply with this body and these descriptors.
     ReplyWith(Vec<u8>, Vec<OwnedFd>),
-    /// Send nothing, for ever.
+    /// Send nothing, forever.
     Hang,
     Close,
 }

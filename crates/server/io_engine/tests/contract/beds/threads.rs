@@ -26,7 +26,7 @@ pub fn threads_loop_device() -> Option<Bed> {
     on_loop_device(engine(64), &[], |device| ImageOptions::new(device))
 }
 
-/// Everything waits for everything else, and must not for ever.
+/// All calls share one thread, so each waits for the others. None may wait forever.
 pub fn threads_one_thread() -> Option<Bed> {
     on_file(engine(1), disk_folder(), CacheMode::None)
 }
