@@ -1,4 +1,4 @@
-//! What choosing an engine costs when a disk is opened: probing the file, making an engine, trying it out.
+//! Measures the cost of choosing an engine for a disk: probing the file, creating an engine, and trying it.
 //!
 //! `cargo bench -p io_engine --bench choose`
 //!

@@ -1,9 +1,10 @@
-//! What one 4 KiB read costs at depth 64: wall time, and processor time split into ours and the kernel's.
+//! Measures the cost of one 4 KiB read at depth 64: wall time, and processor time in user mode and in the kernel.
 //!
-//! `cargo bench -p io_engine --bench request [-- SECONDS] [attached=FILES] [only=ENGINE]`: with so many idle files
-//! attached before the busy one, which must not change anything. User time is an upper bound for our own code: it includes this
-//! loop and the way into the kernel. It is the whole process's, because engines have threads of their own, and
-//! io_uring has the kernel's. In the page cache and on tmpfs no device is measured; in the rows of `O_DIRECT` one is.
+//! `cargo bench -p io_engine --bench request [-- SECONDS] [attached=FILES] [only=ENGINE]`. `attached` attaches this
+//! many idle files before the busy one, which must not change the result. User time is an upper bound for our own
+//! code: it includes this loop and the entry into the kernel. The times are those of the whole process, because
+//! engines have their own threads and io_uring has kernel threads. Only the rows of `O_DIRECT` include a device; in
+//! the page cache and on tmpfs there is none.
 //!
 //! Elsewhere: rings and requests (`blk_server`'s benchmark).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
@@ -24,10 +25,10 @@ use rustix::time::{ClockId, clock_gettime};
 const DEPTH: u32 = 64;
 const IMAGE_BYTES: u64 = 64 << 20;
 const BLOCK_BYTES: u64 = 4096;
-/// What `cargo test --benches` runs, so that this cannot rot.
+/// The duration with `cargo test --benches`, which checks that this benchmark still works.
 const SMOKE: Duration = Duration::from_millis(20);
 
-/// Processor time of this process: exact in sum, and in ticks for each half.
+/// Processor time of this process: the exact sum, and user and system time in ticks.
 struct Usage {
     run_ns: f64,
     user_ticks: f64,
@@ -40,12 +41,12 @@ impl Usage {
         let run_ns = run.tv_sec as f64 * 1e9 + run.tv_nsec as f64;
         let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
         let after_name = stat.rsplit(')').next().unwrap();
-        // Fields 14 and 15 of proc(5); the first after the name is field 3.
+        // Fields 14 and 15 of proc(5). The first field after the name is field 3.
         let mut ticks = after_name.split_whitespace().skip(11).map(|field| field.parse().unwrap());
         Self { run_ns, user_ticks: ticks.next().unwrap(), system_ticks: ticks.next().unwrap() }
     }
 
-    /// User and system time since `before`: the exact sum, split as the ticks are.
+    /// User and system time since `before`: the exact sum, divided in proportion to the ticks.
     fn since(&self, before: &Self) -> (f64, f64) {
         let run_ns = self.run_ns - before.run_ns;
         let user: f64 = self.user_ticks - before.user_ticks;
@@ -61,7 +62,7 @@ struct Storage {
 }
 
 impl Storage {
-    /// `None` where the file system has no `O_DIRECT` and it was asked for.
+    /// `None` if `O_DIRECT` is requested and the file system does not have it.
     fn new(parent: &Path, cache: CacheMode) -> Option<Self> {
         let folder = tempfile::tempdir_in(parent).unwrap();
         let path = folder.path().join("disk.raw");
@@ -152,7 +153,7 @@ fn main() {
             let Some(Storage { image, .. }) = storage else { continue };
             let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
             for kind in EngineKind::ALL {
-                // Those that refuse the file are left out.
+                // Omits engines that refuse the file.
                 if choose(Some(&kind.into()), &spec, &config).is_ok() {
                     run(&format!("{name}, {kind}"), make(kind, &config).unwrap(), image, duration);
                 }

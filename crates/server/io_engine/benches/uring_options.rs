@@ -1,8 +1,9 @@
-//! What io_uring's options do to 4 KiB random reads past the page cache: reads per second, and processor time.
+//! Measures how io_uring's options affect 4 KiB random reads past the page cache: reads per second, and processor
+//! time.
 //!
-//! `cargo bench -p io_engine --bench uring_options [-- SECONDS]`. Rounds are interleaved. Processor time is the
-//! whole process's, a kernel thread that submits included. Where no device can be polled, `iopoll` shows what
-//! the option costs then. Elsewhere: our own code (`request.rs`).
+//! `cargo bench -p io_engine --bench uring_options [-- SECONDS]`. Rounds are interleaved. Processor time is that of
+//! the whole process, including a kernel thread that submits. If the device cannot be polled, `iopoll` shows the cost
+//! of the option in that case. Elsewhere: our own code (`request.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use io_engine::{Engine, EngineConfig, Event, FileId, FileSpec, IoUringEngine, Io
 
 const IMAGE_BYTES: u64 = 256 << 20;
 const BLOCK_BYTES: u64 = 4096;
-/// What `cargo test --benches` runs, so that this cannot rot.
+/// The duration with `cargo test --benches`, which checks that this benchmark still works.
 const SMOKE: Duration = Duration::from_millis(20);
 
-/// Processor time of all threads, also those that ended.
+/// Processor time of all threads, including those that have ended.
 fn process_ns() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64

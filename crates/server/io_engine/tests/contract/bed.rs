@@ -25,7 +25,7 @@ pub const MEMORY_BYTES: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Bed {
-    // First: an engine lets go of memory and files before the rest goes.
+    // The first field, so that the engine releases memory and files before the other fields are dropped.
     pub engine: Box<dyn Engine>,
     pub file: FileId,
     pub image: Arc<Image>,
@@ -36,7 +36,7 @@ pub struct Bed {
     _storage: Storage,
 }
 
-/// What disappears with the bed.
+/// The storage, removed with the bed.
 enum Storage {
     Folder { _folder: tempfile::TempDir },
     Loop { device: String, _folder: tempfile::TempDir },
@@ -64,12 +64,12 @@ fn uring(age: KernelAge) -> (Box<dyn Engine>, EngineConfig) {
     (Box::new(IoUringEngine::as_if_on(age, config.clone()).unwrap()), config)
 }
 
-/// Where the build lies: a real disk, on most machines.
+/// A folder on the file system of the build, which is a real disk on most machines.
 pub fn disk_folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// On tmpfs.
+/// A folder on tmpfs.
 pub fn ram_folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
@@ -102,7 +102,7 @@ pub fn uring_loop_device() -> Option<Bed> {
     on_loop_device(uring(KernelAge::Newest), &[], |device| ImageOptions::new(device))
 }
 
-/// Its sectors are larger than the blocks that the guest is offered: the page cache makes up for it.
+/// A device whose sectors are larger than the blocks that the guest sees. The page cache makes that possible.
 pub fn uring_4k_sectors() -> Option<Bed> {
     let small_blocks = |device: &str| ImageOptions {
         cache: CacheMode::Writeback,
@@ -137,7 +137,7 @@ pub fn fake() -> Option<Bed> {
     fake_on(CacheMode::Writeback)
 }
 
-/// The fake on storage whose alignment makes misaligned requests go through bounce buffers.
+/// The fake engine on storage whose alignment sends misaligned requests through bounce buffers.
 pub fn fake_that_bounces() -> Option<Bed> {
     let bed = fake_direct()?;
     if !bed.bounces() {
@@ -188,7 +188,7 @@ fn make(
     start((engine, config), Arc::new(Image::open(&HostOpener, options).unwrap()), storage, fake)
 }
 
-/// A bed on an image that is open already.
+/// A bed on an open image.
 pub fn make_on(engine: (Box<dyn Engine>, EngineConfig), image: Arc<Image>, folder: tempfile::TempDir) -> Bed {
     start(engine, image, Storage::Folder { _folder: folder }, None)
 }
@@ -222,7 +222,8 @@ pub fn kick(fd: &OwnedFd) {
     rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
 }
 
-/// What lies in a sector of a pattern before the sector's number and the seed go into it: 7 times the place, as bytes.
+/// The contents of a pattern's sector before the sector's number and the seed are added: each byte is 7 times its
+/// offset.
 const SECTOR: [u64; 64] = {
     let (mut sector, mut at) = ([0; 64], 0);
     while at < 512 {
@@ -232,8 +233,8 @@ const SECTOR: [u64; 64] = {
     sector
 };
 
-/// `len` bytes that differ from place to place and from seed to seed. Eight at a time: most of what a case does in an
-/// emulated guest is this.
+/// `len` bytes that differ by offset and by seed. Computes eight bytes at a time, because cases in an emulated guest
+/// spend most of their time here.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len.next_multiple_of(512));
     for number in 0..len.div_ceil(512) as u64 {
@@ -263,12 +264,12 @@ impl Bed {
         self.image.path().to_owned()
     }
 
-    /// What makes the fake fail.
+    /// The handle that makes the fake engine fail.
     pub fn handle(&self) -> FakeHandle {
         self.fake.clone().expect(FAKE)
     }
 
-    /// Whether a buffer at an odd address has to be bounced here.
+    /// Whether this bed needs a bounce buffer for data at an odd address.
     pub fn bounces(&self) -> bool {
         self.image.alignment().memory_bytes > 1
     }
@@ -321,7 +322,7 @@ impl Bed {
         self.finish(1).remove(0)
     }
 
-    /// Waits for an event that is no completion.
+    /// Waits for an event other than a completion.
     pub fn next_event(&mut self) -> Event {
         let deadline = std::time::Instant::now() + PATIENCE;
         while self.events.is_empty() {

@@ -1,4 +1,4 @@
-//! What every engine must do, whatever it runs on.
+//! The contract of every engine on every kind of storage.
 //!
 //! Each case takes a bed; `main.rs` runs all of them on all beds. Elsewhere: faults (`faults.rs`).
 
@@ -161,7 +161,7 @@ pub fn flush_goes_to_the_kernel_after_the_writes_it_covers(mut bed: Bed) {
     assert_eq!(flush.completed.unwrap().1, 0);
 }
 
-/// Whether every write was made durable: by its own flag, or by a sync that was issued after it had completed.
+/// Whether every write is durable: by its own flag, or by a sync that was issued after the write had completed.
 fn is_durable(records: &[Record]) -> bool {
     let synced = |written: u64| {
         let mut syncs = records.iter().filter(|record| record.verb == Verb::Sync);
@@ -190,7 +190,7 @@ pub fn bounced_durable_write_is_durable_in_every_chunk(mut bed: Bed) {
     assert_eq!(bed.run(durable, &[(1, 600 * 1024)]).result, Ok(()));
     let records = bed.recorder.records();
     assert!(is_durable(&records), "{records:?}");
-    // In 256 KiB bounce buffers, or in calls of 512 KiB through the page cache.
+    // The calls use bounce buffers of 256 KiB, or move 512 KiB through the page cache.
     let writes = records.iter().filter(|record| record.verb == Verb::Write).count();
     assert_eq!(writes, if bed.bounces() { 3 } else { 2 });
 }
@@ -210,7 +210,7 @@ pub fn discarded_blocks_are_freed_and_read_as_zeroes(mut bed: Bed) {
     let range = bed.range(1 << 20, 2 << 20);
     let discard = OpKind::Discard { range, durability: Durability::Cached };
     assert_eq!(bed.run(discard, &[]).result, Ok(()));
-    // Before they are read: `mmap` fills the holes that it reads.
+    // Checks the holes before it reads them, because `mmap` fills the holes that it reads.
     if bed.is_file() {
         let freed = before - bed.image.file().metadata().unwrap().blocks();
         assert!(freed >= (2 << 20) / 512, "{freed} sectors freed");
@@ -360,7 +360,7 @@ pub fn fd_that_cannot_be_watched_is_reported(mut bed: Bed) {
         Err(_) => {}
         Ok(id) => {
             let failed = |event: &Event| matches!(event, Event::WatchFailed(WatchToken(3), _));
-            // It may look readable until that has led nowhere often enough.
+            // The engine gives up the descriptor only after it has looked readable many times without an event.
             while !failed(&bed.next_event()) {}
             bed.engine.unwatch(id);
         }
@@ -403,7 +403,7 @@ pub fn idle_worker_does_not_wake_up(mut bed: Bed) {
     bed.settle();
     let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
     let observer = std::thread::spawn(move || {
-        // On a busy machine it goes to sleep late.
+        // On a busy machine the thread may sleep late.
         let sleeps_on = (0..100).any(|_| {
             let before = voluntary_switches(&thread);
             std::thread::sleep(Duration::from_millis(700));

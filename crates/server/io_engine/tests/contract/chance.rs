@@ -1,4 +1,4 @@
-//! A stream of ops of all kinds with cancellations in between: all complete, and data is where it belongs.
+//! Random ops of all kinds with cancellations in between: all ops complete, and the data is correct.
 //!
 //! Elsewhere: single cases (`cases.rs`).
 
@@ -12,7 +12,7 @@ use crate::bed::{Bed, pattern};
 
 const SLOTS: u64 = 48;
 const SLOT_BYTES: u64 = 64 << 10;
-/// A sleep that a lost wake-up prolongs to this is one that nothing would have ended.
+/// A sleep that lasts this long has lost its wake-up.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn random(state: &mut u64, end: u64) -> u64 {
@@ -22,11 +22,11 @@ fn random(state: &mut u64, end: u64) -> u64 {
     (*state >> 11) % end
 }
 
-/// One part of image and memory, with at most one op in flight.
+/// One part of the image and of memory, with at most one op in flight.
 #[derive(Clone, Default)]
 struct Slot {
     busy: Option<OpKind>,
-    /// What the image begins with there, if that is known.
+    /// The seed of the image's contents in this part; `None` if they are unknown.
     seed: Option<u64>,
     writing: u64,
     memory_at: u64,

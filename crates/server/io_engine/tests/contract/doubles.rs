@@ -1,4 +1,5 @@
-//! Engines that the crate does not have, to show that the traits fit what may come: a peer behind a thread, and a format.
+//! Two engines that the crate does not have: a peer behind a thread, and an image format. They show that the traits
+//! suffice for such engines.
 
 pub mod layer;
 

@@ -1,4 +1,4 @@
-//! What the logic that all engines share does when the kernel fails, stops short, or does not answer.
+//! Tests the logic that all engines share when the kernel fails, transfers less than requested, or does not answer.
 //!
 //! Most cases run on the fake engine. The others need a real device that fails. Elsewhere: what every engine does
 //! without faults (`cases.rs`).
@@ -385,7 +385,7 @@ fn durable_discard_whose_flush_fails_is_not_done() {
     assert_eq!(bed.run(discard, &[]).result, Err(OpError::Errno(Errno::IO)));
 }
 
-/// An op on a file that is not the bed's own.
+/// An op on a file other than the bed's own.
 fn on(file: FileId, bed: &Bed, token: u64, kind: OpKind, pieces: &[(u64, u64)]) -> Op {
     Op { file, ..bed.op(token, kind, pieces) }
 }

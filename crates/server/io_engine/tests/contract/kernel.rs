@@ -1,6 +1,6 @@
-//! What this kernel has, and the whole suite again on the stock kernel of a guest.
+//! Tests this kernel's features, and runs the whole suite again on the stock kernel of a guest.
 //!
-//! On Debian 12 that is Linux 6.1: ext4 on a virtio disk with O_DIRECT, tmpfs, a loop device, and the
+//! The guest runs Debian 12's Linux 6.1, with ext4 on a virtio disk with O_DIRECT, tmpfs, a loop device, and the
 //! io_uring of that release. Elsewhere: the cases (`cases.rs`).
 
 use io_engine::{EngineConfig, IoUringEngine};
@@ -15,7 +15,7 @@ fn kernel_version() -> (u32, u32) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// Distributions carry features back, so an older kernel may have them too.
+/// Distributions backport features, so an older kernel may have them too.
 #[test]
 fn kernel_since_6_1_defers_completions_and_since_6_15_does_not_count_idling_as_iowait() {
     let version = kernel_version();
@@ -37,13 +37,13 @@ fn direct_bed_bypasses_the_page_cache() {
 mod in_a_guest {
     use xtask::guest::{GuestImage, OwnTests, TestsPassed};
 
-    /// Beds times cases, and the tests above: what the run must have at least.
+    /// The least number of tests in a run: beds times cases, plus the tests above.
     const LEAST_TESTS: usize = 31 * 33 + 2;
 
     /// The guest's tmpfs has no O_DIRECT, which came with Linux 6.6.
     const KNOWN_SKIP: &str = "cannot be opened with O_DIRECT";
 
-    /// Without what runs on the fake: it asks nothing of the kernel that others do not.
+    /// Omits the tests on the fake engine, which make the same calls as other tests.
     fn suite_in_a_guest() -> TestsPassed {
         let image = GuestImage::prepare(|step| eprintln!("{step}")).unwrap();
         let tests = OwnTests::new(&image, env!("CARGO_TARGET_TMPDIR"), "in_a_guest");

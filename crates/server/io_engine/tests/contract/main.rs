@@ -1,4 +1,4 @@
-//! One contract suite over every engine and every kind of storage it may meet.
+//! One contract suite for every engine on every kind of storage.
 #![allow(
     missing_docs,
     missing_debug_implementations,
@@ -84,7 +84,7 @@ suite!(@beds
     ]
 );
 
-/// A layer reads its table in between, so the cases that count an op's calls are not for it.
+/// Omits the cases that count an op's calls, because a layer also reads its table.
 mod of_layers {
     suite!(@beds
         [layer]

@@ -1,4 +1,5 @@
-//! How much one file's ops take of a submission: on the fake, whose calls run in `submit` as copies of cached data do.
+//! Tests how much of a submission one file's ops may use. The fake engine makes its calls in `submit`, where copies of
+//! cached data also happen.
 //!
 //! Elsewhere: what a call costs (`src/core/turn.rs`), what a call means (`faults.rs`).
 
@@ -13,18 +14,18 @@ fn push_read(bed: &mut Bed, token: u64, len_bytes: u64) {
     bed.push(token, OpKind::Read { range }, &[(0, len_bytes)]);
 }
 
-/// Calls so far.
+/// Number of calls so far.
 fn calls(bed: &Bed) -> usize {
     bed.recorder.records().len()
 }
 
-/// What calls on `file` moved after the first `calls`.
+/// Bytes that calls on `file` moved, without the first `calls` calls.
 fn bytes_since(bed: &Bed, calls: usize, file: FileId) -> u64 {
     let records = bed.recorder.records();
     records.iter().skip(calls).filter(|record| record.file == file).map(|record| record.len_bytes).sum()
 }
 
-/// What a worker's pass does after it has taken requests. Returns what completed.
+/// Does the part of a worker's pass that follows taking requests. Returns the completions.
 fn pass(bed: &mut Bed) -> Vec<Completion> {
     let mut events = Vec::new();
     bed.engine.submit().unwrap();
@@ -53,7 +54,7 @@ fn read_beside_many_large_ones_in_flight_waits_for_one_turn_of_theirs() {
     bed.engine.push(io_engine::Op { file: neighbour, ..op }).unwrap();
     let done = pass(&mut bed);
     let file = bed.file;
-    // `pass` has resumed, too: its calls are of the next submission.
+    // `pass` has also resumed ops, whose calls belong to the next submission.
     assert!((1..=2 * TURN_BYTES).contains(&bytes_since(&bed, before, file)));
     assert_eq!(done.iter().map(|done| done.token).collect::<Vec<_>>(), [99]);
     assert!(bed.finish(40).iter().all(|done| done.result.is_ok()));
@@ -70,7 +71,7 @@ fn first_calls_and_resumed_ones_share_a_turn() {
             bytes_since(&bed, before, file) / TURN_BYTES
         })
         .collect();
-    // One call each time; the next one is made as soon as the last one's result is there.
+    // One call each time. The core makes the next call as soon as it has the result of the last one.
     assert_eq!(after_each, (1..=16).collect::<Vec<u64>>());
 }
 

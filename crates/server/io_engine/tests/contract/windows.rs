@@ -1,4 +1,4 @@
-//! How much one file's ops have with the kernel at once: on the fake, whose calls stay there until they are released.
+//! Tests how much of one file the kernel may have at once. The fake engine keeps its calls until they are released.
 //!
 //! Elsewhere: how much a submission starts (`turns.rs`), what a call costs (`src/core/window.rs`).
 
@@ -8,7 +8,7 @@ use crate::bed::{Bed, FAKE, fake, spec};
 
 const SHORT_BYTES: u64 = 128 << 10;
 const LARGE_BYTES: u64 = 1 << 20;
-/// A window of 1 MiB has 32 of these: they cost 32 KiB each.
+/// A window of 1 MiB holds 32 calls of this size, because each costs 32 KiB.
 const MIDDLE_BYTES: u64 = 28 << 10;
 
 /// A disk, and another one on the same engine.
@@ -36,7 +36,7 @@ fn calls(bed: &Bed, file: FileId) -> Vec<u64> {
     records.iter().filter(|record| record.file == file).map(|record| record.len_bytes).collect()
 }
 
-/// What a worker's pass does after it has taken requests. Returns what completed.
+/// Does the part of a worker's pass that follows taking requests. Returns the completions.
 fn pass(bed: &mut Bed) -> Vec<Completion> {
     let mut events = Vec::new();
     bed.engine.submit().unwrap();

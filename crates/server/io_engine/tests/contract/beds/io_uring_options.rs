@@ -1,8 +1,8 @@
 //! io_uring with its options: a kernel thread that submits, a second ring that is polled, pinned guest memory.
 //!
-//! Few machines have a device that can be polled: `uring_iopoll` is what its file turns out to be, and
-//! `uring_two_rings` has the second ring in use everywhere, completed by interrupt. `uring_all_options` has all
-//! at once. Elsewhere: io_uring without (`bed.rs`).
+//! Few machines have a device that can be polled. `uring_iopoll` polls if the device allows it. `uring_two_rings` uses
+//! the second ring on every machine, completed by interrupt. `uring_all_options` has all options at once. Elsewhere:
+//! io_uring without options (`bed.rs`).
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use io_engine::{EngineConfig, IoUringEngine, IoUringOptions};
 
 use crate::bed::{Bed, config, disk_folder, on_file};
 
-/// Short, so that the cases meet the kernel's thread asleep as well as awake.
+/// Short, so that the kernel's thread is asleep in some cases and awake in others.
 const SQPOLL_IDLE: Duration = Duration::from_millis(2);
 
 fn bed(engine: IoUringEngine, config: EngineConfig) -> Option<Bed> {

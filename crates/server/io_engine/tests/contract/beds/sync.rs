@@ -1,4 +1,4 @@
-//! The sync engine on each kind of storage: each has calls made in another way.
+//! The sync engine on each kind of storage. Each kind makes its calls in a different way.
 
 use disk_image::{CacheMode, ImageOptions};
 use io_engine::{Engine, EngineConfig, SyncEngine};

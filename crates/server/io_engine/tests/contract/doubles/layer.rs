@@ -1,9 +1,9 @@
-//! An engine over an engine, as an image format is: it reads a table in the file to find out where a cluster lies.
+//! An engine over an engine, like an image format: it reads a table in the file to find a cluster's location.
 //!
 //! `push → [table read → entry → data op on the cluster] for each cluster → Completion`
 //!
-//! - The layer has op states and buffers of its own. The inner engine sees only the layer's buffers, so what is in flight
-//!   there never holds guest memory.
+//! - The layer has op states and buffers of its own. The inner engine sees only the layer's buffers, so its ops in
+//!   flight never refer to guest memory.
 //! - A dependent op is pushed in `reap`. The inner engine starts it with the next `submit` or `wait`, as it does with
 //!   calls that it repeats itself.
 //! - Entries are untrusted: the image checks each range that follows from one.
@@ -22,22 +22,22 @@ use io_engine::{
 use rustix::io::Errno;
 
 pub const CLUSTER_BYTES: u64 = 64 << 10;
-/// Read at once: the block with the entry.
+/// Bytes of a table read: the block with the entry.
 const BLOCK_BYTES: u64 = 4096;
-/// Of a slot: the data of a cluster, behind it a block of the table.
+/// Bytes of a slot: the data of a cluster, followed by a block of the table.
 const SLOT_BYTES: u64 = CLUSTER_BYTES + BLOCK_BYTES;
 const ENTRY_BYTES: u64 = 8;
 
-/// A table that puts cluster `i` somewhere else, one entry after the other.
+/// A table that maps each cluster to another location.
 pub fn table(clusters: u64) -> Vec<u8> {
     (0..clusters).flat_map(|cluster| ((cluster * 7 + 3) % clusters).to_le_bytes()).collect()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// The block with the cluster's entry is on its way.
+    /// The read of the block with the cluster's entry is in flight.
     Table,
-    /// The cluster's own op is: so many bytes of it.
+    /// The cluster's data op is in flight, for this many bytes.
     Data(u64),
     Flush,
 }
@@ -45,7 +45,7 @@ enum Step {
 struct State {
     op: Op,
     step: Step,
-    /// First byte that is not done, as the guest counts.
+    /// The guest's offset of the first byte that is not done.
     at_bytes: u64,
     end_bytes: u64,
     stored_bytes: u64,
@@ -107,7 +107,7 @@ impl Layer {
         }
     }
 
-    /// The entry is there: the op that depends on it.
+    /// Pushes the data op after the entry was read.
     fn on_entry(&mut self, slot: usize) {
         let base = slot as u64 * SLOT_BYTES;
         let state = self.states[slot].as_mut().expect("an inner op has its state");
@@ -133,7 +133,7 @@ impl Layer {
         }
     }
 
-    /// The cluster is done.
+    /// Continues after a cluster's data op has ended.
     fn on_data(&mut self, slot: usize, len: u64) {
         let base = slot as u64 * SLOT_BYTES;
         let state = self.states[slot].as_mut().expect("an inner op has its state");
@@ -177,7 +177,7 @@ impl Layer {
     }
 }
 
-/// The same on another range.
+/// The same op on another range.
 fn moved(kind: OpKind, range: CheckedRange) -> OpKind {
     match kind {
         OpKind::Read { .. } => OpKind::Read { range },

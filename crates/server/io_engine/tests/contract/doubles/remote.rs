@@ -1,4 +1,4 @@
-//! A backend whose results come from another thread, as those of a client library for networked storage do.
+//! A backend whose results come from another thread, as with a client library for networked storage.
 //!
 //! `queue → submit: channel → the peer's thread → channel, eventfd → pop`
 //!
@@ -26,11 +26,11 @@ struct Request {
     call: Call,
 }
 
-// SAFETY: 1. `IoBackend::queue` promises that buffers and file stay until the result was popped, on whatever thread.
+// SAFETY: 1. `IoBackend::queue` promises that buffers and file stay until the result was popped, for every thread.
 unsafe impl Send for Request {}
 
 pub struct Remote {
-    /// Before `peer`: its end ends the peer's thread.
+    /// Dropped before `peer`, because dropping it ends the peer's thread.
     to_peer: Option<Sender<Request>>,
     peer: Option<JoinHandle<()>>,
     from_peer: Receiver<RawResult>,
@@ -52,7 +52,7 @@ impl Remote {
             for Request { user_data, fd, call } in requests {
                 // SAFETY: 1. as `Request` says.
                 let result = unsafe { carry_out(fd, &call) };
-                // First the result, then the wake-up: who wakes up finds it.
+                // Sends the result before the wake-up, so that the worker finds the result when it wakes.
                 let _ = answers.send(RawResult { user_data, result });
                 let _ = rustix::io::write(&wake, &1_u64.to_ne_bytes());
             }
@@ -155,7 +155,7 @@ impl IoBackend for Remote {
         Ok(self.watcher.fd())
     }
 
-    /// The peer does not know how: the result comes as it would.
+    /// The peer cannot cancel calls, so the result arrives as usual.
     fn cancel(&mut self, _user_data: u64) {}
 
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
@@ -181,7 +181,7 @@ unsafe fn carry_out(fd: RawFd, call: &Call) -> i32 {
     };
     let (offset, length) = (call.offset_bytes as i64, call.len_bytes as i64);
     let result = match call.verb {
-        // SAFETY: 1. array and buffers: the caller vouches for them, and `one` lives until the end.
+        // SAFETY: 1. array and buffers: the caller guarantees them, and `one` lives until the end.
         Verb::Read => unsafe { libc::preadv(fd, first, count, offset) },
         // SAFETY: as above.
         Verb::Write => unsafe { libc::pwritev(fd, first, count, offset) },
