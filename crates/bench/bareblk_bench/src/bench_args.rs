@@ -20,7 +20,7 @@ Examples:
   bareblk bench --socket /run/vm1.sock --rw randwrite --size 1g --verify crc32c
       writes 1 GiB (the disk's contents are LOST) and reads it back
   bareblk bench --compare socket:/run/vm1.sock file:/mnt/other.raw --rw randread --iodepth 32 --runtime 20
-      in turns; says whether the difference stands out of the noise
+      in turns; says whether the difference exceeds the noise
   bareblk bench job.fio --socket /run/vm1.sock --json result.json
       a job file of fio; result.json is laid out as fio's
 

@@ -15,7 +15,7 @@ pub enum LabError {
         known: String,
     },
     /// The results folder cannot be used.
-    #[error("results cannot be written to {}: give a folder with --out that can be written to", path.display())]
+    #[error("results cannot be written to {}: give a writable folder with --out", path.display())]
     Output {
         /** The file or folder. */
         path: PathBuf,
@@ -24,7 +24,7 @@ pub enum LabError {
         source: io::Error,
     },
     /// The test file, or the folder for it, cannot be used.
-    #[error("no test file of {} MiB in {}: give a folder on a disk with room with --storage", size_bytes >> 20, path.display())]
+    #[error("no test file of {} MiB in {}: give a folder with enough space with --storage", size_bytes >> 20, path.display())]
     Storage {
         /** The folder. */
         path: PathBuf,

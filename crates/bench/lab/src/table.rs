@@ -81,7 +81,7 @@ pub(crate) fn explanation(result: &RunResult) -> (String, String) {
     let title = &result.experiment.ratio_title;
     let has_own = result.experiment.variants.iter().any(|variant| variant.against.is_some());
     let second = if has_own {
-        format!("'{title}' is formed within each round between neighbours, not of medians.")
+        format!("'{title}' is computed within each round between neighbours, not from medians.")
     } else {
         let baseline = result.label(&result.experiment.baseline);
         format!("'{title}' is the ratio to '{baseline}' within the same round, not a ratio of medians.")

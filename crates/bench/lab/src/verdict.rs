@@ -100,7 +100,7 @@ fn hint(wanted: Wanted, half_width_max: f64, summary: Summary, outcome: Outcome)
         (Outcome::Undecided, ..) => "; too few rounds for 95 %",
         (Outcome::Reached, _, Wanted::AtLeast(_)) if wide => "; wide, and all of it above the target",
         (Outcome::Reached, _, Wanted::AtMost(_)) if wide => "; wide, and all of it below the limit",
-        (Outcome::Missed, (_, true), _) => "; too wide to call: more or longer rounds narrow it",
+        (Outcome::Missed, (_, true), _) => "; too wide to call: more or longer rounds make it narrower",
         _ => "",
     }
 }

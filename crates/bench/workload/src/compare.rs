@@ -209,8 +209,8 @@ fn line(out: &mut String, name: &str, difference: Option<Difference>, scale: f64
     let Some(difference) = difference else { return };
     let Difference { a, b, ratio } = difference;
     let said = match difference.stands_out() {
-        Some(true) => "the difference stands out of the noise",
-        Some(false) => "no difference that stands out of the noise",
+        Some(true) => "the difference exceeds the noise",
+        Some(false) => "no difference that exceeds the noise",
         None => "too few rounds for 95 %: at least 6",
     };
     let covers = match difference.stands_out() {
@@ -259,7 +259,7 @@ mod tests {
             (0..8).map(|round| [1000.0, if round % 2 == 0 { 950.0 } else { 1050.0 }]).collect();
         let found = comparison(&pairs);
         assert_eq!(found.of_iops().unwrap().stands_out(), Some(false));
-        assert!(found.text().contains("no difference that stands out"), "{}", found.text());
+        assert!(found.text().contains("no difference that exceeds"), "{}", found.text());
     }
 
     #[test]

@@ -181,7 +181,7 @@ fn comparison_of_two_files_gives_both_ratios_with_their_intervals() {
     command.arg(format!("file:{}", a.display())).arg(&b);
     let text = output(command);
     assert_says(&text, &["A: file:", "a.raw", "B: file:", "b.raw", "rounds: 6", "96.9 % interval"]);
-    assert_says(&text, &["IOPS: A=", "mean lat: A=", "ratio ", "out of the noise"]);
+    assert_says(&text, &["IOPS: A=", "mean lat: A=", "ratio ", "exceeds the noise"]);
 }
 
 #[test]

@@ -127,7 +127,7 @@ fn vhost_sets_one_request_beside_one_wake_up() {
     assert!(figure(&result, "randread", "wake-up", "latency") > 0.0);
     let beside =
         &result.verdicts.iter().find(|verdict| verdict.target.contains("one wake-up")).unwrap().details;
-    assert!(beside.iter().all(|line| line.contains("beside an eventfd wakes a thread")), "{beside:?}");
+    assert!(beside.iter().all(|line| line.contains("beside a wake-up by eventfd")), "{beside:?}");
 }
 
 #[test]

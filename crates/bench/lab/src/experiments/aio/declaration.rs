@@ -163,17 +163,17 @@ fn differences() -> Vec<Difference> {
         difference(
             "fio in a Linux guest",
             "the driver half of a virtqueue on a thread of the same process; the worker of a server on another",
-            "measures the path from ring to file alone: no guest, no exits, no guest scheduler",
+            "this measures only the path from ring to file: no guest, no exits, no guest scheduler",
         ),
         difference(
             "14-disk array, a file of 25 GB",
-            "one file on whatever disk is given, 1 GiB unless told otherwise; and one on tmpfs",
-            "the question is about engines, and both a disk and memory are at hand everywhere",
+            "one file on the given disk, 1 GiB by default, and one on tmpfs",
+            "the question is about engines, and every machine has a disk and memory",
         ),
         difference(
             "one run of 120 s for each figure",
-            "many short rounds, every variant once in each, in changing order",
-            "disks drift by more than the engines differ; a ratio within a round does not",
+            "many short rounds; each round runs every variant once, in a new order",
+            "a disk's speed drifts by more than the engines differ; a ratio within a round does not drift",
         ),
         difference(
             "cache=on, posix-aio before and after the change",
@@ -182,11 +182,12 @@ fn differences() -> Vec<Difference> {
         ),
         difference(
             "bare metal submits one request per call",
-            "so does fio here; a second row of bare metal is our own loop over io_uring, which submits in batches",
-            "the kernel merges neighbours of a batch: beside fio alone, sequential writes exceed 100 %",
+            "fio does the same here; the second row of bare metal is our own loop over io_uring, which \
+             submits in batches",
+            "the kernel merges neighbouring requests of a batch, so sequential writes exceed 100 % of fio",
         ),
         difference(
-            "O_SYNC through the page cache was asked for, not measured",
+            "O_SYNC through the page cache was requested, but not measured",
             "writethrough, io_uring: each write is durable when it completes (RWF_DSYNC)",
             "the question was left open",
         ),
@@ -224,16 +225,17 @@ fn columns() -> Vec<Column> {
             "completion latency",
             "ms",
             3,
-            "Mean, in the client: from adding a request to the ring until it is taken from the used ring. Bare metal: \
-             fio's lat, which includes the submission too.",
+            "Mean, in the client: from adding a request to the ring until the client takes it from the used \
+             ring. Bare metal: fio's lat, which also includes the submission.",
         ),
         column(
             "cpu",
             "CPU per I/O",
             "µs",
             2,
-            "Processor time of the process without the client's thread, per request: the worker, its helpers, the \
-             kernel's threads for it. Bare metal: all of fio's job, which is client and server at once.",
+            "Processor time of the process without the client's thread, per request: the worker, its \
+             helpers, the kernel's threads for it. Bare metal: all of fio's job, which is client and server \
+             in one.",
         ),
     ]
 }

@@ -29,8 +29,9 @@ use crate::machine::StoragePlace;
 const BLOCK_BYTES: u32 = 16 << 10;
 /// The published value.
 const DEPTH: u16 = 74;
-const FIO_IS_ONE_BY_ONE: &str = "fio submits one request per call, as in the published job. The worker submits what it \
-    took together, and the kernel merges neighbours: sequential writes can exceed 100 %.";
+const FIO_IS_ONE_BY_ONE: &str = "fio submits one request per call, as in the published job. The worker \
+                                 submits in batches, and the kernel merges neighbouring requests, so \
+                                 sequential writes can exceed 100 %.";
 
 pub(crate) fn experiment() -> Experiment {
     Experiment { declaration: declaration(), make: |setup| Box::new(Aio::new(setup)) }
@@ -62,7 +63,7 @@ impl Aio {
     fn own_loop(&self, place: Place, job: Job) -> Result<Measured, SampleError> {
         if self.fio.is_none() {
             return Err(SampleError::Unavailable(
-                "it is the baseline already: fio is not installed".to_owned(),
+                "this loop already is the baseline, because fio is not installed".to_owned(),
             ));
         }
         let file = self.files.one(place)?;

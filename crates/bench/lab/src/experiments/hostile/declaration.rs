@@ -72,22 +72,25 @@ pub(crate) fn declaration() -> Declaration {
     let workloads: Vec<_> = loads().into_iter().map(|(workload, _)| workload).collect();
     Declaration {
         name: "hostile".into(),
-        question: "What do nine guests lose to a tenth that means harm?".into(),
+        question: "How much performance do nine guests lose if a tenth guest is hostile?".into(),
         source: Source {
-            title: "Nothing was published: this project's own demand".into(),
+            title: "No publication: this is this project's own requirement".into(),
             year: 2026,
             setup: "nine good guests and one on one server".into(),
         },
         published: Published {
-            caption: "Nothing was published".into(),
+            caption: "No published figures".into(),
             columns: Vec::new(),
             rows: Vec::new(),
-            conclusion: "A guest may cost others what an ordinary busy guest costs them, and no more.".into(),
+            conclusion: "A hostile guest may cost the others at most as much as an ordinary busy guest does."
+                .into(),
         },
         differences: vec![Difference::new(
-            "guests, each on processors of its own",
-            "threads of this program. The tenth never sleeps, be it good or bad: the busy one polls",
-            "what a virtual CPU that spins takes from its neighbours is the scheduler's business, not a server's",
+            "guests, each on its own processors",
+            "threads of this program; the tenth never sleeps, whether it is hostile or ordinary: the \
+             ordinary one polls",
+            "the scheduler, not the server, decides how much processor time a spinning virtual CPU takes \
+             from its neighbours",
         )],
         targets: targets(&attacks),
         variants: attacks.into_iter().map(|(variant, ..)| variant).collect(),
@@ -120,7 +123,7 @@ fn targets(attacks: &[(Variant, Attack, &str)]) -> Vec<Target> {
         half_width_max: 0.05,
         yardstick,
     };
-    let kept = "the nine keep 95 % of what they have beside an ordinary busy guest";
+    let kept = "the nine keep 95 % of the IOPS that they have beside an ordinary busy guest";
     let p99 = |variants, place, what, busy: &str, at_most: f64| {
         let text = format!(
             "{what}: 99 % of the nine's requests take at most {at_most} times as long as beside an ordinary busy guest"
@@ -155,39 +158,40 @@ pub(crate) fn columns() -> Vec<Column> {
 
 /// Id, title, unit, decimals, what is measured.
 const COLUMNS: [(&str, &str, &str, usize, &str); 10] = [
-    ("iops", "IOPS of nine", "1/s", 0, "Requests of the nine completed in the counted time, together."),
-    ("worst", "of the worst", "1/s", 0, "The same, of that of the nine that had least."),
+    ("iops", "IOPS of nine", "1/s", 0, "Requests of all nine guests that completed in the counted time."),
+    ("worst", "of the worst", "1/s", 0, "The same for the slowest of the nine."),
     (
         "latency",
         "mean latency",
         "µs",
         1,
-        "From submitting a request until its completion is taken; of the nine.",
+        "From submitting a request until the client takes its completion; the nine guests.",
     ),
-    ("p50", "50 % latency", "µs", 1, "Half of the nine's requests are faster; without the submission."),
-    ("p99", "99 % latency", "µs", 1, "99 % of the nine's requests are faster; without the submission."),
-    ("max", "longest latency", "µs", 1, "None of the nine's requests took longer; without the submission."),
+    ("p50", "50 % latency", "µs", 1, "Half of the nine's requests are faster; excludes the submission."),
+    ("p99", "99 % latency", "µs", 1, "99 % of the nine's requests are faster; excludes the submission."),
+    ("max", "longest latency", "µs", 1, "The slowest of the nine's requests; excludes the submission."),
     (
         "unanswered",
         "unanswered",
         "guests",
         0,
-        "Of the nine, warm-up included: guests whose run ended because a request had no answer for 30 s.",
+        "Guests of the nine whose run ended because a request had no answer for 30 s, including the warm-up.",
     ),
     (
         "cpu",
         "server CPU",
         "µs/IO",
         2,
-        "Processor time of the server's process, all threads, per request of the nine: what the tenth costs is in it.",
+        "Processor time of all threads of the server, per request of the nine. Includes the cost of the \
+         tenth guest.",
     ),
     (
         "attacks",
         "attacks",
         "1/s",
         0,
-        "What the tenth did, from its start to its end: chains offered, kicks, sessions, memory tables, logs, or messages \
-         refused. Not counted of the busy ones and of reads of 4 MiB.",
+        "Actions of the tenth guest from its start to its end: chains offered, kicks, sessions, memory \
+         tables, logs, or refused messages. Not counted for ordinary busy guests and for reads of 4 MiB.",
     ),
-    ("log", "log", "bytes", 0, "What the server logged from its start on, warm-up included."),
+    ("log", "log", "bytes", 0, "Size of the server's log since its start, including the warm-up."),
 ];

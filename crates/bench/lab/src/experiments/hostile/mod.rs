@@ -108,7 +108,8 @@ fn frozen_disk(storage: &Path) -> Result<FrozenDisk, String> {
         release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0_u32));
     if (numbers.next(), numbers.next()) < (Some(6), Some(12)) {
         return Err(format!(
-            "no file system to freeze: Linux {release} waits in io_uring_enter for such a write, 6.12 does not"
+            "no file system to freeze: Linux {release} waits in io_uring_enter for a write to a frozen one; \
+             Linux 6.12 does not"
         ));
     }
     FrozenDisk::make(storage)
@@ -151,7 +152,9 @@ impl Bench for Hostile {
         ];
         if cores < 2 * workers + 2 {
             notes.push(
-                "Workers, sessions and guests share cores here: what one takes, the others lack.".to_owned(),
+                "Workers, sessions and guests share cores here, so each takes processor time from the \
+                 others."
+                    .to_owned(),
             );
         }
         notes

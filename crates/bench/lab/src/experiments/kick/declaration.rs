@@ -58,7 +58,7 @@ pub(crate) fn declaration(cores: usize) -> Declaration {
     let loads = loads(cores);
     Declaration {
         name: "kick".into(),
-        question: "What is gained by notifying the device without holding the queue's lock?".into(),
+        question: "How much does it gain to notify the device without holding the queue's lock?".into(),
         source: Source {
             title: "virtio_blk: unlock vblk->lock during kick (Linux)".into(),
             year: 2012,
@@ -114,19 +114,19 @@ fn published() -> Published {
         rows: vec![
             row("locked kick", "ticket-locked", &["44529", "497943", "140533", "217187"]),
             row("unlocked kick", "ticket-unlocked", &["44869", "532446", "143415", "227560"]),
-            row("not there: a queued lock, locked", "native-locked", &[]),
-            row("not there: a queued lock, unlocked", "native-unlocked", &[]),
-            row("not there: a queued lock that sleeps, fair, locked", "fair-locked", &[]),
-            row("not there: a queued lock that sleeps, fair, unlocked", "fair-unlocked", &[]),
-            row("not there: a queued lock that sleeps, hybrid, locked", "hybrid-locked", &[]),
-            row("not there: a queued lock that sleeps, hybrid, unlocked", "hybrid-unlocked", &[]),
-            row("not there: a lock that sleeps, locked", "std-locked", &[]),
-            row("not there: a lock that sleeps, unlocked", "std-unlocked", &[]),
-            row("not there: parking_lot, locked", "parking_lot-locked", &[]),
-            row("not there: parking_lot, unlocked", "parking_lot-unlocked", &[]),
+            row("not published: a queued lock, locked", "native-locked", &[]),
+            row("not published: a queued lock, unlocked", "native-unlocked", &[]),
+            row("not published: a queued lock that sleeps, fair, locked", "fair-locked", &[]),
+            row("not published: a queued lock that sleeps, fair, unlocked", "fair-unlocked", &[]),
+            row("not published: a queued lock that sleeps, hybrid, locked", "hybrid-locked", &[]),
+            row("not published: a queued lock that sleeps, hybrid, unlocked", "hybrid-unlocked", &[]),
+            row("not published: a lock that sleeps, locked", "std-locked", &[]),
+            row("not published: a lock that sleeps, unlocked", "std-unlocked", &[]),
+            row("not published: parking_lot, locked", "parking_lot-locked", &[]),
+            row("not published: parking_lot, unlocked", "parking_lot-unlocked", &[]),
         ],
-        conclusion: "Gains of 0.7 %, 6.9 %, 2.1 % and 4.8 %; read, random read and random write of the 256 jobs moved by \
-                     under 2 %. It shows as IOPS and virtual CPUs grow."
+        conclusion: "Gains of 0.7 %, 6.9 %, 2.1 % and 4.8 %; read, random read and random write of the 256 \
+                     jobs changed by less than 2 %. The gain appears as IOPS and virtual CPUs grow."
             .into(),
     }
 }
@@ -136,42 +136,46 @@ fn differences() -> Vec<Difference> {
     vec![
         difference(
             "the guest's driver; a notification leaves the guest",
-            "the driver library; a notification writes an eventfd (sockets), or spins for a given time and does the \
-             device's work before it comes back (in process)",
-            "the gain depends on what a notification costs, so that is varied; decision 0019 argues the model",
+            "the driver library; a notification writes an eventfd (sockets), or spins for a given time and \
+             does the device's work before it returns (in process)",
+            "the gain depends on the cost of a notification, so the runs vary that cost; decision 0019 \
+             explains the model",
         ),
         difference(
             "a ticket spinlock of a kernel, whose holder is never preempted",
-            "a ticket lock, this project's queued locks, std's and parking_lot's mutexes in threads that can be",
-            "a library does not choose its user's lock; where threads outnumber cores, a lock that only spins is not \
-             measured: its holder would be off the processor most of the time",
+            "a ticket lock, this project's queued locks, std's and parking_lot's mutexes, in threads that \
+             can be preempted",
+            "a library does not choose its user's lock; a lock that only spins is not measured with more \
+             threads than cores, because its holder would be off the processor most of the time",
         ),
         difference(
-            "256 jobs of depth 64 on one queue: most of the 16,384 requests wait outside of it",
-            "the same, on one queue of 1024: once with a thread per job, once with all jobs on as many threads as there \
-             are cores, which is what a guest's virtual CPUs are to its kernel",
-            "both are asked for: the first is the job as written, the second is the contention it was about",
+            "256 jobs of depth 64 on one queue: most of the 16,384 requests wait outside the queue",
+            "the same, on one queue of 1024: once with a thread per job, and once with all jobs on one \
+             thread per core, as a guest's kernel runs them on its virtual CPUs",
+            "the first is the job as written, the second has the contention that the job was meant to show",
         ),
         difference(
-            "4 MB read or written three times by each job, caches dropped before",
-            "samples of a fraction of a second, all data in the page cache; the run time is what the whole job would \
-             take at that rate",
-            "the device shall not be what limits: the question is about the driver",
+            "each job reads or writes 4 MB three times, after dropping caches",
+            "samples of a fraction of a second, all data in the page cache; the run time is the time that \
+             the whole job would take at that rate",
+            "the device must not be the bottleneck, because the question is about the driver",
         ),
         difference(
             "QEMU's loop, or its data plane",
             "this project's server with one worker that does not poll",
-            "one that polls (the default elsewhere) asks for next to no notifications, and there is nothing to compare",
+            "a server that polls (the default elsewhere) requests almost no notifications, so there would be \
+             nothing to compare",
         ),
         difference(
             "12 devices of disks and 20 virtual CPUs",
             "12 files of 4 MiB behind one worker, a job of depth 32 per core and device",
-            "every device has a queue and a lock of its own there too: few threads meet at each",
+            "every device has its own queue and lock, so few threads contend for each",
         ),
         difference(
             "the columns of fio",
-            "the same columns, and kicks per I/O, time the lock was held, time waited for it",
-            "they tell why there is a gain, or none",
+            "the same columns, and kicks per I/O, the time that the lock was held, and the time that threads \
+             waited for it",
+            "they explain the gain, or its absence",
         ),
     ]
 }
@@ -187,7 +191,7 @@ fn columns() -> Vec<Column> {
             "run time",
             "s",
             2,
-            &format!("What the whole published job ({JOBS} × 4 MB × 3) takes at this rate."),
+            &format!("The time that the whole published job ({JOBS} × 4 MB × 3) takes at this rate."),
         )),
         in_files(column("clat-max", "clat max", "µs", 0, CLAT)),
         column("clat-avg", "clat avg", "µs", 1, CLAT),
@@ -269,17 +273,14 @@ fn targets(loads: &[Load], cores: usize) -> Vec<Target> {
             0.10,
         ),
         target(
-            format!(
-                "in process, no loss of more than {:.0} % by unlocked stands out of the noise",
-                100.0 * NOISE
-            ),
+            format!("in process, no loss of more than {:.0} % by unlocked exceeds the noise", 100.0 * NOISE),
             ids(&in_process),
             1.0 - NOISE,
             0.25,
         ),
         target(
             format!(
-                "over sockets, no loss of more than {:.0} % by unlocked stands out of the noise",
+                "over sockets, no loss of more than {:.0} % by unlocked exceeds the noise",
                 100.0 * NOISE
             ),
             ids(&|load| matches!(load.way, Way::Socket { .. }) && !load.is_crowded(cores)),

@@ -131,7 +131,7 @@ fn on_the_curve(cost_us: u32, threads: usize, cores: usize) -> Load {
 
 fn other(threads: usize, by: By, event_idx: bool) -> Load {
     let (id, what) = match by {
-        By::Thread => ("process-own-thread", "the device has a thread of its own"),
+        By::Thread => ("process-own-thread", "the device has its own thread"),
         By::Notifier => ("process-event-idx", "with EVENT_IDX"),
     };
     let words = threads_in_words(threads);

@@ -32,7 +32,6 @@ use crate::machine::StoragePlace;
 
 /// Shorter samples only test the code. They have fewer jobs, because starting all threads would take longer than the
 /// sample.
-/// longer than the sample.
 const SHORT_S: f64 = 0.1;
 /// Jobs in a short sample, instead of the published 256.
 const SHORT_JOBS: usize = 16;
@@ -194,12 +193,12 @@ impl Bench for Kick {
     fn notes(&self) -> Vec<String> {
         let cores = cores();
         let mut notes = vec![format!(
-            "{cores} cores. The ticket lock and the native queued lock only spin and are not measured where threads \
-             outnumber them."
+            "{cores} cores. The ticket lock and the native queued lock only spin, and are not measured with \
+             more threads than cores."
         )];
         if self.is_short() {
             notes.push(format!(
-                "Short samples: {} jobs where {} are published.",
+                "Short samples: {} jobs instead of the published {}.",
                 SHORT_JOBS,
                 crate::experiments::kick::loads::JOBS
             ));

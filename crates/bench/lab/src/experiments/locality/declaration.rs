@@ -140,7 +140,8 @@ pub(crate) fn loads(cores: usize) -> Vec<(Workload, Ask)> {
 pub(crate) fn declaration(cores: usize) -> Declaration {
     Declaration {
         name: "locality".into(),
-        question: "Where should I/O be submitted and completed, and how much handed over at once?".into(),
+        question: "On which CPU should I/O be submitted and completed, and how many requests should be \
+                   handed over at once?".into(),
         source: Source {
             title: "Direct I/O submission and completion scalability issues (Linux)".into(),
             year: 2007,
@@ -173,7 +174,7 @@ fn published() -> Published {
     let row = PublishedRow::new;
     let (first, second): (&[_], &[_]) = (&["+1.36 %", "+1.5 %"], &["+2 %", "+3.3 %"]);
     Published {
-        caption: "Gain over submitting and reaping wherever a request comes from".into(),
+        caption: "Gain over submitting and reaping on the CPU of each request".into(),
         columns: vec![column("16-CPU x86-64"), column("2-node")],
         rows: vec![
             row("1: only the completion CPU reaps", AIO_NO_REAP, first),
@@ -199,33 +200,35 @@ fn differences() -> Vec<Difference> {
             "a kernel's submission path and its completion interrupt, on CPUs",
             "a server's workers, each a thread bound to a core (two share one if there are too few): a ring for each, one \
              behind a lock, or one that belongs to the completion worker",
-            "the kernel has a queue per CPU now; the question is the same wherever a device really has one",
+            "the kernel has a queue per CPU now; the question still applies to devices with a single queue",
         ),
         difference(
             "the kernel's own block layer, completions in an interrupt",
             "Linux AIO, which completes in the interrupt as then, and io_uring, whose kernel finishes a call in the thread \
              that submitted it",
-            "what io_uring does by itself is part of what is asked; each engine is compared with its own 'shared'",
+            "io_uring's own behaviour is part of the question; each engine is compared with its own 'shared'",
         ),
         difference(
             "a database's transactions",
-            "4k random reads by this project's driver; a queue per core, its clients asleep until called",
-            "writes to storage of this kind swing by more than there is to be seen",
+            "4k random reads by this project's driver; a queue per core, whose clients sleep until they are \
+             notified",
+            "writes to such storage vary by more than the expected differences",
         ),
         difference(
             "submissions are queued to a real-time worker on the completion CPU",
             "to a worker of the usual scheduling class",
-            "the real-time classes need a privilege; a server is told with --worker-class fifo:1",
+            "the real-time classes need a privilege; --worker-class fifo:1 selects one for a server",
         ),
         difference(
             "16 CPUs, and two nodes",
-            "this machine's cores; the gains of both stand beside the same figure, that of a device whose workers never poll",
-            "the kernel does not poll: it is interrupted, and wakes",
+            "this machine's cores; the report compares the gains of both with the same figure, that of a \
+             device whose workers never poll",
+            "the kernel does not poll: an interrupt wakes it",
         ),
         difference(
             "many disks behind one controller",
             "one device and two: files, both on the same storage",
-            "two devices show what it takes to share completions out among workers",
+            "two devices show the cost of dividing completions among workers",
         ),
     ]
 }
@@ -263,7 +266,7 @@ const COLUMNS: [(&str, &str, &str, usize, bool, &str); 17] = [
         "1/IO",
         3,
         false,
-        "Voluntary and not, summed over the server's threads; those of threads that ended meanwhile are not in it.",
+        "Voluntary and involuntary, summed over the server's threads, without threads that ended meanwhile.",
     ),
     (
         "wakes",
@@ -271,8 +274,8 @@ const COLUMNS: [(&str, &str, &str, usize, bool, &str); 17] = [
         "1/IO",
         3,
         false,
-        "Wake-ups of one worker by another: of the completion worker for what was handed over, and of others for their \
-         completions. Those that the kernel makes for its own completions are not in it.",
+        "Wake-ups of one worker by another: of the completion worker for handed-over requests, and of other \
+         workers for their completions. Excludes wake-ups by the kernel for its own completions.",
     ),
     (
         "batch",
@@ -280,21 +283,22 @@ const COLUMNS: [(&str, &str, &str, usize, bool, &str); 17] = [
         "",
         1,
         false,
-        "Operations that went over together: to the completion worker, or into the shared engine under one lock.",
+        "Operations that were handed over together: to the completion worker, or into the shared engine \
+         under one lock.",
     ),
     ("lock-wait", "waited for lock", "ns/IO", 1, true, "Of the shared engine, estimated from samples."),
     ("p50", "50 % latency", "µs", 0, false, LATENCY),
     ("p99", "99 % latency", "µs", 0, false, LATENCY),
     ("p99.9", "99.9 % latency", "µs", 0, false, LATENCY),
+    ("sleeps", "wake-ups", "1/IO", 3, true, "How often a sleeping worker was woken, for any reason."),
     (
-        "sleeps",
-        "wake-ups",
-        "1/IO",
-        3,
+        "latency",
+        "mean latency",
+        "µs",
+        1,
         true,
-        "Times that a worker had gone to sleep and was woken, by whatever it was.",
+        "From submitting a request until the client takes its completion.",
     ),
-    ("latency", "mean latency", "µs", 1, true, "From submitting a request until its completion is taken."),
     ("client-cpu", "client CPU", "µs/IO", 2, true, "Processor time of the client's threads, per request."),
     (
         "spared",
@@ -304,20 +308,13 @@ const COLUMNS: [(&str, &str, &str, usize, bool, &str); 17] = [
         true,
         "Adaptive hand-over: the completion worker slept, was left asleep, and woke up by its own I/O.",
     ),
-    (
-        "passed",
-        "passed on",
-        "1/IO",
-        3,
-        true,
-        "Completions that were taken by another worker than the request's.",
-    ),
+    ("passed", "passed on", "1/IO", 3, true, "Completions that a worker other than the request's reaped."),
     ("contended", "lock contended", "%", 2, true, "Of the times it was taken."),
     ("lock-takes", "lock taken", "1/IO", 3, true, "Of the shared engine."),
     ("kicks", "kicks", "1/IO", 3, true, "Notifications that the server wanted, per request."),
 ];
 
-const LATENCY: &str = "So many of the requests are faster; without the submission, as fio's clat.";
+const LATENCY: &str = "This share of the requests is faster; excludes the submission, like fio's clat.";
 
 fn plots() -> Vec<Plot> {
     let plot = Plot::new;
@@ -371,7 +368,8 @@ fn targets() -> Vec<Target> {
             cpu_of(SHARED),
         ),
         target(
-            "as was wished for: a queue and a ring per worker has at least what the best of the others has",
+            "as the publication recommends: a queue and a ring per worker reach at least the best of the \
+             others",
             &[QUEUE],
             &[DISK, DISK_ASLEEP, DISK_TWO, DISK_SINGLE, RAM, RAM_TWO],
             1.0,

@@ -100,7 +100,10 @@ impl Bench for Locality {
             workers.min(cores)
         )];
         if cores < workers + usize::from(queues) {
-            notes.push("Workers and clients share cores here: what one spares, the other gets.".to_owned());
+            notes.push(
+                "Workers and clients share cores here, so each uses the processor time that the other saves."
+                    .to_owned(),
+            );
         }
         let disk = StoragePlace::of("disk", &self.setup.storage);
         if disk.file_system.starts_with("tmpfs") {

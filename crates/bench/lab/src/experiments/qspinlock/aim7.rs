@@ -115,7 +115,7 @@ impl Bench for Aim7 {
         let (jobs, seconds) = (self.jobs(), self.setup.effort.seconds);
         let mut notes = vec![format!("{jobs} jobs per user, at most {seconds} s.")];
         if self.is_short() {
-            notes.push(format!("Short samples: one in {SHORT_PART} of the users that are named."));
+            notes.push(format!("Short samples: one in {SHORT_PART} of the named number of users."));
         }
         notes
     }

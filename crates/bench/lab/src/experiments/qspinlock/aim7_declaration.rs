@@ -61,7 +61,9 @@ fn id((users, carried): (usize, Carried)) -> String {
 pub(crate) fn declaration() -> Declaration {
     Declaration {
         name: "qspinlock-aim7".into(),
-        question: "What do many users with short jobs gain if the locks they share are queued ones?".into(),
+        question:
+            "How much do many users with short jobs gain if the locks that they share are queued locks?"
+                .into(),
         source: Source {
             title: "qspinlock: a 4-byte queue spinlock with PV support (Linux)".into(),
             year: 2014,
@@ -94,7 +96,7 @@ pub(crate) fn declaration() -> Declaration {
 
 fn workload((users, carried): (usize, Carried)) -> Workload {
     let words = match carried {
-        Carried::ByCores => "carried by one thread per core",
+        Carried::ByCores => "run by one thread per core",
         Carried::ByThreads => "a thread each",
     };
     #[allow(clippy::cast_precision_loss)] // a number of users
@@ -116,7 +118,7 @@ fn courses() -> Vec<Courses> {
         variants: VARIANTS.map(|(id, ..)| id.to_owned()).into(),
     };
     vec![
-        course("jobs-on-cores", "Jobs per minute, one thread per core carries the users", Carried::ByCores),
+        course("jobs-on-cores", "Jobs per minute, one thread per core runs the users", Carried::ByCores),
         course("jobs-with-threads", "Jobs per minute, a thread for each user", Carried::ByThreads),
     ]
 }
@@ -147,10 +149,10 @@ fn published() -> Published {
         rows: vec![
             row("ticket", "ticket", &ticket),
             row("queued", "native", &queued),
-            row("not there: waiters sleep, fair", "fair", &[]),
-            row("not there: waiters sleep, hybrid", "hybrid", &[]),
-            row("not there: std", "std", &[]),
-            row("not there: parking_lot", "parking_lot", &[]),
+            row("not published: waiters sleep, fair", "fair", &[]),
+            row("not published: waiters sleep, hybrid", "hybrid", &[]),
+            row("not published: std", "std", &[]),
+            row("not published: parking_lot", "parking_lot", &[]),
         ],
         conclusion: "+13.5, +17.3, +84.0 and +73.7 %; with a power-saving governor +17.7, +40.4, +148.6 and +94.1 %. \
                      Processor time in lock contention: 23 to 29 % with the ticket lock; 2.3 % and 4 to 5 % in the slow \
@@ -165,23 +167,25 @@ fn differences() -> Vec<Difference> {
     vec![
         difference(
             "a kernel's own locks, under users' system calls",
-            "a model of it in user space: jobs that fork, fault, are looked up and exit, on a page list, a free list, \
-             run queues, semaphores and a process table",
+            "a model in user space: jobs imitate fork, page faults, process look-ups and exit, on a page \
+             list, a free list, run queues, semaphores and a process table",
             "a library's locks cannot be put into a kernel; the callers are those of the published profile",
         ),
         difference(
-            "a kernel does not preempt who holds or waits for a spinlock, however many users there are",
-            "twice: all users carried by one thread per core, which is like that, and compared with the published \
-             figures; and a thread for each user, which the scheduler preempts anywhere",
-            "the second is what a program with many threads does to its locks",
+            "a kernel does not preempt a thread that holds or waits for a spinlock, at any number of users",
+            "twice: with one thread per core that runs all users, like a kernel, and compared with the \
+             published figures; and with a thread for each user, which the scheduler may preempt at any \
+             point",
+            "the second load is that of a program with many threads",
         ),
         difference(
             "60 cores on 4 sockets",
             "the cores of this machine, one socket's",
-            "where few threads meet at a lock, there is little to gain: the published gain grows with the users",
+            "if few threads contend for a lock, there is little to gain: the published gain grows with the \
+             users",
         ),
         difference(
-            "every user does 104 jobs, however long it takes",
+            "every user does 104 jobs, without a time limit",
             "the same, as far as they come by the deadline; then the rate is that of the parts of jobs that are done, and \
              the execution time is what all jobs would take at it (see \"done\")",
             "a ticket lock hands on about once per time slice when its waiters outnumber the cores",
@@ -190,7 +194,7 @@ fn differences() -> Vec<Difference> {
             "one ticket lock",
             "with a thread per user it is the `spin` crate's, whose waiters spin until the deadline and from then on give \
              their cores away; with a thread per core it is this crate's",
-            "hundreds of threads that only spin would take minutes to notice the end",
+            "hundreds of threads that only spin would need minutes to notice the end",
         ),
         difference(
             "the process table is behind an unfair reader-writer spinlock, the same in both kernels",
@@ -210,13 +214,14 @@ fn differences() -> Vec<Difference> {
 fn columns() -> Vec<Column> {
     let column = Column::new;
     let in_files = Column::in_files;
-    let jobs = "Steps of jobs done by all users, as jobs, by the time from their common start to the last one's end or \
-                the deadline.";
-    let time = "What all jobs took; if they were stopped at the deadline, what they would take at that rate.";
+    let jobs = "Steps of jobs done by all users, counted in jobs, divided by the time from their common \
+                start to the end of the last user or the deadline.";
+    let time =
+        "The time for all jobs; if the deadline stopped them, the time that they would take at that rate.";
     let mut columns = vec![
         column("jobs", "jobs", "1/min", 0, jobs),
         column("time", "execution time", "s", 2, time),
-        column("done", "done", "%", 1, "Of all jobs, by the deadline."),
+        column("done", "done", "%", 1, "Share of all jobs that was done by the deadline."),
         column("contention", "CPU in contention", "%", 2, CPU),
         column(
             "contended",
@@ -230,7 +235,7 @@ fn columns() -> Vec<Column> {
             "wait",
             "µs",
             1,
-            "Mean, of the acquisitions that were contended, asleep or spinning (one in 5 is timed).",
+            "Mean of contended acquisitions, asleep or spinning (one in 5 is timed).",
         ),
         column("switches", "context switches per job", "", 2, "Voluntary and others, of the users' threads."),
         column(
@@ -251,14 +256,14 @@ fn columns() -> Vec<Column> {
         ))
     }));
     columns.extend(CALLERS.map(|(id, name)| {
-        let measured = "This caller's acquisitions that did not find their lock free, of all of its own.";
+        let measured = "Share of this caller's acquisitions that did not find their lock free.";
         in_files(column(&format!("contended-{id}"), &format!("{name} contended"), "%", 2, measured))
     }));
     columns
 }
 
-const CPU: &str = "Processor time from not finding a lock free until having it, in % of all: spinning, queueing, and the \
-                   way to sleep and back; over all callers.";
+const CPU: &str = "Processor time from the failed first attempt to the acquisition, in % of all processor \
+                   time: spinning, queueing, falling asleep and waking; over all callers.";
 
 fn targets() -> Vec<Target> {
     let target = |text: &str, variants: &[&str], carried, at_least, half_width_max| Target {
@@ -278,7 +283,7 @@ fn targets() -> Vec<Target> {
             0.10,
         ),
         target(
-            "with a thread per core, no loss of more than 2 % to the ticket lock stands out of the noise",
+            "with a thread per core, no loss of more than 2 % to the ticket lock exceeds the noise",
             &["native", "fair", "hybrid"],
             Carried::ByCores,
             0.98,

@@ -91,7 +91,11 @@ fn declaration() -> Declaration {
             setup: "an exchange to lock and one to unlock".into(),
         },
         published: published(),
-        differences: vec![Difference::new("nothing was published", "all locks in turn in each round, one pinned thread, one addition to what is locked", "a few per cent are asked about, less than a virtual machine's speed drifts")],
+        differences: vec![Difference::new(
+            "no published figures",
+            "all locks in turn in each round, one pinned thread, one addition to what is locked",
+            "the question is about a few per cent, less than the drift of a virtual machine's speed",
+        )],
         variants: COMPARED.map(Lock::variant).into(),
         workloads: vec![Workload::new(ALONE, "one thread, lock and unlock")],
         columns: vec![

@@ -24,7 +24,7 @@ pub(crate) fn columns(shown: &[&str]) -> Vec<Column> {
             "longest wait",
             "ms",
             2,
-            "Of the timed acquisitions, those not over at the end included.",
+            "Of the timed acquisitions, including waits that were not over at the end.",
         ),
         column(BUSY, "cores busy", "", 2, "Processor time of the process per second."),
         column(

@@ -72,7 +72,8 @@ impl Drains {
     fn allow(&self, lock: Lock, threads: usize) -> Result<(), SampleError> {
         match self.expected_s(lock, threads) {
             Some(expected_s) if expected_s > MOST_DRAIN_S => Err(SampleError::Unavailable(format!(
-                "skipped: as it went with fewer threads, leaving would take {expected_s:.1} s, more than {MOST_DRAIN_S} s"
+                "skipped: the runs with fewer threads predict that ending the threads would take \
+                 {expected_s:.1} s, more than {MOST_DRAIN_S} s"
             ))),
             _ => Ok(()),
         }
@@ -132,7 +133,7 @@ impl Bench for Overcommit {
         )];
         if self.is_short() {
             notes.push(format!(
-                "Short samples: no more than {SHORT_PER_CORE} threads per core, whatever the tables say."
+                "Short samples: at most {SHORT_PER_CORE} threads per core, even where the tables name more."
             ));
         }
         notes

@@ -52,7 +52,7 @@ pub(crate) fn declaration(cores: usize) -> Declaration {
     let loads = loads(cores);
     Declaration {
         name: "qspinlock-overcommit".into(),
-        question: "What is a lock worth once threads outnumber cores?".into(),
+        question: "How well does a lock perform when threads outnumber cores?".into(),
         source: Source {
             title: "FlexGuard (SOSP): one lock, two cache lines, more threads than cores".into(),
             year: 2025,
@@ -154,7 +154,7 @@ fn targets_up_to_cores() -> Vec<Target> {
             best(&PEERS),
         ),
         target(
-            "threads up to cores: fair and native have what the best other that keeps order has",
+            "threads up to cores: fair and native equal the best other lock that keeps order",
             &[Lock::Fair, Lock::Fifo, Lock::Native],
             &UP_TO_CORES,
             1.0,
@@ -256,12 +256,12 @@ fn published() -> Published {
             row("spin::Ticket", Lock::SpinTicket, &["7800", "23, 13", "1.4, 4.3", "1.0"]),
             row("mcslock", Lock::Mcs, &["7700", "16, 9", "4.5, 2.9", "1.0"]),
             row("mcslock, sched_yield", Lock::McsYield, &["7700", "140, 85", "36, 34", "0.50"]),
-            row("not there: queued, hybrid", Lock::Hybrid, &[]),
-            row("not there: queued, fair", Lock::Fair, &[]),
-            row("not there: queued, strict order", Lock::Fifo, &[]),
-            row("not there: queued, only spins", Lock::Native, &[]),
-            row("not there: this project's ticket lock", Lock::Ticket, &[]),
-            row("not there: spin, in no order", Lock::Spin, &[]),
+            row("not published: queued, hybrid", Lock::Hybrid, &[]),
+            row("not published: queued, fair", Lock::Fair, &[]),
+            row("not published: queued, strict order", Lock::Fifo, &[]),
+            row("not published: queued, only spins", Lock::Native, &[]),
+            row("not published: this project's ticket lock", Lock::Ticket, &[]),
+            row("not published: spin, in no order", Lock::Spin, &[]),
         ],
         conclusion: "Locks that spin in order of arrival are a thousand times slower than ones that sleep once there are 16 \
                      threads per core; no lock was fair and fast there."
@@ -278,9 +278,9 @@ fn differences() -> Vec<Difference> {
             "a virtual machine's speed drifts; ratios are formed within a round",
         ),
         difference(
-            "each wait that was looked at counts once",
-            "each stands for the acquisitions that were not timed between",
-            "a thread that gets the lock rarely would otherwise weigh as much as one that gets it often",
+            "each observed wait counts once",
+            "each timed wait also stands for the acquisitions that were not timed in between",
+            "otherwise a thread that rarely gets the lock would count as much as one that often gets it",
         ),
     ]
 }

@@ -168,7 +168,7 @@ fn declaration() -> Declaration {
         differences: vec![Difference::new(
             "no figures",
             "timeouts of 1 to 5 ms on a lock that is held, beside threads that want another lock of the same kind",
-            "what the system's timers are late by is measured beside it, and taken off",
+            "the lateness of the system's timers is measured beside it and subtracted",
         )],
         variants: LOCKS.map(Lock::variant).into(),
         workloads: PER_CORE.map(workload).into(),
@@ -197,15 +197,9 @@ fn declaration() -> Declaration {
 
 fn columns() -> Vec<Column> {
     let column = Column::new;
-    let beyond = "From the end of the time that was asked for until the call came back.";
+    let beyond = "From the requested timeout until the call returned.";
     vec![
-        column(
-            RATE,
-            "load",
-            "k/s",
-            1,
-            "Acquisitions of the other lock per second, by the threads that are the load.",
-        ),
+        column(RATE, "load", "k/s", 1, "Acquisitions of the other lock per second, by the load's threads."),
         column("late-p50", "late p50", "ms", 3, beyond),
         column(LATE, "late p99", "ms", 3, beyond),
         column(
@@ -221,7 +215,7 @@ fn columns() -> Vec<Column> {
             "beyond sleep p99",
             "ms",
             3,
-            "The 99th percentile of the lock less that of the sleep, in one sample.",
+            "The 99th percentile of the lock minus that of the sleep, in one sample.",
         ),
         column("attempts", "attempts", "", 0, "Timed locks in the sample, and as many sleeps."),
     ]
@@ -237,6 +231,6 @@ fn published() -> Published {
         caption: "Milliseconds beyond the time asked for, 99th percentile".into(),
         columns: vec![PublishedColumn::new("16 threads per core", "timed-16x", LATE)],
         rows: LOCKS.map(row).into(),
-        conclusion: "A bound is promised nowhere.".into(),
+        conclusion: "No publication promises a bound.".into(),
     }
 }

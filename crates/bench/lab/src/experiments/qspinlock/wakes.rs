@@ -54,7 +54,7 @@ impl Bench for Wakes {
 fn declaration(cores: usize) -> Declaration {
     Declaration {
         name: "qspinlock-wakes".into(),
-        question: "What does it save to wake a waiter once, at the unlock that is for it?".into(),
+        question: "Does it help to wake a waiter only once, at the unlock that gives it the lock?".into(),
         source: Source {
             title: "locking/pvqspinlock: Only kick CPU at unlock time (Linux)".into(),
             year: 2015,
@@ -63,7 +63,11 @@ fn declaration(cores: usize) -> Declaration {
                 .into(),
         },
         published: published(),
-        differences: vec![Difference::new("a virtual CPU that halts and is kicked by the hypervisor", "a thread that sleeps in a futex", "that is what halting is in user space")],
+        differences: vec![Difference::new(
+            "a virtual CPU that halts and is kicked by the hypervisor",
+            "a thread that sleeps in a futex",
+            "this is the equivalent of halting in user space",
+        )],
         variants: LOCKS.iter().enumerate().map(|(place, lock)| variant(place, *lock)).collect(),
         workloads: PER_CORE.map(|per_core| workload(per_core, per_core * cores)).into(),
         columns: columns(&[HALTS, KICKS, KICKS_PER_HALT, VOLUNTARY, INVOLUNTARY]),

@@ -69,30 +69,39 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
         "server CPU",
         "µs/IO",
         2,
-        "Processor time of the server's process, all threads and the kernel's threads for it, per request. Host: fio's jobs, client and server at once, without the \
-             kernel's threads for them.",
+        "Processor time of the server's process, including all threads and the kernel's threads for it, per \
+         request. Host: fio's jobs, which are client and server in one, without the kernel's threads for \
+         them.",
     ),
     (
         "client-cpu",
         "client CPU",
         "µs/IO",
         2,
-        "Processor time of the client's threads, per request. A client that polls uses all it gets.",
+        "Processor time of the client's threads, per request. A client that polls uses all the time that it \
+         gets.",
     ),
     (
         LATENCY,
         "mean latency",
         "µs",
         2,
-        "From submitting a request until its completion is taken; of the host, fio's lat.",
+        "From submitting a request until the client takes its completion; for the host, fio's lat.",
     ),
-    ("p99", "99 % latency", "µs", 1, "99 % of requests are faster; without the submission, as fio's clat."),
+    (
+        "p99",
+        "99 % latency",
+        "µs",
+        1,
+        "99 % of requests are faster; excludes the submission, like fio's clat.",
+    ),
     (
         "switches",
         "server switches",
         "1/IO",
         3,
-        "Context switches, voluntary and not, summed over the server's threads; those of threads that ended meanwhile are not in it.",
+        "Context switches, voluntary and involuntary, summed over the server's threads, without threads that \
+         ended meanwhile.",
     ),
     ("kicks", "kicks", "1/IO", 3, "Notifications that the server wanted, per request."),
     (
@@ -100,7 +109,7 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
         "wake-ups",
         "1/s",
         1,
-        "Context switches, voluntary and not, summed over all threads of the server, per second.",
+        "Context switches, voluntary and involuntary, summed over all threads of the server, per second.",
     ),
     ("idle-cpu", "CPU", "µs/s", 1, "Processor time of all threads of the server, per second."),
     ("threads", "threads", "", 0, "Of the server's process, at the end."),
@@ -109,7 +118,7 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
         "memory",
         "MiB",
         1,
-        "Resident in the server's process, its mapping of the guest's included.",
+        "Resident memory of the server's process, including its mapping of guest memory.",
     ),
 ];
 
@@ -134,13 +143,14 @@ pub(crate) fn differences(more: &[(&str, &str, &str)]) -> Vec<Difference> {
     let common = [
         (
             "fio in a Linux guest",
-            "this project's driver on threads of the program, for every server the same; a job has a queue of its own",
-            "measures the path from ring to file alone: no guest, no exits, no guest scheduler",
+            "this project's driver on threads of the program, the same for every server; each job has its \
+             own queue",
+            "this measures only the path from ring to file: no guest, no exits, no guest scheduler",
         ),
         (
             "QEMU's virtio-blk, and a server in the host's kernel",
             "qemu-storage-daemon, which is QEMU's block layer behind vhost-user, and `bareblk serve`, each a process",
-            "a vhost-user server is what this project is; QEMU's device needs a guest",
+            "this project is a vhost-user server; QEMU's device needs a guest",
         ),
     ];
     let difference = |&(original, here, why): &_| Difference::new(original, here, why);

@@ -25,8 +25,8 @@ fn part() -> Part {
     let ask = Ask::Requests { place: Place::Tmpfs, writes: false, depth: 1, queues: 1, disturbed: false };
     Part {
         ways: vec![
-            (Variant::new(WAKE, "an eventfd wakes a thread"), Way::WakeUp { pinned: false }),
-            (Variant::new(WAKE_PINNED, "the same, of another core"), Way::WakeUp { pinned: true }),
+            (Variant::new(WAKE, "a wake-up by eventfd"), Way::WakeUp { pinned: false }),
+            (Variant::new(WAKE_PINNED, "the same, on another core"), Way::WakeUp { pinned: true }),
             (Variant::new(PEER_SLEEPS, "qemu-storage-daemon, asleep"), Way::peer(false)),
             (Variant::new(PEER_POLLS, "qemu-storage-daemon, polling"), Way::peer(true)),
             (Variant::new(ALL_SLEEP, "bareblk mmap, server asleep too"), Way::own_asleep("mmap")),
@@ -42,27 +42,27 @@ fn this() -> Declaration {
     let part = part();
     Declaration {
         published: published(
-            "Nothing was published of depth 1; known of other servers",
+            "No published figures for depth 1; known figures of other servers",
             &[("mean latency, µs", READ, LATENCY)],
             &[
                 ("qemu-storage-daemon 10.0, client sleeps", PEER_SLEEPS, &["43"]),
-                ("SPDK on a core of its own, its client polls", POLLS, &["1.2–2.1"]),
+                ("SPDK on its own core, its client polls", POLLS, &["1.2–2.1"]),
                 ("not published: both sleep", ALL_SLEEP, &[]),
                 ("not published: the client sleeps", SLEEPS, &[]),
             ],
             "A server that polls answers in a microsecond or two; one that sleeps pays for each wake-up.",
         ),
         differences: differences(&[(
-            "on a machine of their own",
-            "beside what one wake-up costs in the same round",
-            "on a virtual machine a wake-up may take an exit to its host, which no server can help",
+            "on their own machine",
+            "compared with the cost of one wake-up in the same round",
+            "on a virtual machine a wake-up may need an exit to the host, which no server can avoid",
         )]),
         plots: vec![Plot::new("latency", "Mean latency", Some(LATENCY), Scale::Linear)],
         ratio_title: "of peer".into(),
         targets: targets(),
         ..declaration(
             "vhost-depth1",
-            "What does one request take, from the ring and back?",
+            "How long does one request take, from the ring and back?",
             &part,
             PEER_SLEEPS,
         )

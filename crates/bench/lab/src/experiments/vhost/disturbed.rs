@@ -60,25 +60,26 @@ fn this() -> Declaration {
     let part = part();
     Declaration {
         published: published(
-            "Nothing was published of busy neighbours; known of other servers, random reads from memory",
+            "No published figures for busy neighbours; known figures of other servers, random reads from \
+             memory",
             &[("IOPS, cores busy", RAM, IOPS), ("IOPS, alone", RAM_ALONE, IOPS)],
             &[
                 ("qemu-storage-daemon 10.0, client sleeps", PEER_SLEEPS, &["68 k", "115 k"]),
-                ("SPDK, which has no other way, its client polls", POLLS, &["279 k", "1.2–1.4 M"]),
+                ("SPDK, which always polls, and its client polls", POLLS, &["279 k", "1.2–1.4 M"]),
                 ("not published: the client sleeps", SLEEPS, &[]),
             ],
-            "A server that needs a core of its own keeps 23 % when it does not have it.",
+            "A server that needs its own core keeps 23 % of its IOPS without one.",
         ),
         differences: differences(&[(
             "nothing was published",
-            "one busy process pinned to each core, for the host's fio and for every server alike",
-            "hosts are not idle; what a server keeps then is what its users have",
+            "one busy process pinned to each core, beside the host's fio and beside every server",
+            "hosts are not idle; users get the performance that a server keeps then",
         )]),
         plots: vec![Plot::new("iops", "IOPS", Some(IOPS), Scale::Linear)],
         targets: targets(),
         ..declaration(
             "vhost-disturbed",
-            "What is left when every core has something else to do?",
+            "How much performance is left when every core has other work?",
             &part,
             HOST,
         )
@@ -101,7 +102,7 @@ fn targets() -> Vec<Target> {
             of(PEER_POLLS),
         ),
         target(
-            "0.8 of the fair share, which is half of what it has alone (the client polling)",
+            "0.8 of the fair share, which is half of the IOPS without neighbours (the client polling)",
             (&[POLLS], ram),
             (FAIR_SHARE / 2.0, 0.05),
             Yardstick::Workload(RAM_ALONE.into()),

@@ -20,7 +20,7 @@ fn part() -> Part {
             (Variant::new(TWO, "bareblk, 2 workers, 2 queues"), Way::own("io_uring", 2, false)),
         ],
         loads: vec![(
-            Workload::new(SILENT, "a client is connected, its queues are started, it is silent"),
+            Workload::new(SILENT, "a client is connected and its queues are started, but it sends nothing"),
             Ask::Silence,
         )],
         columns: columns(&[WAKES, "idle-cpu", "threads", "resident"]),
@@ -31,7 +31,7 @@ fn this() -> Declaration {
     let part = part();
     Declaration {
         published: published(
-            "Nothing was published of idle disks; known of other servers",
+            "No published figures for idle disks; known figures of other servers",
             &[("CPU, µs per second", SILENT, "idle-cpu")],
             &[
                 ("QEMU", PEER_SLEEPS, &["–"]),

@@ -117,11 +117,11 @@ fn this(cores: usize) -> Declaration {
             (
                 "a RAM disk as a block device, depth not told",
                 "a file of 1 GiB on tmpfs, depth 64 per queue",
-                "at hand everywhere; deep enough that no worker waits for clients",
+                "available on every machine; deep enough that no worker waits for clients",
             ),
             (
-                "virtqueues = vCPUs = jobs, in a guest with that many",
-                "a queue and a thread for each job, as many as were published even where cores are fewer",
+                "virtqueues = vCPUs = jobs, in a guest with this number of vCPUs",
+                "a queue and a thread for each job; the published numbers even on machines with fewer cores",
                 "a guest may have more vCPUs than the host has cores",
             ),
         ]),
@@ -148,7 +148,7 @@ fn course(word: &str, part: &Part) -> Courses {
     });
     Courses {
         id: format!("{word}-by-queues"),
-        title: format!("4k random {word} by the number of queues, clients asleep"),
+        title: format!("4k random {word} versus the number of queues, clients asleep"),
         across: Axis { key: format!("{word}-queues"), title: "queues = jobs".into() },
         column: IOPS.into(),
         scale: Scale::Log,
@@ -167,7 +167,7 @@ fn published_table() -> Published {
     let two_workers = own("mmap", 2, false);
     let one_worker = own("mmap", 1, false);
     published(
-        "RAM disk, random IOPS by the number of queues",
+        "RAM disk, random IOPS versus the number of queues",
         &columns,
         &[
             (

@@ -46,12 +46,13 @@ fn this() -> Declaration {
                 ("QEMU virtio-blk", PEER_SLEEPS, &["61.5 k", "79.9 k"]),
                 ("vhost-blk", SLEEPS, &["95.6 k", "84.3 k"]),
             ],
-            "Served outside of the VMM, a guest has what the host has: 99.8 % and 98.8 %, where QEMU has 64 % and 94 %.",
+            "With a server outside of the VMM, a guest has 99.8 % and 98.8 % of the host's IOPS; with QEMU, \
+             64 % and 94 %.",
         ),
         differences: differences(&[(
             "fio with libaio on the host",
             "fio with io_uring",
-            "the host's best: what a server is to be measured by",
+            "the host's best figure, which a server is compared with",
         )]),
         plots: vec![
             Plot::new("ratio", "IOPS, share of the host's in the same round", None, Scale::Linear),
@@ -60,7 +61,7 @@ fn this() -> Declaration {
         targets: targets(),
         ..declaration(
             "vhost-ssd",
-            "Does a disk behind a server give what it gives to the host itself?",
+            "Does a guest get the same performance from a served disk as the host gets from the disk?",
             &part,
             HOST,
         )
