@@ -22,10 +22,10 @@ Examples:
   bareblk bench --compare socket:/run/vm1.sock file:/mnt/other.raw --rw randread --iodepth 32 --runtime 20
       in turns; says whether the difference exceeds the noise
   bareblk bench job.fio --socket /run/vm1.sock --json result.json
-      a job file of fio; result.json is laid out as fio's
+      a job file of fio; result.json has fio's layout
 
-Sizes and times are fio's: 4k is 4096, 10 is seconds, 500ms is not. Differences to fio: docs/how-to/bench.md.
-Ctrl-C ends it with the result so far, and exit code 130.
+Sizes and times are fio's: 4k is 4096, 10 means 10 seconds. Differences from fio: docs/how-to/bench.md.
+Ctrl-C ends the run with the result so far and exit code 130.
 
 Exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage, 130 or 143 ended by a signal";
 
@@ -54,7 +54,7 @@ pub struct BenchArgs {
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     pub compare: Option<Vec<String>>,
 
-    /// --compare: pairs of runs; the runtime is shared out among them
+    /// --compare: pairs of runs; the runtime is divided among them
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000), requires = "compare")]
     pub rounds: u32,
 
@@ -100,19 +100,19 @@ pub struct LoadArgs {
     /// Start again from the beginning until the runtime is over
     #[arg(long = "time_based", alias = "time-based", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_name = "0|1", value_parser = fio!("time_based"))]
     time_based: Option<String>,
-    /// How much each job covers, from the offset on [default: all of the device]
+    /// Size of the area that each job covers, from --offset on [default: all of the device]
     #[arg(long, value_name = "SIZE", value_parser = fio!("size"))]
     size: Option<String>,
-    /// Where it begins [default: 0]
+    /// Start of the area that each job covers [default: 0]
     #[arg(long, value_name = "SIZE", value_parser = fio!("offset"))]
     offset: Option<String>,
-    /// How often each job covers it [default: 1]
+    /// How often each job covers its area [default: 1]
     #[arg(long, value_name = "N", value_parser = fio!("loops"))]
     loops: Option<String>,
     /// crc32c: blocks carry a header and checksum, and are checked when read again
     #[arg(long, value_name = "METHOD", value_parser = fio!("verify"))]
     verify: Option<String>,
-    /// A flush after every N writes
+    /// Flush after every N writes
     #[arg(long, value_name = "N", value_parser = fio!("fsync"))]
     fsync: Option<String>,
     /// Limit in bytes per second, per job and direction
@@ -127,7 +127,7 @@ pub struct LoadArgs {
     /// Report all jobs as one
     #[arg(long = "group_reporting", alias = "group-reporting", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_name = "0|1", value_parser = fio!("group_reporting"))]
     group_reporting: Option<String>,
-    /// Files: bypass the page cache [default: 1, which is not fio's]
+    /// Files: bypass the page cache [default: 1; fio's is 0]
     #[arg(long, num_args = 0..=1, default_missing_value = "1", value_name = "0|1", value_parser = fio!("direct"))]
     direct: Option<String>,
     /// Files: io_uring, libaio (aio), psync (sync), posixaio [default: io_uring]
@@ -209,7 +209,7 @@ fn checked(option: &str, text: &str) -> Result<String> {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Client")]
 pub struct ClientArgs {
-    /// Sockets: queues; jobs beyond that share [default: one per job, as far as the device has them]
+    /// Sockets: number of queues; further jobs share them [default: one per job, up to the device's number]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     queues: Option<u16>,
 
@@ -217,15 +217,15 @@ pub struct ClientArgs {
     #[arg(long, value_name = "N", value_parser = queue_size)]
     queue_size: Option<u16>,
 
-    /// Sockets: layout of the rings [default: split where there is a choice]
+    /// Sockets: layout of the rings [default: split if the device supports both]
     #[arg(long, value_name = "split|packed", value_enum, hide_possible_values = true)]
     ring: Option<RingLayout>,
 
-    /// Sockets: notify the device while the queue's lock is held, or after
+    /// Sockets: notify the device while the queue's lock is held, or after its release
     #[arg(long, value_name = "locked|unlocked", value_enum, hide_possible_values = true)]
     kick: Option<Kick>,
 
-    /// Sockets: the lock of a queue that jobs share (given: of every queue) [default: std]
+    /// Sockets: the lock of shared queues; if given, of every queue [default: std]
     #[arg(long, value_name = "ticket|std|parking_lot", value_parser = lock)]
     lock: Option<LockKind>,
 
@@ -245,7 +245,8 @@ pub struct ClientArgs {
     #[arg(long, value_name = "TIME", value_parser = time)]
     reconnect: Option<Duration>,
 
-    /// Sockets: have the back-end keep an in-flight log, or not; with --compare also off,on: A without, B with one [default: on with --reconnect where there is one, else off]
+    /// Sockets: request an in-flight log from the back-end; with --compare also off,on: A without a log, B with one
+    /// [default: on with --reconnect if the back-end supports it, else off]
     #[arg(long, value_name = "on|off", value_parser = in_flight)]
     inflight: Option<InFlight>,
 }

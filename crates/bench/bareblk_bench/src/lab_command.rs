@@ -24,7 +24,7 @@ const RESOLUTION: u64 = 1000;
 
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
-    /// Name the experiments, and what each asks
+    /// List the experiments and their questions
     List,
     /// Run an experiment and keep its table, plots and report
     #[command(after_help = RUN_EXAMPLES)]
@@ -34,13 +34,13 @@ pub enum LabCommand {
 const RUN_EXAMPLES: &str = "\
 Examples:
   bareblk lab run aio --out results --quick
-      everything once over, in under a minute
+      runs everything once, in under a minute
   bareblk lab run aio --out results --storage /mnt/nvme
       test file on another disk
   bareblk lab run kick --out results
-      what notifying outside the queue's lock gains, in under ten minutes
+      the gain from notifying outside the queue's lock, in under ten minutes
   bareblk lab run qspinlock --out results
-      the queued locks beside others, more threads than cores
+      compares the queued locks with others, with more threads than cores
 
 Writes DIR/report.html (over all experiments in DIR), DIR/NAME/result.json (every
 sample) and DIR/NAME/*.svg. Test files of up to 1 GiB lie in --storage and in
@@ -48,14 +48,14 @@ sample) and DIR/NAME/*.svg. Test files of up to 1 GiB lie in --storage and in
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Which experiment: see `bareblk lab list`
+    /// The experiment's name, from `bareblk lab list`
     pub name: String,
 
-    /// The folder for the results; made if it is not there
+    /// The folder for the results; created if it does not exist
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
-    /// Few and short rounds: shows that it works, and little else
+    /// Few and short rounds, only to test that the experiment works
     #[arg(long)]
     pub quick: bool,
 

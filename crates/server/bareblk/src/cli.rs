@@ -109,7 +109,7 @@ pub struct VmmArgs {
     #[arg(long, value_name = "N", value_parser = queues)]
     pub queues: Option<u16>,
 
-    /// Size of each queue, no more than what `bareblk serve` was given
+    /// Size of each queue, at most `--queue-size` of `bareblk serve`
     #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE, value_parser = queue_size)]
     pub queue_size: u16,
 

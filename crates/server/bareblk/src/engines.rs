@@ -27,7 +27,7 @@ pub struct EnginesArgs {
     /// Also say which engines can serve this image, and which one `--engine auto` takes
     pub image: Option<std::path::PathBuf>,
 
-    /// With which cache mode the image would be served
+    /// The cache mode in which the image would be served
     #[arg(long, value_name = "MODE", default_value = "none", value_parser = cache_mode(), requires = "image")]
     pub cache: CacheMode,
 

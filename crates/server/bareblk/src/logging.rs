@@ -15,7 +15,7 @@ pub struct LogArgs {
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 
-    /// How log lines look, on standard error
+    /// Format of the log lines on standard error
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }

@@ -125,7 +125,7 @@ pub enum CtlCommand {
         /// The new size (K, M, G, T: powers of 1024)
         #[arg(value_parser = image_bytes)]
         size: u64,
-        /// Allow a smaller size; the data behind the new end is lost
+        /// Allow a smaller size; the data beyond the new end is lost
         #[arg(long)]
         force: bool,
     },

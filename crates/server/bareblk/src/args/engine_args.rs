@@ -39,8 +39,8 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_FD_POOL))]
     pub fd_pool: Option<u32>,
 
-    /// Most threads for blocking calls (not with io_uring); with many disks, half of this number plus one per disk if
-    /// that is more [default: 64]
+    /// Limit of threads for blocking calls (not with io_uring); with many disks, half of this number plus one per disk
+    /// if that is more [default: 64]
     #[arg(long, value_name = "N", value_parser = whole(1..=1024_u32))]
     pub io_threads: Option<u32>,
 }

@@ -34,7 +34,7 @@ Examples:
   bareblk serve disk.raw --socket /run/vm1.sock --cache directsync --wce fixed
       every write is durable when it completes; the guest cannot change that
   bareblk serve disk.raw --socket /run/vm1.sock --cpus 2-3
-      two workers, each on a CPU of its own
+      two workers, each on its own CPU
   bareblk serve sparse.raw --socket /run/vm1.sock --on-error hold-on-enospc
       the guest waits while the host's file system is full
   bareblk serve scratch.raw --socket /run/vm1.sock --cache unsafe
@@ -136,7 +136,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "NAME", value_parser = values::disk_name)]
     pub name: Option<String>,
 
-    /// Most queues a guest may use; QEMU wants one per vCPU; unused queues cost nothing
+    /// Limit of queues that a guest may use; QEMU uses one per vCPU by default; unused queues cost nothing
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = values::queues)]
     pub queues: u16,
 
@@ -148,7 +148,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "MODE", default_value = "none", value_parser = values::cache_mode())]
     pub cache: CacheMode,
 
-    /// Whether the guest may switch the disk's write cache, or it stays as --cache sets it (fixed)
+    /// Whether the guest may switch the disk's write cache (guest), or --cache alone decides (fixed)
     #[arg(long, value_name = "guest|fixed", value_enum, default_value_t = WceChoice::Guest, hide_possible_values = true)]
     pub wce: WceChoice,
 
@@ -227,7 +227,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "adaptive|busy", value_enum, default_value_t = PollChoice::Adaptive, hide_possible_values = true)]
     poll: PollChoice,
 
-    /// How long a worker polls at most before it sleeps, in microseconds; 0: no polling
+    /// Longest time that a worker polls before it sleeps, in microseconds; 0: no polling
     #[arg(long, value_name = "US", default_value_t = values::default_poll_us(),
         value_parser = values::number("whole microseconds, without a unit,", 0..=1_000_000_u64))]
     poll_us: u64,
