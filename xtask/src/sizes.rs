@@ -10,8 +10,8 @@ pub const LONG_ENV: &str = "BAREBLK_LONG";
 /// Set to 1 where a program of tests runs again in a guest (`guest::OwnTests`): under emulation, tens of times slower.
 pub const EMULATED_ENV: &str = "BAREBLK_EMULATED";
 
-/// `here` wherever the processor itself runs the tests, which is in each run; `emulated` when they run again in a guest, for
-/// what its kernel does differently.
+/// Returns `here` if the processor itself runs the tests, as in every run, and `emulated` if they run again in a guest
+/// to test its kernel.
 #[must_use]
 pub fn unless_emulated<T>(here: T, emulated: T) -> T {
     of_env(std::env::var(EMULATED_ENV).ok().as_deref(), here, emulated)
@@ -85,9 +85,9 @@ pub const FUZZ_INPUTS: Size<u32> = size(4000, 200_000);
 pub const RACES: Size<u32> = size(400, 20_000);
 /// The limit of a guest's run, enough for emulation on a busy machine: only a guest that hangs takes longer.
 pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(600), Duration::from_secs(1800));
-/// Written and verified by each fio job in a guest, in MiB.
+/// Data that each fio job in a guest writes and verifies, in MiB.
 pub const VERIFIED_MIB: Size<u64> = size(32, 512);
-/// Written and verified with one large block size in a guest, in MiB.
+/// Data that is written and verified with one large block size in a guest, in MiB.
 pub const LARGE_BLOCKS_MIB: Size<u64> = size(32, 512);
 /// Files made in a guest's file system.
 pub const FILES: Size<u64> = size(24, 400);

@@ -12,9 +12,9 @@ pub(crate) struct Package {
     pub(crate) section: &'static str,
     /// Synopsis, then lines.
     pub(crate) description: &'static [&'static str],
-    /// Whether it has the units, their configuration, and the scripts around them.
+    /// Whether the package has the units, their configuration, and the installation scripts.
     pub(crate) has_service: bool,
-    /// How the names of its pages in docs/ begin. None: all pages that belong to no other package.
+    /// Prefixes of the names of its pages in docs/. Empty: all pages that belong to no other package.
     pub(crate) documents: &'static [&'static str],
 }
 

@@ -15,7 +15,7 @@ use crate::man;
 
 const UNITS: &str = "usr/lib/systemd/system";
 
-/// Copied unchanged, from the workspace into the service's package.
+/// Files that are copied unchanged from the workspace into the service's package.
 const FILES: &[(&str, &str)] = &[
     ("packaging/bareblk.service", UNITS),
     ("packaging/bareblk@.service", UNITS),
@@ -57,7 +57,7 @@ pub(crate) fn stage(package: &Package, programs: &Path, about: &About) -> Result
     Ok(staged)
 }
 
-/// Units, configuration and its page, user, and completions: for the commands of both programs.
+/// Stages units, configuration and its page, user, and completions for the commands of both programs.
 fn service(programs: &Path, root: &Path) -> Result<()> {
     for (from, folder) in FILES {
         copy(Path::new(from), &root.join(folder))?;

@@ -23,7 +23,7 @@ impl Row {
         per_io(self.server_cpu.as_secs_f64() * 1e6, self.guest.ios)
     }
 
-    /// The cost of the same for fio on the host.
+    /// The cost of the same load for fio on the host.
     fn host_cpu_us_per_io(&self) -> Option<f64> {
         per_io(self.host.cpu_us, self.host.ios)
     }

@@ -31,7 +31,7 @@ use crate::{command, packages, workspace};
 const SECTOR_BYTES: u64 = 512;
 const MIB_BYTES: u64 = 1 << 20;
 
-/// The place between GRUB, whose FAT volume ends here, and the kernel.
+/// The offset of the mark, between GRUB's FAT volume and the kernel.
 const MARK_AT_BYTES: u64 = fat::FREE_SECTOR as u64 * SECTOR_BYTES;
 const MARK_BYTES: u64 = MIB_BYTES - MARK_AT_BYTES;
 

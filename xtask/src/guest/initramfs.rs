@@ -102,7 +102,7 @@ fn place_programs(programs: &[(PathBuf, PathBuf)], root: &Path) -> Result<()> {
 }
 
 /// Where the guest's loader finds each library of `programs`, and the file that goes there: the library, or its shell,
-/// which is written to `shells`. What only a library with a shell needs is not among them.
+/// which is written to `shells`. Omits libraries that only a library with a shell needs.
 fn libraries_of(programs: &[&Path], shells: &Path) -> Result<BTreeMap<PathBuf, PathBuf>> {
     let mut shell_of = BTreeMap::new();
     for library in
@@ -114,7 +114,7 @@ fn libraries_of(programs: &[&Path], shells: &Path) -> Result<BTreeMap<PathBuf, P
     Ok(needed_by(programs, Some(shells))?.into_iter().map(place_of).collect())
 }
 
-/// By `ldd`, which looks in `first` before it looks elsewhere.
+/// The libraries that `ldd` reports. `ldd` searches `first` before other folders.
 fn needed_by(programs: &[&Path], first: Option<&Path>) -> Result<BTreeSet<PathBuf>> {
     let mut libraries = BTreeSet::new();
     for program in programs {

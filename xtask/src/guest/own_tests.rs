@@ -20,7 +20,7 @@ use crate::sizes::EMULATED_ENV;
 const STORAGE_BYTES: u64 = 1 << 30;
 const MEMORY_MIB: u64 = 1536;
 
-/// Enough for emulation on a busy machine: over a hundred times what the tests take natively.
+/// Enough for emulation on a busy machine: more than a hundred times the tests' native duration.
 const TIMEOUT: Duration = Duration::from_secs(900);
 
 /// The tests of the running program, to be run in a guest.

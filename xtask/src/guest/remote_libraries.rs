@@ -54,7 +54,7 @@ impl Symbol {
         self.0.split('@').next().unwrap_or_default()
     }
 
-    /// Empty if it has none.
+    /// The symbol's version; empty without one.
     fn version(&self) -> &str {
         self.0.rsplit_once('@').map_or("", |(_, version)| version)
     }

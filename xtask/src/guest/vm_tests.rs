@@ -1,5 +1,5 @@
-//! Tests of the guest itself, against QEMU's own vhost-user-blk server: if a guest test looks wrong, start
-//! here.
+//! Tests of the guest itself, with QEMU's own vhost-user-blk server. If a guest test behaves unexpectedly, run these
+//! first.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -58,7 +58,7 @@ impl Check {
     }
 }
 
-/// A limit on executions instead of time, so that a busy machine notices as much as an idle one.
+/// Limits executions instead of time, so that a busy machine notices as many mutants as an idle one.
 const LOOM_ENV: &[(&str, &str)] = &[
     ("RUSTFLAGS", "--cfg loom"),
     ("CARGO_PROFILE_TEST_OPT_LEVEL", "3"),
@@ -195,7 +195,7 @@ impl Bench {
         let (program, arguments) = check.command.split_first().context("a check without a program")?;
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&self.folder).envs(check.env.iter().copied());
-        // Ours is set by the cargo that runs us, and means another workspace.
+        // The cargo that runs this program has set this variable for another workspace.
         command
             .env_remove("CARGO_TARGET_DIR")
             .env_remove("BAREBLK_LONG")

@@ -131,7 +131,7 @@ fn described(package: &Value) -> Result<()> {
     );
 }
 
-/// cargo packs each crate and builds it from the pack. The crates need not be in the registry yet.
+/// cargo packages each crate and builds it from the package. The crates need not be in the registry yet.
 fn publish_dry_run(names: &[String]) -> Result<()> {
     let mut cargo = Command::new(workspace::cargo());
     // A release itself requires a clean tree; a check may precede a commit.

@@ -97,12 +97,12 @@ fn doc_tests(selection: &[String], folder: &Path) -> Job {
 /// A test program that cargo has built.
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
-    /// `blk_server it`, `blk_server lib`.
+    /// The crate and the program, such as `blk_server it` or `blk_server lib`.
     name: String,
     package: String,
     manifest: PathBuf,
     executable: PathBuf,
-    /// One in the package's folder `tests`.
+    /// Whether the program is in the package's folder `tests`.
     is_integration: bool,
 }
 

@@ -56,7 +56,7 @@ pub(super) struct Judged {
     pub(super) explained: bool,
 }
 
-/// A line per test below its reason, then the `steps` that did not run.
+/// One line per test below its reason, followed by the `steps` that did not run.
 pub(super) fn table(judged: &[Judged], steps: &[(&str, &str)]) -> String {
     let mut text = String::new();
     let mut last = None;

@@ -16,7 +16,7 @@ type Modules = BTreeMap<Module, String>;
 /// What each module imports, by the module that defines it.
 type Arrows = BTreeMap<Module, BTreeMap<Module, BTreeSet<String>>>;
 
-/// Files of which each leads to each, and the imports among them.
+/// Files that all import each other, directly or indirectly, and the imports among them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Circle {
     /// The crate's folder.
@@ -74,7 +74,7 @@ fn module_of(path: &str) -> Module {
     if parts == ["lib"] { Vec::new() } else { parts }
 }
 
-/// Every set of modules of which each leads to each. The root and what it declares do not count.
+/// Every set of modules that all import each other, directly or indirectly. Omits the root and its declarations.
 fn circles_of(modules: &Modules) -> Vec<Arrows> {
     let known = Names::new(modules);
     let below_root = modules.iter().filter(|(module, _)| !module.is_empty());
@@ -110,7 +110,7 @@ fn reachable(from: &Module, arrows: &Arrows) -> BTreeSet<Module> {
 /// Where a crate's names are defined.
 struct Names<'a> {
     modules: &'a Modules,
-    /// What each module's `use` items name: the name there, and its path from the root.
+    /// The names in each module's `use` items, with their paths from the root.
     used: BTreeMap<&'a Module, BTreeMap<String, Module>>,
 }
 
@@ -129,7 +129,7 @@ impl<'a> Names<'a> {
         self.owner_in(path, self.modules.len())
     }
 
-    /// After at most `steps` imports, because imports in a module may name each other.
+    /// Follows at most `steps` imports, because imports in a module may name each other.
     fn owner_in(&self, path: &[String], steps: usize) -> Option<Module> {
         let module = (0..=path.len()).rev().map(|length| &path[..length]);
         let module = module.map(<[String]>::to_vec).find(|start| self.modules.contains_key(start))?;
