@@ -68,7 +68,7 @@ policy!(Napping<PASS>, <PASS>, PASS, false, 0, 1, 1, false);
 policy!(Looking<PASS>, <PASS>, PASS, false, 1, 1, 0, false);
 policy!(Ahead<PASS>, <PASS>, PASS, false, 0, 0, 0, true);
 
-/// A queued lock, and a number that loom checks for simultaneous access.
+/// A number behind a queued lock. Loom fails the model if two threads access the number at the same time.
 pub(super) struct Guarded<P, F: platform::Futex> {
     pub(super) lock: QueueLock<P, Modelled<F>>,
     number: UnsafeCell<u32>,

@@ -9,7 +9,7 @@ use loom::thread;
 
 use crate::TicketLock;
 
-/// A lock, and a number that loom checks for simultaneous access.
+/// A number behind a ticket lock. Loom fails the model if two threads access the number at the same time.
 struct Guarded {
     lock: TicketLock,
     number: UnsafeCell<u32>,

@@ -1,5 +1,5 @@
 /*
- * Everything a program can do wrong that a lock can find out, for each kind: a number of <errno.h>, and nothing changed.
+ * Every mistake that a lock of each kind detects: the call returns a number of <errno.h>, and the lock is unchanged.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -83,7 +83,7 @@ static void check_rwlock(void)
     EXPECT(EPERM, qspin_rwlock_rdunlock(lock));
     EXPECT(EPERM, qspin_rwlock_wrunlock(lock));
 
-    EXPECT(0, qspin_rwlock_rdlock(lock)); /* two readers: a program that does this says recursive */
+    EXPECT(0, qspin_rwlock_rdlock(lock)); /* a thread that nests read locks calls rdlock_recursive */
     EXPECT(0, qspin_rwlock_tryrdlock(lock));
     EXPECT(0, qspin_rwlock_rdlock_recursive(lock));
     EXPECT(1, qspin_rwlock_is_locked(lock));

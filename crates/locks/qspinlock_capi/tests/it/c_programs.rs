@@ -1,6 +1,7 @@
-//! Programs in C and C++, compiled against the header and run: the example, and one that does it all wrong.
+//! Compiles C and C++ programs against the header and runs them: the example, and a program that makes every mistake
+//! that a lock can detect.
 //!
-//! Elsewhere: the header by itself (`header.rs`), what the locks are worth (`qspinlock`'s own tests).
+//! Elsewhere: the header by itself (`header.rs`), and the correctness of the locks (`qspinlock`'s own tests).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -13,13 +14,13 @@ const EXAMPLE: &str = "examples/counter.c";
 const COUNTED: &str = "fair 80000, hybrid 80000\ngave up after 10 ms\n";
 
 fn run(program: &Path) -> String {
-    // cargo's own search path has a folder where the library may be from before the last change.
+    // cargo's own search path contains a folder whose copy of the library may be older than the last change.
     let output = Command::new(program).env_remove("LD_LIBRARY_PATH").output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What the example prints, compiled as `standard` with the shared library and with the static one.
+/// Compiles the example as `standard`, with the shared and with the static library, and returns both outputs.
 fn printed(compiler: &Compiler, standard: &str) -> [String; 2] {
     let folder = tempfile::tempdir().unwrap();
     let shared = run(&compiler.link_shared(standard, EXAMPLE, folder.path()));

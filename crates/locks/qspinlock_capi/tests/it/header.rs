@@ -1,6 +1,7 @@
-//! `include/qspinlock.h` is what cbindgen makes of the sources, and C and C++ compilers take it without a warning.
+//! Tests that `include/qspinlock.h` matches the output of cbindgen, and that C and C++ compilers accept it without a
+//! warning.
 //!
-//! To make it again: `BAREBLK_WRITE_HEADER=1 cargo test -p qspinlock_capi --test it header`
+//! To generate the header again: `BAREBLK_WRITE_HEADER=1 cargo test -p qspinlock_capi --test it header`
 //!
 //! Elsewhere: programs that use it (`c_programs.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -36,7 +37,7 @@ fn committed_header_is_what_the_sources_say() {
     );
 }
 
-/// A file's lines but those that say what is different about its kind, with the kind's names replaced.
+/// Returns the lines of a file with the names of its kind of lock replaced, without the lines that describe that kind.
 fn shape(source: &str, c_name: &str, policy: &str) -> Vec<String> {
     let says_kind = |line: &&str| line.starts_with("//! `qspin_") || line.starts_with("/// A lock that");
     let lines = source.lines().filter(|line| !says_kind(line));

@@ -42,7 +42,7 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// Text that compresses, but not to nothing; the same each time.
+    /// Returns text that compresses well but not to almost nothing. It is the same each time.
     fn input(&self, length: usize) -> PathBuf {
         let mut state = 1_u64;
         let line = |_| {
@@ -54,7 +54,8 @@ impl Stage {
         self.path("input")
     }
 
-    /// `program` under the library, in the folder; the dynamic linker logs the symbols it binds.
+    /// Returns a command that runs `program` under the library in the folder; the dynamic linker logs the symbols it
+    /// binds.
     fn preloaded(&self, program: &str) -> Command {
         let mut command = Command::new(find_program(program).unwrap());
         command.current_dir(self.folder.path()).env("LD_PRELOAD", preloaded::library());
@@ -65,7 +66,7 @@ impl Stage {
         command
     }
 
-    /// The library's calls that other files were bound to.
+    /// Returns the functions of the library that the dynamic linker bound other files to.
     fn calls(&self) -> BTreeSet<String> {
         let library = preloaded::library().display().to_string();
         let to_the_library = format!(" to {library} ");
@@ -93,7 +94,7 @@ impl Stage {
     }
 }
 
-/// The command's output; fails unless the command ends in time and succeeds.
+/// Returns the command's output. Fails unless the command succeeds in time.
 fn finished(command: &mut Command) -> Output {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = rustix::process::Pid::from_child(&child);
@@ -149,7 +150,7 @@ fn sort_with_four_threads_sorts() {
     let Some(stage) = Stage::for_program("sort", "coreutils") else { return };
     let input = stage.input(32 * MIB);
 
-    // `sort` starts threads from 128 Ki lines on.
+    // `sort` uses threads for inputs of at least 128 Ki lines.
     let sorted = finished(stage.preloaded("sort").args(["--parallel=4", "-S", "200M"]).arg(&input));
 
     let text = fs::read_to_string(input).unwrap();
@@ -324,7 +325,7 @@ fn redis_serves_a_benchmark_of_two_threads() {
 
 #[test]
 fn redis_with_threads_for_io_serves_a_benchmark_of_two_threads() {
-    // Redis' I/O threads spin for each other, however busy the machine is.
+    // Redis's I/O threads spin while they wait for each other, even on a busy machine.
     redis_serves_its_benchmark("2", 400);
 }
 

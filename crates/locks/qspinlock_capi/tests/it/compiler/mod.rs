@@ -1,7 +1,7 @@
-//! The machine's C compiler, and the library that cargo built for this test.
+//! Runs the machine's C compiler with the library that cargo built for this test.
 //!
-//! Rust links by `cc` too, so where there is none there are no tests either, but for machines with a linker of another
-//! name: there these tests say so and do nothing.
+//! Rust links with `cc` too, so a machine without it cannot build these tests, unless its linker has another name:
+//! there these tests say so and do nothing.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
@@ -9,21 +9,21 @@ use std::process::{Command, Stdio};
 
 use xtask::skip::{Reason, skip};
 
-/// What everything is compiled with.
+/// Flags of every compilation.
 const STRICT: &[&str] = &["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-pedantic"];
 
-/// The languages that the header is for, oldest first.
+/// The language standards that the header supports, oldest first.
 pub const C: &[&str] = &["-std=c11", "-std=c17"];
 pub const CPP: &[&str] = &["-std=c++11", "-std=c++14", "-std=c++17", "-std=c++20"];
 
-/// The name that the shared library has for programs that are linked with it.
+/// The soname of the shared library.
 pub const SONAME: &str = concat!("libqspin.so.", env!("CARGO_PKG_VERSION_MAJOR"));
 
 pub struct Compiler {
     program: String,
 }
 
-/// `None`, and a word about it, if there is no compiler.
+/// Returns `None`, with a message, if there is no compiler.
 pub fn find() -> Option<Compiler> {
     let program = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let runs = Command::new(&program).arg("--version").stdout(Stdio::null()).status().is_ok();
@@ -34,7 +34,7 @@ pub fn find() -> Option<Compiler> {
 }
 
 impl Compiler {
-    /// A C compiler may come without its C++ half.
+    /// The C compiler may be installed without the C++ compiler.
     pub fn knows_cpp(&self) -> bool {
         let empty = ["-x", "c++", "-fsyntax-only", "/dev/null"];
         let knows = Command::new(&self.program).args(empty).output().unwrap().status.success();
@@ -44,26 +44,26 @@ impl Compiler {
         knows
     }
 
-    /// Compiles nothing but `header`.
+    /// Compiles only `header`.
     pub fn check(&self, standard: &str, header: &str) {
         self.run(
             Command::new(&self.program).args(language(standard)).args(STRICT).args(["-fsyntax-only", header]),
         );
     }
 
-    /// Makes `source` (in the crate's folder) a program in `folder` that runs with the shared library.
+    /// Compiles `source` (in the crate's folder) to a program in `folder` that uses the shared library.
     pub fn link_shared(&self, standard: &str, source: &str, folder: &Path) -> PathBuf {
         let libraries = built("libqspin.so");
-        // The program looks for the library by its soname, as on a machine where it is installed.
+        // The program finds the library by its soname, as on a machine where the library is installed.
         std::os::unix::fs::symlink(&libraries, folder.join(SONAME)).unwrap();
         let libraries = libraries.parent().unwrap().display();
         let search = [format!("-L{libraries}"), format!("-Wl,-rpath,{}", folder.display())];
         self.link(standard, source, folder, |command| command.args(&search).args(["-lqspin", "-lpthread"]))
     }
 
-    /// The same with the library inside.
+    /// Compiles `source` to a program that contains the static library.
     pub fn link_static(&self, standard: &str, source: &str, folder: &Path) -> PathBuf {
-        // What the standard library of Rust needs of the system.
+        // The system libraries that Rust's standard library needs.
         let system = ["-lgcc_s", "-lpthread", "-lm", "-ldl"];
         let archive = built("libqspin.a");
         self.link(standard, source, folder, |command| command.arg(archive).args(system))
@@ -79,13 +79,13 @@ impl Compiler {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
         let program = folder.join(source.file_stem().unwrap());
         let mut command = Command::new(&self.program);
-        // The header gets by with what the plain standards know; programs want their system's clocks too.
+        // The header needs only standard C. Programs also need the clocks of POSIX.
         command.args(language(standard)).args(STRICT).args(["-O1", "-D_GNU_SOURCE"]);
         command
             .args(["-I", concat!(env!("CARGO_MANIFEST_DIR"), "/include"), "-o"])
             .arg(&program)
             .arg(&source);
-        libraries(command.args(["-x", "none"])); // an archive is not in the language before it
+        libraries(command.args(["-x", "none"])); // reset: the archive is not source code
         self.run(&mut command);
         program
     }
@@ -102,8 +102,8 @@ fn language(standard: &str) -> [&str; 3] {
     ["-x", language, standard]
 }
 
-/// A file that cargo makes of the library. For a test it lies beside the test's own program (`deps`); only `cargo build`
-/// puts it one folder higher, where it may be from before the last change.
+/// Returns the path of a built file of the library. Cargo writes it next to the test's own program (`deps`). Only
+/// `cargo build` copies it one folder higher, and that copy may be older than the last change.
 pub fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let places = test.ancestors().skip(1).take(2).map(|folder| folder.join(name));

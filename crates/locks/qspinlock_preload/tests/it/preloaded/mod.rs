@@ -14,13 +14,13 @@ pub fn passes(name: &str) {
     passes_with(name, &[]);
 }
 
-/// The same, compiled with `flags` as well.
+/// Does the same with the extra compiler flags `flags`.
 pub fn passes_with(name: &str, flags: &[&str]) {
     let Some(compiler) = compiler("CC", "cc", "c") else { return };
     run(&compiler, name, "c", &[&["-std=gnu11"], flags].concat());
 }
 
-/// The same with `tests/c/<name>.cpp`.
+/// Compiles and runs `tests/c/<name>.cpp`.
 pub fn passes_in_cpp(name: &str) {
     let Some(compiler) = compiler("CXX", "c++", "c++") else { return };
     run(&compiler, name, "cpp", &["-std=c++17"]);
@@ -36,7 +36,7 @@ fn run(compiler: &str, name: &str, ending: &str, flags: &[&str]) {
     assert!(output.status.success() && said.is_empty(), "{name} ended with {}\n{said}", output.status);
 }
 
-/// The output of `tests/c/<name>.c` without the library. `None` without a compiler.
+/// Returns the output of `tests/c/<name>.c` when it runs without the library. `None` if there is no compiler.
 pub fn complaint_without(name: &str) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(&compiler("CC", "cc", "c")?, name, "c", &["-std=gnu11"], folder.path());
@@ -60,7 +60,7 @@ fn compile(compiler: &str, name: &str, ending: &str, flags: &[&str], folder: &Pa
     program
 }
 
-/// `None`, with a message, if there is no compiler for the language: C++ may be missing while C is installed.
+/// Returns `None`, with a message, if there is no compiler for the language: C++ may be missing while C is installed.
 fn compiler(variable: &str, usual: &str, language: &str) -> Option<String> {
     let program = std::env::var(variable).unwrap_or_else(|_| usual.into());
     let empty = ["-x", language, "-fsyntax-only", "/dev/null"];
