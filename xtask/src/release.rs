@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A release is made from a commit, so no file may differ from it.
+/// Fails if a file differs from the commit: a release must contain exactly what is committed.
 fn require_clean_tree() -> Result<()> {
     let changed =
         command::output(Command::new("git").args(["status", "--porcelain"]).current_dir(workspace::root()))?;

@@ -57,7 +57,7 @@ fn details(text: &mut String, verdict: &Verdict) {
     }
 }
 
-/// A warning about intervals from few rounds.
+/// Returns a warning if the run had too few rounds for its intervals to mean much.
 pub(crate) fn caution(result: &RunResult) -> Option<String> {
     let rounds = result.effort.rounds;
     (result.quick || !result.is_sure()).then(|| {

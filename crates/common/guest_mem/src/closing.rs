@@ -19,7 +19,7 @@ use crate::backing::is_at_hand;
 
 /// Limit of uncharged descriptors that may wait to be closed: sockets, and descriptors beyond a disk's allowance.
 const MOST_UNCHARGED: usize = 64;
-/// Enough for one system call.
+/// Stack size of a closing thread, which makes one system call after another and needs little.
 const STACK_BYTES: usize = 64 << 10;
 /// Gives another thread time to drop a descriptor that it is using.
 const PAUSE: Duration = Duration::from_millis(1);

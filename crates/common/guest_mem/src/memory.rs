@@ -165,7 +165,7 @@ impl GuestMemory {
         self.log.as_ref()
     }
 
-    /// This memory plus one region.
+    /// Returns a copy of this memory map with `region` added.
     ///
     /// # Errors
     /// As [`GuestMemory::new`].

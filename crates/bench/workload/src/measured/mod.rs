@@ -159,14 +159,14 @@ fn add_each(ours: &mut [u64; DEPTH_STEPS], theirs: &[u64; DEPTH_STEPS]) {
     ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours += theirs);
 }
 
-/// The step of `depth` requests in flight: 1, 2–3, 4–7, …, 64 and more.
+/// Returns the histogram step for `depth` requests in flight. The steps are 1, 2–3, 4–7, …, 64 and more.
 #[inline]
 #[must_use]
 pub fn depth_step(depth: usize) -> usize {
     (depth.max(1).ilog2() as usize).min(DEPTH_STEPS - 1)
 }
 
-/// The step of a batch of `count`: 0, 1–4, 5–8, …, 33–64, more.
+/// Returns the histogram step for a batch of `count` requests. The steps are 0, 1–4, 5–8, …, 33–64, more.
 #[inline]
 #[must_use]
 pub fn batch_step(count: usize) -> usize {
@@ -177,7 +177,7 @@ pub fn batch_step(count: usize) -> usize {
     }
 }
 
-/// 0 if no time has passed.
+/// Returns 0 if no time has passed.
 #[must_use]
 #[allow(clippy::cast_precision_loss)] // for people
 pub fn per_second(count: u64, time: Duration) -> f64 {

@@ -289,7 +289,10 @@ impl<'a> Reader<'a> {
             if let Some(word) = words.remove(key) {
                 self.problem(
                     word.line,
-                    format!("{key} = {}: disks cannot share it: set it in each [[disk]]", word.shown),
+                    format!(
+                        "{key} = {}: disks cannot share this value: set {key} in each [[disk]]",
+                        word.shown
+                    ),
                 );
             }
         }

@@ -41,7 +41,8 @@ struct Slot {
     armed: bool,
     /// Number of consecutive polls that ended at their first event.
     ended_at_once: u8,
-    /// The engine always arms this watch again, however often its polls end.
+    /// The descriptor is this process's own. The engine then always arms the watch again, even if many polls in a row
+    /// end at their first event.
     trusted: bool,
 }
 

@@ -35,7 +35,7 @@ use crate::stop::Stop;
 const LOOK: Duration = Duration::from_millis(20);
 /// Without a completion for this long, the measurement is considered broken.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same limit once an error is known.
+/// After an error, the measurement waits only this long for the completions that are still out.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
 /// Longest sleep for a completion, which another thread may have reaped meanwhile.
 const NAP: Duration = Duration::from_millis(2);

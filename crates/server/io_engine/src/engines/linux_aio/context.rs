@@ -71,7 +71,7 @@ pub(super) struct IoEvent {
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 /// How long a new context waits for those contexts.
 const ENDING_PATIENCE: Duration = Duration::from_secs(1);
-/// Enough for one system call.
+/// Stack size of the thread that destroys a context: it makes one system call.
 const STACK_BYTES: usize = 64 << 10;
 
 /// A kernel context for calls in flight.
