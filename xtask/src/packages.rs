@@ -17,7 +17,7 @@ pub struct Package {
     pub name: &'static str,
     /// A program that only this package contains.
     pub program: &'static str,
-    /// What the user reads before installing it.
+    /// The package's purpose, shown to the user before the installation.
     pub purpose: &'static str,
     /// Crates whose tests run its programs.
     users: &'static [&'static str],

@@ -35,7 +35,7 @@ pub(crate) fn at(file: &SourceFile, line: usize, complaint: &str) -> String {
     format!("{}:{line}: {complaint}", file.path)
 }
 
-/// Whether it is a file of tests, by its name: `tests.rs`, `log_tests.rs`, `test_bed.rs`.
+/// Whether the file contains tests, by its name: `tests.rs`, `log_tests.rs`, `test_bed.rs`.
 pub(crate) fn is_test(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.ends_with("tests.rs") || name.starts_with("test_") || path.contains("/tests/")

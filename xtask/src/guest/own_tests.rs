@@ -73,7 +73,7 @@ impl OwnTests {
     /// Adds a program of this machine that the tests start, by its name or path.
     ///
     /// # Errors
-    /// It is not installed.
+    /// The program is not installed.
     pub fn with_program(mut self, name: &str) -> Result<Self> {
         let path = packages::find_program(name);
         self.programs.push(path.with_context(|| format!("`{name}` is not installed"))?);

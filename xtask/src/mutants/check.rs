@@ -20,7 +20,7 @@ pub(crate) enum Verdict {
     Noticed {
         /// The check's name.
         check: String,
-        /// Its output: the test's name, if there is one.
+        /// The check's output: the test's name, if it has one.
         how: String,
     },
     /// All checks passed.

@@ -19,7 +19,7 @@ pub(super) enum Top {
 /// Compares the headings with `version`, the version to be released.
 ///
 /// # Errors
-/// They disagree, or a list has another name.
+/// The headings disagree with `version`, or a list has another name.
 pub(super) fn check(text: &str, version: &str) -> Result<Top> {
     if let Some(other) = headings(text, "### ").find(|name| !LISTS.contains(name)) {
         bail!("CHANGELOG.md: the list `{other}` is none of {}", LISTS.join(", "));

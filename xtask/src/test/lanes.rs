@@ -28,7 +28,7 @@ pub(super) struct Job {
     pub(super) command: Command,
     /// Where its output goes.
     pub(super) output: PathBuf,
-    /// Whether its output contains result lines of several programs. Otherwise only the last one is its own.
+    /// The output contains result lines of several programs. If not, only the last line is the program's own.
     pub(super) has_many: bool,
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Step {
     wants: Option<Wants>,
     /// Whether the step can be limited to some crates: `-p` and their names replace `--workspace` or `--all`.
     pub(super) takes_crates: bool,
-    /// Whether it runs programs of Debian packages.
+    /// Whether the step runs programs of Debian packages.
     pub(super) uses_packages: bool,
     runs_programs: bool,
 }

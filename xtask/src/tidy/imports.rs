@@ -13,7 +13,7 @@ use crate::source_tree::{SourceFile, is_test, product_part};
 type Module = Vec<String>;
 /// The code of each module's file.
 type Modules = BTreeMap<Module, String>;
-/// What each module imports, by the module that defines it.
+/// Names that each module imports, by the module that defines them.
 type Arrows = BTreeMap<Module, BTreeMap<Module, BTreeSet<String>>>;
 
 /// Files that all import each other, directly or indirectly, and the imports among them.
@@ -25,7 +25,7 @@ pub(super) struct Circle {
 }
 
 impl Circle {
-    /// Its files, without `.rs`.
+    /// Paths of the circle's files, without `.rs`.
     pub(super) fn files(&self) -> Vec<String> {
         self.arrows.keys().map(|module| format!("{}/{}", self.folder, module.join("/"))).collect()
     }

@@ -132,7 +132,7 @@ impl Variant {
         self
     }
 
-    /// Whether it is measured with `workload`.
+    /// Whether this variant is measured under `workload`.
     #[must_use]
     pub fn takes_part(&self, workload: &Workload) -> bool {
         self.only.is_empty() || self.only.contains(&workload.id)
@@ -146,7 +146,7 @@ pub struct Workload {
     pub id: String,
     /// Name in headings.
     pub label: String,
-    /// Its position on the axes of the declaration's curves; empty: on none.
+    /// The workload's position on the axes of the declaration's curves; empty: on none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub place: BTreeMap<String, f64>,
 }

@@ -29,7 +29,7 @@ pub struct RunResult {
     pub date: String,
     /// How much was measured.
     pub effort: Effort,
-    /// Whether it ran with `--quick`.
+    /// Whether the run had `--quick`.
     pub quick: bool,
     /// Seed of the variants' order and of random addresses.
     pub seed: u64,

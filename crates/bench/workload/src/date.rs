@@ -8,7 +8,7 @@ pub fn now() -> String {
     of(SystemTime::now())
 }
 
-/// The same for another time.
+/// Formats `moment` as UTC in ISO 8601.
 #[must_use]
 pub fn of(moment: SystemTime) -> String {
     iso_8601(moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())

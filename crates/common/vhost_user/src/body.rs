@@ -38,7 +38,7 @@ pub fn vring_addresses(queue: u16, descriptors: u64, used: u64, avail: u64) -> V
 pub struct MemoryRegion {
     /// Where the guest sees it.
     pub guest_addr: u64,
-    /// Its size.
+    /// The region's size.
     pub size_bytes: u64,
     /// Where the front-end sees it.
     pub user_addr: u64,

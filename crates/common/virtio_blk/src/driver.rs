@@ -23,7 +23,7 @@ impl RequestHeader {
 }
 
 impl Segment {
-    /// The same bytes as two words, the lower one first.
+    /// Returns the segment's bytes as two words, the lower one first.
     #[must_use]
     pub fn to_words(&self) -> [u64; 2] {
         let fields = u128::from_le_bytes(ranges::encode(self));

@@ -46,7 +46,7 @@ pub struct Parsed<'c> {
     pub request: Result<Request<'c>, RequestFault>,
 }
 
-/// What the driver asks for.
+/// A request of the driver, by type.
 #[derive(Clone, Debug)]
 pub enum Request<'c> {
     /// Read from the image into `data`; a length of zero is legal.

@@ -95,7 +95,7 @@ impl DeviceQueue {
         }
     }
 
-    /// What [`DeviceQueue::with_log`] found in the log.
+    /// Returns the requests that [`DeviceQueue::with_log`] found in the log.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         either!(self, half => half.recovery())

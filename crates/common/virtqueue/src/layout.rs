@@ -9,7 +9,7 @@ use crate::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE, RingFeatures};
 
 /// Size and addresses of a virtqueue as the front-end announced them; not yet checked.
 ///
-/// Both formats have three areas (virtio 1.3 §2.6); the fields have the names of the split ring's.
+/// Split and packed rings have three areas (virtio 1.3 §2.6); the fields have the names of the split ring's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
     /// Number of entries; a power of two. (virtio 1.3 §2.8.10.1 does not require this of a packed ring, but all known

@@ -206,7 +206,7 @@ fn queue_bytes(entries: u16, (head, each): (usize, usize)) -> u64 {
 
 /// A private copy of a log's words, as a queue found them; each word was read once.
 ///
-/// It is as large as the log, which its number of entries and the passed memory limit.
+/// The copy is as large as the log; the number of entries and the passed memory limit the log's size.
 #[derive(Debug)]
 pub(crate) struct Snapshot(Box<[u64]>);
 
@@ -240,7 +240,7 @@ pub(crate) fn release(words: &SharedSlice<u64>, at: usize, word: u64) {
     step::may_die_here();
 }
 
-/// What a starting queue found in its log.
+/// The requests that a starting queue found in its log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// Requests to redo.

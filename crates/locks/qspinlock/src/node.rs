@@ -55,7 +55,7 @@ pub(crate) mod state {
     pub(crate) const HALTED: u32 = 3;
     /// In a queue, the oldest, and awake: its thread takes the lock as soon as it is free.
     pub(crate) const CHOSEN: u32 = 4;
-    /// As above, but its thread sleeps briefly; a timer wakes it if no thread does.
+    /// Like `CHOSEN`, but the thread sleeps briefly; a timer wakes it if no thread does.
     pub(crate) const NAPPING: u32 = 7;
     /// Out of the queue; its thread holds the lock.
     pub(crate) const GRANTED: u32 = 5;

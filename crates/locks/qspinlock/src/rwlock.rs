@@ -49,7 +49,7 @@ use counts::{ASLEEP, FULL, QUEUED, READER, WAITING, WRITER, is_empty, lets_a_sle
 /// Strictly in order: a thread that finds the lock idle enters on the fast path, without queueing.
 #[cfg(not(all(test, loom)))]
 type Line = crate::Fifo;
-/// The same without looks, which would make models too large.
+/// Like `Fifo`, but waiters sleep at once: polling would make the models too large.
 #[cfg(all(test, loom))]
 type Line = crate::model::SleepyFifo;
 
@@ -70,7 +70,7 @@ pub struct QueueRwLock<S> {
 #[cfg(not(all(test, loom)))]
 const _: () = assert!(size_of::<QueueRwLock<()>>() == 8, "a reader/writer lock is two words of four bytes");
 
-/// What a caller asks for.
+/// The kind of access that a caller requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Access {
     Read,

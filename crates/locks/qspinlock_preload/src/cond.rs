@@ -88,7 +88,7 @@ impl Cond {
         std::ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// Whether it is the C library's.
+    /// Whether the C library operates this condition variable.
     #[inline]
     fn is_passed(&self) -> bool {
         (self.shared_since_2_41.load(Relaxed) | self.shared_before_2_41.load(Relaxed)) & SHARED != 0
@@ -226,7 +226,7 @@ impl Cond {
     }
 }
 
-/// What the cleanup of a cancelled wait needs.
+/// The data that the cleanup of a cancelled wait needs.
 struct Cancelled<'a> {
     cond: &'a Cond,
     mutex: &'a Mutex,

@@ -69,7 +69,7 @@ impl RwLock {
         std::ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// Whether it is the C library's.
+    /// Whether the C library operates this lock.
     #[inline]
     fn is_passed(&self) -> bool {
         self.shared.load(Relaxed) != 0

@@ -77,9 +77,9 @@ impl From<&std::fs::Metadata> for FileId {
 /// A process that holds a lock on an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockHolder {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
-    /// Its command name; empty if /proc does not show it.
+    /// The process's command name; empty if /proc does not show it.
     pub command: String,
 }
 

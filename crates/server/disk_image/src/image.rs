@@ -90,7 +90,7 @@ impl ImageOptions {
 /// Change of the image's size since it was last read, in sectors of 512 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CapacityChange {
-    /// The same size.
+    /// The size is the same.
     Unchanged,
     /// Larger; the new capacity is in force.
     Grown {

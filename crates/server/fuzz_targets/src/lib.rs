@@ -38,7 +38,7 @@ mod live_upgrade;
 /// One fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name on the command line, and its seeds' folder.
+    /// The target's name on the command line, and the name of its seeds' folder.
     pub name: &'static str,
     /// Runs the target once. Panics on a failure.
     pub run: fn(&[u8]),

@@ -32,9 +32,9 @@ pub enum Buffers {
     None,
     /// One buffer: cheaper than an array with one entry.
     One {
-        /// Its first byte.
+        /// Address of the buffer's first byte.
         base: *mut u8,
-        /// Its length.
+        /// Length of the buffer.
         len_bytes: u32,
     },
     /// Several buffers.

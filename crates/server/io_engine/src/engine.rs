@@ -32,7 +32,7 @@ pub struct FileSpec {
     pub alignment: Alignment,
 }
 
-/// What a completed write guarantees.
+/// The guarantee of a completed write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// Visible to every reader, but may be lost in a power failure.

@@ -32,7 +32,7 @@ pub struct FileRules {
 pub enum Enforcement {
     /// All of them.
     Full,
-    /// Those that an older kernel knows.
+    /// The kernel enforces only the rules that its version knows.
     Partial,
     /// None: the kernel has no landlock, or it is disabled.
     None,

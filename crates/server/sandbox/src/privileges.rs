@@ -28,7 +28,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Whether it differs from the current identity.
+    /// Whether the user or group differs from the process's current one.
     fn differs(self) -> nix::Result<bool> {
         let (users, groups) = (getresuid()?, getresgid()?);
         let other_user = self

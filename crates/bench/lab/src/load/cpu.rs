@@ -58,7 +58,7 @@ impl Usage {
         }
     }
 
-    /// Both kinds of context switches.
+    /// Voluntary and involuntary context switches together.
     pub fn switches(&self) -> u64 {
         self.voluntary_switches + self.involuntary_switches
     }

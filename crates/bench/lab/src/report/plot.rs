@@ -29,7 +29,7 @@ struct Row<'r> {
     label: &'r str,
     summary: Option<Summary>,
     is_baseline: bool,
-    /// Its figure is written with a sign.
+    /// The report writes this row's figure with a sign.
     is_gain: bool,
 }
 

@@ -42,7 +42,7 @@ pub enum Mix {
     Read,
     /// Only writes.
     Write,
-    /// Both, drawn by `rwmixread`.
+    /// Reads and writes; `rwmixread` sets their shares.
     Both,
 }
 
@@ -69,7 +69,7 @@ impl Pattern {
         }
     }
 
-    /// Whether it writes.
+    /// Whether the pattern includes writes.
     #[must_use]
     pub fn writes(self) -> bool {
         self.mix != Mix::Read

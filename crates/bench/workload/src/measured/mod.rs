@@ -65,7 +65,7 @@ impl QueueCounts {
         self.publications += other.publications;
     }
 
-    /// What was added since `earlier`.
+    /// Returns the increase of each count since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {

@@ -95,7 +95,7 @@ pub fn run(
     })
 }
 
-/// As in fio, an engine with synchronous calls has one request in flight, whatever depth was requested.
+/// As in fio, an engine with synchronous calls has one request in flight; the job's depth has no effect.
 fn as_engine_can(job: &Job, target: &Target, watch: &mut dyn Watch) -> Job {
     let engine = match target {
         Target::File(_, engine) => Some(engine.unwrap_or(job.engine)),

@@ -24,7 +24,7 @@ use crate::step::may_die_here;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RedoChain {
     pub id: u16,
-    /// Its head entry in the log.
+    /// The chain's head entry in the log.
     pub head: u16,
     /// Index of its first descriptor in [`Redo::descriptors`].
     pub first: usize,

@@ -33,9 +33,9 @@ use crate::queue::link::RingPlace;
 /// The requirements on a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Terms<'a> {
-    /// Those of the options.
+    /// The connection must meet the options.
     Fresh,
-    /// Those of the options, and the same device as before.
+    /// The connection must meet the options, and the device must be the same as before.
     AsBefore(&'a DeviceInfo),
 }
 

@@ -28,7 +28,7 @@ pub struct Options {
     pub pool: PoolOptions,
     /// Limit for connecting, and for each message.
     pub timeout: Duration,
-    /// What to do when the connection is lost.
+    /// The driver's reaction to a lost connection.
     pub reconnect: Reconnect,
     /// Lets the back-end log its unfinished requests in memory that the driver keeps for the next back-end
     /// (INFLIGHT_SHMFD). The next back-end then continues with the same rings. `Some(true)`: use a log, or
@@ -73,7 +73,7 @@ impl Options {
     }
 }
 
-/// What to do when the connection is lost.
+/// The driver's reaction to a lost connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reconnect {
     /// Everything in flight ends with `Lost`.

@@ -189,7 +189,7 @@ impl Thread {
         }
     }
 
-    /// Also returns whether the queues keep their rings.
+    /// Connects once. Also returns whether the queues keep their rings.
     fn attempt(&self, not_after: Option<Instant>, kept: &mut Kept) -> Result<(Session, bool), ConnectError> {
         let before = self.shared.info();
         let mut session =

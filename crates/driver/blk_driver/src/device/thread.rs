@@ -228,7 +228,7 @@ impl Thread {
     }
 }
 
-/// What ended a poll.
+/// The events that ended a poll.
 struct Woken {
     stop: bool,
     gone: bool,

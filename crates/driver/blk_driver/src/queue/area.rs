@@ -49,7 +49,7 @@ pub(crate) fn area_bytes(queue_size: u16, max_segments: u16) -> u64 {
 pub(crate) enum Side {
     /// The first one.
     A,
-    /// The other one.
+    /// The second one.
     B,
 }
 

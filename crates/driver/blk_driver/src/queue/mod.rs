@@ -50,7 +50,7 @@ use crate::kick::{Doorbell, EventFd, Kick};
 use crate::memory::{MemoryMap, OpenRanges, Pool};
 use crate::request::{Completion, Request, RequestError};
 
-/// What to do with a successful read whose used length is too small for its data.
+/// Treatment of a successful read whose used length is too small for its data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ShortReads {
     /// Trust the status, which reports the read as done.
@@ -294,7 +294,7 @@ impl Queue {
         (taken, wanted.then(|| Kick::new(Arc::clone(&self.bell))))
     }
 
-    /// Also returns whether the device wants a notification.
+    /// Takes completions. Also returns whether the device wants a notification.
     #[inline]
     fn take(&mut self, out: &mut [Completion]) -> (Result<usize, QueueError>, bool) {
         self.read_mail();

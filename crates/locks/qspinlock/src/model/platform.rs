@@ -45,7 +45,7 @@ std::thread_local! {
     static EVENTS: RefCell<Vec<(Event, u64)>> = const { RefCell::new(Vec::new()) };
     /// Executions of the model so far.
     static EXECUTIONS: Cell<u64> = const { Cell::new(0) };
-    /// What happened in this execution, for debugging.
+    /// The steps of this execution, for debugging.
     static TRACE: RefCell<Vec<(u32, String)>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Handing<const LOOKS: u32>;
 /// Newcomers may pass `PASS` times. Waiters and heirs sleep after `LOOKS` looks.
 pub(super) struct Passing<const PASS: u32, const LOOKS: u32>;
 
-/// As above, but newcomers do not pass a waiter that is awake.
+/// Like [`Passing`], but newcomers do not pass a waiter that is awake.
 pub(super) struct ServingTheAwake<const PASS: u32, const LOOKS: u32>;
 
 /// An heir naps before it sleeps. Deadlines pass only in models that call `tick`.
@@ -171,9 +171,9 @@ impl<P: Policy, F: platform::Futex> Guarded<P, F> {
 pub(super) enum Interleavings {
     /// All of them, in any run.
     All,
-    /// Those with at most this many preemptions; the second limit is for a long run.
+    /// Interleavings with at most this many preemptions; the second limit is for a long run.
     Preempted(usize, usize),
-    /// Those with at most this many preemptions; all of them in a long run.
+    /// Interleavings with at most this many preemptions; in a long run, all interleavings.
     PreemptedOrAll(usize),
 }
 

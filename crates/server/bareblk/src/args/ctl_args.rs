@@ -150,7 +150,7 @@ pub enum WorkersCommand {
     Add(WorkerArgs),
     /// Remove a worker; its queues move to the others first
     Remove {
-        /// Its number
+        /// Number of the worker
         worker: u32,
         #[command(flatten)]
         timeout: Timeout,

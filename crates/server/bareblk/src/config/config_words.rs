@@ -73,7 +73,7 @@ pub type Words = BTreeMap<String, Word>;
 #[derive(Debug)]
 pub struct Schema {
     command: Command,
-    /// Its subtables, which `config_file.rs` reads.
+    /// Names of the table's subtables, which `config_file.rs` reads.
     tables: &'static [&'static str],
 }
 

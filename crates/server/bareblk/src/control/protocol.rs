@@ -51,7 +51,7 @@ pub fn line(id: u64, verb: &Verb) -> serde_json::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// What the server is to do.
+/// The command that the server executes.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub enum Verb {

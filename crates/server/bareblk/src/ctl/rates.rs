@@ -59,7 +59,7 @@ fn rates(done: &[QueueCounters], seconds: f64) -> DiskRates {
     }
 }
 
-/// What the queue did between the readings. A queue whose counters fell was restarted: all its requests are new.
+/// The queue's work between the readings. A queue whose counters fell was restarted: all its requests are new.
 fn difference(before: Option<&Queue>, now: &Queue) -> QueueCounters {
     let now = now.counters;
     let before = before.map(|queue| queue.counters).unwrap_or_default();

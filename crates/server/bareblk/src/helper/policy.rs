@@ -26,7 +26,7 @@ pub const MAX_CONFIGURATION_BYTES: u64 = 16 << 20;
 /// Where the kernel keeps what is no image, though it may look like a file.
 const NEVER: [&str; 2] = ["/proc", "/sys"];
 
-/// What the server may ask for. The server can add to it only before it serves.
+/// The operations that the server may request. The server can extend the policy only before it serves.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Policy {
     pub images: Vec<OsString>,
@@ -83,7 +83,7 @@ impl Policy {
 pub enum Found {
     /// The operator named its path.
     Named,
-    /// It lies, by its present path, in one of the folders.
+    /// The image's present path is in one of the folders.
     Beside,
 }
 
@@ -107,7 +107,7 @@ impl Lies {
 #[derive(Debug, Clone, Default)]
 struct Named {
     may_write: bool,
-    /// Its place and file when it was last opened.
+    /// The image's place and file when the helper last opened it.
     opened: Option<Lies>,
 }
 
@@ -187,7 +187,7 @@ impl Allowed {
         Ok(())
     }
 
-    /// Whether it may open an image in one of the folders that turned out to be this file.
+    /// Checks that the server may open an image in one of the folders that turned out to be this file.
     pub fn image_beside(&self, path: &Path, lies: &Lies, written: bool) -> io::Result<()> {
         self.in_a_folder(path, &lies.real)?;
         let is_it = |(path, named): (&PathBuf, &Named)| match &named.opened {
@@ -200,7 +200,7 @@ impl Allowed {
         Ok(())
     }
 
-    /// Whether it may create this socket, or connect to it.
+    /// Checks that the server may create this socket or connect to it.
     pub fn socket(&self, path: &Path) -> io::Result<()> {
         // A link at the socket's own name is never followed: its folder counts.
         if self.sockets.contains(path) || self.socket_folders.contains(&real_folder(path)?) {
@@ -224,7 +224,7 @@ impl Allowed {
         }
     }
 
-    /// Whether it may reopen this file.
+    /// Checks that the server may reopen this file.
     pub fn reopen(&self, file: FileId) -> io::Result<()> {
         if self.opened.contains(&(file.dev, file.ino)) {
             return Ok(());
@@ -249,7 +249,7 @@ impl Allowed {
         if self.adopts { Ok(()) } else { Err(denied("this server takes over from no other".to_owned())) }
     }
 
-    /// Whether it may adopt a socket for this path: once, and only if it created none there.
+    /// Checks that the server may adopt a socket for this path: once, and only if the helper created none there.
     pub fn adopt_socket(&self, path: &Path) -> io::Result<()> {
         self.adopts()?;
         self.socket(path)?;
@@ -270,7 +270,7 @@ impl Allowed {
         self.bound.remove(&(file.dev, file.ino));
     }
 
-    /// Whether it may change this socket's owner and mode.
+    /// Checks that the server may change this socket's owner and mode.
     pub fn own_socket(&self, path: &Path, file: FileId) -> io::Result<()> {
         if self.bound.contains(&(file.dev, file.ino)) {
             return Ok(());
@@ -278,7 +278,7 @@ impl Allowed {
         Err(denied(format!("{} is not a socket that the sandbox's helper made", path.display())))
     }
 
-    /// Whether it may remove this: a socket that it created, or on which no process listens.
+    /// Checks that the server may remove the socket at `path`: the helper created it, or no process listens on it.
     pub fn unlink(&self, path: &Path) -> io::Result<FileId> {
         use std::os::unix::fs::FileTypeExt;
         let metadata = std::fs::symlink_metadata(path)?;

@@ -266,7 +266,7 @@ impl State {
         HostOpener.open_image(&link, request)
     }
 
-    /// Also allows what the file names from now on.
+    /// Reads the configuration file, and allows the images and sockets that it names now.
     fn open_configuration(&self, path: &Path) -> Reply {
         self.allowed().configuration(path)?;
         let mut text = String::new();

@@ -90,7 +90,7 @@ impl Taker {
         Ok(taker)
     }
 
-    /// Also tells the old server.
+    /// Tells the old server that the takeover failed, and returns the error.
     fn refuse(&self, error: anyhow::Error) -> anyhow::Error {
         let _ = send(&self.channel, &Message::No { why: format!("{error:#}") }, &[], AT_ONCE);
         error.context("not taken over")

@@ -27,7 +27,7 @@ const NOT_UP: &str = "cannot set up the sandbox (--sandbox off serves without)";
 /// The rights that the process keeps.
 #[derive(Debug)]
 pub struct Confined {
-    /// Its access to the file system.
+    /// The server's access to the file system.
     pub opener: Arc<dyn Opener>,
     identity: Identity,
     /// `None`: there is no sandbox.

@@ -210,7 +210,7 @@ impl Serving {
         &self.manager
     }
 
-    /// Its access to the file system.
+    /// The server's access to the file system.
     pub fn opener(&self) -> &dyn Opener {
         self.opener.as_ref()
     }

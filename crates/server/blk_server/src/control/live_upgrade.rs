@@ -70,7 +70,7 @@ impl Fact {
 /// A disk and its open files.
 #[derive(Debug)]
 pub struct Offer {
-    /// Its name.
+    /// The disk's name.
     pub name: String,
     /// The image's path, without links.
     pub image: PathBuf,

@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 /// The name of a counter, and the meaning of its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterInfo {
-    /// Its key in JSON.
+    /// The counter's key in JSON.
     pub key: &'static str,
-    /// What its number means.
+    /// The meaning of the counter's number.
     pub unit: CounterUnit,
     /// Heading of its column in tables; empty: it has no column.
     pub heading: &'static str,

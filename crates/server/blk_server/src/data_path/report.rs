@@ -25,26 +25,26 @@ pub struct ServerReport {
 /// One worker.
 #[derive(Clone, Debug)]
 pub struct WorkerReport {
-    /// Its number.
+    /// The worker's number.
     pub id: WorkerId,
-    /// Its options.
+    /// The worker's options.
     pub options: WorkerOptions,
     /// NUMA node of its CPUs and its memory. `None`: several nodes, or unknown.
     pub node: Option<u32>,
     /// Queues that it serves.
     pub queues: usize,
-    /// Its counters.
+    /// The worker's counters.
     pub counters: WorkerCounters,
 }
 
 /// One disk.
 #[derive(Clone, Debug)]
 pub struct DiskReport {
-    /// Its name.
+    /// The disk's name.
     pub name: String,
-    /// Its image.
+    /// The path of the disk's image.
     pub image: PathBuf,
-    /// Its socket.
+    /// The path of the disk's socket.
     pub socket: PathBuf,
     /// Capacity, in sectors of 512 bytes.
     pub capacity_sectors: u64,
@@ -56,7 +56,7 @@ pub struct DiskReport {
     pub park: Option<ParkPolicy>,
     /// Name of its engine's source.
     pub engine: String,
-    /// Its placement, with the placement's counters.
+    /// The disk's placement, with its counters.
     pub placement: PlacementReport,
     /// Connected front-ends.
     pub sessions: usize,
@@ -69,13 +69,13 @@ pub struct DiskReport {
 /// One running queue.
 #[derive(Clone, Debug)]
 pub struct QueueReport {
-    /// Its number on the disk.
+    /// The queue's number on the disk.
     pub index: u16,
     /// The worker that serves it.
     pub worker: WorkerId,
     /// Number of descriptors.
     pub size: u16,
-    /// Its counters.
+    /// The queue's counters.
     pub counters: QueueCounters,
 }
 

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 /// `CGROUP2_SUPER_MAGIC`
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
-/// Its mount point on most hosts.
+/// Mount point of the control group hierarchy on most hosts.
 const USUAL_MOUNT: &str = "/sys/fs/cgroup";
 
 const THREADS: &str = "cgroup.threads";

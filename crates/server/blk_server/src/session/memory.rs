@@ -13,7 +13,7 @@ use vhost::vhost_user::message::VhostUserMemoryRegion;
 
 use super::wire::Message;
 
-/// Both region messages begin with eight bytes: a count and padding, or padding only.
+/// ADD_MEM_REG and REM_MEM_REG begin with eight bytes of padding; SET_MEM_TABLE with a count and padding.
 const HEAD_BYTES: usize = 8;
 const REGION_BYTES: usize = size_of::<VhostUserMemoryRegion>();
 

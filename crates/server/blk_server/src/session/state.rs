@@ -21,7 +21,7 @@ pub struct Place(u32);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SessionState {
-    /// Its connection.
+    /// The session's connection.
     pub(super) socket: Place,
     /// Feature bits that the driver accepted.
     pub(super) negotiated: Option<u64>,

@@ -70,7 +70,7 @@ pub(crate) enum Incoming {
     Paused,
 }
 
-/// Both directions of a session's socket.
+/// The two directions of a session's socket.
 #[derive(Debug)]
 pub(crate) struct Wire {
     socket: Arc<OwnedFd>,

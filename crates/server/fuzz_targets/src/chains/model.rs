@@ -32,7 +32,7 @@ pub(super) enum Said {
 /// Why a chain is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Its buffers cannot be determined.
+    /// The chain's buffers cannot be determined.
     Structure,
     /// A readable buffer follows a writable one; the writable ones are known.
     Order { writable: Vec<(u64, u32)> },

@@ -65,7 +65,7 @@ impl Fd {
     }
 }
 
-/// The other end of a session.
+/// The front-end's end of a session.
 pub(super) struct Peer {
     front_end: FrontEnd,
     memory: Vec<File>,

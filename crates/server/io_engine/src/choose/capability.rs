@@ -5,8 +5,8 @@
 pub struct Capability {
     /// The feature's name.
     pub name: &'static str,
-    /// Whether it can be used.
+    /// Whether this process can use the feature.
     pub available: bool,
-    /// What the probe found, or why the feature is unavailable.
+    /// Details that the probe found, or the reason why the feature is unavailable.
     pub detail: String,
 }

@@ -24,7 +24,7 @@ const MAX_PIECES: usize = 1024;
 const PUNCH_HOLE: i32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;
 
-/// What the next call is.
+/// The next call of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Transfer,

@@ -28,7 +28,7 @@ struct Aim7 {
     setup: Setup,
 }
 
-/// Also used for the table, where readers then exclude each other.
+/// A run with this lock also uses it for the table, so readers exclude each other.
 struct Ticket;
 
 impl Family for Ticket {

@@ -52,7 +52,7 @@ pub(crate) const COMPARED: [Lock; 15] = [
     Lock::McsYield,
 ];
 
-/// The other projects' locks. The queued locks and their building blocks are this project's.
+/// The locks of other projects. The queued locks and their building blocks belong to this project.
 pub(crate) const PEERS: [Lock; 11] = [
     Lock::Std,
     Lock::ParkingLot,
@@ -111,7 +111,7 @@ impl Lock {
         matches!(self, Self::Native | Self::Ticket | Self::SpinTicket | Self::Mcs)
     }
 
-    /// Whether its events are counted.
+    /// Whether the lock counts its events.
     pub fn is_counted(self) -> bool {
         matches!(
             self,

@@ -13,7 +13,7 @@ const THREADS: &str = "threads";
 const THREADS_BESIDE: &str = "threads-beside";
 /// Threads per core, times two.
 const HALVES: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
-/// The same, next to busy processes.
+/// Threads per core, times two, next to busy processes.
 const HALVES_BESIDE: [usize; 3] = [2, 8, 32];
 /// A lock that spins in order of arrival is measured only up to this.
 const MOST_HALVES_SPINNING: usize = 32;

@@ -62,7 +62,7 @@ impl Way {
         Self::Server { kind: own(engine, workers, true), client_polls }
     }
 
-    /// As above, but with a worker that never polls.
+    /// `bareblk serve` with one worker that never polls.
     pub const fn own_asleep(engine: &'static str) -> Self {
         Self::Server { kind: own(engine, 1, false), client_polls: false }
     }

@@ -94,7 +94,7 @@ const SETTLING: u8 = 0;
 const COUNTING: u8 = 1;
 const ENDING: u8 = 2;
 
-/// What one thread writes and the caller's thread reads, on separate cache lines.
+/// Results that one thread writes and the calling thread reads, on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Slot {

@@ -41,7 +41,7 @@ pub(crate) enum Host {
     PerDisk,
     /// A different one for each disk; it serves none of that disk's queues.
     PerDiskWithoutQueues,
-    /// The same worker for all disks.
+    /// One worker is the completion worker of all disks.
     One,
 }
 

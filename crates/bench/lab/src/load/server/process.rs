@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::experiment::SampleError;
 use crate::stop::Stop;
 
-/// The other server.
+/// The server that bareblk is compared with.
 const PEER: &str = "qemu-storage-daemon";
 /// How to install the other server.
 pub(crate) const PEER_MISSING: &str =
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
         engine: &'static str,
         cache: &'static str,
         workers: u16,
-        /// Whether its worker polls.
+        /// Whether the server's worker polls.
         polls: bool,
     },
     /// qemu-storage-daemon: one thread for all queues, io_uring, O_DIRECT.

@@ -51,7 +51,7 @@ pub(crate) struct Station<L: RawMutex> {
     pub pool: Pool,
 }
 
-/// What a thread does without requests to send or completions to reap.
+/// How a thread waits when it has no requests to send and no completions to reap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Idle {
     /// Polls again, because the device is in this process and completes at once.
@@ -74,7 +74,7 @@ pub(crate) struct Crowd {
     pub idle: Idle,
 }
 
-/// What all threads measured together.
+/// The measurements of all threads together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     pub requests: u64,
@@ -124,7 +124,7 @@ const WARMING_UP: u8 = 0;
 const COUNTING: u8 = 1;
 const ENDING: u8 = 2;
 
-/// What all threads share.
+/// State that all threads share.
 struct Common {
     crowd: Crowd,
     mailboxes: Mailboxes,
@@ -457,7 +457,7 @@ mod tests {
         Crowd { job, jobs, threads, read_percent: 50, idle }
     }
 
-    /// What the crowd measured, and what the queue counted: pushed, completed.
+    /// Returns the crowd's measurements, and the queue's counts of pushed and completed requests.
     fn under_load(by: By, event_idx: bool, policy: KickPolicy, crowd: Crowd) -> (Tally, QueueStats) {
         let bell = ExitBell::new(Duration::from_micros(1), by).unwrap();
         let features = RingFeatures { event_idx, indirect: true, packed: false };

@@ -92,7 +92,7 @@ impl Tally {
         self.percent_of_cpu(self.waits.iter().map(Waits::all_cpu_ns).sum())
     }
 
-    /// The same for one caller.
+    /// CPU time of one caller's acquisitions that did not find the lock free, in % of all CPU time.
     pub fn caller_percent(&self, caller: usize) -> f64 {
         self.percent_of_cpu(self.waits.get(caller).map_or(0.0, Waits::all_cpu_ns))
     }
@@ -113,7 +113,7 @@ impl Tally {
     }
 }
 
-/// What all threads share.
+/// State that all threads share.
 struct Common<F: Family> {
     system: System<F>,
     users: Users,

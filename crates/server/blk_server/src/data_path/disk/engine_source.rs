@@ -57,7 +57,7 @@ impl EngineSource {
         Arc::new(Self { name: name.into(), depth, engines })
     }
 
-    /// Its placement, with the placement's counters.
+    /// Returns the disk's placement with its counters.
     #[must_use]
     pub fn placement_report(&self) -> PlacementReport {
         self.placed_engines().map_or_else(PlacementReport::default, PlacedEngines::report)

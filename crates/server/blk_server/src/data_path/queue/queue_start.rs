@@ -22,7 +22,7 @@ pub(crate) struct QueueStart {
     /// `None` if an address is in no memory region.
     pub(crate) layout: Option<RingLayout>,
     pub(crate) ring: RingFeatures,
-    /// As in SET_VRING_BASE: 16 bits of a split ring's index, or two positions of a packed ring.
+    /// The base of SET_VRING_BASE: 16 bits of a split ring's index, or two positions of a packed ring.
     pub(crate) base: u32,
     /// If the ring is in use, its guest may have disabled the cache before this process started.
     pub(crate) cache_choice_unknown: bool,

@@ -11,7 +11,7 @@ use crate::data_path::worker::turn::Budget;
 pub(super) const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
 const _: () = assert!(MAX_OPS <= LEAST_SHARE, "a disk's share is enough for any request");
 
-/// What a queue borrows from its worker for one pass.
+/// The parts of a worker that a queue borrows for one pass.
 pub(crate) struct SubmitContext<'w> {
     pub(crate) engine: &'w mut dyn Engine,
     /// Ops of the queue that the engine still accepts in this pass.

@@ -85,7 +85,7 @@ pub struct WorkerOptions {
     pub cpus: Vec<u32>,
     /// -20 to 19.
     pub nice: Option<i8>,
-    /// Its scheduling class.
+    /// The worker's scheduling class.
     pub class: Option<SchedulingClass>,
     /// A control group (version 2, threaded). With a leading slash the path begins at the root of the hierarchy (the
     /// mount point may precede it), otherwise at the process's own group.

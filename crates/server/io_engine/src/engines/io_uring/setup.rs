@@ -36,7 +36,7 @@ const REGISTER_IOWQ_MAX_WORKERS: u8 = 19;
 /// Reads and writes: the only opcodes that a polled ring accepts.
 const TRANSFERS: [u8; 4] =
     [opcode::Readv::CODE, opcode::Writev::CODE, opcode::Read::CODE, opcode::Write::CODE];
-/// The same on registered buffers.
+/// Reads and writes on registered buffers.
 const FIXED_TRANSFERS: [u8; 2] = [opcode::ReadFixed::CODE, opcode::WriteFixed::CODE];
 /// The other opcodes that the engine uses.
 const CONTROL: [u8; 4] =
@@ -146,7 +146,7 @@ pub struct IoUringOptions {
     pub pin_guest_memory: bool,
 }
 
-/// Both rings of an engine, not yet enabled.
+/// The two rings of an engine, not yet enabled.
 pub(super) struct Rings {
     pub first: IoUring,
     /// For `iopoll`.

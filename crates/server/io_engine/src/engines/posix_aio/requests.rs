@@ -242,7 +242,7 @@ impl Requests {
     /// Passes the request to the C library.
     ///
     /// # Errors
-    /// Its errno; with `EAGAIN`, try again later.
+    /// The C library's errno; after `EAGAIN`, try again later.
     pub fn start(&mut self, slot: u32) -> Result<(), i32> {
         let block = self.blocks.at(slot);
         let started = match self.pieces[slot as usize].verb {

@@ -33,7 +33,7 @@ impl Channel {
         Self { participant, ops, outlet, to_check: 0, cancelled: Vec::new() }
     }
 
-    /// Whether its participant has left and has no ops in the engine.
+    /// Whether the channel's participant has left and has no ops in the engine.
     pub fn has_left(&self) -> bool {
         self.outlet.gone && self.outlet.inside == 0
     }
