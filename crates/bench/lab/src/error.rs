@@ -9,9 +9,9 @@ pub enum LabError {
     /// The experiment does not exist.
     #[error("experiment '{name}' is unknown: give one of {known}")]
     UnknownExperiment {
-        /** As given. */
+        /** The unknown name. */
         name: String,
-        /** All names. */
+        /** The names of all experiments. */
         known: String,
     },
     /// The results folder cannot be used.
@@ -19,7 +19,7 @@ pub enum LabError {
     Output {
         /** The file or folder. */
         path: PathBuf,
-        /** The kernel's. */
+        /** The kernel's error. */
         #[source]
         source: io::Error,
     },
@@ -28,9 +28,9 @@ pub enum LabError {
     Storage {
         /** The folder. */
         path: PathBuf,
-        /** Of the test file. */
+        /** Size of the test file. */
         size_bytes: u64,
-        /** The kernel's. */
+        /** The kernel's error. */
         #[source]
         source: io::Error,
     },
@@ -39,22 +39,22 @@ pub enum LabError {
     Unreadable {
         /** The file. */
         path: PathBuf,
-        /** Why. */
+        /** The JSON error. */
         #[source]
         source: serde_json::Error,
     },
     /// A drawing failed.
     #[error("the plot {name} cannot be drawn: {reason}")]
     Plot {
-        /** Its file. */
+        /** The plot's file name. */
         name: String,
-        /** The library's words. */
+        /** The library's message. */
         reason: String,
     },
     /// No variant could be measured.
     #[error("nothing could be measured: {reason}")]
     Nothing {
-        /** Of the first variant. */
+        /** The error of the first variant. */
         reason: String,
     },
     /// The user interrupted the run.

@@ -25,17 +25,17 @@ pub enum CompareError {
     /// A target could not be used.
     #[error("{target}")]
     Run {
-        /** Which. */
+        /** The target. */
         target: String,
-        /** Why. */
+        /** The reason. */
         source: RunError,
     },
     /// A target failed.
     #[error("{target}")]
     Failed {
-        /** Which. */
+        /** The target. */
         target: String,
-        /** Why. */
+        /** The reason. */
         source: Failure,
     },
     /// The user interrupted the first round.

@@ -17,35 +17,35 @@ pub enum RunError {
     /// The path does not exist.
     #[error("socket {path:?} does not exist: start the back-end first")]
     NoSocket {
-        /** As given. */
+        /** The target's path. */
         path: PathBuf,
     },
     /// The path has another type.
     #[error("{path:?} is not a socket: use --file for a file or block device")]
     NotASocket {
-        /** As given. */
+        /** The target's path. */
         path: PathBuf,
     },
     /// The path cannot be examined.
     #[error("socket {path:?}")]
     Socket {
-        /** As given. */
+        /** The target's path. */
         path: PathBuf,
-        /** From the kernel. */
+        /** The kernel's error. */
         source: std::io::Error,
     },
     /// No process listens on the socket.
     #[error("socket {path:?} refuses connections: its back-end is gone, start it again")]
     Refused {
-        /** As given. */
+        /** The target's path. */
         path: PathBuf,
     },
     /// No session could be established.
     #[error("socket {path:?}")]
     Connect {
-        /** As given. */
+        /** The target's path. */
         path: PathBuf,
-        /** From the driver. */
+        /** The driver's error. */
         source: ConnectError,
     },
     /// The depth is more than a ring holds.
@@ -54,11 +54,11 @@ pub enum RunError {
          or less, more jobs, or a larger --queue-size (1024 at most)"
     )]
     Depth {
-        /** `iodepth=`. */
+        /** The value of `iodepth=`. */
         depth: u32,
-        /** Requests. */
+        /** Number of requests that fit in the queue. */
         most: u32,
-        /** Descriptors. */
+        /** Number of descriptors of the queue. */
         queue_size: u32,
     },
     /// More queues than jobs; a job uses one queue.
@@ -66,9 +66,9 @@ pub enum RunError {
         "queues={queues} are more than jobs={jobs}, and a job uses one: give as many jobs, or fewer queues"
     )]
     IdleQueues {
-        /** Asked for. */
+        /** The requested number of queues. */
         queues: u16,
-        /** `numjobs=`. */
+        /** The value of `numjobs=`. */
         jobs: u32,
     },
     /// An error of the file.
@@ -81,31 +81,31 @@ pub enum RunError {
         who(holders)
     )]
     InUse {
-        /** As given. */
+        /** The target's path. */
         path: PathBuf,
-        /** As far as /proc shows them. */
+        /** The holders that are visible in /proc. */
         holders: Vec<LockHolder>,
     },
     /// The file does not exist.
     #[error("file {path:?} does not exist: check the path, or make the file first (truncate -s SIZE)")]
     NoFile {
-        /** As given. */
+        /** The target's path. */
         path: PathBuf,
     },
     /// The file system does not support O_DIRECT.
     #[error("{path:?} cannot be opened with O_DIRECT: use direct=0, or a file on another file system")]
     NoDirect {
-        /** As given. */
+        /** The target's path. */
         path: PathBuf,
     },
     /// A CPU that does not exist or is not allowed.
     #[error("threads cannot be bound to CPU {cpu}: this process may use {}", list(allowed))]
     Pin {
-        /** Its number. */
+        /** The CPU's number. */
         cpu: usize,
-        /** Those that there are, and are ours. */
+        /** The CPUs that exist and that this process may use. */
         allowed: Vec<usize>,
-        /** From the kernel. */
+        /** The kernel's error. */
         source: std::io::Error,
     },
     /// A thread could not start.

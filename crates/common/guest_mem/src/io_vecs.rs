@@ -26,7 +26,7 @@ pub enum FillError {
     /// The buffers have more pieces than this value can hold; the caller needs a larger one.
     #[error("buffers need more than {capacity} pieces")]
     Full {
-        /** In pieces. */
+        /** Capacity in pieces. */
         capacity: usize,
     },
 }

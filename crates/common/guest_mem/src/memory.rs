@@ -41,13 +41,13 @@ pub enum AccessError {
     Unmapped {
         /** First address of the range. */
         addr: u64,
-        /** Its length. */
+        /** Length of the range. */
         len_bytes: u64,
     },
     /// A ring part is not aligned (virtio 1.3 §2.7).
     #[error("guest address {addr:#x} is not a multiple of {align_bytes}")]
     Misaligned {
-        /** As received. */
+        /** The misaligned address. */
         addr: u64,
         /** Required alignment. */
         align_bytes: usize,
@@ -57,7 +57,7 @@ pub enum AccessError {
     Split {
         /** First address of the range. */
         addr: u64,
-        /** Its length. */
+        /** Length of the range. */
         len_bytes: u64,
     },
 }
@@ -68,15 +68,15 @@ pub enum MemoryError {
     /// Two regions claim the same guest addresses.
     #[error("memory regions at guest addresses {first:#x} and {second:#x} overlap")]
     Overlap {
-        /** Start of the lower one. */
+        /** Start of the lower region. */
         first: u64,
-        /** Start of the higher one. */
+        /** Start of the higher region. */
         second: u64,
     },
     /// More than [`MAX_REGIONS`].
     #[error("{count} memory regions; at most {max} are allowed")]
     TooMany {
-        /** As received. */
+        /** The number of regions. */
         count: usize,
         /** [`MAX_REGIONS`]. */
         max: usize,
@@ -96,7 +96,7 @@ pub enum MemoryError {
     BeyondLog {
         /** First address after the range that needs bits. */
         end: u64,
-        /** As received. */
+        /** Size of the log. */
         log_bytes: u64,
         /** Log bytes needed for `end`. */
         needed_bytes: u64,
@@ -104,9 +104,9 @@ pub enum MemoryError {
     /// The region to remove does not exist.
     #[error("no memory region at guest address {guest_addr:#x} with {size_bytes} bytes")]
     NoSuchRegion {
-        /** As received. */
+        /** Guest address of the region. */
         guest_addr: u64,
-        /** As received. */
+        /** Size of the region. */
         size_bytes: u64,
     },
 }

@@ -44,17 +44,17 @@ pub enum MapError {
     /// Zero bytes long.
     #[error("memory region at guest address {guest_addr:#x} is empty")]
     Empty {
-        /** As received. */
+        /** Guest address of the region. */
         guest_addr: u64,
     },
     /// Guest address, user address or file offset wraps around.
     #[error("memory region's {what} {start:#x} plus its size {size_bytes:#x} exceeds 64 bits")]
     Overflow {
-        /** Which of the three. */
+        /** Guest address, user address or file offset. */
         what: &'static str,
-        /** As received. */
+        /** Start of the range. */
         start: u64,
-        /** As received. */
+        /** Size of the region. */
         size_bytes: u64,
     },
     /// The passed file does not contain the whole region.
@@ -62,11 +62,11 @@ pub enum MapError {
         "memory region at guest address {guest_addr:#x} ends at byte {end_bytes} of its file, which has only {file_bytes} bytes"
     )]
     BeyondFile {
-        /** As received. */
+        /** Guest address of the region. */
         guest_addr: u64,
         /** Offset plus size. */
         end_bytes: u64,
-        /** By `fstat`. */
+        /** Size of the file, from `fstat`. */
         file_bytes: u64,
     },
     /// An access to a page of the file may have to wait.
@@ -75,17 +75,17 @@ pub enum MapError {
          on tmpfs or hugetlbfs (QEMU: memory-backend-memfd; libvirt: <source type='memfd'/>)"
     )]
     NotMemory {
-        /** As received. */
+        /** Guest address of the region. */
         guest_addr: u64,
-        /** The kind of file it is. */
+        /** The kind of file. */
         file: String,
     },
     /// The disk has used up its share of the process's address space or mappings.
     #[error("memory region at guest address {guest_addr:#x} with {size_bytes} bytes is refused")]
     Quota {
-        /** As received. */
+        /** Guest address of the region. */
         guest_addr: u64,
-        /** As received. */
+        /** Size of the region. */
         size_bytes: u64,
         /** The exhausted limit. */
         #[source]
@@ -94,11 +94,11 @@ pub enum MapError {
     /// `fstat` or `mmap` failed.
     #[error("cannot map memory region at guest address {guest_addr:#x}, {size_bytes} bytes")]
     Io {
-        /** As received. */
+        /** Guest address of the region. */
         guest_addr: u64,
-        /** As received. */
+        /** Size of the region. */
         size_bytes: u64,
-        /** From the kernel. */
+        /** The kernel's error. */
         #[source]
         source: io::Error,
     },

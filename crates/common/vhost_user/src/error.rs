@@ -17,9 +17,9 @@ pub enum FrameError {
     Version {
         /** The request's number. */
         code: u32,
-        /** As received. */
+        /** The version in the message's header. */
         version: u32,
-        /** As received. */
+        /** The flags in the message's header. */
         flags: u32,
     },
     /// The header announces too large a body.
@@ -27,7 +27,7 @@ pub enum FrameError {
     TooLarge {
         /** The request's number. */
         code: u32,
-        /** As received. */
+        /** The size in the message's header. */
         size: u32,
         /** The limit. */
         max: usize,
@@ -37,15 +37,15 @@ pub enum FrameError {
     TooLong {
         /** The request's number. */
         code: u32,
-        /** Given. */
+        /** Number of bytes given. */
         bytes: usize,
-        /** Header and body. */
+        /** Size of header and body. */
         whole: usize,
     },
     /// More descriptors than any message may carry.
     #[error("a message came with {count} file descriptors; at most {max} are allowed")]
     TooManyFds {
-        /** How many have arrived. */
+        /** Number of descriptors that arrived. */
         count: usize,
         /** The limit. */
         max: usize,

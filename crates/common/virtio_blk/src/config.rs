@@ -90,9 +90,9 @@ pub enum ConfigWriteError {
         "configuration space written at {offset_bytes} for {size_bytes} bytes, but only 1 byte at {writable_offset_bytes} is writable"
     )]
     ReadOnly {
-        /** As received. */
+        /** The offset in the message. */
         offset_bytes: u32,
-        /** As received. */
+        /** The size in the message. */
         size_bytes: usize,
         /** [`WRITEBACK_OFFSET_BYTES`]. */
         writable_offset_bytes: u32,
@@ -100,7 +100,7 @@ pub enum ConfigWriteError {
     /// Neither 0 (writethrough) nor 1 (writeback).
     #[error("writeback set to {value}, but it must be 0 or 1")]
     Value {
-        /** As received. */
+        /** The value in the message. */
         value: u8,
     },
 }

@@ -75,7 +75,7 @@ pub enum FeatureError {
     /// Bits that were never offered.
     #[error("driver accepted feature bits {unoffered:#x} that were not offered (offered: {offered:#x})")]
     NotOffered {
-        /** The surplus. */
+        /** The accepted bits that were not offered. */
         unoffered: u64,
         /** The offered bits. */
         offered: u64,
@@ -87,7 +87,7 @@ pub enum FeatureError {
          transitional one as legacy)"
     )]
     Legacy {
-        /** As received. */
+        /** The bits that the driver accepted. */
         accepted: u64,
         /** The missing bit. */
         version_1: u64,

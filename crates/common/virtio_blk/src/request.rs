@@ -53,31 +53,31 @@ pub enum Request<'c> {
     Read {
         /** First sector of 512 bytes: not yet checked. */
         sector: u64,
-        /** A multiple of 512 bytes. */
+        /** The data; its length is a multiple of 512 bytes. */
         data: Data<'c>,
     },
     /// Write `data` to the image; a length of zero is legal.
     Write {
         /** First sector of 512 bytes: not yet checked. */
         sector: u64,
-        /** A multiple of 512 bytes. */
+        /** The data; its length is a multiple of 512 bytes. */
         data: Data<'c>,
     },
     /// Make completed writes durable.
     Flush,
     /// Return the serial.
     GetId {
-        /** Any length; at most 20 bytes of it are used. */
+        /** A buffer of any length; at most 20 bytes of it are used. */
         data: Data<'c>,
     },
     /// The driver no longer needs these sectors.
     Discard {
-        /** At least one. */
+        /** The segments; at least one. */
         segments: Segments<'c>,
     },
     /// Make these sectors read as zeroes.
     WriteZeroes {
-        /** At least one. */
+        /** The segments; at least one. */
         segments: Segments<'c>,
     },
     /// Answered with [`Status::Unsupp`]: an unknown type, or flags that the type does not have.
@@ -104,7 +104,7 @@ pub enum RequestFault {
     /// Shorter than a header.
     #[error("request has {readable_bytes} readable bytes, but its header alone needs {needed_bytes}")]
     HeaderTooShort {
-        /** In the chain. */
+        /** Length of the chain's readable buffers. */
         readable_bytes: u64,
         /** [`HEADER_BYTES`]. */
         needed_bytes: usize,
@@ -115,7 +115,7 @@ pub enum RequestFault {
     /// The data is not a whole number of sectors.
     #[error("request has {len_bytes} bytes of data, not a multiple of {sector_bytes}")]
     DataLength {
-        /** As the chain has them. */
+        /** Length of the data in the chain. */
         len_bytes: u64,
         /** [`SECTOR_BYTES`]. */
         sector_bytes: u64,
@@ -123,7 +123,7 @@ pub enum RequestFault {
     /// The data is not a whole number of segments.
     #[error("request has {len_bytes} bytes of segments, not a multiple of {segment_bytes}")]
     SegmentsLength {
-        /** As the chain has them. */
+        /** Length of the data in the chain. */
         len_bytes: u64,
         /** [`SEGMENT_BYTES`]. */
         segment_bytes: usize,
@@ -134,7 +134,7 @@ pub enum RequestFault {
     /// More segments than we advertise.
     #[error("request has {segments} segments; at most {max} are allowed")]
     TooManySegments {
-        /** As the chain has them. */
+        /** Number of segments in the chain. */
         segments: u64,
         /** [`MAX_SEGMENTS`]. */
         max: usize,

@@ -19,9 +19,9 @@ pub enum AddError {
     /// Some requests have to complete first.
     #[error("{needed} descriptors needed, but only {free} are free")]
     Full {
-        /** Descriptors. */
+        /** Number of descriptors needed. */
         needed: usize,
-        /** Descriptors. */
+        /** Number of free descriptors. */
         free: u16,
     },
     /// The device did not offer `VIRTIO_F_INDIRECT_DESC`.
@@ -38,31 +38,31 @@ pub enum DriverFault {
     /// More entries used than were available.
     #[error("used index jumped to {used_idx} from {next_used} with {in_flight} chains in flight")]
     UsedIndexJump {
-        /** As read. */
+        /** The used index in the ring. */
         used_idx: u16,
         /** The next used entry that the driver takes. */
         next_used: u16,
-        /** Available and not used. */
+        /** Number of chains in flight. */
         in_flight: u16,
     },
     /// The id does not name a descriptor of this queue.
     #[error("used id {id} is outside the descriptor table (queue size {queue_size})")]
     IdOutOfRange {
-        /** As read. */
+        /** The buffer id in the descriptor. */
         id: u32,
-        /** In entries. */
+        /** The queue size, in entries. */
         queue_size: u16,
     },
     /// The device does not hold a chain with this head.
     #[error("used id {id} is not in flight")]
     NotInFlight {
-        /** As read. */
+        /** The buffer id in the descriptor. */
         id: u16,
     },
     /// The device claims more bytes than the buffers hold.
     #[error("device claims {written_bytes} bytes written, but the buffers have room for {writable_bytes}")]
     WrittenTooMuch {
-        /** As read. */
+        /** The length in the used ring. */
         written_bytes: u32,
         /** Total size of the writable buffers. */
         writable_bytes: u64,

@@ -45,7 +45,7 @@ pub enum RingFault {
     /// Not a power of two, or outside the limits.
     #[error("queue size {queue_size} is not a power of two from {min} to {max}")]
     BadQueueSize {
-        /** As received. */
+        /** The invalid queue size. */
         queue_size: u16,
         /** [`crate::MIN_QUEUE_SIZE`]. */
         min: u16,
@@ -55,9 +55,9 @@ pub enum RingFault {
     /// Misaligned, unmapped, or across two memory regions.
     #[error("{part} cannot be used")]
     Part {
-        /** Which one. */
+        /** The part of the ring. */
         part: RingPart,
-        /** Why. */
+        /** The reason. */
         #[source]
         source: AccessError,
     },
@@ -66,47 +66,47 @@ pub enum RingFault {
         "available index jumped to {avail_idx} from {next_avail}: more than the {queue_size} entries of the queue"
     )]
     AvailIndexJump {
-        /** As read. */
+        /** The available index in the ring. */
         avail_idx: u16,
         /** The next entry that the device takes. */
         next_avail: u16,
-        /** In entries. */
+        /** The queue size, in entries. */
         queue_size: u16,
     },
     /// An available entry does not name a descriptor.
     #[error("head {head} is outside the descriptor table (queue size {queue_size})")]
     HeadOutOfRange {
-        /** As read. */
+        /** The head in the available ring. */
         head: u16,
-        /** In entries. */
+        /** The queue size, in entries. */
         queue_size: u16,
     },
     /// A chain was made available again before it was used. Raised by the owner of the in-flight slots.
     #[error("head {head} was made available again while it is in flight")]
     HeadInFlight {
-        /** As read. */
+        /** The head in the available ring. */
         head: u16,
     },
     /// A packed ring's chain without an end. The last descriptor holds its buffer id, so the id is unknown.
     #[error("descriptor chain from slot {slot} is longer than the {room} descriptors not in flight")]
     EndlessChain {
-        /** Slot of its first descriptor. */
+        /** Slot of the chain's first descriptor. */
         slot: u16,
-        /** In descriptors: the queue size, minus the descriptors in flight. */
+        /** The queue size minus the descriptors in flight. */
         room: u16,
     },
     /// A packed ring's buffer id outside the queue size; no driver needs such an id.
     #[error("buffer id {id} is not below the queue size {queue_size}")]
     IdOutOfRange {
-        /** As read. */
+        /** The buffer id in the descriptor. */
         id: u16,
-        /** In entries. */
+        /** The queue size, in entries. */
         queue_size: u16,
     },
     /// A packed ring's buffer id names a chain that was not used yet.
     #[error("buffer id {id} was made available again while it is in flight")]
     IdInFlight {
-        /** As read. */
+        /** The buffer id in the descriptor. */
         id: u16,
     },
     /// An impossible position: a slot outside the ring, descriptors taken but not used, or not that of a new
@@ -115,9 +115,9 @@ pub enum RingFault {
         "ring base {base:#010x} is not a position of this packed ring with {queue_size} entries; a new ring starts at 0x80008000"
     )]
     BadBase {
-        /** As the front-end sent it. */
+        /** The base that the front-end sent. */
         base: u32,
-        /** In entries. */
+        /** The queue size, in entries. */
         queue_size: u16,
     },
     /// The in-flight log of the previous device is inconsistent.
@@ -128,9 +128,9 @@ pub enum RingFault {
         "ring base {base:#010x} is stale: slot {slot} of the packed ring shows later use, and memory does not show the position, so the guest must reset the device"
     )]
     StaleBase {
-        /** As the front-end sent it. */
+        /** The base that the front-end sent. */
         base: u32,
-        /** The slot that shows it. */
+        /** The slot that shows the later use. */
         slot: u16,
     },
 }
@@ -141,16 +141,16 @@ pub enum ChainFault {
     /// `next` does not name a descriptor of the table.
     #[error("next descriptor {next} is outside its table of {table_entries} entries")]
     NextOutOfRange {
-        /** As read. */
+        /** The index in the `next` field. */
         next: u16,
-        /** Of the queue or of an indirect table. */
+        /** Number of entries of the descriptor table or the indirect table. */
         table_entries: u16,
     },
     /// More descriptors than the queue has, or than an indirect table may have; a loop is reported this way
     /// too (virtio 1.3 §2.7.5.3.1).
     #[error("descriptor chain is longer than the {limit} descriptors allowed")]
     TooLong {
-        /** In descriptors. */
+        /** The limit, in descriptors. */
         limit: u16,
     },
     /// A device-readable descriptor after a device-writable one (virtio 1.3 §2.7.4.2).
@@ -183,15 +183,15 @@ pub enum IndirectFault {
     /// The length is not a whole number of descriptors.
     #[error("indirect table has {len_bytes} bytes, not a multiple of 16")]
     Length {
-        /** As read. */
+        /** Length of the table. */
         len_bytes: u32,
     },
     /// More entries than a chain may have.
     #[error("indirect table has {entries} entries, more than the {limit} descriptors allowed")]
     TooLarge {
-        /** As read. */
+        /** Number of entries of the table. */
         entries: u32,
-        /** In descriptors. */
+        /** The limit, in descriptors. */
         limit: u16,
     },
     /// An entry that was visited lies outside the guest's memory.
@@ -208,9 +208,9 @@ pub enum PopError {
     /// The device must return this chain with length 0.
     #[error("chain {tag}: {fault}")]
     Chain {
-        /** To be passed to `push_used`. */
+        /** The tag for `push_used`. */
         tag: u16,
-        /** The fault. */
+        /** The chain's fault. */
         fault: ChainFault,
     },
 }

@@ -38,44 +38,44 @@ pub enum LogFault {
     /// The shared memory does not contain the whole log.
     #[error("in-flight log of queue {queue} lies outside the memory that the front-end passed for it")]
     Place {
-        /** Its index. */
+        /** The queue's index. */
         queue: u16,
-        /** Why. */
+        /** The reason. */
         #[source]
         source: AccessError,
     },
     /// Flags of a later specification.
     #[error("in-flight log has feature flags {features:#x}; only 0 is supported")]
     Features {
-        /** As read. */
+        /** The log's feature flags. */
         features: u64,
     },
     /// A later layout.
     #[error("in-flight log has version {version}; only {VERSION} is supported")]
     Version {
-        /** As read. */
+        /** The log's version. */
         version: u16,
     },
     /// The log has another number of descriptors than the front-end announced.
     #[error("in-flight log says that it has {entries} entries, but the front-end says {announced}")]
     Entries {
-        /** As read. */
+        /** The number of entries in the log's header. */
         entries: u16,
-        /** As received. */
+        /** The number of entries that the front-end announced. */
         announced: u16,
     },
     /// The ring can have more requests in flight than the log can hold.
     #[error("in-flight log has {entries} entries, but a queue of {queue_size} needs {queue_size}")]
     TooSmall {
-        /** As received. */
+        /** The number of entries that the front-end announced. */
         entries: u16,
-        /** In descriptors. */
+        /** The queue size, in descriptors. */
         queue_size: u16,
     },
     /// A link leads out of the log.
     #[error("in-flight log names entry {entry}, but has only {entries} entries")]
     NoSuchEntry {
-        /** As read. */
+        /** The entry's index in the link. */
         entry: u16,
         /** Number of entries in the log. */
         entries: u16,
@@ -83,7 +83,7 @@ pub enum LogFault {
     /// Two lists meet, or one has no end.
     #[error("in-flight log has entry {entry} in two places")]
     EntryTwice {
-        /** Its index. */
+        /** The entry's index. */
         entry: u16,
     },
     /// A chain's recorded length or last entry is wrong.
@@ -91,25 +91,25 @@ pub enum LogFault {
         "in-flight log has a chain of {num} descriptors that starts at entry {entry} but does not end at {last}"
     )]
     ChainEnd {
-        /** Its head. */
+        /** The chain's head entry. */
         entry: u16,
-        /** As read. */
+        /** The chain's recorded number of descriptors. */
         num: u16,
-        /** As read. */
+        /** The chain's recorded last entry. */
         last: u16,
     },
     /// More than the ring holds.
     #[error("in-flight log has {descriptors} descriptors in flight, but the ring has {queue_size}")]
     TooMany {
-        /** Of all chains. */
+        /** Number of descriptors of all chains. */
         descriptors: u16,
-        /** In descriptors. */
+        /** The queue size, in descriptors. */
         queue_size: u16,
     },
     /// Some entries are neither free nor in flight.
     #[error("in-flight log has {found} of its {entries} entries in its lists")]
     Lost {
-        /** Free or in flight. */
+        /** Number of entries that are free or in flight. */
         found: u16,
         /** Number of entries in the log. */
         entries: u16,
@@ -119,17 +119,17 @@ pub enum LogFault {
         "in-flight log has buffer id {id} in flight twice, or it is not below the queue size {queue_size}"
     )]
     BufferId {
-        /** As read. */
+        /** The buffer id in the log. */
         id: u16,
-        /** In descriptors. */
+        /** The queue size, in descriptors. */
         queue_size: u16,
     },
     /// The ring has no such slot.
     #[error("in-flight log says that slot {slot} is used next, but the ring has {queue_size} slots")]
     Position {
-        /** As read. */
+        /** The slot in the log. */
         slot: u16,
-        /** In descriptors. */
+        /** The queue size, in descriptors. */
         queue_size: u16,
     },
 }

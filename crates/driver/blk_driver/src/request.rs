@@ -34,7 +34,7 @@ pub enum Work<'r> {
         sector: u64,
         /** Source buffers. */
         data: &'r [GuestRange],
-        /** When the write is complete. */
+        /** When the device may report the write as complete. */
         durability: Durability,
     },
     /// Makes all previously completed writes durable.
@@ -105,15 +105,15 @@ pub enum RequestError {
     /// Not one of the status values of virtio 1.3 §5.2.6.
     #[error("the device answered with status {status}, which has no meaning")]
     BadStatus {
-        /** As read. */
+        /** The status byte. */
         status: u8,
     },
     /// The device stored fewer bytes than a successful read must store.
     #[error("the device stored {stored_bytes} bytes, but the request has {wanted_bytes}")]
     ShortRead {
-        /** As read, without the status byte. */
+        /** Number of bytes stored, without the status byte. */
         stored_bytes: u32,
-        /** What was asked for. */
+        /** The required length. */
         wanted_bytes: u64,
     },
     /// The device did not answer in time. It still has the buffers.

@@ -20,27 +20,27 @@ pub enum ServerError {
     /// A worker's thread cannot run with its options.
     #[error("worker {id} cannot run with its options")]
     Worker {
-        /** Its number. */
+        /** The worker's number. */
         id: WorkerId,
-        /** What is wrong. */
+        /** The reason. */
         #[source]
         source: WorkerOptionsError,
     },
     /// A worker's thread would have more rights than it needs.
     #[error("worker {id} cannot restrict its system calls")]
     Sandbox {
-        /** Its number. */
+        /** The worker's number. */
         id: WorkerId,
-        /** Why not. */
+        /** The reason. */
         #[source]
         source: SandboxError,
     },
     /// Too few requests in flight.
     #[error("engine depth {depth} is too small: one request may need {min} operations")]
     Depth {
-        /** As configured. */
+        /** The configured depth. */
         depth: u32,
-        /** One request's most operations. */
+        /** The largest number of operations of one request. */
         min: u32,
     },
     /// The process has no free threads or descriptors.
@@ -49,7 +49,7 @@ pub enum ServerError {
     /// Two disks with one name.
     #[error("two disks are named `{name}`: give each disk its own name", name = name.escape_debug())]
     NameTwice {
-        /** As given. */
+        /** The disk's name. */
         name: String,
     },
     /// Two disks with one socket.
@@ -59,9 +59,9 @@ pub enum ServerError {
         other = other.escape_debug()
     )]
     SocketTwice {
-        /** As given. */
+        /** The socket's path. */
         path: PathBuf,
-        /** The disk that has it. */
+        /** The disk that has the socket. */
         other: String,
     },
     /// The server is stopping and accepts no further disks.
@@ -81,35 +81,35 @@ pub enum AdminError {
     /// The disk does not exist.
     #[error("there is no disk `{name}`", name = name.escape_debug())]
     NoDisk {
-        /** As given. */
+        /** The disk's name. */
         name: String,
     },
     /// The name is taken.
     #[error("there is a disk `{name}` already", name = name.escape_debug())]
     DiskExists {
-        /** As given. */
+        /** The disk's name. */
         name: String,
     },
     /// The worker does not exist.
     #[error("there is no worker {id}")]
     NoWorker {
-        /** As given. */
+        /** The worker's number. */
         id: WorkerId,
     },
     /// The disk has no queue with this number.
     #[error("disk `{disk}` has no queue {queue}: it has {queues}, counted from 0", disk = disk.escape_debug())]
     NoQueue {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** As given. */
+        /** The queue's number. */
         queue: u16,
-        /** Queues offered. */
+        /** The disk's number of queues. */
         queues: u16,
     },
     /// The last worker cannot be removed.
     #[error("worker {id} is the last one: add another first")]
     LastWorker {
-        /** As given. */
+        /** The worker's number. */
         id: WorkerId,
     },
     /// Requests in flight did not complete in time; the queue stays on its worker.
@@ -119,13 +119,13 @@ pub enum AdminError {
         disk = disk.escape_debug()
     )]
     NotDrained {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** Its number. */
+        /** The queue's number. */
         queue: u16,
-        /** As given. */
+        /** The time limit that has passed. */
         timeout: Duration,
-        /** The worker that still serves it. */
+        /** The worker that still serves the queue. */
         stays: WorkerId,
     },
     /// The queue takes too long to start; it stays on its worker.
@@ -135,25 +135,25 @@ pub enum AdminError {
         disk = disk.escape_debug()
     )]
     NotStarted {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** Its number. */
+        /** The queue's number. */
         queue: u16,
-        /** As given. */
+        /** The time limit that has passed. */
         timeout: Duration,
     },
     /// The worker does not answer: it may hang in an image's file system.
     #[error("worker {id} does not answer after {} s: does the storage of a disk hang?", timeout.as_secs_f64())]
     WorkerSilent {
-        /** Its number. */
+        /** The worker's number. */
         id: WorkerId,
-        /** As given. */
+        /** The time limit that has passed. */
         timeout: Duration,
     },
     /// Workers and queues allow one change at a time.
     #[error("another change of workers or queues is still in progress after {} s: try again", timeout.as_secs_f64())]
     OthersChange {
-        /** As given. */
+        /** The time limit that has passed. */
         timeout: Duration,
     },
     /// The server is stopping and accepts no more changes.
@@ -162,11 +162,11 @@ pub enum AdminError {
     /// The new worker cannot serve the disk: for example, its engine cannot use the image.
     #[error("worker {id} cannot serve disk `{disk}`: {why}", disk = disk.escape_debug())]
     Unsuitable {
-        /** As given. */
+        /** The worker's number. */
         id: WorkerId,
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** What went wrong. */
+        /** The reason. */
         why: String,
     },
     /// The disk's placement is `queue`.
@@ -176,7 +176,7 @@ pub enum AdminError {
         disk = disk.escape_debug()
     )]
     NotPlaced {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
     },
     /// Requests in flight did not complete in time; the completion worker is unchanged.
@@ -186,21 +186,21 @@ pub enum AdminError {
         disk = disk.escape_debug()
     )]
     CompletionWorkerStays {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** As given. */
+        /** The time limit that has passed. */
         timeout: Duration,
     },
     /// A front-end is using the disk.
     #[error("disk `{disk}` is in use by a front-end: stop its guest first, or force it", disk = disk.escape_debug())]
     InUse {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
     },
     /// Another change of the disk is in progress.
     #[error("another client is changing or removing disk `{disk}`: try again when that has ended", disk = disk.escape_debug())]
     Busy {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
     },
     /// The removal is incomplete: the disk has no front-ends, and accepts none.
@@ -211,9 +211,9 @@ pub enum AdminError {
         disk = disk.escape_debug()
     )]
     StillInFlight {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** As given. */
+        /** The time limit that has passed. */
         timeout: Duration,
     },
     /// The last flush failed. The disk was removed nevertheless.
@@ -222,18 +222,18 @@ pub enum AdminError {
         disk = disk.escape_debug()
     )]
     NotFlushed {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** From the kernel. */
+        /** The kernel's error. */
         #[source]
         source: std::io::Error,
     },
     /// The image cannot have the requested size.
     #[error("disk `{disk}` keeps its size", disk = disk.escape_debug())]
     Resize {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** What is wrong. */
+        /** The reason. */
         #[source]
         source: disk_image::ResizeError,
     },
@@ -244,19 +244,19 @@ pub enum AdminError {
         disk = disk.escape_debug()
     )]
     WouldShrink {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** Now. */
+        /** The present size. */
         from_bytes: u64,
-        /** As given. */
+        /** The requested size. */
         to_bytes: u64,
     },
     /// The system refused.
     #[error("cannot {action}")]
     System {
-        /** What was tried. */
+        /** The attempted action. */
         action: String,
-        /** From the kernel. */
+        /** The kernel's error. */
         #[source]
         source: std::io::Error,
     },

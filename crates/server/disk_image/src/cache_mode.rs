@@ -65,7 +65,7 @@ impl CacheMode {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cache mode '{value}' is unknown: use none, writeback, writethrough, directsync or unsafe")]
 pub struct ParseCacheModeError {
-    /** As given. */
+    /** The unknown word. */
     pub value: String,
 }
 

@@ -15,13 +15,13 @@ pub enum ImageError {
     /// The path does not exist.
     #[error("image {} does not exist: check the path, or make the image with --create SIZE", path.display())]
     Missing {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
     },
     /// Neither a regular file nor a block device.
     #[error("image {} is a {kind}: give a regular file or a block device", path.display())]
     NotAnImage {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
         /** The type of the path. */
         kind: FileKind,
@@ -29,25 +29,25 @@ pub enum ImageError {
     /// The image cannot be read.
     #[error("image {} cannot be opened for reading: check its permissions and owner", path.display())]
     Unreadable {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
-        /** From the kernel. */
+        /** The kernel's error. */
         source: io::Error,
     },
     /// The image can be read, but not written.
     #[error("image {} cannot be opened for writing, only for reading: make it writable, or use --readonly", path.display())]
     Unwritable {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
-        /** From the kernel. */
+        /** The kernel's error. */
         source: io::Error,
     },
     /// Any other failure to open it.
     #[error("image {} cannot be opened", path.display())]
     Open {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
-        /** From the kernel. */
+        /** The kernel's error. */
         source: io::Error,
     },
     /// The file system has no direct I/O.
@@ -56,7 +56,7 @@ pub enum ImageError {
          or writethrough for directsync", path.display()
     )]
     DirectRefused {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
     },
     /// Direct I/O works, but with an alignment that no guest accepts.
@@ -65,7 +65,7 @@ pub enum ImageError {
          {MAX_BLOCK_SIZE_BYTES}: use --cache writeback, or writethrough for directsync", path.display()
     )]
     DirectTooCoarse {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
         /** Smallest unit found to work; 0: none did. */
         offset_bytes: u32,
@@ -73,7 +73,7 @@ pub enum ImageError {
     /// `--create` with `--readonly`.
     #[error("image {} cannot be created and served read-only: leave out --create or --readonly", path.display())]
     CreateReadOnly {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
     },
     /// `--create` with a path that exists.
@@ -82,7 +82,7 @@ pub enum ImageError {
         path.display()
     )]
     Exists {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
     },
     /// `--create` failed; no file is left behind.
@@ -91,11 +91,11 @@ pub enum ImageError {
         path.display()
     )]
     Create {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
-        /** As asked. */
+        /** The requested size. */
         size_bytes: u64,
-        /** From the kernel. */
+        /** The kernel's error. */
         source: io::Error,
     },
     /// `--create` with size zero, or with a partial block at the end.
@@ -105,17 +105,17 @@ pub enum ImageError {
         path.display(), size_bytes.next_multiple_of(u64::from(*block_size_bytes)).max(u64::from(*block_size_bytes))
     )]
     CreateRagged {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
-        /** As asked. */
+        /** The requested size. */
         size_bytes: u64,
-        /** As asked, or the default. */
+        /** The requested block size, or the default. */
         block_size_bytes: u32,
     },
     /// The image is empty.
     #[error("image {} is empty (0 bytes): give it a size, a multiple of {MIN_BLOCK_SIZE_BYTES}", path.display())]
     Empty {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
     },
     /// The image ends in a partial block.
@@ -124,11 +124,11 @@ pub enum ImageError {
         path.display(), RaggedAdvice { size_bytes: *size_bytes, block_size_bytes: *block_size_bytes, foreign_format: *foreign_format }
     )]
     Ragged {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
-        /** Its size. */
+        /** The image's size. */
         size_bytes: u64,
-        /** As asked, or the default. */
+        /** The requested block size, or the default. */
         block_size_bytes: u32,
         /** The format that it seems to have instead of raw. */
         foreign_format: Option<&'static str>,
@@ -139,7 +139,7 @@ pub enum ImageError {
          choose one that is"
     )]
     BlockSize {
-        /** As asked. */
+        /** The requested block size. */
         block_size_bytes: u32,
     },
     /// Direct I/O requests in blocks of this size would fail.
@@ -148,9 +148,9 @@ pub enum ImageError {
          use --block-size {needed_bytes}, or --cache writeback", path.display()
     )]
     BlockSizeTooSmall {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
-        /** As asked. */
+        /** The requested block size. */
         block_size_bytes: u32,
         /** Alignment that direct I/O needs. */
         needed_bytes: u32,
@@ -161,7 +161,7 @@ pub enum ImageError {
         path.display(), HolderList(holders), waited.as_secs()
     )]
     Locked {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
         /** The holders that are visible in /proc. */
         holders: Vec<LockHolder>,
@@ -174,25 +174,25 @@ pub enum ImageError {
          unmount or release it first", path.display()
     )]
     Claimed {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
     },
     /// The file system does not support locks.
     #[error("image {} cannot be locked: move it to a file system with file locks", path.display())]
     Lock {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
-        /** From the kernel. */
+        /** The kernel's error. */
         source: io::Error,
     },
     /// A property of the opened file could not be read.
     #[error("{what} of image {} cannot be read", path.display())]
     Inspect {
-        /** As given. */
+        /** The image's path. */
         path: PathBuf,
-        /** Which property. */
+        /** The property that cannot be read. */
         what: &'static str,
-        /** From the kernel. */
+        /** The kernel's error. */
         source: io::Error,
     },
 }
@@ -203,7 +203,7 @@ pub enum ResizeError {
     /// The image is served read-only.
     #[error("image {} is served read-only: its size cannot be changed", path.display())]
     ReadOnly {
-        /** The image. */
+        /** The image's path. */
         path: PathBuf,
     },
     /// A block device's size cannot be set here.
@@ -213,11 +213,11 @@ pub enum ResizeError {
         path.display()
     )]
     BlockDevice {
-        /** The image. */
+        /** The image's path. */
         path: PathBuf,
-        /** Read just now, and in force unless it is smaller than before. */
+        /** The device's size, read just now. It is in force unless it is smaller than before. */
         size_bytes: u64,
-        /** As given. */
+        /** The requested size. */
         wanted_bytes: u64,
     },
     /// The wanted size is zero, or ends in a partial block.
@@ -229,9 +229,9 @@ pub enum ResizeError {
             .max(u64::from(*block_size_bytes))
     )]
     Ragged {
-        /** The image. */
+        /** The image's path. */
         path: PathBuf,
-        /** As given. */
+        /** The requested size. */
         wanted_bytes: u64,
         /** The image's logical block size. */
         block_size_bytes: u32,
@@ -239,21 +239,21 @@ pub enum ResizeError {
     /// The data beyond the wanted size would be lost.
     #[error("image {} has {from_bytes} bytes: with {wanted_bytes} it would lose the data beyond that", path.display())]
     WouldShrink {
-        /** The image. */
+        /** The image's path. */
         path: PathBuf,
         /** The file's size, or the capacity if that is more. */
         from_bytes: u64,
-        /** As given. */
+        /** The requested size. */
         wanted_bytes: u64,
     },
     /// The kernel refused.
     #[error("image {} cannot be made {wanted_bytes} bytes long: check the file system's space and limits", path.display())]
     System {
-        /** The image. */
+        /** The image's path. */
         path: PathBuf,
-        /** As given. */
+        /** The requested size. */
         wanted_bytes: u64,
-        /** From the kernel. */
+        /** The kernel's error. */
         #[source]
         source: io::Error,
     },

@@ -56,19 +56,19 @@ pub enum RangeError {
     /// The range's end does not fit in 64 bits.
     #[error("range of {len_bytes} bytes at sector {sector} ends past 2^64 bytes")]
     Overflow {
-        /** As asked. */
+        /** The request's first sector. */
         sector: u64,
-        /** As asked. */
+        /** The request's length. */
         len_bytes: u64,
     },
     /// The range ends past the image's end.
     #[error("range of {len_bytes} bytes at sector {sector} ends past the image's {capacity_sectors} sectors")]
     PastEnd {
-        /** As asked. */
+        /** The request's first sector. */
         sector: u64,
-        /** As asked. */
+        /** The request's length. */
         len_bytes: u64,
-        /** At the time of the check. */
+        /** The capacity at the time of the check. */
         capacity_sectors: u64,
     },
     /// The range is not in whole blocks.
@@ -76,9 +76,9 @@ pub enum RangeError {
         "range of {len_bytes} bytes at sector {sector} is not in whole blocks of {block_size_bytes} bytes"
     )]
     Misaligned {
-        /** As asked. */
+        /** The request's first sector. */
         sector: u64,
-        /** As asked. */
+        /** The request's length. */
         len_bytes: u64,
         /** The image's logical block size. */
         block_size_bytes: u32,

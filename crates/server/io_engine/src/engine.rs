@@ -147,15 +147,15 @@ pub enum OpError {
     /// The file ends inside the range, because another process truncated the image.
     #[error("the file ends at byte {offset_bytes}, inside the range, which goes to byte {end_bytes}")]
     EndOfImage {
-        /** Where the file ended. */
+        /** Offset at which the file ended. */
         offset_bytes: u64,
-        /** Where the range ends. */
+        /** Offset at which the range ends. */
         end_bytes: u64,
     },
     /// A write moved no bytes and returned no error.
     #[error("a write at byte {offset_bytes} made no progress")]
     WriteStalled {
-        /** Of the first byte that was not written. */
+        /** Offset of the first byte that was not written. */
         offset_bytes: u64,
     },
     /// Cancelled by [`Engine::cancel_all`] or [`Engine::cancel_file`]. The range may be partly done.

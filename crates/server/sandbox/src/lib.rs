@@ -48,20 +48,20 @@ pub enum SandboxError {
     System {
         /** The attempted action. */
         action: String,
-        /** From the kernel. */
+        /** The kernel's error. */
         #[source]
         source: io::Error,
     },
     /// The filter cannot be built or installed.
     #[error("the kernel takes no filter of system calls (seccomp): {reason}")]
     Filter {
-        /** seccompiler's message. */
+        /** The message of seccompiler. */
         reason: String,
     },
     /// There is no list for this processor.
     #[error("there is no list of system calls for this processor ({arch})")]
     Processor {
-        /** Rust's name for it. */
+        /** Rust's name for the processor's architecture. */
         arch: &'static str,
     },
 }

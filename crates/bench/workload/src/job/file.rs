@@ -18,27 +18,27 @@ pub enum JobFileError {
     /// A wrong option.
     #[error("line {line}, section [{section}]: {source}")]
     Option {
-        /** From 1. */
+        /** Number of the line, from 1. */
         line: usize,
-        /** Its name. */
+        /** The section's name. */
         section: String,
-        /** Which, and why. */
+        /** The option, and the reason. */
         source: OptionError,
     },
     /// A line that is neither section, option nor comment.
     #[error("line {line}: '{text}' is outside any section: begin with [global] or [NAME]")]
     NoSection {
-        /** From 1. */
+        /** Number of the line, from 1. */
         line: usize,
-        /** As it stands there. */
+        /** The line. */
         text: String,
     },
     /// A `[name` without `]`.
     #[error("line {line}: '{text}' is a section without its ']'")]
     Bracket {
-        /** From 1. */
+        /** Number of the line, from 1. */
         line: usize,
-        /** As it stands there. */
+        /** The line. */
         text: String,
     },
     /// The file has no section other than `[global]`.
@@ -50,15 +50,15 @@ pub enum JobFileError {
          other: say so with stonewall in [{section}] or in [global]"
     )]
     Together {
-        /** The later one. */
+        /** The later section. */
         section: String,
     },
     /// Options that exclude each other.
     #[error("section [{section}]: {source}")]
     Job {
-        /** Its name. */
+        /** The section's name. */
         section: String,
-        /** Which. */
+        /** The options that exclude each other. */
         source: JobError,
     },
 }

@@ -178,31 +178,31 @@ pub enum JobError {
     /// The block size is not a multiple of the sector size.
     #[error("bs={bs} is not a multiple of {SECTOR_BYTES}, the sector size of virtio-blk")]
     BlockInSectors {
-        /** `bs=`. */
+        /** The value of `bs=`. */
         bs: u32,
     },
     /// The block size is not a multiple of the logical block size.
     #[error("bs={bs} is not a multiple of the device's block size, {device_bytes}: give a multiple of that")]
     BlockOfDevice {
-        /** `bs=`. */
+        /** The value of `bs=`. */
         bs: u32,
-        /** Of the device. */
+        /** The device's block size. */
         device_bytes: u32,
     },
     /// Requests would not be aligned.
     #[error("offset={} is not a multiple of bs={}", short(*offset_bytes), short(u64::from(*bs)))]
     Offset {
-        /** `offset=`. */
+        /** The value of `offset=`. */
         offset_bytes: u64,
-        /** `bs=`. */
+        /** The value of `bs=`. */
         bs: u32,
     },
     /// The size is less than a block.
     #[error("size={} is less than one block of bs={}", short(*size_bytes), short(u64::from(*bs)))]
     SizeBelowBlock {
-        /** `size=`, or all of the device. */
+        /** The value of `size=`, or the size of the device. */
         size_bytes: u64,
-        /** `bs=`. */
+        /** The value of `bs=`. */
         bs: u32,
     },
     /// The job goes beyond the device's end.
@@ -213,11 +213,11 @@ pub enum JobError {
         short(*device_bytes)
     )]
     BeyondDevice {
-        /** `offset=`. */
+        /** The value of `offset=`. */
         offset_bytes: u64,
-        /** `size=`. */
+        /** The value of `size=`. */
         size_bytes: u64,
-        /** Its capacity. */
+        /** The device's capacity. */
         device_bytes: u64,
     },
     /// No room for a block after the offset.
@@ -228,11 +228,11 @@ pub enum JobError {
         short(*device_bytes)
     )]
     OffsetBeyondDevice {
-        /** `offset=`. */
+        /** The value of `offset=`. */
         offset_bytes: u64,
-        /** `bs=`. */
+        /** The value of `bs=`. */
         bs: u32,
-        /** Its capacity. */
+        /** The device's capacity. */
         device_bytes: u64,
     },
     /// The slice of each clone is less than a block.
@@ -240,9 +240,9 @@ pub enum JobError {
         "verify gives each of {jobs} jobs its own part of the size, and {blocks} blocks are too few for that"
     )]
     SlicesBelowBlock {
-        /** `numjobs=`. */
+        /** The value of `numjobs=`. */
         jobs: u32,
-        /** In `size=`. */
+        /** Number of blocks in `size=`. */
         blocks: u64,
     },
     /// The job would never end.
@@ -255,25 +255,25 @@ pub enum JobError {
         short(u64::from(*bs))
     )]
     Buffers {
-        /** `bs=`. */
+        /** The value of `bs=`. */
         bs: u32,
-        /** `iodepth=`. */
+        /** The value of `iodepth=`. */
         depth: u32,
-        /** `numjobs=`. */
+        /** The value of `numjobs=`. */
         jobs: u32,
-        /** Their product. */
+        /** The product of the three. */
         needed_bytes: u64,
     },
     /// The device takes no writes.
     #[error("rw={pattern} writes, and the device is read-only: use read or randread")]
     ReadOnly {
-        /** `rw=`. */
+        /** The value of `rw=`. */
         pattern: &'static str,
     },
     /// The device has no cache to flush.
     #[error("fsync={fsync} needs flushes, which the device does not offer: leave it out")]
     NoFlush {
-        /** `fsync=`. */
+        /** The value of `fsync=`. */
         fsync: u32,
     },
 }

@@ -17,25 +17,25 @@ pub enum OptionError {
     /// Not in the table.
     #[error("option '{option}' is not known; known are: {}", known().join(", "))]
     Unknown {
-        /** As given. */
+        /** The unknown option. */
         option: String,
     },
     /// An invalid value.
     #[error("{option}={value}: give {wanted}")]
     Value {
-        /** Its name. */
+        /** The option's name. */
         option: String,
-        /** As given. */
+        /** The invalid value. */
         value: String,
-        /** What would do. */
+        /** The valid values. */
         wanted: String,
     },
     /// An option without its value.
     #[error("option '{option}' needs a value: {wanted}")]
     NoValue {
-        /** Its name. */
+        /** The option's name. */
         option: String,
-        /** What would do. */
+        /** The valid values. */
         wanted: String,
     },
 }

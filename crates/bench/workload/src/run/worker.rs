@@ -33,9 +33,9 @@ pub enum Failure {
     Request {
         /** Read, write or flush. */
         what: &'static str,
-        /** Of the request. */
+        /** Offset of the request. */
         offset_bytes: u64,
-        /** From the target. */
+        /** The target's error. */
         why: String,
     },
     /// A request was not answered.
@@ -43,9 +43,9 @@ pub enum Failure {
     Silence {
         /** Read, write or flush. */
         what: &'static str,
-        /** Of the request. */
+        /** Offset of the request. */
         offset_bytes: u64,
-        /** So long. */
+        /** Time since the request was sent. */
         seconds: f64,
     },
     /// A block differs from what was written.

@@ -35,7 +35,7 @@ pub enum TargetError {
     /// Neither a valid form nor an existing path.
     #[error("'{text}' does not exist: give socket:PATH, file:PATH, file:PATH:ENGINE, or a path that exists")]
     Missing {
-        /** As given. */
+        /** The target as the user wrote it. */
         text: String,
     },
     /// The part after the last colon is not an engine.
@@ -43,9 +43,9 @@ pub enum TargetError {
         "engine '{engine}' of '{text}' is unknown: give io_uring, libaio, psync, posixaio, threads or mmap"
     )]
     Engine {
-        /** As given. */
+        /** The target as the user wrote it. */
         text: String,
-        /** What is no engine. */
+        /** The part that is not an engine. */
         engine: String,
     },
 }

@@ -59,7 +59,7 @@ pub(super) enum Recovered {
     Both(Box<(PackedLog, Redo)>),
     /// The log was never written, or it belongs to another ring. The queue writes it anew.
     Neither {
-        /** Of the log. */
+        /** The words of the log. */
         words: SharedSlice<u64>,
         was_foreign: bool,
     },

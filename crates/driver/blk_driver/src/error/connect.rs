@@ -14,11 +14,11 @@ pub enum ConnectError {
     /// Not a queue size (virtio 1.3 §2.7), or larger than any device accepts.
     #[error("queue size {size} is not a power of two from {min} to {max}")]
     QueueSize {
-        /** As given. */
+        /** The requested queue size. */
         size: u16,
-        /** Smallest size. */
+        /** The smallest possible size. */
         min: u16,
-        /** Largest size. */
+        /** The largest possible size. */
         max: u16,
     },
     /// No queues were requested.
@@ -27,9 +27,9 @@ pub enum ConnectError {
     /// There is no listener, or it does not accept the connection in time.
     #[error("cannot connect to {}", path.display())]
     Socket {
-        /** As given. */
+        /** The socket's path. */
         path: PathBuf,
-        /** From the kernel. */
+        /** The kernel's error. */
         #[source]
         source: io::Error,
     },
@@ -39,17 +39,17 @@ pub enum ConnectError {
     /// The back-end lacks a required feature.
     #[error("the back-end does not offer {feature} ({bit:#x}); its features are {offered:#x}")]
     Feature {
-        /** Name in its standard. */
+        /** The feature's name in its standard. */
         feature: &'static str,
-        /** Its bit. */
+        /** The feature's bit. */
         bit: u64,
-        /** As received. */
+        /** The offered bits. */
         offered: u64,
     },
     /// The device has fewer queues than requested.
     #[error("{wanted} queues requested, but the device has {available}")]
     Queues {
-        /** As given. */
+        /** The requested number of queues. */
         wanted: u16,
         /** Usable queues of the device. */
         available: u16,
@@ -57,7 +57,7 @@ pub enum ConnectError {
     /// The back-end gives no configuration.
     #[error("the back-end returns none of {asked_bytes:?} bytes of configuration")]
     NoConfig {
-        /** Sizes that were tried. */
+        /** The sizes that the driver tried. */
         asked_bytes: [usize; 4],
     },
     /// A value in the configuration is impossible.
@@ -65,7 +65,7 @@ pub enum ConnectError {
     Config {
         /** Name of the field. */
         field: &'static str,
-        /** As received. */
+        /** The field's value. */
         value: u64,
     },
     /// The back-end that came back has other features than before.
@@ -75,11 +75,11 @@ pub enum ConnectError {
     OtherFeatures {
         /** In use, but not offered any more. */
         missing: u64,
-        /** Whether it is read-only now and was not before. */
+        /** Whether the device is read-only now and was not before. */
         read_only: bool,
         /** Features in use. */
         was: u64,
-        /** As received. */
+        /** Features that the back-end offers now. */
         is: u64,
     },
     /// The disk came back with another block size.
@@ -87,7 +87,7 @@ pub enum ConnectError {
     OtherBlockSize {
         /** Previous value. */
         was_bytes: u32,
-        /** As received. */
+        /** The new value. */
         is_bytes: u32,
     },
     /// The disk that came back has lower limits than before.
@@ -97,7 +97,7 @@ pub enum ConnectError {
         field: &'static str,
         /** Previous value. */
         was: u64,
-        /** As received. */
+        /** The new value. */
         is: u64,
     },
     /// The answer to GET_INFLIGHT_FD does not match the request.
@@ -105,15 +105,15 @@ pub enum ConnectError {
     LogOfOthers {
         /** What the number counts. */
         what: &'static str,
-        /** As received. */
+        /** The number in the reply. */
         is: u16,
-        /** As sent. */
+        /** The number in the request. */
         wanted: u16,
     },
     /// No descriptor came with the answer to GET_INFLIGHT_FD.
     #[error("the back-end returned an in-flight log of {len_bytes} bytes without a file descriptor")]
     LogWithoutMemory {
-        /** As received. */
+        /** Length of the log. */
         len_bytes: u64,
     },
     /// The answer to GET_INFLIGHT_FD refers to bytes outside the file.
@@ -121,9 +121,9 @@ pub enum ConnectError {
         "the back-end returned an in-flight log of {len_bytes} bytes from byte {offset_bytes} on, but its memory has {file_bytes}"
     )]
     LogOutside {
-        /** As received. */
+        /** Offset of the log in its file. */
         offset_bytes: u64,
-        /** As received. */
+        /** Length of the log. */
         len_bytes: u64,
         /** Size of the passed file. */
         file_bytes: u64,

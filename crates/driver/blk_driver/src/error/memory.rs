@@ -29,7 +29,7 @@ pub enum MemoryError {
     File {
         /** Requested size. */
         size_bytes: u64,
-        /** From the kernel. */
+        /** The kernel's error. */
         errno: Errno,
     },
     /// Not enough huge pages are reserved.
@@ -41,7 +41,7 @@ pub enum MemoryError {
         pages: u64,
         /** Size of a page. */
         page_bytes: u64,
-        /** From the kernel. */
+        /** The kernel's error. */
         errno: Errno,
     },
     /// The offset is not a multiple of the page size, so a back-end could not map it.
@@ -49,7 +49,7 @@ pub enum MemoryError {
         "memory begins at byte {offset_bytes} of its file, which is not a multiple of the page size {page_bytes}"
     )]
     Unaligned {
-        /** As given. */
+        /** Offset of the memory in its file. */
         offset_bytes: u64,
         /** This machine's page size. */
         page_bytes: u64,
@@ -57,7 +57,7 @@ pub enum MemoryError {
     /// The back-end accepts no more regions.
     #[error("{count} memory regions, but the back-end accepts at most {max}")]
     TooManyRegions {
-        /** Including the new one. */
+        /** Number of regions, including the new one. */
         count: usize,
         /** The back-end's limit. */
         max: usize,
@@ -71,7 +71,7 @@ pub enum MemoryError {
     /// No user memory begins at this address.
     #[error("no memory is registered at {addr:#x}")]
     NotRegistered {
-        /** As given. */
+        /** The address. */
         addr: u64,
     },
 }

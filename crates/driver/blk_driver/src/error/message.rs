@@ -13,7 +13,7 @@ pub enum MessageError {
     /// reconnect.
     #[error("the back-end did not accept or answer {request:?} within {} ms", limit.as_millis())]
     TimedOut {
-        /** What was sent. */
+        /** The request that was sent. */
         request: FrontendReq,
         /** The time allowed. */
         limit: Duration,
@@ -21,55 +21,55 @@ pub enum MessageError {
     /// The connection ended.
     #[error("the back-end closed the connection at {request:?}")]
     Closed {
-        /** What was sent. */
+        /** The request that was sent. */
         request: FrontendReq,
     },
     /// The message received is not a reply to this request.
     #[error("the back-end answered {request:?} with message {code}, flags {flags:#x}: not a reply to it")]
     NotAReply {
-        /** What was sent. */
+        /** The request that was sent. */
         request: FrontendReq,
-        /** As received. */
+        /** The code of the received message. */
         code: u32,
-        /** As received. */
+        /** The flags of the received message. */
         flags: u32,
     },
     /// The reply has a wrong length.
     #[error("the back-end answered {request:?} with {size_bytes} bytes, but {wanted_bytes} are needed")]
     Size {
-        /** What was sent. */
+        /** The request that was sent. */
         request: FrontendReq,
-        /** As received. */
+        /** Size of the reply. */
         size_bytes: u32,
-        /** Required size. */
+        /** The required size. */
         wanted_bytes: usize,
     },
     /// The reply came with descriptors that it must not have, or with more than one.
     #[error("the back-end answered {request:?} with file descriptors, which its answer must not have")]
     Descriptors {
-        /** What was sent. */
+        /** The request that was sent. */
         request: FrontendReq,
     },
     /// The back-end says that it failed (REPLY_ACK).
     #[error("the back-end refused {request:?} with {value}")]
     Refused {
-        /** What was sent. */
+        /** The request that was sent. */
         request: FrontendReq,
-        /** As received; success is 0. */
+        /** The value in the reply; 0 would be success. */
         value: u64,
     },
     /// The device was dropped during the exchange.
     #[error("stopped at {request:?}")]
     Stopped {
-        /** What was sent. */
+        /** The request that was sent. */
         request: FrontendReq,
     },
     /// The kernel refused.
     #[error("{request:?} cannot be sent or answered")]
     Io {
-        /** What was sent. */
+        /** The request that was sent. */
         request: FrontendReq,
-        /** From the kernel. */
+        /** The kernel's error. */
         #[source]
         source: io::Error,
     },

@@ -34,21 +34,21 @@ pub enum PushError {
     /// A buffer lies outside registered memory.
     #[error("buffer of {len_bytes} bytes at {addr:#x} is not in registered memory")]
     NotRegistered {
-        /** As given. */
+        /** Guest address of the buffer. */
         addr: u64,
-        /** As given. */
+        /** Length of the buffer. */
         len_bytes: u32,
     },
     /// A buffer is empty.
     #[error("buffer at {addr:#x} is empty")]
     EmptyBuffer {
-        /** As given. */
+        /** Guest address of the buffer. */
         addr: u64,
     },
     /// More buffers than the device takes.
     #[error("{buffers} buffers, but the device accepts at most {max} per request")]
     TooManyBuffers {
-        /** As given. */
+        /** Number of buffers. */
         buffers: usize,
         /** Limit of the device and the queue. */
         max: u16,
@@ -68,7 +68,7 @@ pub enum PushError {
     /// The buffer is too small for the serial.
     #[error("{len_bytes} bytes for the device's id, but the id has {min_bytes}")]
     IdLength {
-        /** As given. */
+        /** Length of the buffer. */
         len_bytes: u32,
         /** Length of the serial. */
         min_bytes: u32,
@@ -87,7 +87,7 @@ pub enum PushError {
     SegmentCount {
         /** Discard or write zeroes. */
         what: &'static str,
-        /** As given. */
+        /** Number of segments. */
         count: usize,
         /** Limit of the device and the driver. */
         max: usize,
@@ -97,7 +97,7 @@ pub enum PushError {
     SegmentLength {
         /** Discard or write zeroes. */
         what: &'static str,
-        /** As given. */
+        /** Length of the segment, in sectors. */
         sectors: u32,
         /** The device's limit. */
         max: u32,
@@ -113,7 +113,7 @@ pub enum QueueError {
     /// The device broke the ring.
     #[error("queue {queue}: the device broke the ring")]
     Device {
-        /** Its index. */
+        /** The queue's index. */
         queue: u16,
         /** How it broke the ring. */
         #[source]
@@ -122,15 +122,15 @@ pub enum QueueError {
     /// The back-end is gone and the driver does not wait for another one.
     #[error("queue {queue}: the back-end is gone")]
     Disconnected {
-        /** Its index. */
+        /** The queue's index. */
         queue: u16,
     },
     /// The kernel refused to poll.
     #[error("queue {queue}: cannot wait for completions: {errno}")]
     Wait {
-        /** Its index. */
+        /** The queue's index. */
         queue: u16,
-        /** From the kernel. */
+        /** The kernel's error. */
         errno: rustix::io::Errno,
     },
 }

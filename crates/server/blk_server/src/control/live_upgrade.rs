@@ -129,9 +129,9 @@ pub enum LiveUpgradeError {
     /// A session cannot be handed over.
     #[error("disk `{disk}`: {why}", disk = disk.escape_debug())]
     Stays {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** For people. */
+        /** The reason, for people. */
         why: String,
     },
     /// A disk's sessions do not end in time.
@@ -142,17 +142,17 @@ pub enum LiveUpgradeError {
         disk = disk.escape_debug()
     )]
     NotCutOff {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** For them to complete. */
+        /** The time limit that has passed. */
         timeout: Duration,
     },
     /// The received state describes no valid session.
     #[error("disk `{disk}`: cannot continue a session: {why}", disk = disk.escape_debug())]
     Session {
-        /** Its name. */
+        /** The disk's name. */
         disk: String,
-        /** For people. */
+        /** The reason, for people. */
         why: String,
     },
 }

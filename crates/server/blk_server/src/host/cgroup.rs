@@ -25,13 +25,13 @@ pub enum CgroupError {
     /// No version 2 hierarchy is mounted.
     #[error("cgroup {}: this host has no cgroup v2 mounted (mount -t cgroup2 none /sys/fs/cgroup)", path.display())]
     NoHierarchy {
-        /** As given. */
+        /** The group's path. */
         path: PathBuf,
     },
     /// The directory belongs to another hierarchy, such as version 1.
     #[error("{} is not in a cgroup v2 hierarchy: threads can be moved one by one only there", path.display())]
     NotVersion2 {
-        /** As given. */
+        /** The group's path. */
         path: PathBuf,
     },
     /// The group does not exist.
@@ -41,17 +41,17 @@ pub enum CgroupError {
         path.join("cgroup.type").display()
     )]
     Missing {
-        /** Where it would be. */
+        /** The group's directory, which does not exist. */
         path: PathBuf,
     },
     /// The group accepts only whole processes.
     #[error("cgroup {} is not threaded, its type is `{kind}`: {advice}", path.display())]
     NotThreaded {
-        /** Where it is. */
+        /** The group's directory. */
         path: PathBuf,
-        /** Its `cgroup.type`. */
+        /** The group's `cgroup.type`. */
         kind: String,
-        /** What to do. */
+        /** Advice for the operator. */
         advice: String,
     },
     /// All threads of one process must be in the same threaded domain.
@@ -61,9 +61,9 @@ pub enum CgroupError {
         own.display()
     )]
     OtherDomain {
-        /** Where it is. */
+        /** The group's directory. */
         path: PathBuf,
-        /** The process's. */
+        /** The group of this process. */
         own: PathBuf,
     },
     /// The user may not move this process's threads into the group.
@@ -72,7 +72,7 @@ pub enum CgroupError {
         path.display()
     )]
     Denied {
-        /** Where it is. */
+        /** The group's directory. */
         path: PathBuf,
     },
     /// The group enables controllers for its children.
@@ -81,21 +81,21 @@ pub enum CgroupError {
         path.display()
     )]
     HasChildren {
-        /** Where it is. */
+        /** The group's directory. */
         path: PathBuf,
     },
     /// The group is frozen: a thread that joins it stops.
     #[error("cgroup {} is frozen, and would freeze the worker: echo 0 > cgroup.freeze there, or above it", path.display())]
     Frozen {
-        /** Where it is. */
+        /** The group's directory. */
         path: PathBuf,
     },
     /// Another error.
     #[error("cannot join cgroup {}", path.display())]
     System {
-        /** Where it is. */
+        /** The group's directory. */
         path: PathBuf,
-        /** From the kernel. */
+        /** The kernel's error. */
         #[source]
         source: io::Error,
     },

@@ -18,21 +18,21 @@ pub enum InvalidCpuList {
     /// Neither a number nor a range.
     #[error("`{part}` is not a CPU: give numbers and ranges, such as 2-5,8")]
     Malformed {
-        /** As given, shortened. */
+        /** The invalid part, shortened. */
         part: String,
     },
     /// The range ends before it begins.
     #[error("CPUs {first}-{last}: the smaller number must come first")]
     Backwards {
-        /** As given. */
+        /** The number before the dash. */
         first: u32,
-        /** As given. */
+        /** The number after the dash. */
         last: u32,
     },
     /// Above the highest possible number.
     #[error("CPU {cpu} is too high: the highest possible is {max}")]
     TooHigh {
-        /** As given. */
+        /** The CPU's number. */
         cpu: u32,
         /** See [`MAX_CPU`]. */
         max: u32,
@@ -40,7 +40,7 @@ pub enum InvalidCpuList {
     /// The CPU is listed twice.
     #[error("CPU {cpu} is given twice")]
     Twice {
-        /** As given. */
+        /** The CPU's number. */
         cpu: u32,
     },
 }

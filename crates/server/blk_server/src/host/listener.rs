@@ -47,9 +47,9 @@ pub enum SocketError {
     /// The path does not fit into `sockaddr_un`.
     #[error("socket path {} has {bytes} bytes, but at most {max} are allowed: use a shorter path", path.display())]
     PathTooLong {
-        /** As given. */
+        /** The socket's path. */
         path: PathBuf,
-        /** Its length. */
+        /** Length of the path. */
         bytes: usize,
         /** The limit. */
         max: usize,
@@ -57,31 +57,31 @@ pub enum SocketError {
     /// The directory does not exist.
     #[error("the folder of socket {} does not exist: make it first", path.display())]
     NoFolder {
-        /** As given. */
+        /** The socket's path. */
         path: PathBuf,
     },
     /// A server listens there.
     #[error("socket {} is in use by a running server: stop it, or choose another path", path.display())]
     InUse {
-        /** As given. */
+        /** The socket's path. */
         path: PathBuf,
     },
     /// The path is a file of another kind.
     #[error("{} exists and is a {kind}, not a socket: choose another path", path.display())]
     NotASocket {
-        /** As given. */
+        /** The socket's path. */
         path: PathBuf,
-        /** What it is. */
+        /** The kind of the existing file. */
         kind: FileKind,
     },
     /// A system call failed.
     #[error("cannot {action} socket {}", path.display())]
     Io {
-        /** What was tried. */
+        /** The attempted action. */
         action: &'static str,
-        /** As given. */
+        /** The socket's path. */
         path: PathBuf,
-        /** From the kernel. */
+        /** The kernel's error. */
         #[source]
         source: io::Error,
     },

@@ -42,7 +42,7 @@ pub enum EngineChoice {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("engine '{value}' is unknown: use auto, io_uring, linux-aio, posix-aio, threads, sync or mmap")]
 pub struct ParseEngineError {
-    /** As given. */
+    /** The unknown word. */
     pub value: String,
 }
 

@@ -96,7 +96,7 @@ pub enum InvalidDisk {
     /// The serial is too long or not printable ASCII.
     #[error("serial `{serial}` is not 1 to {max} printable ASCII characters")]
     Serial {
-        /** As given. */
+        /** The requested serial. */
         serial: String,
         /** [`SERIAL_BYTES`]. */
         max: usize,
@@ -104,7 +104,7 @@ pub enum InvalidDisk {
     /// There are no queues, or too many.
     #[error("{queues} queues; 1 to {max} are possible")]
     Queues {
-        /** As given. */
+        /** The requested number of queues. */
         queues: u16,
         /** [`MAX_QUEUES`]. */
         max: u16,
@@ -112,9 +112,9 @@ pub enum InvalidDisk {
     /// The queue size is no power of two in range.
     #[error("queue size {queue_size} is not a power of two from 2 to {max}")]
     QueueSize {
-        /** As given. */
+        /** The requested queue size, in descriptors. */
         queue_size: u16,
-        /** In descriptors. */
+        /** The largest queue size, in descriptors. */
         max: u16,
     },
 }

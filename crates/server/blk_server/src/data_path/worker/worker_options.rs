@@ -115,15 +115,15 @@ pub enum WorkerOptionsError {
     /// No thread can be bound to the CPU.
     #[error("CPU {cpu} is too high: the highest possible is {MAX_CPU}")]
     CpuTooHigh {
-        /** As given. */
+        /** The CPU's number. */
         cpu: u32,
     },
     /// The CPU is off or does not exist.
     #[error("CPU {} is offline or does not exist: online are {}", format_cpus(cpus), format_cpus(online))]
     Offline {
-        /** Those that are not online. */
+        /** The CPUs that are not online. */
         cpus: Vec<u32>,
-        /** All that are. */
+        /** The CPUs that are online. */
         online: Vec<u32>,
     },
     /// The process's affinity does not include the CPU.
@@ -133,15 +133,15 @@ pub enum WorkerOptionsError {
         format_cpus(allowed)
     )]
     NotAllowed {
-        /** Those that it may not run on. */
+        /** The CPUs on which the process may not run. */
         cpus: Vec<u32>,
-        /** All that it may. */
+        /** The CPUs that the process may use. */
         allowed: Vec<u32>,
     },
     /// The nice value is out of range.
     #[error("nice {nice} is out of range: give -20 (the largest share) to 19 (the smallest)")]
     Nice {
-        /** As given. */
+        /** The requested nice value. */
         nice: i8,
     },
     /// The process may not use this nice value.
@@ -150,7 +150,7 @@ pub enum WorkerOptionsError {
         20 - i32::from(*nice)
     )]
     NiceDenied {
-        /** As given. */
+        /** The requested nice value. */
         nice: i8,
         /** `RLIMIT_NICE`, as `ulimit -e` shows it. */
         limit: String,
@@ -158,15 +158,15 @@ pub enum WorkerOptionsError {
     /// The priority is out of range.
     #[error("class {class} is out of range: priorities are 1 (lowest) to 99")]
     Priority {
-        /** As given. */
+        /** The requested class. */
         class: SchedulingClass,
     },
     /// The process may not use this class.
     #[error("class {class} is not permitted: {why}")]
     ClassDenied {
-        /** As given. */
+        /** The requested class. */
         class: SchedulingClass,
-        /** What is missing. */
+        /** The missing right. */
         why: String,
     },
     /// The thread cannot join its control group.
@@ -175,9 +175,9 @@ pub enum WorkerOptionsError {
     /// Another error.
     #[error("cannot {action}")]
     System {
-        /** What was tried. */
+        /** The attempted action. */
         action: String,
-        /** From the kernel. */
+        /** The kernel's error. */
         #[source]
         source: io::Error,
     },

@@ -69,7 +69,7 @@ impl Default for HandOver {
     "hand-over '{value}' is unknown: use count:N (1 to {MAX_BATCH}), time:MICROSECONDS (0 to {MAX_DELAY_US}) or adaptive"
 )]
 pub struct ParseHandOverError {
-    /** As given. */
+    /** The invalid word. */
     pub value: String,
 }
 
