@@ -36,7 +36,7 @@ pub struct Published {
     pub caption: String,
     /// The column headings, without the one of the row names.
     pub columns: Vec<PublishedColumn>,
-    /// In the original's order; rows without published figures come last.
+    /// The rows, in the original's order; rows without published figures come last.
     pub rows: Vec<PublishedRow>,
     /// The original's conclusion.
     pub conclusion: String,
@@ -179,7 +179,7 @@ pub struct Column {
     pub decimals: usize,
     /// How it is measured, in one or two sentences.
     pub measured: String,
-    /// Only in files, because a terminal has no room for all columns.
+    /// The column appears only in files, because a terminal has no room for all columns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub files_only: bool,
 }
@@ -198,7 +198,7 @@ impl Column {
 /// Scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scale {
-    /// Starts at zero: bars.
+    /// The axis starts at zero, and figures are bars.
     Linear,
     /// A logarithmic scale with points, for figures that span several powers of ten.
     Log,
@@ -279,7 +279,7 @@ pub struct Courses {
     pub variants: Vec<String>,
 }
 
-/// How the ratio to the baseline is written.
+/// Notation of the ratio to the baseline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RatioForm {
     /// 104.2: the share of the baseline, in %.
@@ -375,7 +375,7 @@ pub struct Declaration {
     pub source: Source,
     /// The published figures.
     pub published: Published,
-    /// How this run differs from the original, and why.
+    /// Differences from the original, with their reasons.
     pub differences: Vec<Difference>,
     /// The variants, in the order of the tables.
     pub variants: Vec<Variant>,
@@ -387,7 +387,7 @@ pub struct Declaration {
     pub baseline: String,
     /// The column that is compared; higher is better.
     pub compared: String,
-    /// Heading of the ratio, and what it means.
+    /// Heading of the ratio, and its meaning.
     pub ratio_title: String,
     /// How the ratio is written.
     #[serde(default)]
@@ -448,7 +448,7 @@ pub struct Setup {
     pub scratch: PathBuf,
     /// The directory for test files, on the disk to be measured. The files are removed afterwards.
     pub storage: PathBuf,
-    /// How much is measured.
+    /// The amount of measurement.
     pub effort: Effort,
     /// Path of `bareblk`, for experiments that measure it as a process.
     pub program: Option<PathBuf>,
@@ -472,7 +472,7 @@ pub struct Cell {
 /// One sample: a figure per column, in the columns' order; `None` for missing figures.
 pub type Reading = Vec<Option<f64>>;
 
-/// Why there is no sample.
+/// The reason for a missing sample.
 #[derive(Debug, thiserror::Error)]
 pub enum SampleError {
     /// This variant cannot run here under this workload. It is not tried again.

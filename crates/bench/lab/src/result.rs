@@ -27,7 +27,7 @@ pub struct RunResult {
     pub command: String,
     /// Start time, UTC.
     pub date: String,
-    /// How much was measured.
+    /// The amount of measurement.
     pub effort: Effort,
     /// Whether the run had `--quick`.
     pub quick: bool,
@@ -37,7 +37,7 @@ pub struct RunResult {
     pub machine: Machine,
     /// Facts about this run that readers need.
     pub notes: Vec<String>,
-    /// By workload, then variant.
+    /// The cells, by workload and then by variant.
     pub cells: Vec<CellResult>,
     /// Verdicts on the targets.
     pub verdicts: Vec<Verdict>,
@@ -52,7 +52,7 @@ pub struct CellResult {
     pub workload: String,
     /// The reason, if there are no figures.
     pub unavailable: Option<String>,
-    /// In the order of the columns.
+    /// The measures, in the order of the columns.
     pub measures: Vec<Measure>,
     /// The ratio to the baseline; `None` if either has no figures.
     pub ratio: Option<Ratio>,

@@ -37,7 +37,7 @@ Examples:
   bareblk engines                                  the engines of this host
   bareblk engines disk.raw --cache writeback       and the one that `--engine auto` takes for this image";
 
-/// Only the reference page shows it: for `--help`, the other program answers.
+/// Only the reference page shows this text: `bareblk-bench` itself answers `--help`.
 const SECOND_PROGRAM: &str = "The program bareblk-bench runs this command and has its options.";
 
 const COMPLETIONS_EXAMPLES: &str = "\
@@ -47,9 +47,9 @@ Examples:
       with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
   bareblk completions fish > ~/.config/fish/completions/bareblk.fish";
 
-/// What `bench` does. It is a command of `bareblk-bench`.
+/// Description of `bench`, a command of `bareblk-bench`.
 pub const BENCH: &str = "Put a load on a socket or file, in fio's words, and measure it";
-/// What `lab` does. It is a command of `bareblk-bench`.
+/// Description of `lab`, a command of `bareblk-bench`.
 pub const LAB: &str = "Repeat published experiments on this program's own parts";
 
 /// Disks for virtual machines, served over vhost-user.

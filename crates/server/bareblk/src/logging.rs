@@ -33,8 +33,8 @@ pub fn start(args: &LogArgs) -> Result<()> {
         .with_env_filter(filter(args.verbose, std::env::var_os("RUST_LOG"))?)
         .with_writer(io::stderr)
         .with_ansi(colours)
-        // Otherwise it would report an unwritable standard error on standard error, and panic: a guest must not lose
-        // its disk because the log has no reader.
+        // Otherwise the logger would panic when standard error cannot be written, and a guest would lose its disk
+        // because the log has no reader.
         .log_internal_errors(false);
     let started = match args.log_format {
         LogFormat::Text => lines.try_init(),
@@ -51,7 +51,7 @@ fn filter(verbose: u8, rust_log: Option<OsString>) -> Result<EnvFilter> {
     };
     let wanted = rust_log.filter(|text| !text.is_empty()).unwrap_or_else(|| level.into());
     let wanted = wanted.to_string_lossy();
-    // Not passed on as a source: the error's text already repeats its own source.
+    // The error is not passed on as a source, because its text already contains its own source.
     EnvFilter::builder()
         .parse(&*wanted)
         .map_err(|error| anyhow!("cannot understand RUST_LOG={wanted}: {error}"))

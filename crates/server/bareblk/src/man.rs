@@ -15,7 +15,7 @@ use clap::builder::Resettable;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, line_break, roman};
 
-/// Headings that manual pages call otherwise.
+/// Headings that have another name in manual pages.
 const HEADINGS: [(&str, &str); 1] = [("Exit codes", "Exit status")];
 
 /// Writes one page for each command that is not hidden, at any depth. Of `command` itself and the commands directly

@@ -22,11 +22,11 @@ const SAME_REQUEST: Duration = Duration::from_millis(500);
 /// A request from a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Images may have grown.
+    /// Read the images' sizes and the configuration again: SIGHUP.
     Refresh,
     /// Answer the watchdog.
     Answer,
-    /// Stop, and lose nothing.
+    /// Stop, and lose no requests.
     Stop,
     /// Stop at once; the exit code.
     Abort(i32),

@@ -18,7 +18,7 @@ use crate::cli::{Vmm, VmmArgs};
 /// The text to print, ending with a line break.
 pub fn text(args: &VmmArgs) -> Result<String> {
     ensure!(args.memory > 0 && args.memory.is_multiple_of(1 << 20), "--memory: give whole MiB, such as 512M");
-    // The monitor may run in another folder.
+    // Makes the path absolute, because the monitor may run in another folder.
     let socket = std::path::absolute(&args.socket).context("--socket")?;
     let socket = socket.to_str().context("--socket: the path is not UTF-8, choose another one")?;
     match args.vmm {
@@ -90,7 +90,7 @@ fn cloud_hypervisor(args: &VmmArgs, socket: &str) -> Result<String> {
     ))
 }
 
-/// In the largest unit that all monitors know.
+/// Formats a size in the largest unit that all monitors know.
 fn memory(bytes: u64) -> String {
     if bytes.is_multiple_of(1 << 30) { format!("{}G", bytes >> 30) } else { format!("{}M", bytes >> 20) }
 }
@@ -102,7 +102,7 @@ fn device_id(socket: &str) -> String {
     format!("bareblk-{}", stem.chars().map(plain).collect::<String>())
 }
 
-/// Quoted if the shell would split it.
+/// Returns the word, quoted if the shell would split it.
 fn shell_word(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+@%".contains(c);
     if word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }

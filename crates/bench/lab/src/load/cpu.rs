@@ -35,12 +35,12 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Of the calling thread, since it started.
+    /// Returns the usage of the calling thread since it started.
     pub fn of_this_thread() -> Self {
         Self::of(UsageWho::RUSAGE_THREAD)
     }
 
-    /// Of all threads of this process, including ended ones.
+    /// Returns the usage of all threads of this process, including threads that have ended.
     pub fn of_this_process() -> Self {
         Self::of(UsageWho::RUSAGE_SELF)
     }
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn thread_that_worked_has_used_processor_time_and_memory() {
         let before = Usage::of_this_thread();
-        // More than the C library ever reuses of memory that other tests have freed (mallopt(3): 32 MiB).
+        // Larger than any freed block that the C library would reuse (mallopt(3): 32 MiB).
         let mut pages = vec![0_u8; 40 << 20];
         pages.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(1));
         let busy = std::time::Instant::now();

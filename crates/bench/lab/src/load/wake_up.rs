@@ -20,7 +20,7 @@ pub(crate) fn measure(seconds: f64, pinned: bool) -> Result<Figures, SampleError
     let (wakes, seconds) = std::thread::scope(|scope| {
         let other = scope.spawn(|| answer(&there, &back, pinned));
         let found = scope.spawn(|| ask(&there, &back, Duration::from_secs_f64(seconds), pinned)).join();
-        // The other thread is ordered to end in any case.
+        // The other thread must end even if this function fails.
         let ended = ring(&there, END);
         let _ = other.join();
         ended.and(found.unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))
@@ -35,7 +35,7 @@ pub(crate) fn measure(seconds: f64, pinned: bool) -> Result<Figures, SampleError
     ]))
 }
 
-/// Added to the value that is already there, so that it is always seen.
+/// The counter adds this value to its own, so the reader always sees it.
 const END: u64 = 1 << 32;
 
 /// Returns the number of wakes, two for each round trip, and the time they took.

@@ -75,7 +75,7 @@ impl Drop for Output {
     fn drop(&mut self) {
         drop(self.scratch.take());
         if self.made {
-            // Fails, as intended, if the folder contains results.
+            // Removing the folder fails if it contains results, as intended.
             let _ = fs::remove_dir(&self.folder);
         }
     }

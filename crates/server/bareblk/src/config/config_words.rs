@@ -119,7 +119,7 @@ impl Schema {
             DeValue::Boolean(on) if on_off => if *on { "on" } else { "off" }.to_owned(),
             DeValue::Boolean(on) => on.to_string(),
             _ if flag => return Err(wrong("give true or false")),
-            // Keeps the integer's radix and sign, which no option accepts: 0o600 must not become 384.
+            // Keeps the integer's radix and sign, so that the option refuses them: 0o600 must not become 384.
             DeValue::Integer(number) => number.to_string(),
             DeValue::String(text) => text.clone().into_owned(),
             DeValue::Array(_) if key == "workers" => shown.clone(),

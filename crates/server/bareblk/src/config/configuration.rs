@@ -11,7 +11,7 @@ use crate::config::disk_settings::DiskSettings;
 /// All settings of a server.
 #[derive(Clone, Debug)]
 pub struct Configuration {
-    /// At least one; names, sockets and images do not clash.
+    /// At least one disk. No two disks have the same name, socket or image.
     pub disks: Vec<DiskSettings>,
     pub server: ServerSettings,
     /// The file with these settings, if any. The server can read it again.

@@ -262,7 +262,7 @@ mod tests {
         let wanted = disks(&["a /none/2 s1", "b /none/3 s2", "c /none/1 s3"]);
         let mut difference = Difference::between(&running, &wanted);
         let refused = difference.refuse(&running, &["b".into()], &HostOpener);
-        // b keeps its image, so a keeps its own, so c cannot get a's.
+        // Disk b keeps its image. Disk a therefore keeps its own, and disk c cannot get a's image.
         assert_eq!(refused.len(), 3, "{refused:?}");
         assert!(refused[1].why.contains("image still belongs to disk"), "{refused:?}");
         assert!(difference.added.is_empty() && difference.replaced.is_empty());

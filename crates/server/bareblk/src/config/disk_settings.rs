@@ -158,9 +158,10 @@ pub fn real_path(opener: &dyn Opener, path: &Path) -> PathBuf {
 /// Which workers serve a disk's queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerChoice {
-    /// At most this many: the server chooses them, and the balancer may change them.
+    /// At most this many workers: the server chooses them, and the balancer may change them.
     Count(usize),
-    /// These in turn, by the numbers that `ctl workers list` shows. The balancer does not move their queues.
+    /// These workers in turn, by the numbers that `ctl workers list` shows. The balancer does not move the disk's
+    /// queues.
     These(Vec<u32>),
 }
 

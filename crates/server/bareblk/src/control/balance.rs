@@ -11,7 +11,7 @@ use super::protocol::ns;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Balance {
-    /// Readings of the load. There are none while no worker is busy.
+    /// Number of readings of the load. The balancer takes no readings while no worker is busy.
     pub readings: u64,
     pub moves: u64,
     /// Moves that failed.
@@ -31,9 +31,9 @@ pub struct Decision {
     pub to: u32,
     /// The reason as a sentence with figures.
     pub why: String,
-    /// From the decision until the other worker served the queue; null if it was not moved.
+    /// Time from the decision until the other worker served the queue; null if the queue was not moved.
     pub took_ns: Option<u64>,
-    /// Why it was not moved.
+    /// The reason why the queue was not moved.
     pub error: Option<String>,
 }
 

@@ -27,7 +27,7 @@ use super::protocol::{ErrorKind, Fault};
 use super::session;
 use crate::live_upgrade;
 
-/// Enough to parse the deepest JSON that the parser accepts, and to open a disk.
+/// Stack size of a client's thread: enough to parse the deepest JSON that the parser accepts, and to open a disk.
 const CLIENT_STACK_BYTES: usize = 1 << 20;
 /// root's user number.
 const ROOT: u32 = 0;
@@ -101,7 +101,7 @@ impl ControlServer {
     /// Removes the socket and ends all connections except those of clients that asked for the stop. Waits up to
     /// `timeout` for running requests. False: some still run, and may use the [`Control`].
     pub fn close(&mut self, timeout: Duration) -> bool {
-        // Fails only if the counter is full: then it was signalled before.
+        // The write fails only if the counter is full; then the event was signalled before.
         let _ = rustix::io::write(&self.quit, &1_u64.to_ne_bytes());
         let _ = self.thread.take().map(JoinHandle::join);
         self.clients.end_all(timeout)

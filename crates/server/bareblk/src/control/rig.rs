@@ -1,4 +1,4 @@
-//! For tests: a server that records its calls, and knows every disk but `none`.
+//! A server for tests that records its calls. It knows every disk except `none`.
 
 use std::io;
 use std::os::unix::net::UnixStream;

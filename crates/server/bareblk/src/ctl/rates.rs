@@ -24,7 +24,7 @@ pub struct DiskRates {
 /// The rates of one worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct WorkerRates {
-    /// Of one CPU, in percent.
+    /// Share of one CPU, in percent.
     pub cpu_percent: f64,
     pub submission_percent: f64,
     pub completion_percent: f64,

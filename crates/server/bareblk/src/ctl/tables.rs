@@ -17,7 +17,7 @@ use crate::control::reports::{Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer,
 const NONE: &str = "–";
 const PLACEMENT_HEADINGS: [&str; 8] =
     ["DISK", "PLACEMENT", "COMPLETION WORKER", "WANTED", "HAND-OVERS", "OPS", "PASSED ON", "MOVES"];
-/// How many decisions of the balancer the table shows, the latest first.
+/// Number of the balancer's decisions in the table, the latest first.
 const SHOWN_DECISIONS: usize = 8;
 
 /// Left-aligns the columns before `first_figure`, right-aligns the others.

@@ -20,7 +20,7 @@ const MAX_FDS: usize = 2;
 /// A request: the methods of `disk_image::Opener`, and the other operations on the host's files.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// Allows more.
+    /// Allows more files.
     Allow(Policy),
     FileKind {
         path: OsString,

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 /// The server refuses a longer configuration file. Ten thousand disks with every key take less.
 pub const MAX_CONFIGURATION_BYTES: u64 = 16 << 20;
-/// Where the kernel keeps what is no image, though it may look like a file.
+/// Folders of the kernel's virtual file systems: their files may look like images but are none.
 const NEVER: [&str; 2] = ["/proc", "/sys"];
 
 /// The operations that the server may request. The server can extend the policy only before it serves.
@@ -55,7 +55,7 @@ impl Policy {
         Self { image_folders, socket_folders, ..self }
     }
 
-    /// In parts, each of which fits into one message.
+    /// Splits the policy into parts, each of which fits into one message.
     pub fn pieces(&self, paths_at_a_time: usize) -> Vec<Self> {
         type Put = fn(&mut Policy, Vec<OsString>);
         let lists: [(&[OsString], Put); 5] = [
@@ -95,7 +95,7 @@ pub struct Lies {
 }
 
 impl Lies {
-    /// Of an open file; looks nothing up.
+    /// Describes an open file without a look-up of its path.
     pub fn of(file: &OwnedFd) -> io::Result<Self> {
         let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
         let file = FileId::from(&File::from(file.try_clone()?).metadata()?);
@@ -125,7 +125,7 @@ pub struct Allowed {
     /// Images that the helper created on request, and may remove again.
     made: HashMap<PathBuf, FileId>,
     adopts: bool,
-    /// Where the helper created or adopted sockets. A later socket there may belong to another program.
+    /// Paths at which the helper created or adopted sockets. A later socket there may belong to another program.
     had_sockets: HashSet<PathBuf>,
     /// Socket files that the helper created.
     bound: HashSet<(u64, u64)>,
@@ -165,7 +165,7 @@ impl Allowed {
         }
     }
 
-    /// A name that allows writing still does if it is named again as readonly.
+    /// An image that was named writable stays writable if it is named again as readonly.
     fn name(&mut self, image: PathBuf, may_write: bool) {
         self.images.entry(image).or_default().may_write |= may_write;
     }
@@ -481,7 +481,8 @@ mod tests {
         assert_eq!(allowed.forget_made(file.path()), Some(lies.file));
     }
 
-    /// If another server's socket now has the name of one of our listeners, our listener proves nothing.
+    /// Another server's socket now has the name of one of our listeners, so our listener does not prove that the
+    /// socket is ours.
     #[test]
     fn socket_is_adopted_only_in_a_live_upgrade_and_not_where_one_was_made() {
         let folder = tempfile::tempdir().unwrap();

@@ -194,7 +194,7 @@ impl State {
             Ask::Unlink { path } => {
                 let path: &Path = path.as_ref();
                 let made = self.change(|allowed| allowed.forget_made(path));
-                // Another process has put this file there since.
+                // Another process has put this file there in the meantime.
                 if made.is_none() || made != Some(host.file_id(path)?) {
                     let file = self.allowed().unlink(path)?;
                     self.change(|allowed| allowed.forget_bound(file));

@@ -1,4 +1,4 @@
-//! The old server's end: offers its disks, freezes, gives them up; or resumes.
+//! The old server's end: offers its disks, freezes them, and gives them up or resumes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -10,15 +10,15 @@ use blk_server::LiveUpgradeError;
 /// 2: with half messages, dirty logs and the holder of the lease of a disk's rings; disks can be cut off.
 pub const VERSION: u32 = 2;
 
-/// For a message that the other server sends or reads at once.
+/// Time limit for a message that the other server sends or reads at once.
 pub const AT_ONCE: Duration = Duration::from_secs(5);
-/// For a new server to open everything: it may wait for locks of disks that are new.
+/// Time limit for the new server to open everything: it may wait for locks of disks that are new.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// For requests of sessions that are cut off to complete, while all other guests run.
+/// Time limit for the requests of sessions that are cut off. All other guests run meanwhile.
 pub const CUT_TIMEOUT: Duration = Duration::from_secs(30);
-/// For requests in flight to complete, while guests pause.
+/// Time limit for requests in flight. Guests pause meanwhile.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
-/// For a new server to rebuild the sessions, while guests pause.
+/// Time limit for the new server to rebuild the sessions. Guests pause meanwhile.
 pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Adds what an operator can do about a front-end that prevents the live upgrade.

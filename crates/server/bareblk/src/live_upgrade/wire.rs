@@ -21,11 +21,11 @@ use super::messages::Message;
 
 const MAGIC: [u8; 4] = *b"bbto";
 const HEADER_BYTES: usize = 12;
-/// A session with 256 queues and 512 memory regions needs a quarter of it.
+/// Limit of a body. A session with 256 queues and 512 memory regions needs a quarter of it.
 const MAX_BODY_BYTES: usize = 1 << 20;
-/// Enough for the same session: three for each queue, one for each region.
+/// Limit of a message's descriptors, enough for the same session: three per queue and one per region.
 const MAX_FDS: usize = 2048;
-/// Linux accepts at most 253.
+/// Descriptors per byte; Linux accepts at most 253.
 const FDS_AT_A_TIME: usize = 64;
 /// The pause after the kernel has refused to send because too many descriptors are in flight.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -69,7 +69,7 @@ impl From<Errno> for WireError {
     }
 }
 
-/// `None`: never.
+/// The end of the wait; `None`: no limit.
 #[derive(Clone, Copy, Debug)]
 struct Deadline(Option<(Instant, Duration)>);
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{debug, warn};
 
-/// The longest time that a manager that does not read can block the server.
+/// The longest time for which the server waits if the manager does not read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The service manager, if there is one.

@@ -5,17 +5,18 @@ use tracing::{debug, warn};
 
 use crate::config::configuration::Configuration;
 
-/// Standard streams, the log, signals, the control socket and its clients, and reads of /proc.
+/// Descriptors of the process: standard streams, the log, signals, the control socket and its clients, and reads of
+/// /proc.
 const PROCESS: u64 = 64;
-/// A worker's wakeup fd, and an engine's ring, eventfds and epolls.
+/// Descriptors of a worker: its wakeup fd, and an engine's ring, eventfds and epolls.
 const PER_WORKER: u64 = 16;
-/// The listening socket, and the image.
+/// Descriptors of a disk: the listening socket and the image.
 const PER_DISK: u64 = 2;
-/// A session's socket and wakeup fds.
+/// Descriptors of a session: its socket and its wakeup fds.
 const PER_SESSION: u64 = 3;
 /// Descriptors from a front-end: its log for migration, its channel, and the memory regions of a typical guest.
 const PASSED: u64 = 10;
-/// A queue's kick, call and err.
+/// Descriptors of a queue: kick, call and err.
 const PER_QUEUE: u64 = 3;
 
 /// Raises the soft limit, usually 1024, to the hard limit. Returns the limit that applies now.

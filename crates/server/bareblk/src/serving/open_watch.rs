@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tracing::warn;
 
-/// Longer than any working file system takes.
+/// Time until the warning: longer than any working file system takes.
 const SAY_AFTER: Duration = Duration::from_secs(5);
 
 /// The thread that watches a start.
@@ -35,7 +35,7 @@ impl OpenWatch {
         Ok(Self { images: Some(images), thread: Some(thread) })
     }
 
-    /// This image is opened now; the one before is open.
+    /// Notes that the start now opens this image; the previous image is open.
     pub fn begin(&self, image: &Path) {
         if let Some(images) = &self.images {
             let _ = images.send(image.to_owned());

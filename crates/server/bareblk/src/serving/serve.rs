@@ -43,9 +43,9 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     let limit = descriptors::raise_limit();
     check_workers(&configuration.server.workers)?;
     let manager = Arc::new(ServiceManager::from_environment());
-    // Before the helper starts, which must not inherit them.
+    // Must come before the helper starts, because the helper must not inherit these sockets.
     let passed = passed_sockets::receive()?;
-    // Before the process gives up the right to connect.
+    // Must come before the process gives up the right to connect.
     let mut taker = live_upgrade.map(|wanted| Taker::connect(wanted, &mut configuration)).transpose()?;
     let confined = confined::give_up_rights(&configuration, taker.is_some(), log)?;
     let mut opener = passed_sockets::assign(passed, &configuration, &confined.opener);
@@ -125,7 +125,7 @@ fn obey(service: Service, control: Option<ControlServer>, mut requests: Requests
     loop {
         match requests.next() {
             Some(Request::Refresh) => reload(&service, &mut reloads),
-            // Full: an earlier answer still waits for the watchdog.
+            // The channel is full: an earlier answer still waits for the watchdog.
             Some(Request::Answer) => drop(service.answer.as_ref().map(|answer| answer.try_send(()))),
             Some(Request::Stop) => return stop(service, control, requests),
             Some(Request::Abort(code)) => std::process::exit(code),
@@ -137,7 +137,7 @@ fn obey(service: Service, control: Option<ControlServer>, mut requests: Requests
 /// Wakes the reloading thread. Starts it on the first call, and again if it has died.
 fn reload(service: &Service, reloads: &mut Option<SyncSender<()>>) {
     service.manager.reloading();
-    // Full: a reload that has not begun yet will also see this change.
+    // The channel is full: a reload that has not begun yet will also see this change.
     let is_told =
         |reloads: &SyncSender<()>| !matches!(reloads.try_send(()), Err(TrySendError::Disconnected(())));
     if reloads.as_ref().is_some_and(is_told) {

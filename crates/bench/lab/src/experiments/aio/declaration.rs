@@ -22,7 +22,7 @@ pub(crate) const WORKLOADS: [(&str, &str, Place, Pattern); 4] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Bare,
-    /// Bare metal too, but submits in batches as the worker does.
+    /// Bare metal as well, but the loop submits in batches as the worker does.
     OwnLoop,
     Ring {
         engine: EngineKind,

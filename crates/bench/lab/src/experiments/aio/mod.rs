@@ -142,7 +142,7 @@ impl Bench for Aio {
     }
 }
 
-/// In the order of the columns.
+/// Returns the figures in the order of the columns.
 fn reading(measured: &Measured) -> Reading {
     #[allow(clippy::cast_precision_loss)] // requests of one sample
     let iops = measured.requests as f64 / measured.seconds;

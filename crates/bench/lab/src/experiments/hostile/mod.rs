@@ -128,7 +128,7 @@ impl Bench for Hostile {
         if attack != Attack::Hung {
             return self.measure((attack, cache), &files, cell, self.setup.effort.file_bytes, || Ok(()));
         }
-        // Taken out, so that it can be frozen while the other fields are borrowed.
+        // Takes the disk out of its field, so that the disk can be frozen while the other fields are borrowed.
         let unprepared = Err("it is in use".to_owned());
         let mut disk = std::mem::replace(&mut self.frozen, unprepared).map_err(SampleError::Unavailable)?;
         files[GOOD] = disk.image().to_path_buf();

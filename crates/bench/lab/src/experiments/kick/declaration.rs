@@ -50,10 +50,10 @@ const UNLOCKED: [&str; 6] = [
     "std-unlocked",
     "parking_lot-unlocked",
 ];
-/// Smaller differences count as noise: the medians of two runs of the same program differ by as much.
+/// Smaller differences are noise: the medians of two runs of the same program differ by this much.
 const NOISE: f64 = 0.02;
 
-/// For a machine with `cores` cores.
+/// Returns the declaration for a machine with `cores` cores.
 pub(crate) fn declaration(cores: usize) -> Declaration {
     let loads = loads(cores);
     Declaration {

@@ -12,7 +12,7 @@ pub(crate) const NOTIFY_US: &str = "notify-us";
 /// Key of the axis: threads on the queue.
 pub(crate) const THREADS: &str = "threads";
 const COSTS_US: [u32; 5] = [0, 1, 2, 5, 10];
-/// Cost of the variants of the in-process load, and of the target.
+/// Notification cost, in µs, of the in-process load's variants and of the target.
 const USUAL_COST_US: u32 = 2;
 
 /// The destination of the requests.
@@ -46,7 +46,7 @@ pub(crate) struct Load {
 pub(crate) enum Jobs {
     /// One per thread.
     PerThread,
-    /// A fixed number, whatever the number of threads.
+    /// A fixed number.
     Fixed(usize),
 }
 

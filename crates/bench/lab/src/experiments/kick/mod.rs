@@ -207,7 +207,7 @@ impl Bench for Kick {
     }
 }
 
-/// In the order of the columns.
+/// Returns the figures in the order of the columns.
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 fn reading(tally: &Tally, load: &Load) -> Reading {
     let (iops, latency, usage) = (tally.iops(), tally.latency_us, tally.usage);

@@ -34,7 +34,7 @@ pub(crate) struct Ask {
     pub polls: bool,
 }
 
-/// Number of workers: a core for each, and as many cores for their clients.
+/// Number of workers. Half of the cores are for the workers, the other half for their clients.
 pub(crate) fn workers(cores: usize) -> usize {
     (cores / 2).clamp(2, MOST_WORKERS)
 }
@@ -136,7 +136,7 @@ pub(crate) fn loads(cores: usize) -> Vec<(Workload, Ask)> {
     ]
 }
 
-/// For a machine with `cores` cores.
+/// Returns the declaration for a machine with `cores` cores.
 pub(crate) fn declaration(cores: usize) -> Declaration {
     Declaration {
         name: "locality".into(),

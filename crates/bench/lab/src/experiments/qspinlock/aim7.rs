@@ -121,7 +121,7 @@ impl Bench for Aim7 {
     }
 }
 
-/// In the order of the columns.
+/// Returns the figures in the order of the columns.
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 fn reading(tally: &Tally, users: Users) -> Reading {
     let (rate, done) = (tally.jobs_per_minute(), tally.jobs());

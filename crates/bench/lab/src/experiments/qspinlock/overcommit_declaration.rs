@@ -47,7 +47,7 @@ fn load(halves: usize, cores: usize, is_beside_others: bool) -> Load {
     Load { workload, threads, is_beside_others, halves }
 }
 
-/// For a machine with `cores` cores.
+/// Returns the declaration for a machine with `cores` cores.
 pub(crate) fn declaration(cores: usize) -> Declaration {
     let loads = loads(cores);
     Declaration {

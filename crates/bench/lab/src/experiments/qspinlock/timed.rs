@@ -137,7 +137,7 @@ impl Bench for Overshoot {
     }
 }
 
-/// In the order of the columns.
+/// Returns the figures in the order of the columns.
 #[allow(clippy::cast_precision_loss)] // ns of one sample
 fn reading(late: &Late, found: &Found) -> Reading {
     let ms = |histogram: &Histogram<u64>, quantile| {

@@ -15,7 +15,7 @@ use crate::load::cores;
 use crate::load::disk::fio_jobs::Engine;
 use crate::load::disk::test_files::Place;
 
-/// No depth was published for the RAM disk. This one keeps a worker busy.
+/// The paper gives no depth for the RAM disk. This depth keeps a worker busy.
 const DEPTH: u32 = 64;
 /// As published.
 const QUEUES: [u16; 4] = [1, 2, 4, 8];

@@ -57,7 +57,7 @@ impl Watch for Meter {
     fn event(&mut self, _: &str) {}
 }
 
-/// Duration of the uncounted first requests.
+/// Returns the duration of the uncounted warm-up.
 pub(crate) fn warm_up_seconds(job: &BlockJob) -> f64 {
     (job.seconds * WARM_UP).max(WARM_UP_MIN)
 }
@@ -77,7 +77,7 @@ pub(crate) fn go(
     }
 }
 
-/// As above, but a request without an answer only ends the run, and its outcome records that.
+/// Runs `job` once. A request without an answer only ends the run, and the outcome records it.
 pub(crate) fn go_on(
     socket: &Path,
     job: &workload::Job,

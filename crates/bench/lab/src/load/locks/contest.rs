@@ -51,7 +51,7 @@ pub(crate) struct Found {
     pub seconds: f64,
     /// Acquisitions in it, by thread.
     pub counts: Vec<u64>,
-    /// From the request until the lock was acquired, in ns.
+    /// Times from the request until the lock was acquired, in ns.
     pub waits: Histogram<u64>,
     /// The longest timed wait, in ns, including waits not over at the end.
     pub longest_ns: u64,
@@ -60,7 +60,7 @@ pub(crate) struct Found {
     /// Of the process, during the counted time.
     pub cpu_ns: u64,
     pub events: LockEvents,
-    /// From the end of the counted time until all threads have noticed it.
+    /// Time from the end of the counted time until all threads have noticed it.
     pub drain: Duration,
 }
 
@@ -288,7 +288,7 @@ impl<'c, L: Exclusive> Hand<'c, L> {
             had_ns
         });
         self.slot.asked_ns.store(0, Relaxed);
-        // Not waits that ended while settling, and not waits that end after the end.
+        // Ignores waits that ended while the threads settled, and waits that ended after the counted time.
         if common.is(COUNTING) {
             let waited_ns = had_ns.saturating_sub(asked_ns);
             self.waits.histogram.saturating_record_n(waited_ns, self.stride);

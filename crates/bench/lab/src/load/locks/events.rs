@@ -2,7 +2,7 @@
 
 use qspinlock::stats::{Mode, set_mode, totals};
 
-/// Since the process started, or between two readings.
+/// Counts since the process started, or between two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LockEvents {
     /// Sleeps begun.

@@ -22,7 +22,7 @@ use crate::stop::Stop;
 
 /// The server that bareblk is compared with.
 const PEER: &str = "qemu-storage-daemon";
-/// How to install the other server.
+/// Instructions to install that server.
 pub(crate) const PEER_MISSING: &str =
     "qemu-storage-daemon is not installed: apt install qemu-system-common (Debian 12) or qemu-utils (13)";
 /// How long to wait for the socket, and for the process to end.
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn server_that_ends_at_once_is_reported_with_its_words() {
         let kind = Kind::Own { engine: "mmap", cache: "writeback", workers: 1, polls: true };
-        // A program that rejects these arguments.
+        // `ls` rejects these arguments.
         let program = Path::new("/bin/ls");
         let error =
             ServerProcess::start(kind, Some(program), Path::new("/f"), 1, &Stop::default()).unwrap_err();

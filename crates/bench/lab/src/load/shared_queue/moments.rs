@@ -1,6 +1,6 @@
 //! Count, mean, spread and extremes of latencies, as in fio's `clat` line, without storing the samples.
 
-/// Over a number of samples, in the caller's unit.
+/// Moments of a number of samples, in the caller's unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Moments {
     count: u64,

@@ -153,7 +153,8 @@ impl ExitBell {
         let mut seen = 1;
         loop {
             self.serve();
-            // Leaves the device only if no thread rang meanwhile. Acquire: as above, for those that did.
+            // Leaves the device only if no other thread rang in the meantime. Acquire: this thread must see the chains
+            // of a thread that did.
             match self.wanted.compare_exchange(seen, 0, AcqRel, Acquire) {
                 Ok(_) => return,
                 Err(now) => seen = now,

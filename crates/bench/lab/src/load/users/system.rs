@@ -308,8 +308,8 @@ pub(crate) struct Sleeper {
 }
 
 impl Sleeper {
-    /// For the calling thread. `gives_way`: the thread has one user of many, and lets the others run in
-    /// between.
+    /// Makes the state of the calling thread. `gives_way`: the thread runs one of many users, and lets the others run
+    /// in between.
     pub fn new(gives_way: bool) -> Self {
         let seat = Seat { thread: std::thread::current(), is_woken: AtomicBool::new(false) };
         Self { seat: Arc::new(seat), gives_way }
