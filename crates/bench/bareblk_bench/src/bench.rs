@@ -208,7 +208,7 @@ struct Bar {
     rates: String,
 }
 
-/// Between two updates of the rate.
+/// Time between two updates of the rate.
 const RATE: Duration = Duration::from_secs(1);
 
 impl Bar {
@@ -225,7 +225,7 @@ impl Bar {
         if progress.elapsed < self.last.elapsed
             || progress.ios.iter().sum::<u64>() < self.last.ios.iter().sum()
         {
-            // The next of several runs has begun.
+            // The figures fell, so the next of several runs has begun.
             self.last = Progress::default();
             return;
         }

@@ -27,7 +27,7 @@ impl Ending {
         Ok(ending)
     }
 
-    /// Set by the first signal.
+    /// The flag that the first signal sets.
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.flag)
     }

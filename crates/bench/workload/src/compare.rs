@@ -215,7 +215,7 @@ fn line(out: &mut String, name: &str, difference: Option<Difference>, scale: f64
     };
     let covers = match difference.stands_out() {
         Some(_) => format!("the {:.1} % interval", 100.0 * ratio.coverage),
-        // Too few rounds for an interval.
+        // There are too few rounds for an interval.
         None => "smallest to largest".to_owned(),
     };
     let _ = writeln!(

@@ -52,9 +52,9 @@ impl Descriptor {
 /// A chain that the device returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// As given to `add`.
+    /// The token that was given to `add`.
     pub token: u64,
-    /// As returned by `add`; free for reuse.
+    /// The tag that `add` returned; it may be reused now.
     pub tag: u16,
     /// Bytes that the device stored, from the start of the writable buffers.
     pub written_bytes: u32,

@@ -35,7 +35,7 @@ pub enum AddError {
 /// The device broke the used ring: reset the queue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverFault {
-    /// More entries used than were available.
+    /// The device used more entries than were available.
     #[error("used index jumped to {used_idx} from {next_used} with {in_flight} chains in flight")]
     UsedIndexJump {
         /** The used index in the ring. */

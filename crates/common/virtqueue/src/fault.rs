@@ -42,7 +42,7 @@ impl fmt::Display for RingPart {
 /// The ring itself is broken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
-    /// Not a power of two, or outside the limits.
+    /// The queue size is not a power of two, or it is outside the limits.
     #[error("queue size {queue_size} is not a power of two from {min} to {max}")]
     BadQueueSize {
         /** The invalid queue size. */
@@ -52,7 +52,7 @@ pub enum RingFault {
         /** [`crate::MAX_QUEUE_SIZE`]. */
         max: u16,
     },
-    /// Misaligned, unmapped, or across two memory regions.
+    /// A part of the ring is misaligned, unmapped, or across two memory regions.
     #[error("{part} cannot be used")]
     Part {
         /** The part of the ring. */
@@ -61,7 +61,7 @@ pub enum RingFault {
         #[source]
         source: AccessError,
     },
-    /// More chains made available than the queue can hold.
+    /// The driver made more chains available than the queue can hold.
     #[error(
         "available index jumped to {avail_idx} from {next_avail}: more than the {queue_size} entries of the queue"
     )]
@@ -167,17 +167,17 @@ pub enum IndirectFault {
     /// The driver did not accept `VIRTIO_F_INDIRECT_DESC`.
     #[error("indirect descriptor, but the feature was not negotiated")]
     NotNegotiated,
-    /// A table inside a table.
+    /// An indirect descriptor is inside an indirect table.
     #[error("indirect descriptor inside an indirect table")]
     Nested,
     /// An indirect descriptor in a chain with direct ones, which packed rings do not allow (virtio 1.3
     /// §2.8.5).
     #[error("indirect descriptor in a chain with direct descriptors")]
     Mixed,
-    /// NEXT and INDIRECT in one descriptor.
+    /// A descriptor has both NEXT and INDIRECT.
     #[error("indirect descriptor has a next descriptor, which is not allowed")]
     WithNext,
-    /// No entries.
+    /// The table has no entries.
     #[error("indirect table is empty")]
     Empty,
     /// The length is not a whole number of descriptors.

@@ -44,13 +44,13 @@ pub enum LogFault {
         #[source]
         source: AccessError,
     },
-    /// Flags of a later specification.
+    /// The log has feature flags of a later specification.
     #[error("in-flight log has feature flags {features:#x}; only 0 is supported")]
     Features {
         /** The log's feature flags. */
         features: u64,
     },
-    /// A later layout.
+    /// The log has a later layout.
     #[error("in-flight log has version {version}; only {VERSION} is supported")]
     Version {
         /** The log's version. */
@@ -80,7 +80,7 @@ pub enum LogFault {
         /** Number of entries in the log. */
         entries: u16,
     },
-    /// Two lists meet, or one has no end.
+    /// Two lists of entries meet, or one list has no end.
     #[error("in-flight log has entry {entry} in two places")]
     EntryTwice {
         /** The entry's index. */
@@ -98,7 +98,7 @@ pub enum LogFault {
         /** The chain's recorded last entry. */
         last: u16,
     },
-    /// More than the ring holds.
+    /// More descriptors are in flight than the ring holds.
     #[error("in-flight log has {descriptors} descriptors in flight, but the ring has {queue_size}")]
     TooMany {
         /** Number of descriptors of all chains. */

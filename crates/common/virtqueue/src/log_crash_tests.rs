@@ -45,7 +45,7 @@ fn bytes(view: &MemoryView) -> Vec<u8> {
 /// When a device dies, and the memory it leaves.
 #[derive(Default)]
 struct Death {
-    /// Crash points that it still survives; `None`: it lives on.
+    /// Number of crash points that the device still survives; `None`: it does not die.
     after: Option<usize>,
     left: Option<[Vec<u8>; 2]>,
 }
@@ -65,7 +65,7 @@ struct Bed {
     popped: Vec<(u16, u64)>,
     /// Tokens, in the order in which a device first took them.
     order: Vec<u64>,
-    /// By token.
+    /// How often the chain of each token came back.
     came_back: Vec<u32>,
     /// Place in `order` of the last chain that was redone.
     redone: Option<usize>,
@@ -343,7 +343,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// Without a file of failures: Miri has no file system.
+/// Keeps no file of failures, because Miri has no file system.
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 4 } else { 400 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }

@@ -46,7 +46,8 @@ impl EventFd {
         // eventfd, so a back-end can clear it.
         let slices = &mut [IoSliceMut::new(&mut count)];
         if preadv2(&self.0, slices, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
-            // Linux before 5.8. If there is nothing to read, another reader has already cleared the signal.
+            // Linux before 5.8 does not support this call. If there is nothing to read, another reader has already
+            // cleared the signal.
             let _ = read(&self.0, &mut count);
         }
     }

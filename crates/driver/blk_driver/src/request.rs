@@ -10,10 +10,11 @@ use virtio_blk::Segment;
 /// When a write completes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// When the device has the data, which a later flush makes durable.
+    /// The write completes when the device has the data. A later flush makes the data durable.
     #[default]
     Cached,
-    /// When the data is durable: a flush follows the write, and the request completes with that flush.
+    /// The write completes when the data is durable: a flush follows the write, and the request completes with that
+    /// flush.
     Durable,
 }
 

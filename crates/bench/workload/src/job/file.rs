@@ -44,7 +44,7 @@ pub enum JobFileError {
     /// The file has no section other than `[global]`.
     #[error("there is no job in it: add a section [NAME]")]
     NoJob,
-    /// fio would run these at the same time.
+    /// Sections that fio would run at the same time.
     #[error(
         "section [{section}] would run together with the one before it in fio; here sections run one after the \
          other: say so with stonewall in [{section}] or in [global]"

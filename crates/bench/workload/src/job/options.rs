@@ -14,7 +14,7 @@ use super::{Job, MAX_BLOCK_BYTES, MAX_DEPTH, MAX_JOBS, Mix, Order, Pattern, unit
 /// An option that cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
-    /// Not in the table.
+    /// The option is not in the table.
     #[error("option '{option}' is not known; known are: {}", known().join(", "))]
     Unknown {
         /** The unknown option. */
@@ -45,7 +45,7 @@ type Set = fn(&mut Job, &str) -> Result<(), String>;
 
 struct Known {
     names: &'static [&'static str],
-    /// May be given without a value; the value is then "1".
+    /// The option may be given without a value; the value is then "1".
     flag: bool,
     set: Set,
 }

@@ -18,7 +18,7 @@ pub struct CpuTime {
     pub user: Duration,
     /// In the kernel.
     pub system: Duration,
-    /// Voluntary and involuntary.
+    /// Voluntary and involuntary context switches.
     pub context_switches: u64,
     /// Page faults with I/O.
     pub major_faults: u64,
@@ -27,7 +27,7 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// The calling thread's, since it began.
+    /// Returns the usage of the calling thread since it began.
     #[must_use]
     pub fn of_thread() -> Self {
         let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Self::default() };

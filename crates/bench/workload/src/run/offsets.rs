@@ -10,9 +10,9 @@ use crate::job::{Job, Mix, Order, Span};
 /// The direction of one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the device.
+    /// A read.
     Read,
-    /// To the device.
+    /// A write.
     Write,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Offsets {
 }
 
 impl Offsets {
-    /// For clone `clone`, which works on `span`.
+    /// Makes the positions of clone `clone`, which works on `span`.
     pub fn new(job: &Job, clone: u32, span: Span) -> Self {
         Self {
             order: job.pattern.order,

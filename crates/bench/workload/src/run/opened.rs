@@ -52,7 +52,8 @@ impl Opened {
         }
     }
 
-    /// One request for files, as in fio. All ready requests for rings, where a batch costs one index update.
+    /// Returns the requests per submission: one for files, as in fio, and all ready requests for rings, where a batch
+    /// costs one index update.
     pub(super) fn usual_batch(&self, job: &Job) -> u32 {
         match self {
             Self::File(..) => 1,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::offsets::Direction;
 use crate::job::Rate;
 
-/// Unlimited unless a rate is set.
+/// The pace of one thread. Without a rate, the thread never waits.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
     /// Time between two requests of a direction; zero: unlimited.

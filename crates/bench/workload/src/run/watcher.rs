@@ -68,7 +68,7 @@ impl Watcher<'_> {
             sampler.sample();
             self.news(watch);
             watch.tick(&self.progress(start));
-            // If the server has exited, the last value stays.
+            // If the server has exited, this keeps the last value.
             server = self.server.and_then(ProcessTime::of).or(server);
         }
         self.news(watch);

@@ -53,7 +53,7 @@ pub(super) struct PackedLog {
     pub(super) at: u16,
     pub(super) noted_last: u16,
     pub(super) noted: u16,
-    /// Where the ring's next used descriptor goes.
+    /// The position of the ring's next used descriptor.
     pub(super) used: Cursor,
 }
 

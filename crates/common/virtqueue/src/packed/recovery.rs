@@ -160,7 +160,7 @@ struct Reader {
     found: Snapshot,
     /// By entry.
     seen: Vec<bool>,
-    /// How many entries were seen.
+    /// Number of entries visited.
     seen_entries: u16,
 }
 

@@ -44,10 +44,9 @@ pub(super) fn base(next_avail: Cursor, next_used: Cursor) -> u32 {
     u32::from(next_avail.to_bits()) | u32::from(next_used.to_bits()) << 16
 }
 
-/// The event word of a device that is about to wait or to stop: a request for kicks. It includes the position
-/// if that lets the next device see that nothing is in flight.
-/// A driver reads the position only with [`Wish::At`]; with any other wish the device may use the field.
-/// field.
+/// The event word of a device that is about to wait or to stop: a request for kicks. It includes the position if that
+/// lets the next device see that nothing is in flight. A driver reads the position only with [`Wish::At`]; with any
+/// other wish the device may use the field.
 #[inline]
 pub(super) fn farewell(next_avail: Cursor, is_drained: bool, event_idx: bool) -> u32 {
     match (is_drained, event_idx) {

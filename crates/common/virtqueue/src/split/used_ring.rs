@@ -21,7 +21,7 @@ pub(super) struct UsedRing {
     pub entries: SharedSlice<u32>,
     /// `queue_size - 1`.
     mask: u16,
-    /// Where the next entry goes.
+    /// Index of the next used entry.
     next_used: u16,
     /// `used.idx` as the driver sees it.
     published: u16,

@@ -89,7 +89,7 @@ impl Channel {
             }
             match self.partial.receive_some(&self.socket, drop) {
                 Ok(false) => return Ok(None),
-                // The driver wants none of them.
+                // The driver wants no descriptors from the back-end.
                 Ok(true) | Err(FrameError::FdsLost) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::info::Event;
 use crate::kick::{Doorbell, EventFd};
 
-/// Limits memory if the user never reads events while the back-end keeps reconnecting.
+/// Limit of queued events. It bounds the memory if the user never reads events while the back-end keeps reconnecting.
 const MAX_EVENTS: usize = 64;
 
 #[derive(Debug)]

@@ -63,7 +63,7 @@ impl FrontEnd {
 
     pub(super) fn set_protocol_features(&mut self, features: VhostUserProtocolFeatures) -> Result<()> {
         let body = features.bits().to_ne_bytes();
-        // REPLY_ACK applies from the next message on.
+        // Stores the features after this message, because REPLY_ACK applies only from the next message on.
         self.tell(FrontendReq::SET_PROTOCOL_FEATURES, &body, &[])?;
         self.protocol = features;
         Ok(())

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The device's description of itself (virtio 1.3 §5.2.4), in the named units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// In sectors of 512 bytes.
+    /// Capacity in sectors of 512 bytes.
     pub capacity_sectors: u64,
     /// Logical block size.
     pub block_size_bytes: u32,

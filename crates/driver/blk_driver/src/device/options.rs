@@ -76,7 +76,7 @@ impl Options {
 /// The driver's reaction to a lost connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reconnect {
-    /// Everything in flight ends with `Lost`.
+    /// Do not reconnect: everything in flight ends with `Lost`.
     Never,
     /// Try to reconnect for this long; after that, as `Never`.
     For(Duration),

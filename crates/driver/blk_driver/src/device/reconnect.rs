@@ -140,7 +140,7 @@ impl Restart {
         None
     }
 
-    /// Reports what is known; also called if the back-end goes away again.
+    /// Reports the outcomes that are known so far. The thread also calls this if the back-end goes away again.
     pub(super) fn report(mut self, thread: &Thread) {
         self.report.owners_waited_for = u16::try_from(self.waiting.len()).unwrap_or(u16::MAX);
         thread.shared.events.push(Event::Reconnected(self.report));
@@ -250,7 +250,7 @@ impl Thread {
     }
 
     fn restart(&self, report: ReconnectReport) -> Restart {
-        // Owners that keep their rings have nothing to do.
+        // Owners that keep their rings need not do anything.
         let links = self.links.iter().filter(|link| !report.kept_rings && !has_ended(link));
         Restart { report, waiting: links.cloned().collect(), due: Instant::now() + REPORT_LIMIT }
     }

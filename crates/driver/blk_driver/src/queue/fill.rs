@@ -32,9 +32,9 @@ pub(crate) struct Limits {
     pub flush: bool,
     /// The device accepts no writes (`VIRTIO_BLK_F_RO`).
     pub read_only: bool,
-    /// 0 segments: no discard (`VIRTIO_BLK_F_DISCARD`).
+    /// Limits of a discard; 0 segments: the device has no discard (`VIRTIO_BLK_F_DISCARD`).
     pub discard: SegmentLimits,
-    /// 0 segments: no write zeroes (`VIRTIO_BLK_F_WRITE_ZEROES`).
+    /// Limits of a write zeroes; 0 segments: the device has no write zeroes (`VIRTIO_BLK_F_WRITE_ZEROES`).
     pub write_zeroes: SegmentLimits,
 }
 

@@ -29,7 +29,8 @@ pub(crate) enum Stage {
     Ending(Result<(), RequestError>),
     /// The request ended, and this was reported; the device still has the buffers.
     Zombie,
-    /// As `Zombie`, but the device has released the buffers, which was not yet reported.
+    /// The request ended, and this was reported. The device has since released the buffers, which was not yet
+    /// reported.
     Returning,
 }
 
@@ -60,7 +61,7 @@ pub(crate) struct Slot {
     pub sector: u64,
     /// All buffers, header first, status last.
     pub chain: Vec<GuestRange>,
-    /// How many of `chain` the device reads.
+    /// Number of buffers in `chain` that the device reads.
     pub readable: usize,
     /// Segments of a discard or a write zeroes.
     pub segments: Vec<Segment>,

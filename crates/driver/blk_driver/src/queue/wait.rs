@@ -29,7 +29,7 @@ impl Queue {
         if taken > 0 || out.is_empty() {
             return Ok(taken);
         }
-        // No time limit if the end is beyond the clock's range.
+        // There is no time limit if the end is beyond the clock's range.
         let until = Instant::now().checked_add(limit);
         loop {
             let more = self.arm()?;
