@@ -215,7 +215,7 @@ fn engine_thread_that_gets_no_list_ends_the_process_with_a_line() {
     assert!(line.contains("engine thread does not get its list") && line.contains("--sandbox off"), "{line}");
 }
 
-// ---- what still works
+// ---- operations that still work
 
 /// Each thread starts the next one of the same kind, `left` times; they pass `last` on.
 fn engine_threads_in_a_row(left: usize, last: std::sync::mpsc::Sender<()>) {

@@ -49,7 +49,7 @@ fn failure(command: Command) -> (String, String) {
     (text(run.stdout), line.lines().last().unwrap().to_owned())
 }
 
-// ---- what it does
+// ---- measurements
 
 #[test]
 fn job_on_a_file_reads_each_block_of_its_size_once_per_loop() {
@@ -207,7 +207,7 @@ fn socket_with_and_without_an_in_flight_log_can_be_compared() {
     assert_says(&text, &["without an in-flight log", "with an in-flight log", "rounds: 2"]);
 }
 
-// ---- damage
+// ---- corrupt data
 
 /// Flips a bit of the byte.
 fn damage(file: &Path, at: u64) {
@@ -244,7 +244,7 @@ fn block_that_went_to_another_place_is_found() {
     assert_says(&line, &["block at offset 4096", "expected 4096", "found 8192"]);
 }
 
-// ---- ends
+// ---- ends of a run
 
 /// Starts a run of ten minutes, and waits until its thread works.
 fn long_run(mut command: Command) -> Child {
@@ -348,7 +348,7 @@ fn back_end_that_comes_back_to_a_run_without_a_log_is_sent_everything_again() {
     assert_says(&text, &["requests sent again"]);
 }
 
-// ---- what it refuses
+// ---- refused arguments
 
 #[test]
 fn sockets_that_cannot_be_used_are_told_apart() {

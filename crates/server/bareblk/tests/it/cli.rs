@@ -77,7 +77,7 @@ fn block_size_that_is_no_power_of_two_is_refused() {
     assert_says(&refusal(command), &["1000", "power of two", "512 to 4096"]);
 }
 
-/// Exists on every Linux, is readable by every user, and sysfs has no direct I/O.
+/// This file exists on every Linux and is readable by every user, and sysfs has no direct I/O.
 const FILE_WITHOUT_DIRECT_IO: &str = "/sys/kernel/uevent_seqnum";
 
 #[test]
@@ -169,7 +169,7 @@ fn create_of_a_size_that_is_no_whole_blocks_names_both_options_and_makes_no_file
     assert!(!image.exists());
 }
 
-// ---- options the server cannot follow; the image is not even looked at
+// ---- invalid options, refused before the image is opened
 
 #[test]
 fn queue_size_that_is_no_power_of_two_is_refused_before_an_image_is_made() {
@@ -306,7 +306,7 @@ fn unsafe_cache_warns_when_it_starts_and_claims_nothing_when_it_stops() {
     assert!(!log.contains("stable storage"), "{log}");
 }
 
-// ---- sockets that cannot be had
+// ---- sockets that cannot be created
 
 #[test]
 fn socket_path_that_is_too_long_is_told_the_limit() {
@@ -342,7 +342,7 @@ fn regular_file_in_the_sockets_place_is_refused_and_stays() {
     assert_eq!(std::fs::read_to_string(place.socket("s")).unwrap(), "precious");
 }
 
-// ---- what the other commands print
+// ---- output of the other commands
 
 #[test]
 fn version_is_printed() {

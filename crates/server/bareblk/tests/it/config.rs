@@ -56,7 +56,7 @@ fn connects(place: &Place, socket: &str) -> bool {
     UnixStream::connect(place.socket(socket)).is_ok()
 }
 
-// ---- what it serves
+// ---- served disks
 
 #[test]
 fn disks_with_different_engines_and_caches_are_served_at_once() {
@@ -137,7 +137,7 @@ fn limit_of_open_files_that_is_too_low_for_all_disks_is_one_warning_with_the_num
     assert_says(warnings[0], &["WARN", "may need 1307 open files", "only 200 are allowed", "LimitNOFILE"]);
 }
 
-// ---- what it refuses
+// ---- refused files
 
 #[test]
 fn mistake_is_one_line_with_file_line_and_value_and_nothing_is_made() {
@@ -271,7 +271,7 @@ fn hangup_with_a_broken_file_changes_nothing_and_is_one_line() {
 fn disk_that_cannot_be_as_it_is_wanted_is_served_as_before() {
     let place = Place::new();
     let server = start(&place, &disk(&place, "a", "cache = 'writeback'"));
-    // The page cache does not allow this; the server finds out only by trying.
+    // The engine `mmap` refuses this image. The server detects that only when it tries.
     write(&place, &disk(&place, "a", "cache = 'writeback'\nengine = 'mmap'"));
     server.signal(Signal::HUP);
     server.wait_logged("it is served as before");

@@ -101,7 +101,7 @@ fn threads(server: &Server, name: &str) -> usize {
     names.filter(|found| found.trim_end() == name).count()
 }
 
-// ---- looking
+// ---- queries
 
 #[test]
 fn list_shows_the_disk_in_a_table_and_in_json() {
@@ -151,7 +151,7 @@ fn control_socket_of_the_environment_is_asked_unless_another_is_named() {
     assert_says(&output(command), &["root"]);
 }
 
-// ---- changing
+// ---- changes
 
 #[test]
 fn disk_is_added_served_resized_and_removed() {
@@ -328,7 +328,7 @@ fn changes_are_in_the_log_and_questions_are_not() {
     assert!(!server.log().contains("list"), "{}", server.log());
 }
 
-// ---- stopping
+// ---- stops
 
 #[test]
 fn shutdown_returns_when_the_server_has_stopped() {

@@ -1,5 +1,5 @@
-//! Engines from the command line: which one is chosen, which are refused, and what happens when the host forbids their
-//! calls.
+//! Engines from the command line: the chosen one, the refused ones, and the program's behaviour when the host forbids
+//! their calls.
 //!
 //! Seccomp filters on one thread forbid the calls; the program that the thread starts inherits them.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]

@@ -227,7 +227,7 @@ fn guests_booted_by_firmware_lose_nothing_when_their_servers_are_killed() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-// ---- what does not work, and the reason that the server's log gives
+// ---- combinations that fail, and the reason in the server's log
 
 /// Starts the guest, waits for the log line that contains `part`, and prints it.
 fn is_refused(vm: &Vm, disk: &Served, client: &str, part: &str) {

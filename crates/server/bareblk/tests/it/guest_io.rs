@@ -95,7 +95,7 @@ fn buffers_above_4_gib_are_read_and_written() {
     assert!(number(&output, "TAKEN_ABOVE_PAGES") >= 32 * MIB / 4096, "{}", output.console);
 }
 
-/// Each node is its own memory file. One vCPU uses its node's memory at a time, then both do.
+/// Each node is its own memory file. First one vCPU at a time uses the memory of its node, then both do.
 #[test]
 fn guest_with_two_nodes_of_memory_reads_and_writes_from_both() {
     let mib = sizes::VERIFIED_MIB.now();

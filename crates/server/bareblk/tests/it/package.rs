@@ -55,7 +55,7 @@ fn units_have_no_word_that_systemd_does_not_know() {
     }
 }
 
-/// In tenths of the `systemd-analyze security` scale, where 0 is the safest.
+/// Highest accepted exposure, in tenths of the `systemd-analyze security` scale, where 0 is the safest.
 const MOST_EXPOSED: &str = "35";
 
 #[test]
@@ -197,7 +197,7 @@ impl Debian {
 
     /// Returns the script's output and checks that it succeeded.
     fn run(&self, script: &str) -> String {
-        // With its own /proc, unmounted when the script ends.
+        // The folder has its own /proc, which is unmounted when the script ends.
         let enter = "mount -t proc proc \"$0/proc\" && exec chroot \"$0\" sh -c \"$1\"";
         let mut run = Command::new("unshare");
         run.args(["--mount", "--pid", "--fork", "--kill-child", "--", "sh", "-c", enter]);

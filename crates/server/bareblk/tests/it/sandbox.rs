@@ -71,7 +71,7 @@ fn children(server: &Server) -> Vec<i32> {
     children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
-// ---- what is left
+// ---- remaining rights
 
 #[test]
 fn every_thread_has_a_list_of_calls_and_workers_and_sessions_a_shorter_one() {
@@ -93,7 +93,7 @@ fn every_thread_has_a_list_of_calls_and_workers_and_sessions_a_shorter_one() {
     assert_eq!(filters["bareblk-work-0"], filters["bareblk-accept"] + 1, "{filters:?}");
 }
 
-/// `CAP_IPC_LOCK` where the server keeps it: where it has no `CAP_SYS_RESOURCE`, with which it could raise the limit.
+/// `CAP_IPC_LOCK` if the server keeps it: a server without `CAP_SYS_RESOURCE` cannot raise the limit of locked memory.
 fn locking() -> u64 {
     let (lock, resource) = (1 << 14, 1 << 24);
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -134,7 +134,7 @@ fn memory_of_the_server_is_kept_out_of_core_files() {
     assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
 }
 
-// ---- what still works
+// ---- operations that still work
 
 #[test]
 fn every_engine_serves_verified_io() {
@@ -513,7 +513,7 @@ fn clients_add_block_devices_from_folders_allowed_and_nothing_else_of_them() {
     assert!(server.stop(Signal::TERM).success());
 }
 
-// ---- what cannot be
+// ---- impossible settings
 
 #[test]
 fn somebody_elses_rights_are_refused_to_who_is_not_root() {

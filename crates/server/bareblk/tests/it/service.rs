@@ -67,7 +67,7 @@ fn bench(socket: &Path) -> String {
     output(command)
 }
 
-// ---- what it is told
+// ---- notifications
 
 #[test]
 fn manager_is_told_of_start_and_stop() {
@@ -270,7 +270,8 @@ fn passed_socket_is_the_disks_with_its_path_and_stays_as_it_was() {
     let server = Server::start(passing(&command, &[("anything", &socket)]));
     bench(&path);
     assert_eq!((inode(&path), mode(&path)), (before, 0o612));
-    // The kernel names the process that called listen last. The server leaves the manager's backlog unchanged.
+    // The kernel reports the process that called listen last as the peer. The server leaves the manager's backlog
+    // unchanged.
     let stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
     let peer = rustix::net::sockopt::socket_peercred(&stream).unwrap();
     assert_eq!(peer.pid.as_raw_nonzero().get().unsigned_abs(), std::process::id());

@@ -22,7 +22,7 @@ use crate::rig::{DEADLINE, Place, Server, Starting, assert_says, bareblk, is_roo
 
 const MIB: u64 = 1 << 20;
 
-// ---- who may use an image
+// ---- image locks
 
 #[test]
 fn image_of_a_running_server_is_refused_with_its_process_id() {
@@ -176,7 +176,7 @@ fn image_that_looks_like_qcow2_is_served_with_one_warning() {
     assert_says(warnings[0], &["WARN", "disk.qcow2", "served as raw", "qemu-img convert -O raw"]);
 }
 
-// ---- ends
+// ---- stops
 
 #[test]
 fn interrupted_server_exits_with_zero_and_its_socket_is_gone() {
@@ -237,7 +237,7 @@ fn socket_gets_the_owner_and_group_that_were_asked_for() {
     assert_eq!((socket.uid(), socket.gid()), (1, 4321)); // daemon is 1 on every Linux
 }
 
-// ---- what it says
+// ---- output
 
 #[test]
 fn ready_line_names_image_and_socket_when_front_ends_can_connect() {

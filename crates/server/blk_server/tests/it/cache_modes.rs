@@ -62,7 +62,7 @@ fn reboot(bed: &mut Bed, reset: impl FnOnce(&Bed)) {
     bed.guest = bed.front_end.start_queue(0, 256, FULL);
 }
 
-// ---- how guests start
+// ---- the cache mode at the start
 
 #[test]
 fn disks_that_start_writeback_are_writeback_for_drivers_that_flush() {
@@ -100,7 +100,7 @@ fn zeroes_and_discards_of_disks_that_start_writethrough_are_synced_before_they_c
     assert_eq!([verbs(&zeroes), verbs(&discard)], [[Verb::Allocate, Verb::Sync]; 2]);
 }
 
-// ---- guests that choose
+// ---- guests that change the cache mode
 
 #[test]
 fn guest_switches_its_cache_in_every_mode() {

@@ -173,7 +173,7 @@ fn every_page_that_an_engine_changes_is_in_the_log() {
     }
 }
 
-// ---- on and off
+// ---- logging that starts and stops
 
 fn data_of_reads_that_were_under_way_is_in_the_log_that_came_meanwhile(format: Format) {
     let (options, handle) = faulty();
@@ -294,7 +294,7 @@ fn front_end_that_wants_to_be_told_of_new_bits_is_told() {
     assert!(eventually(|| take_signals(&told) > 0));
 }
 
-// ---- memory that comes and goes
+// ---- regions that are added and removed
 
 #[test]
 fn region_that_is_plugged_in_under_the_log_is_noted_and_one_beyond_it_ends_the_session() {

@@ -34,7 +34,7 @@ fn load(guest: &mut Guest, stop: &AtomicBool, done: &AtomicU64) {
     }
 }
 
-/// Whether the neighbour's guest keeps completing requests.
+/// Whether the requests of the neighbouring guest still complete.
 fn goes_on(done: &AtomicU64) -> bool {
     let before = done.load(Relaxed);
     eventually(|| done.load(Relaxed) > before + 20)

@@ -116,7 +116,7 @@ fn mmap_keeps_its_promises() {
     engine_keeps_its_promises(EngineKind::Mmap);
 }
 
-// ---- the engine that goes wrong on request
+// ---- the fake engine with faults
 
 const SAFE_MODES: [CacheMode; 4] =
     [CacheMode::None, CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Directsync];
@@ -144,7 +144,7 @@ fn every_mode_and_seed(mishaps: impl Fn(u64) -> Vec<Mishap>) -> Vec<History> {
     runs.map(|(cache, seed)| with_mishaps(cache, seed, mishaps(seed))).collect()
 }
 
-/// The number of calls, over all histories, with such a result.
+/// The number of calls in all histories for whose result `is_meant` is true.
 fn results(histories: &[History], is_meant: fn(&io_engine::Record, i32) -> bool) -> usize {
     let calls = histories.iter().flat_map(|history| &history.calls);
     calls.filter(|call| call.completed.is_some_and(|(_, result)| is_meant(call, result))).count()
@@ -212,7 +212,7 @@ fn durable_writes_that_fail_break_no_promise() {
     assert!(results(&histories, |_, result| result == -Errno::IO.raw_os_error()) == histories.len());
 }
 
-// ---- the model notices
+// ---- broken promises that the model detects
 
 /// Runs without faults. Returns whether the model still accepts the history after `change`.
 fn breaks(cache: CacheMode, change: fn(&mut History)) -> bool {
@@ -260,7 +260,7 @@ fn syncs_that_start_before_a_write_has_completed_are_noticed() {
     assert!(breaks(CacheMode::None, hurry_syncs) && breaks(CacheMode::Writeback, hurry_syncs));
 }
 
-/// Acknowledges writes as soon as they are sent.
+/// Moves the acknowledgement of each write to the moment at which the guest sent it.
 fn answer_early(history: &mut History) {
     for request in history.requests.iter_mut().filter(|request| request.deed == Deed::Write) {
         request.acked = request.acked.map(|(_, ok)| (request.sent, ok));

@@ -1,5 +1,5 @@
-//! Storage that really fails, under every engine: full file systems, a truncated image, a host that returns EIO. Only
-//! the request that hits an error gets it. Held requests are done when the storage works again.
+//! Storage that really fails, under every engine: full file systems, a truncated image, a host that returns EIO. An
+//! error ends only the request that caused it. Held requests complete once the storage works again.
 //!
 //! tmpfs and ext4 (on a loop device) need the right to mount, and so does FUSE: without it the tests print that they
 //! are skipped.
@@ -72,7 +72,7 @@ fn write_chunk(guest: &mut Guest, number: u64) -> Pending {
     pending
 }
 
-// ---- full
+// ---- full file systems
 
 /// Writes chunk after chunk until one is held. Returns that one, and its number.
 fn fill_until_parked(rig: &Rig, guest: &mut Guest) -> (Pending, u64) {
@@ -155,7 +155,7 @@ fn full_file_system_is_ioerr_and_freed_blocks_can_be_written_again() {
     }
 }
 
-// ---- cut off
+// ---- a truncated image
 
 /// Beyond the end of the mapped file an access raises SIGBUS.
 #[test]

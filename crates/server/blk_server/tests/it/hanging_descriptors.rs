@@ -20,7 +20,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::SendFlags;
 use rustix::net::sockopt::set_socket_linger;
 
-/// A guest of this disk, who is served.
+/// A guest of this disk whose requests complete.
 fn guest_of(rig: &Rig, disk: usize) -> (FrontEnd, Guest) {
     let mut front_end = rig.connect_to(disk);
     front_end.negotiate(feature::USUAL);
@@ -73,7 +73,8 @@ fn sessions(rig: &Rig) -> usize {
     rig.server.as_ref().unwrap().report().disks[0].sessions
 }
 
-/// Closed while its FUSE host answers; otherwise the process could not exit.
+/// A file on a FUSE file system. Dropping it makes the host answer before the file is closed; otherwise the process
+/// could not exit.
 struct HangingFile {
     file: File,
     host: FuseDisk,

@@ -10,7 +10,7 @@ use crate::rig::packed_guest::{Hostile, hostile_guest};
 use crate::rig::raw_guest::{last, readable, table, writable};
 use crate::rig::{MIB, Options, Rig, header_bytes, kind};
 
-/// Outside the guest's 16 MiB.
+/// An address outside the guest's 16 MiB.
 const NOWHERE: u64 = 64 * MIB;
 /// Length 0: the device did not even write the status.
 const NOT_WRITTEN: (u32, u8) = (0, 0xff);

@@ -13,10 +13,10 @@ use crate::rig::passed::{add_transfer, hold, let_go, memfd, region, serves, shar
 use crate::rig::raw_guest::{PLAIN, RawGuest, last, readable, table, writable};
 use crate::rig::{FrontEnd, Guest, MIB, Options, Rig, code, eventually, feature, header_bytes, kind, ready};
 
-/// Where raw guests have their header, and the status byte of all chains behind it.
+/// Address of the raw guests' header, which is followed by the status byte of all chains.
 const HEADER: u64 = 3 * MIB;
 const STATUS: u64 = HEADER + 64;
-/// Where they have their indirect tables, a page or two for each.
+/// Address of the raw guests' indirect tables, a page or two for each table.
 const TABLES: u64 = 4 * MIB;
 
 /// A working guest of the second disk.
@@ -196,7 +196,7 @@ fn full_rings_of_one_disk_do_not_keep_another_out_of_a_full_engine() {
     raws.iter().for_each(|raw| fill_ring(raw, 1024, kind::IN, &read));
     hold(&handle);
     raws.iter().for_each(|raw| offer_up_to(raw, 1024));
-    // At least its reserve; with the part that both disks share, nearly the whole engine.
+    // The first disk has at least its reserve, and with the shared part nearly the whole engine.
     assert!(eventually(|| handle.held() >= 32));
     let pending = add_transfer(&mut other_guest, kind::OUT, 0, 8 * MIB, 4096);
     other_guest.submit();

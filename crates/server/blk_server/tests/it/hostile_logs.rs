@@ -77,7 +77,7 @@ const RING_BYTES: usize = 0xb000;
 /// A log that the hostile front-end can write.
 struct Log {
     view: MemoryView,
-    /// Before its entries, and of each.
+    /// Size of the header before the log's entries, and size of each entry.
     words: (u64, u64),
 }
 
@@ -101,7 +101,7 @@ impl Log {
         self.words.0 + self.words.1 * u64::from(entry)
     }
 
-    /// Mostly marks an entry beyond the ring as in flight for a moment; sometimes changes any other word.
+    /// In most calls, marks an entry beyond the ring as in flight for a moment. In the others, changes any other word.
     fn scribble(&self, ring: Format, rng: &mut Rng) {
         for _ in 0..16 {
             self.set(self.entry(LOG_ENTRIES - 1), 1);
@@ -211,7 +211,7 @@ fn indirect_table_that_changes_while_it_is_read_is_one_request_all_the_same(ring
     };
     beside(scribble, || {
         for round in 0..10 * RACES.now() {
-            // The request completes once, whatever it was.
+            // The request completes once, whether it was valid or not.
             hostile.exchange(&[table(TABLES[round as usize % TABLES.len()], TABLE_BYTES as u32)]);
             assert!(round % (10 * LOOK_EVERY) != 0 || serves(&mut good), "round {round}");
         }

@@ -27,11 +27,11 @@ use crate::rig::raw_guest::{faulty, range};
 use crate::rig::small_fs::{Kind, SmallFs};
 use crate::rig::{FrontEnd, Guest, MIB, Options, Rig, eventually, feature, header_bytes, kind};
 
-/// Of each queue.
+/// Size of each queue.
 const QUEUE_SIZE: u16 = 1024;
 const QUEUES: u16 = 4;
 const PAGE: u32 = 4096;
-/// Longer than an event takes on a busy machine.
+/// Time limit of a wait, longer than any event takes on a busy machine.
 const LONG: Duration = Duration::from_secs(300);
 
 /// A file system whose writes wait. It resumes when this is dropped, when the test's process ends, and in any case

@@ -106,7 +106,7 @@ fn block(number: u64) -> Vec<u8> {
 }
 
 impl Bed {
-    /// Sends writes of one block each, from block `first` on, without waiting.
+    /// Sends writes of one block each, from block `first` on, and does not wait for them.
     fn begin_writes(&mut self, first: u64, count: u64) {
         for number in first..first + count {
             let addr = 8 * MIB + number * BLOCK as u64;
@@ -201,7 +201,7 @@ fn assert_written(rig: &Rig, blocks: std::ops::Range<u64>) {
     }
 }
 
-/// Writes that this server did; counted shortly after the guest sees them.
+/// Writes that this server completed. The server counts each write shortly after the guest can see it.
 fn writes(rig: &Rig) -> u64 {
     rig.server.as_ref().unwrap().report().disks[0].queues[0].counters.writes
 }
@@ -464,7 +464,7 @@ fn logs_that_cannot_be_are_refused_and_the_session_goes_on() {
     for unfit in &unfit {
         assert_eq!(set(&front_end, &good, &[unfit.as_fd()]), 1);
     }
-    // Of a file that is larger than any log, the server maps only a log's size.
+    // The front-end passes a file that is larger than any log. The server maps only as much as a log needs.
     let sparse = memfd(1 << 45);
     front_end.ok(code::SET_INFLIGHT_FD, &inflight(1 << 45, 0, 1, 64), &[sparse.as_fd()]);
     front_end.ok(code::SET_INFLIGHT_FD, &good[..20], &[fd.as_fd()]);

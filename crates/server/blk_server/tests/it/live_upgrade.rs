@@ -1,4 +1,4 @@
-//! Sessions that freeze and then continue, here or in another server; and upgrades that are refused.
+//! Sessions that freeze and then continue, in the same server or in another one; and upgrades that are refused.
 //!
 //! Both servers are in this process: the test passes their messages itself.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -43,7 +43,7 @@ fn write(guest: &mut Guest) -> Pending {
     add_transfer(guest, kind::OUT, 0, 8 * MIB, 4096)
 }
 
-// ---- here
+// ---- in the same server
 
 #[test]
 fn guest_goes_on_after_a_freeze_that_came_to_nothing() {
@@ -162,7 +162,7 @@ fn parked_requests_without_a_log_keep_their_session_here() {
     }
 }
 
-// ---- there
+// ---- in another server
 
 type Part = (String, DiskState, Vec<(Value, Vec<OwnedFd>)>);
 
@@ -313,7 +313,8 @@ fn two_sessions(rig: &mut Rig) -> (Part, [(FrontEnd, Guest); 2]) {
     let guest = front_end.new_guest(0, 256, Format::Split.usual());
     front_end.announce_queue(&guest);
     let mut part = parts_of(rig);
-    // The state after its front-end enabled the queue and was refused, because the rings were the other session's.
+    // The state of a session whose front-end enabled the queue and was refused, because the other session had the
+    // rings.
     let waiting = part.2.iter_mut().find(|(state, _)| state["vrings"][0]["enabled"] == json!(false)).unwrap();
     waiting.0["vrings"][0]["enabled"] = json!(true);
     (part, [first, (front_end, guest)])

@@ -111,7 +111,7 @@ fn load(guest: &mut Guest, stop: &AtomicBool, done: &AtomicU64) -> Slots {
             std::thread::yield_now();
         }
     }
-    // Makes available the ones that the device has not seen yet.
+    // Publishes the requests that the device has not seen yet.
     guest.submit();
     slots
 }

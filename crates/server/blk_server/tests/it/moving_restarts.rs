@@ -49,7 +49,7 @@ fn change_that_meets_another_that_hangs_keeps_to_its_limit() {
     hang(&handle, &mut guest);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| server(&rig).attach("test0", 0, WorkerId(1), ENOUGH));
-        // Without another change this does nothing.
+        // Worker 0 already has the queue, so without another change this call does nothing.
         let stays = || server(&rig).attach("test0", 0, WorkerId(0), SHORT);
         assert!(eventually(|| matches!(stays(), Err(AdminError::OthersChange { .. }))));
         for _ in 0..2 {

@@ -102,7 +102,7 @@ impl Bed {
     }
 }
 
-// ---- held, and done in the end
+// ---- held requests that complete in the end
 
 #[test]
 fn parked_writes_keep_the_guest_waiting_others_go_on_and_all_are_done_when_resumed() {
@@ -207,7 +207,7 @@ fn parked_discard_or_zeroes_are_done_again_as_they_were_sent() {
     }
 }
 
-// ---- what is held, and what is not
+// ---- requests that are held, and requests that are not
 
 #[test]
 fn only_lack_of_space_is_parked_if_only_that_is_to_be() {
@@ -238,7 +238,7 @@ fn flush_passes_parked_writes_and_one_that_fails_is_reported_and_ends_their_wait
     assert_eq!(bed.guest.request(kind::FLUSH, 0, &[], 0).status, Some(OK));
     bed.fake.inject(When::Verb(Verb::Sync), Fault::Errno(Errno::NOSPC), 1);
     assert_eq!(bed.guest.request(kind::FLUSH, 0, &[], 0).status, Some(IOERR));
-    // The disk only reads from now on: writes fail, even if they would succeed.
+    // The disk now accepts only reads: writes fail, even if the host would complete them.
     bed.fake.clear();
     resume(&bed.rig);
     bed.answered(&pending, IOERR);
@@ -276,7 +276,7 @@ fn durable_write_without_space_is_parked_and_durable_when_it_is_done() {
     );
 }
 
-// ---- bounds
+// ---- limits
 
 /// A small engine and two disks on one worker: held requests of one disk take no room from the other.
 #[test]

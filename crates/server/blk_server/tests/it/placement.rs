@@ -257,7 +257,7 @@ fn completion_worker_that_does_not_run_dry_in_time_stays_and_goes_on() {
         "disk `test1` still has requests in flight after 0.05 s; its completion worker stays as it was"
     );
     assert_eq!(report(&rig).placement.completion_worker(), Some(WorkerId(0)));
-    // It no longer delays the other queue.
+    // The stuck request no longer delays the other queue.
     assert!(serves(&mut guests[1]));
     fake.release().unwrap();
     assert!(guests[0].next_used().is_some());

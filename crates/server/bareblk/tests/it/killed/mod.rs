@@ -32,7 +32,7 @@ use crate::rig::{Place, Server};
 const MIB: u64 = 1 << 20;
 /// A busy server's longest life: long enough for some hundred requests.
 const LONGEST_LIFE: Duration = Duration::from_millis(100);
-/// So short that a server dies while a front-end connects, or while it resubmits requests.
+/// A life so short that the server dies while a front-end connects, or while it resubmits requests.
 const SHORTEST_LIVES: Duration = Duration::from_millis(4);
 
 /// Prints the seed, so that a schedule can be repeated.
@@ -205,7 +205,8 @@ fn kills(disk: &mut Disk, rings: Rings, overlap: Overlap, copies: Copies, random
             load.live(random);
             disk.kill();
             disk.start();
-            // Not always: sometimes the next server must die while it resubmits its predecessor's requests.
+            // Waits only sometimes: in the other cases the next server must die while it resubmits its predecessor's
+            // requests.
             if random.bool() {
                 load.verify();
             }
@@ -258,7 +259,7 @@ fn nothing_is_lost_with_servers_that_are_killed_over_a_mapping() {
     survives_kills(Copies::Yes, || Disk::at(Place::in_memory(), &["--engine", "mmap"]));
 }
 
-// ---- while something else goes on
+// ---- kills during other changes
 
 /// A client of the control socket that moves both queues between two workers until the server is gone.
 fn move_queues(socket: PathBuf) {
@@ -315,7 +316,7 @@ fn memory() -> UserMemory {
     UserMemory { fd, offset_bytes: 0, len_bytes: MIB, addr: HOT_PLUGGED }
 }
 
-/// Also when the test fails.
+/// Sets the flag when dropped, so that the other threads end even if the test fails.
 struct SetWhenDropped<'a>(&'a AtomicBool);
 
 impl Drop for SetWhenDropped<'_> {

@@ -99,7 +99,7 @@ impl Disk {
     }
 }
 
-/// Also when the test fails.
+/// Sets the flag when dropped, so that the other threads end even if the test fails.
 struct SetWhenDropped<'a>(&'a AtomicBool);
 
 impl Drop for SetWhenDropped<'_> {

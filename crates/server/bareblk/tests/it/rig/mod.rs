@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Far longer than anything takes on an idle machine. No test passes because of it; a failing one may wait this long.
+/// Time limit of a wait, far longer than any step takes on an idle machine. Only a failing test waits this long.
 pub const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Folders for disks (on a real file system) and sockets (with a short path).
@@ -77,13 +77,13 @@ pub fn bench() -> Command {
     command
 }
 
-/// Cargo builds it for the tests of its own crate only.
+/// Cargo builds `bareblk` only for the tests of its own crate.
 fn program() -> PathBuf {
     let built = || xtask::programs::beside(&bench_program(), "bareblk", "bareblk");
     option_env!("CARGO_BIN_EXE_bareblk").map_or_else(built, PathBuf::from)
 }
 
-/// The second program, which `bareblk` finds beside itself. Cargo builds it for the tests of its own crate only.
+/// The second program, which `bareblk` finds beside itself. Cargo builds it only for the tests of its own crate.
 pub fn bench_program() -> PathBuf {
     let built = || xtask::programs::beside(&program(), "bareblk_bench", "bareblk-bench");
     option_env!("CARGO_BIN_EXE_bareblk-bench").map_or_else(built, PathBuf::from)

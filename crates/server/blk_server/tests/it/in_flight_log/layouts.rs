@@ -52,7 +52,7 @@ fn dies_and_is_followed(
 #[test]
 fn rings_longer_than_the_log_that_was_asked_for_lose_nothing() {
     for format in BOTH {
-        // So many that their descriptors, three each, reach beyond the first 128.
+        // Number of requests. With three descriptors each, they reach beyond the first 128 descriptors.
         dies_and_is_followed(format, asked, (256, 60), (1024, 1024));
         dies_and_is_followed(format, asked, (1024, 60), (1024, 1024));
     }

@@ -75,7 +75,7 @@ pub struct History {
     pub end: Moment,
 }
 
-/// A sector that a crash could leave older than it was promised.
+/// A sector whose contents after a crash could be older than the guest was promised.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Broken {
     pub crash: Moment,
@@ -84,7 +84,7 @@ pub struct Broken {
     pub promised: Version,
 }
 
-/// How much was checked.
+/// The amount that the check covered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     pub crashes: usize,

@@ -46,7 +46,7 @@ pub enum Deed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub deed: Deed,
-    /// When the call came, and when it ended.
+    /// The time at which the call arrived, and the time at which it ended.
     pub begun: u64,
     pub done: u64,
 }
@@ -205,7 +205,7 @@ impl Host {
         }
     }
 
-    /// Runs `answer` now, or when nothing hangs any more.
+    /// Runs `answer` now, or once the calls no longer hang.
     fn answer(&self, answer: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state();
         if state.hangs {
