@@ -52,7 +52,7 @@ fn dies_and_is_followed(
 #[test]
 fn rings_longer_than_the_log_that_was_asked_for_lose_nothing() {
     for format in BOTH {
-        // Number of requests. With three descriptors each, they reach beyond the first 128 descriptors.
+        // 60 requests with three descriptors each reach beyond the first 128 descriptors.
         dies_and_is_followed(format, asked, (256, 60), (1024, 1024));
         dies_and_is_followed(format, asked, (1024, 60), (1024, 1024));
     }
