@@ -141,7 +141,7 @@ impl InlineWorker {
         Ok(())
     }
 
-    // Never inlined: profilers identify the device's side by this function's name.
+    // The compiler must not inline this function: profilers identify the device's side by its name.
     /// Sleeps until a kick, then serves until the queue is empty and wants kicks again.
     #[inline(never)]
     pub fn serve(&mut self) {

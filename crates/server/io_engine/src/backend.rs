@@ -64,9 +64,9 @@ pub struct Call {
 /// How a call names its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// By index, in the kernel's table of registered files or in the backend's own table.
+    /// The file's index in the kernel's table of registered files or in the backend's own table.
     Registered(u32),
-    /// By its descriptor.
+    /// The file's descriptor.
     Fd(RawFd),
 }
 

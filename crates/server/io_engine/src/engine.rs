@@ -55,12 +55,12 @@ pub enum Unmap {
 pub enum OpKind {
     /// Reads from the file into the buffers.
     Read {
-        /// As long as the buffers.
+        /// The range in the file; it is as long as the buffers.
         range: CheckedRange,
     },
     /// Writes the buffers to the file.
     Write {
-        /// As long as the buffers.
+        /// The range in the file; it is as long as the buffers.
         range: CheckedRange,
         /// Whether the write must be durable on completion.
         durability: Durability,

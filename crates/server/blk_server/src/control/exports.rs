@@ -233,7 +233,7 @@ impl Exports {
         self.lock().disks.retain(|known| !Arc::ptr_eq(known, export));
     }
 
-    /// In the order in which they were added.
+    /// Returns the disks in the order in which they were added.
     pub(crate) fn all(&self) -> Vec<Arc<Export>> {
         self.lock().disks.clone()
     }

@@ -373,7 +373,7 @@ impl Server {
         exports.find(disk).map(|export| facts(&export.disk)).unwrap_or_default()
     }
 
-    /// In sectors of 512 bytes.
+    /// Returns the disk's capacity in sectors of 512 bytes.
     #[must_use]
     pub fn capacity_sectors(&self, disk: &str) -> u64 {
         let (exports, _) = self.parts();

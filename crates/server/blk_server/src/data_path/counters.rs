@@ -245,7 +245,7 @@ impl Number for u64 {
     }
 }
 
-/// In nanoseconds, which suffice for 584 years.
+/// A time counts in nanoseconds, which suffice for 584 years.
 impl Number for Duration {
     #[inline]
     fn to_number(self) -> u64 {

@@ -16,7 +16,7 @@ use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 pub struct ServerReport {
     /// Sorted by number.
     pub workers: Vec<WorkerReport>,
-    /// In the order in which they were added.
+    /// The disks, in the order in which they were added.
     pub disks: Vec<DiskReport>,
     /// `None`: queues are not balanced.
     pub balance: Option<BalanceReport>,

@@ -102,7 +102,7 @@ impl LogLayout {
 pub(super) struct LogMemory {
     memory: Arc<GuestMemory>,
     layout: LogLayout,
-    /// As the front-end sent it.
+    /// The size that the front-end sent.
     pub(super) mmap_bytes: u64,
     pub(super) offset_bytes: u64,
 }

@@ -27,7 +27,7 @@ pub(crate) struct Theirs;
 /// An order to freeze a session.
 #[derive(Debug)]
 pub(crate) struct Order {
-    /// How long its queues may take to drain.
+    /// The time that the session's queues may take to drain.
     pub(crate) timeout: Duration,
     pub(crate) frozen: SyncSender<Result<Handed, NotHanded>>,
     pub(crate) verdict: Receiver<Theirs>,

@@ -27,8 +27,8 @@ pub(crate) struct Vring {
     pub(crate) addresses: Option<UserAddresses>,
     /// The address of the used ring in the dirty log, if the front-end wants its stores marked.
     pub(crate) log_addr: Option<u64>,
-    /// From the front-end, or from the last stop. Its form depends on the ring's format, which may be negotiated later,
-    /// so the base is checked when the ring starts.
+    /// The base from the front-end or from the last stop. Its form depends on the ring's format, which may be
+    /// negotiated later, so the queue checks the base when the ring starts.
     pub(crate) base: u32,
     pub(crate) kick: Option<PassedFd>,
     pub(crate) call: Option<PassedFd>,

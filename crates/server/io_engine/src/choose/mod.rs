@@ -34,7 +34,7 @@ use crate::{IoUringEngine, LinuxAioEngine, MmapEngine, PosixAioEngine, SyncEngin
 pub enum EngineChoice {
     /// The best that works.
     Auto,
-    /// Only this engine.
+    /// The server uses only this engine.
     Named(EngineKind),
 }
 

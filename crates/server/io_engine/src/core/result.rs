@@ -131,7 +131,7 @@ impl OpState {
         let may_write_zeroes = matches!(self.purpose, Purpose::WriteZeroes(_));
         match self.stage {
             _ if errno == Errno::INTR || errno == Errno::AGAIN => self.retry(errno, stats),
-            // Without a cancellation, the host may return ECANCELED for its own reasons.
+            // If the op was not cancelled, the host returned ECANCELED for its own reasons.
             _ if errno == Errno::CANCELED && self.cancelled => Next::Done(Err(OpError::Cancelled)),
             Stage::Punch if unsupported && may_write_zeroes => {
                 file.cannot_punch = true;

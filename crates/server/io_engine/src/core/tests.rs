@@ -199,7 +199,7 @@ struct Rig {
     files: Vec<FileId>,
     image: Image,
     view: MemoryView,
-    /// By token: the kind of the op, when it was pushed, and whether it has ended.
+    /// For each token: the kind of the op, when it was pushed, and whether it has ended.
     pushed: Vec<(OpKind, u64, bool)>,
     _folder: tempfile::TempDir,
 }

@@ -1,4 +1,4 @@
-//! For tests of placements: an image, guest memory, and workers that write, read back and compare.
+//! The bed of the placements' tests: an image, guest memory, and workers that write, read back and compare.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -31,7 +31,7 @@ pub(super) struct WorkerEstimate {
 /// Estimates of a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QueueEstimate {
-    /// In shares of a CPU.
+    /// The load, in shares of a CPU.
     pub(super) load: f64,
     pub(super) requests_per_s: f64,
 }

@@ -29,7 +29,7 @@ pub(crate) use interval::{QueueName, QueueReading, Reading};
 /// Whether the server moves queues between workers automatically.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
-    /// By measured load. With one worker there is no balancer thread.
+    /// The server moves queues by measured load. With one worker there is no balancer thread.
     #[default]
     Auto,
     /// Queues stay on the workers where they were started or attached.

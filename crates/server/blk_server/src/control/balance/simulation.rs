@@ -99,7 +99,7 @@ impl World {
         (0..steps).flat_map(|_| self.step()).collect()
     }
 
-    /// Where the queues are.
+    /// Returns the worker of each queue.
     pub(super) fn places(&self) -> Vec<u32> {
         self.queues.iter().map(|queue| queue.worker.0).collect()
     }

@@ -268,7 +268,7 @@ fn interval_that_is_long_because_the_balancer_paused_is_no_rest() {
     let mut moves = Vec::new();
     for _ in 0..20 {
         let mut interval = world.measure();
-        // As if each measured time were this many times longer.
+        // Makes each measured time this many times longer.
         let times = 15;
         interval.length *= times;
         interval.own_time = interval.length;

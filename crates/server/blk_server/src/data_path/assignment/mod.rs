@@ -185,7 +185,7 @@ pub(crate) struct WorkerSet {
     trade: Trade,
     admin: Mutex<()>,
     table: Mutex<Table>,
-    /// Set when the server stops, to end changes early.
+    /// True once the server stops: changes then end early.
     stopping: AtomicBool,
 }
 
@@ -336,7 +336,7 @@ impl WorkerSet {
     }
 
     pub(crate) fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
-        // Without a lock: a worker in a frozen control group may take forever to start.
+        // Starts the worker without a lock: a worker in a frozen control group may take forever to start.
         let id = self.table().next_id();
         let worker = WorkerThread::start(id, options, &self.trade)?;
         let mut table = self.table();

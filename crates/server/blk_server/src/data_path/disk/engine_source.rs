@@ -19,7 +19,7 @@ pub type EngineFactory = Box<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sy
 
 /// Disks with clones of the same `Arc` share an engine and its depth in each worker.
 pub struct EngineSource {
-    /// For logs and reports, such as "io_uring".
+    /// The engine's name in logs and reports, such as "io_uring".
     pub name: String,
     /// Depth of the engines: the limit of requests in flight per worker.
     pub depth: u32,

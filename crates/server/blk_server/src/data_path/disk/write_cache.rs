@@ -74,7 +74,7 @@ pub(crate) struct GuestChoice {
     start: WriteCache,
     /// Whether the guest chose writethrough.
     writethrough: AtomicBool,
-    /// By queue: whether this process may have missed a choice of the ring's guest.
+    /// For each queue: whether this process may have missed a choice of the ring's guest.
     known: Mutex<Box<[Known]>>,
     newest_session: AtomicU64,
 }

@@ -68,7 +68,7 @@ enum State {
     Running,
     /// Takes no requests; those in flight complete.
     Draining,
-    /// As draining, but never runs again.
+    /// Like draining, but the queue never runs again.
     Stopping,
     /// Takes no requests until the front-end stops or resets the queue.
     Broken,

@@ -56,7 +56,7 @@ impl ParkPolicy {
     }
 }
 
-/// In command-line form.
+/// Formats the value as the command line has it.
 impl fmt::Display for ParkWhat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -202,7 +202,8 @@ mod tests {
         (0..9).map(|page| GuestRange { addr: page * 8192, len_bytes: 4096 })
     }
 
-    /// As after a request was parked: the queue gave back its first buffers at once, and allocated those of the retry.
+    /// This happens after a request was parked: the queue returned its first buffers at once, and allocated other
+    /// buffers for the retry.
     #[test]
     fn buffers_that_are_not_the_pools_do_not_make_it_larger() {
         let (mut pool, memory, [file]) = (BufferPool::new(4), Arc::default(), files());

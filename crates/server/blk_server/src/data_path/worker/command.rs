@@ -22,7 +22,7 @@ type StepWorker = fn(&Arc<OwnedFd>);
 
 #[cfg(feature = "test-util")]
 thread_local! {
-    /// Set on a thread that steps its worker itself.
+    /// A thread that steps its worker itself sets this function.
     pub(crate) static STEPS_WORKER: std::cell::Cell<Option<StepWorker>> = const { std::cell::Cell::new(None) };
 }
 

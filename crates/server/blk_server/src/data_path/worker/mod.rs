@@ -117,9 +117,9 @@ pub(crate) struct Worker {
     timers: Timers,
     counted: WorkerCounters,
     counters: Arc<WorkerMeter>,
-    /// Only in a server that measures its request path.
+    /// The meter of a server that measures its request path.
     meter: Option<Arc<SubmissionMeter>>,
-    /// Only if the server balances queues.
+    /// Measures busy time for the balancer; `None` if the server does not balance queues.
     balance: Option<BusyWatch>,
     quit: bool,
 }

@@ -41,7 +41,7 @@ impl SchedulingClass {
     }
 }
 
-/// In the form that [`FromStr`] reads: `other`, `batch`, `idle`, `fifo:50`, `rr:50`.
+/// Formats the class as [`FromStr`] reads it: `other`, `batch`, `idle`, `fifo:50`, `rr:50`.
 impl fmt::Display for SchedulingClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -27,9 +27,9 @@ pub(crate) struct Trade {
     pub(crate) base: Arc<EngineSource>,
     /// Limit of the polling window.
     pub(crate) poll: Duration,
-    /// Only in a server that measures its request path.
+    /// The meter of a server that measures its request path.
     pub(crate) meter: Option<Arc<SubmissionMeter>>,
-    /// Only if the server balances queues.
+    /// Rings the balancer; `None` if the server does not balance queues.
     pub(crate) bell: Option<Arc<Bell>>,
 }
 

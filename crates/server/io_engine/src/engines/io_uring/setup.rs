@@ -64,7 +64,7 @@ impl KernelAge {
     const ALL: [Self; 4] = [Self::Newest, Self::Before6_1, Self::Before5_19, Self::Linux5_15];
 }
 
-/// How the ring refers to files.
+/// The way in which the ring refers to files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileTableKind {
     /// A table of registered files.
@@ -82,7 +82,7 @@ pub struct Features {
     pub deferred_task_run: bool,
     /// Whether the ring refuses opcodes that the engine does not use.
     pub restricted: bool,
-    /// How the ring refers to files.
+    /// The way in which the ring refers to files.
     pub files: FileTableKind,
     /// Entries in the file table.
     pub registered_files: u32,
@@ -149,7 +149,7 @@ pub struct IoUringOptions {
 /// The two rings of an engine, not yet enabled.
 pub(super) struct Rings {
     pub first: IoUring,
-    /// For `iopoll`.
+    /// The polled ring for `iopoll`.
     pub second: Option<IoUring>,
     pub features: Features,
 }

@@ -110,7 +110,7 @@ impl Context {
 
     /// Address of the completion ring.
     pub fn address(&self) -> usize {
-        // As wide as a pointer on Linux.
+        // On Linux the id is as wide as a pointer.
         #[allow(clippy::cast_possible_truncation)]
         let address = self.id as usize;
         address

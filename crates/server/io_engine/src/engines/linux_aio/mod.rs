@@ -397,7 +397,7 @@ impl IoBackend for LinuxAio {
         Ok(())
     }
 
-    /// Without the eventfd, the worker can sleep only in this context.
+    /// Returns false without the eventfd, because the worker can then sleep only in this context.
     fn arm(&mut self) -> io::Result<bool> {
         self.submit()?;
         let pool_sleeps = self.jobs_out == 0 || self.pool.arm();

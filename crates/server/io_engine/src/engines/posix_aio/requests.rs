@@ -35,7 +35,7 @@ const NO_CALL: CallState = CallState { user_data: 0, file: FileId(0), first: LAS
 #[derive(Debug)]
 pub(super) struct ControlBlocks {
     blocks: Box<[UnsafeCell<libc::aiocb>]>,
-    /// For each block: the ticket of the waiter that uses it, or 0.
+    /// For each block: the ticket of the waiter that uses the block, or 0.
     tickets: Box<[AtomicU64]>,
 }
 

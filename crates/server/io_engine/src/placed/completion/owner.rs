@@ -165,7 +165,7 @@ impl Owner {
 
     #[inline]
     fn serve_channel(&mut self, index: usize, group: &Group) {
-        // Taken out of the table, so that `self` stays usable.
+        // Takes the channel out of the table, so that `self` stays usable.
         let Some(mut channel) = self.channels[index].take() else { return };
         #[allow(clippy::cast_possible_truncation)] // at most depth / LEAST_SHARE
         let number = index as u32;

@@ -443,7 +443,7 @@ impl Engine for Participant {
         self.work(true)?;
         let inner_may_sleep = match &mut self.owner {
             Some(owner) => {
-                // Set before others can see this worker asleep: they skip its wake-up if I/O in flight will wake it.
+                // Must come before others see this worker asleep: they do not wake it if I/O in flight will.
                 self.group.own.busy.store(owner.inner().in_flight(), Relaxed);
                 owner.inner_mut().arm()?
             }
