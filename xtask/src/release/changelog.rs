@@ -22,7 +22,7 @@ pub(super) enum Top {
 /// The headings disagree with `version`, or a list has another name.
 pub(super) fn check(text: &str, version: &str) -> Result<Top> {
     if let Some(other) = headings(text, "### ").find(|name| !LISTS.contains(name)) {
-        bail!("CHANGELOG.md: the list `{other}` is none of {}", LISTS.join(", "));
+        bail!("CHANGELOG.md: the list `{other}` is not one of {}", LISTS.join(", "));
     }
     // `## 0.1.0 (2026-12-01)`
     let mut releases = headings(text, "## ").filter_map(|heading| heading.split_whitespace().next());

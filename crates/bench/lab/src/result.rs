@@ -191,7 +191,7 @@ pub enum Outcome {
     Reached,
     /// The target was measured and missed.
     Missed,
-    /// Too few rounds, or a required figure is missing.
+    /// There were too few rounds, or a required figure is missing.
     Undecided,
 }
 

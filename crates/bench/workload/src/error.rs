@@ -61,7 +61,7 @@ pub enum RunError {
         /** Number of descriptors of the queue. */
         queue_size: u32,
     },
-    /// More queues than jobs; a job uses one queue.
+    /// The job has fewer clones than queues; a clone uses one queue.
     #[error(
         "queues={queues} are more than jobs={jobs}, and a job uses one: give as many jobs, or fewer queues"
     )]

@@ -73,7 +73,7 @@ pub enum MemoryError {
         /** Start of the higher region. */
         second: u64,
     },
-    /// More than [`MAX_REGIONS`].
+    /// There are more than [`MAX_REGIONS`] regions.
     #[error("{count} memory regions; at most {max} are allowed")]
     TooMany {
         /** The number of regions. */
@@ -81,7 +81,7 @@ pub enum MemoryError {
         /** [`MAX_REGIONS`]. */
         max: usize,
     },
-    /// More than [`MAX_GUEST_BYTES`] together.
+    /// The regions together are larger than [`MAX_GUEST_BYTES`].
     #[error("memory regions have {size_bytes} bytes in total; at most {max_bytes} are allowed")]
     TooLarge {
         /** Sum of all regions. */

@@ -115,9 +115,9 @@ pub struct Region {
     mapping: NonNull<u8>,
     mapping_bytes: usize,
     guard: sigbus::Guard,
-    /// Released after unmapping and closing. Our own regions are not charged.
+    /// The charges are released after unmapping and closing. Our own regions are not charged.
     _charges: Option<[Charge; 2]>,
-    /// Charged until it is closed.
+    /// The passed descriptor, which is charged until it is closed.
     _passed: Option<PassedFd>,
 }
 

@@ -32,7 +32,7 @@ pub enum FrameError {
         /** The limit. */
         max: usize,
     },
-    /// More bytes than the header announces.
+    /// The body has more bytes than the header announces.
     #[error("request {code} comes with {bytes} bytes, but its header announces {whole}")]
     TooLong {
         /** The request's number. */
@@ -42,7 +42,7 @@ pub enum FrameError {
         /** Size of header and body. */
         whole: usize,
     },
-    /// More descriptors than any message may carry.
+    /// The message has more descriptors than any message may carry.
     #[error("a message came with {count} file descriptors; at most {max} are allowed")]
     TooManyFds {
         /** Number of descriptors that arrived. */

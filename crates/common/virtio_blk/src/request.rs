@@ -131,7 +131,7 @@ pub enum RequestFault {
     /// A DISCARD or WRITE_ZEROES without segments.
     #[error("request has no segments")]
     NoSegments,
-    /// More segments than we advertise.
+    /// The request has more segments than we advertise.
     #[error("request has {segments} segments; at most {max} are allowed")]
     TooManySegments {
         /** Number of segments in the chain. */

@@ -8,7 +8,7 @@ pub enum AddError {
     /// A chain has at least one buffer.
     #[error("no buffers to add")]
     Empty,
-    /// More buffers than a device must accept.
+    /// The chain has more buffers than a device must accept.
     #[error("{needed} buffers, but a chain has at most {limit}")]
     TooLong {
         /** Buffers given. */

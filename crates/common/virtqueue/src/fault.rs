@@ -186,7 +186,7 @@ pub enum IndirectFault {
         /** Length of the table. */
         len_bytes: u32,
     },
-    /// More entries than a chain may have.
+    /// The table has more entries than a chain may have.
     #[error("indirect table has {entries} entries, more than the {limit} descriptors allowed")]
     TooLarge {
         /** Number of entries of the table. */

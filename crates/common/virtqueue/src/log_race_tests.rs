@@ -22,7 +22,7 @@ use crate::{
 };
 
 const QUEUE_SIZE: u16 = 4;
-/// More entries than the ring has.
+/// The log has more entries than the ring.
 const ENTRIES: u16 = 16;
 /// Words of a packed ring's log.
 const MOST_WORDS: usize = PACKED_WORDS.0 + PACKED_WORDS.1 * ENTRIES as usize;

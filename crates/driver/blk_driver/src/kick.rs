@@ -73,7 +73,7 @@ impl Doorbell for EventFd {
 pub struct Kick(Arc<dyn Doorbell>);
 
 impl Kick {
-    /// Made by a queue that has decided to notify.
+    /// A queue that has decided to notify makes the kick.
     pub(crate) fn new(bell: Arc<dyn Doorbell>) -> Self {
         Self(bell)
     }

@@ -103,7 +103,7 @@ pub enum RequestError {
     /// `VIRTIO_BLK_S_UNSUPP`.
     #[error("the device does not support the request")]
     Unsupported,
-    /// Not one of the status values of virtio 1.3 §5.2.6.
+    /// The status byte is not one of the values of virtio 1.3 §5.2.6.
     #[error("the device answered with status {status}, which has no meaning")]
     BadStatus {
         /** The status byte. */

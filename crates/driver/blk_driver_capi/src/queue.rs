@@ -20,11 +20,11 @@ pub struct bareblk_queue {
     pub(crate) queue: Queue,
     /// A call on the queue is running, or has panicked.
     pub(crate) poisoned: bool,
-    /// Reused by every request, so that none allocates: a list of buffers.
+    /// A list of buffers that every request reuses, so that no request allocates.
     pub(crate) ranges: Vec<GuestRange>,
-    /// Reused: a list of segments.
+    /// A list of segments that every request reuses.
     pub(crate) segments: Vec<Segment>,
-    /// Reused: completions; never empty.
+    /// A list of completions that every call reuses; never empty.
     pub(crate) completions: Vec<Completion>,
 }
 

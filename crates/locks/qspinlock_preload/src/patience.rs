@@ -17,14 +17,14 @@ const NS_PER_S: i64 = 1_000_000_000;
 /// How long a call waits.
 #[derive(Clone, Copy)]
 pub(crate) enum Patience {
-    /// Until it has the lock.
+    /// The call waits until it has the lock.
     Endless,
-    /// Until it has the lock. For a thread that another thread has just woken: that one may still hold the
-    /// lock and need this thread's processor to release it, so this thread soon sleeps again.
+    /// The call waits until it has the lock, and its thread was just woken by another thread. The other thread may
+    /// still hold the lock and need this thread's processor to release it, so this thread soon sleeps again.
     Woken,
-    /// Not at all.
+    /// The call does not wait.
     None,
-    /// Until a clock reading.
+    /// The call waits until a clock reading.
     Until(Time),
 }
 

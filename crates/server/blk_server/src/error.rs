@@ -35,7 +35,7 @@ pub enum ServerError {
         #[source]
         source: SandboxError,
     },
-    /// Too few requests in flight.
+    /// The engine's depth is too small for one request.
     #[error("engine depth {depth} is too small: one request may need {min} operations")]
     Depth {
         /** The configured depth. */

@@ -133,7 +133,7 @@ pub enum ImageError {
         /** The format that it seems to have instead of raw. */
         foreign_format: Option<&'static str>,
     },
-    /// Not a valid block size.
+    /// The number is not a valid block size.
     #[error(
         "block size {block_size_bytes} is not a power of two from {MIN_BLOCK_SIZE_BYTES} to {MAX_BLOCK_SIZE_BYTES}: \
          choose one that is"

@@ -248,7 +248,7 @@ pub enum JobError {
     /// The job would never end.
     #[error("time_based needs a runtime: add runtime=SECONDS")]
     TimeWithoutRuntime,
-    /// Too much memory for buffers.
+    /// The buffers need too much memory.
     #[error(
         "buffers of bs={} × iodepth={depth} × numjobs={jobs} need {needed_bytes} bytes, but at most \
          {MAX_BUFFER_BYTES} are allowed: lower one of them",

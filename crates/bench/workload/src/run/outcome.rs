@@ -16,7 +16,7 @@ pub trait Watch {
     /// All threads have ended; the target is still open.
     fn ended(&mut self) {}
 
-    /// Called periodically.
+    /// The run calls this periodically.
     fn tick(&mut self, progress: &Progress);
 
     /// An event of the target.

@@ -197,7 +197,7 @@ impl Thread {
         session.share(&self.map.memory())?;
         // A signal from the last back-end does not concern this one.
         self.err.clear();
-        // Taken out, and put back only on success: a failed attempt may leave some queues on other rings.
+        // Takes the log out, and puts it back only on success: a failed attempt may leave some queues on other rings.
         let log = kept.log.take().filter(|_| session.takes_log());
         let keeps_rings = log.is_some();
         if let Some(log) = log {

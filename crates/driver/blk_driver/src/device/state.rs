@@ -34,7 +34,7 @@ pub(super) struct Shared {
     peer_pid: AtomicI32,
     /// Stays readable once the device is dropped.
     pub(super) stop: Arc<EventFd>,
-    /// Rung for commands, and by queues.
+    /// Commands and queues ring this eventfd to wake the thread.
     pub(super) notice: Arc<EventFd>,
 }
 

@@ -116,7 +116,7 @@ impl Thread {
         let mut fds = [
             PollFd::new(&*self.shared.stop, PollFlags::IN),
             PollFd::new(&*self.shared.notice, PollFlags::IN),
-            // Not polled for reading: the next message detects an unexpected answer.
+            // The thread does not poll the socket for reading: the next message detects an unexpected answer.
             PollFd::from_borrowed_fd(session.socket(), PollFlags::RDHUP),
             PollFd::new(&self.err, PollFlags::IN),
             PollFd::from_borrowed_fd(

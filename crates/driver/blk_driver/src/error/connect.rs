@@ -11,7 +11,7 @@ use super::queue::MakeQueueError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Not a queue size (virtio 1.3 §2.7), or larger than any device accepts.
+    /// The number is no valid queue size (virtio 1.3 §2.7), or it is larger than any device accepts.
     #[error("queue size {size} is not a power of two from {min} to {max}")]
     QueueSize {
         /** The requested queue size. */

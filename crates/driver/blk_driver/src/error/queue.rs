@@ -45,7 +45,7 @@ pub enum PushError {
         /** Guest address of the buffer. */
         addr: u64,
     },
-    /// More buffers than the device takes.
+    /// The request has more buffers than the device takes.
     #[error("{buffers} buffers, but the device accepts at most {max} per request")]
     TooManyBuffers {
         /** Number of buffers. */

@@ -10,7 +10,7 @@ use guest_mem::{Address, GuestMemory, GuestRange, MemoryView, Region};
 use super::options::PAGE_BYTES;
 use crate::error::MemoryError;
 
-/// Shared with all of its buffers.
+/// A pool of pages, shared with all of its buffers.
 #[derive(Clone, Debug)]
 pub struct Pool {
     inner: Arc<Inner>,

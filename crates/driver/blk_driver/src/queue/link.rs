@@ -74,7 +74,7 @@ pub(crate) struct QueueLink {
     memory: Arc<GuestMemory>,
     features: RingFeatures,
     call: Arc<EventFd>,
-    /// Rung for the session: after an outcome, a broken ring, or a dropped queue.
+    /// The doorbell of the session: rung after an outcome, for a broken ring, and for a dropped queue.
     notice: Option<Arc<dyn Doorbell>>,
 }
 

@@ -119,7 +119,7 @@ pub(crate) struct QueueParts {
     pub map: Arc<MemoryMap>,
     pub pool: Pool,
     pub bell: Arc<dyn Doorbell>,
-    /// Rung when the session should check the queue's link.
+    /// The doorbell of the session: rung when the session should check the queue's link.
     pub notice: Option<Arc<dyn Doorbell>>,
 }
 

@@ -69,7 +69,7 @@ pub(crate) struct Slot {
     pub wanted_bytes: u32,
     /// Bytes that it did store, for a request that is `Ending`.
     pub stored_bytes: u32,
-    /// Made by the queue for a blocking call: its return is not reported.
+    /// The queue made the request for a blocking call, so it does not report the request's return.
     pub own: bool,
     /// The buffer that the request still uses after the call has returned.
     pub bounce: Option<Buffer>,

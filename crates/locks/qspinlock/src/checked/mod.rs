@@ -120,7 +120,7 @@ impl<L> Checked<L> {
         core::ptr::from_ref(self).addr()
     }
 
-    /// Called just after the lock has been acquired.
+    /// The caller has just acquired the lock.
     fn hold<G>(&self, inner: G, site: &'static Location<'static>) -> Holding<G> {
         let taken = me().zip(self.id()).and_then(|(me, id)| me.take(id, self.addr(), site));
         if taken.is_none() {
@@ -129,7 +129,7 @@ impl<L> Checked<L> {
         Holding { inner, taken, _stays: PhantomData }
     }
 
-    /// Called before the lock is released. From here on, no record claims it.
+    /// The caller is about to release the lock. From here on, no record claims it.
     #[track_caller]
     fn drop_record(&self, taken: Option<Taken>) {
         let Some(taken) = taken else { return };
@@ -137,7 +137,7 @@ impl<L> Checked<L> {
         let was_held = is_ours && (taken.take_out() || !taken.is_by_this_thread());
         if !was_held {
             let (addr, site) = (self.addr(), taken.site());
-            panic!("lock {addr:#x} is let go, but is not held by the acquisition that was made at {site}");
+            panic!("lock {addr:#x} is released, but is not held by the acquisition that was made at {site}");
         }
     }
 }
@@ -216,7 +216,7 @@ unsafe impl<L: RawMutexFair + RawMutexTimed<Duration = Duration>> RawMutexFair f
         unsafe { self.raw.unlock_fair(guard.inner) }
     }
 
-    /// Not checked while other threads hold the lock in between.
+    /// `Checked` does not check this call while other threads hold the lock in between.
     #[track_caller]
     unsafe fn bump(&self, guard: &mut Self::Guard) {
         self.drop_record(guard.taken.take());

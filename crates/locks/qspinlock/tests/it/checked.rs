@@ -171,7 +171,7 @@ fn acquisition_that_is_let_go_twice_is_reported_and_the_lock_stays_with_its_new_
     let again = lock.lock();
     // SAFETY: none, as above.
     let report = report(|| unsafe { lock.unlock(twice) }).unwrap();
-    assert!(report.contains("is let go, but is not held"), "{report}");
+    assert!(report.contains("is released, but is not held"), "{report}");
     assert!(lock.is_locked());
     // SAFETY: the state of the second acquisition.
     unsafe { lock.unlock(again) };

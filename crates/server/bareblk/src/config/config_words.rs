@@ -38,7 +38,7 @@ impl<'a> Source<'a> {
         Self { text, line_starts }
     }
 
-    /// Counted from 1.
+    /// Returns the line of the span, counted from 1.
     pub fn line(&self, span: &Range<usize>) -> usize {
         self.line_starts.partition_point(|start| *start <= span.start).max(1)
     }

@@ -184,7 +184,7 @@ impl FromStr for WorkerChoice {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let usage = "give how many, or which: 2, or [0, 3]";
+        let usage = "give a number of workers or a list of them, such as 2 or [0, 3]";
         let Some(list) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) else {
             return match text.parse() {
                 Ok(count) if count > 0 => Ok(Self::Count(count)),

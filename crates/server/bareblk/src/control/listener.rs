@@ -214,7 +214,7 @@ fn check_peer(stream: &UnixStream) -> Result<(), Fault> {
     }
 }
 
-/// Never waits: two lines fit into the buffer of a new connection.
+/// Sends the greeting and the reason, and never waits: two lines fit into the buffer of a new connection.
 fn turn_away(stream: &UnixStream, fault: Fault) {
     session::greet(stream);
     session::say_last(stream, fault);

@@ -67,7 +67,7 @@ fn converse(
     serving.unless_stopping(|| {
         door.socket.leave_file(true);
         send(channel, &Message::Yours, &[], AT_ONCE).inspect_err(|_| door.socket.leave_file(false))?;
-        // Kept until this process has ended.
+        // This process keeps the descriptors until it ends.
         std::mem::forget(frozen.give_up());
         Ok(())
     })

@@ -134,9 +134,9 @@ pub struct Serving {
     opener: Arc<dyn Opener>,
     sources: Arc<EngineSources>,
     first: Mutex<Option<First>>,
-    /// Locked by the beginning of a stop and by a live upgrade: only one of them ends this process.
+    /// A stop and a live upgrade lock this when they begin: only one of them ends this process.
     fate: Mutex<()>,
-    /// Locked during a change.
+    /// Each change holds this lock.
     changes: Mutex<()>,
     state: Mutex<State>,
     file: Option<PathBuf>,

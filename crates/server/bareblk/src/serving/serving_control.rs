@@ -26,7 +26,7 @@ pub struct ServingControl {
     serving: Arc<Serving>,
     /// The control socket, which a live upgrade hands over.
     door: Door,
-    /// Held during a live upgrade.
+    /// A live upgrade holds this lock.
     taking: Mutex<()>,
 }
 

@@ -35,7 +35,7 @@ use crate::host::listener::{Socket, SocketConfig, clear_stale};
 use crate::session::Session;
 use crate::session::wire::hang_up;
 
-/// Enough for a session's thread, which sleeps in `poll` and stores one message.
+/// Stack size of a session's thread, which sleeps in `poll` and stores one message.
 pub(crate) const SESSION_STACK_BYTES: usize = 256 << 10;
 /// The pause after an `accept` that failed for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -122,7 +122,7 @@ pub(crate) struct Exports {
     budget: Arc<Budget>,
     acceptor: Acceptor,
     list: Mutex<List>,
-    /// Held while a disk is added, so that disks are added one at a time.
+    /// A thread that adds a disk holds this lock, so that disks are added one at a time.
     adding: Mutex<()>,
 }
 

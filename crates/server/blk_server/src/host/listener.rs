@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use tracing::warn;
 
-/// Longer than a server needs between `bind` and `listen`.
+/// Time given to a server that is between `bind` and `listen`; longer than it needs.
 const STARTING_SERVER: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// A disk's socket path, and which users may connect.

@@ -92,7 +92,7 @@ impl SessionShared {
         &self.link
     }
 
-    /// Signalled when there is an order. Ends a wait between messages.
+    /// The descriptor that an order signals. The signal ends a wait between messages.
     pub(crate) fn pause_fd(&self) -> &Arc<OwnedFd> {
         &self.pause
     }

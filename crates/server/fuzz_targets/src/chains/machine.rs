@@ -13,7 +13,7 @@ pub(super) const FIRST_REGION: u64 = 0x4000;
 /// Addresses of tables. The last two end in the second region; one of them is not aligned to words.
 pub(super) const TABLES: [u64; 4] = [0x1000, 0x1800, FIRST_REGION - 40, FIRST_REGION - 33];
 pub(super) const LOG_BYTES: u64 = 0x1000;
-/// More entries than any ring has, as a front-end may announce.
+/// Entries of the log. A front-end may announce more entries than any ring has.
 pub(super) const LOG_ENTRIES: u16 = 20;
 
 /// The model of a running ring.

@@ -33,7 +33,7 @@ pub(super) const MEMFD_BYTES: u64 = 0x1_0000;
 pub(super) const QUEUES: usize = 2;
 /// The offset of the front-end's own addresses from guest addresses.
 pub(super) const USER_BASE: u64 = 0x7f00_0000_0000;
-/// Longer than any limit of a session: only a session that hangs takes this long.
+/// Time limit of a wait, longer than any limit of a session: only a session that hangs takes this long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A descriptor to send.
@@ -219,7 +219,7 @@ impl Peer {
 
     pub fn poke(&mut self, memfd: usize, at: u64, bytes: &[u8]) {
         let len = self.memory[memfd].metadata().expect("a memfd").len();
-        // Not beyond the end, because that would extend a truncated file.
+        // Does not write beyond the end, because that would extend a truncated file.
         if at + bytes.len() as u64 <= len {
             self.memory[memfd].write_all_at(bytes, at).expect("room in a memfd");
         }

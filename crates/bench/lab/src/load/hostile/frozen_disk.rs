@@ -72,7 +72,7 @@ impl FrozenDisk {
         let answers = BufReader::new(answers.ok_or(io::ErrorKind::BrokenPipe)?);
         let mut made = Self { shell, orders, answers, image: on.join("disk.raw"), _folder: folder };
         made.answer()?;
-        // Written, so that later writes need no new blocks.
+        // Writes the whole image, so that later writes need no new blocks.
         let mut image = File::create(&made.image)?;
         (0..IMAGE_BYTES >> 20).try_for_each(|_| image.write_all(&vec![1; 1 << 20]))?;
         image.sync_all()?;

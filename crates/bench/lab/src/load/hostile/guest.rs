@@ -47,7 +47,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub(crate) const BUSY_DEPTH: u32 = 32;
 /// Size of a large read.
 const LARGE_BYTES: u32 = 4 << 20;
-/// Longer than any sample.
+/// The runtime of a load, in seconds: longer than any sample.
 const FOR_EVER_S: f64 = 3600.0;
 
 /// `VIRTIO_BLK_T_IN` and `VIRTIO_BLK_T_OUT`.

@@ -109,7 +109,7 @@ struct Common<'l, L> {
     phase: AtomicU8,
     /// Threads that wait at the gate.
     ready: AtomicUsize,
-    /// Closed while it is write-locked.
+    /// The gate is closed while this lock is write-locked.
     gate: RwLock<()>,
     slots: Vec<Slot>,
     /// Every thread starts with a copy of this.

@@ -61,7 +61,7 @@ impl Kind {
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     child: Child,
-    /// Dropped first, so that it never signals a process id that was reused.
+    /// Must be dropped first, so that the keeper never signals a process id that was reused.
     keeper: Option<Keeper>,
     socket: PathBuf,
     folder: TempDir,

@@ -164,7 +164,7 @@ impl ExitBell {
 
     fn serve(&self) {
         let Some(device) = self.device.get() else { return };
-        // Never waits: `wanted` admits one thread at a time.
+        // This lock never waits: `wanted` admits one thread at a time.
         let served = device.lock().unwrap_or_else(PoisonError::into_inner).serve();
         if let Err(error) = served {
             let _ = self.fault.set(error.to_string());

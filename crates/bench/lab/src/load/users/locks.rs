@@ -36,7 +36,7 @@ pub(crate) trait ReadMostly<T>: Send + Sync {
 #[derive(Debug)]
 pub(crate) struct SpinUntilOver;
 
-/// Shared by all samples of this process, because only one is measured at a time.
+/// All samples of this process share this flag, because only one sample is measured at a time.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 impl SpinUntilOver {

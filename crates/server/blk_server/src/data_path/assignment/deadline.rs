@@ -10,7 +10,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(1);
 /// Pause between two checks whether the server stops.
 const STOP_PAUSE: Duration = Duration::from_millis(10);
 
-/// Longer than any wait, and small enough to add to an `Instant`.
+/// A time limit that is longer than any wait, and small enough to add to an `Instant`.
 const FAR_AWAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The time after `timeout`, which may have any value.

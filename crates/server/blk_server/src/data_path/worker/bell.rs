@@ -34,7 +34,7 @@ impl Bell {
         Ok(Self { origin: Instant::now(), due_ms: AtomicU64::new(0), quit: AtomicBool::new(false), fd })
     }
 
-    /// Called by busy workers. One of them per period makes a system call.
+    /// Busy workers call this. One of them per period makes a system call.
     pub(crate) fn ring(&self, now: Instant) {
         let now_ms = self.millis(now);
         let due_ms = self.due_ms.load(Ordering::Relaxed);

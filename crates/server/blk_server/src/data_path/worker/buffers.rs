@@ -197,7 +197,7 @@ mod tests {
         MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()))
     }
 
-    /// Too many pieces for a small description.
+    /// Returns too many pieces for a small description.
     fn nine_pieces() -> impl Iterator<Item = GuestRange> + Clone {
         (0..9).map(|page| GuestRange { addr: page * 8192, len_bytes: 4096 })
     }

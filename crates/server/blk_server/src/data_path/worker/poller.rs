@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub const DEFAULT_POLL: Duration = Duration::from_micros(50);
 /// A longest window with this value means that a worker with queues never sleeps, and that guests need not kick.
 pub const BUSY_POLL: Duration = Duration::MAX;
-/// Smaller windows are not worth reading the clock.
+/// The smallest window that is worth reading the clock.
 const SMALLEST_WINDOW: Duration = Duration::from_micros(4);
 
 /// One worker's polling window.

@@ -121,7 +121,7 @@ pub struct Uring {
     budget: usize,
     /// Calls in flight, without polls and without those on the second ring.
     calls: usize,
-    /// Signalled with every result, for a worker that sleeps on several engines. Created on first use.
+    /// An eventfd that every result signals, for a worker that sleeps on several engines. Created on first use.
     signal: Option<OwnedFd>,
     /// Files that calls refer to by descriptor. Used only with a kernel thread that submits, see `Drop`.
     numbered: HashMap<u32, Arc<File>>,

@@ -35,7 +35,7 @@ pub(super) enum Command {
 pub(super) struct Iocb {
     /// The kernel returns it in [`IoEvent::data`].
     pub data: u64,
-    /// Written by the kernel.
+    /// The kernel writes this field.
     pub key: u32,
     pub rw_flags: i32,
     pub command: u16,

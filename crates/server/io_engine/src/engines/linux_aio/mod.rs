@@ -87,7 +87,7 @@ pub struct LinuxAio {
     watcher: EpollWatcher,
     /// The poll for kicks is queued, or the kernel has it.
     kicks_armed: bool,
-    /// Cleared if the kernel does not support `IOCB_CMD_FDSYNC`.
+    /// False if the kernel does not support `IOCB_CMD_FDSYNC`.
     has_fdsync: bool,
     /// Jobs for threads. The next submit starts them.
     jobs: VecDeque<Job>,
@@ -99,7 +99,7 @@ pub struct LinuxAio {
     /// Limit of results that `pop` still returns in this pass from `finished`.
     budget: usize,
     files: Vec<Option<Arc<File>>>,
-    /// Signalled with every result, for a worker that sleeps on several engines.
+    /// An eventfd that every result signals, for a worker that sleeps on several engines.
     signal: Option<OwnedFd>,
 }
 

@@ -30,7 +30,7 @@ use super::requests::ControlBlocks;
 
 /// How long a waiter waits for work before it ends.
 const IDLE: Duration = Duration::from_secs(10);
-/// Enough for `aio_suspend`.
+/// Stack size of a waiter, enough for `aio_suspend`.
 const STACK_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Default)]
@@ -121,7 +121,7 @@ impl Waiters {
         Ok(Self { shared, sent: Vec::new(), last_ticket: 0, short: false })
     }
 
-    /// Written to when a waiter returns while the worker sleeps. Never read.
+    /// A waiter that returns while the worker sleeps writes to this descriptor. The worker never reads it.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.shared.wake.as_fd()
     }

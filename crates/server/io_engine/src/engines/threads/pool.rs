@@ -260,7 +260,7 @@ impl Pool {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Written to when a result is available and the worker sleeps. Never read.
+    /// A thread with a result writes to this descriptor while the worker sleeps. The worker never reads it.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.shared.wake.as_fd()
     }
