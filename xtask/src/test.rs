@@ -53,6 +53,7 @@ const STEPS: &[Step] = &[
     Step::new("mutants", sizes::MUTANTS.smoke).long(sizes::MUTANTS.full).wants(Wants::Miri),
     Step::new("fuzz", sizes::FUZZ.smoke).long(sizes::FUZZ.full),
     Step::new("benches", sizes::BENCHES.smoke).long(sizes::BENCHES.full).wants(Wants::BenchTargets),
+    Step::new("ratchet", &["xtask", "bench", "--ratchet"]).uses_packages(),
     Step::new("tests", &["cargo", "test", "--workspace", "--all-features"]).takes_crates().runs_programs(),
 ];
 

@@ -106,6 +106,11 @@ impl Step {
         self
     }
 
+    pub(super) const fn uses_packages(mut self) -> Self {
+        self.uses_packages = true;
+        self
+    }
+
     /// The step's words are those of `cargo test`; `programs.rs` runs the programs.
     pub(super) const fn runs_programs(mut self) -> Self {
         (self.runs_programs, self.uses_packages) = (true, true);
