@@ -11,6 +11,7 @@
 //! - `session`: one front-end and its messages.
 //! - `data_path`: workers, queues, disks, and which worker serves which queue.
 //! - `host` and `error.rs`: used by all layers.
+//! - `inline`: one worker, stepped by its caller, for benchmarks and fuzzing.
 #![forbid(unsafe_code)]
 
 mod data_path;

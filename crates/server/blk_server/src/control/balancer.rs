@@ -15,10 +15,10 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 
-use crate::control::balance::{Decider, Move, Reading};
+use crate::control::balance::{Decider, Move};
+use crate::data_path::assignment::balanced::{Balanced, Reading};
 use crate::data_path::report::{BalanceDecision, BalanceReport, MoveOutcome};
 use crate::data_path::worker::bell::{Bell, PERIOD};
-use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::error_line::error_line;
 
 /// Readings use at most 1/`COST_LIMIT` of a CPU.
@@ -27,24 +27,6 @@ const COST_LIMIT: u32 = 100;
 const DRAIN_LIMIT: Duration = Duration::from_millis(100);
 /// Number of decisions that the report keeps.
 const KEPT: usize = 64;
-
-/// The balancer's interface to the server.
-pub(crate) trait Balanced: Send {
-    /// Reads the counters.
-    fn read(&self) -> Reading;
-
-    /// Moves the queue to the worker. If its requests in flight do not complete within `timeout`, the queue stays.
-    ///
-    /// # Errors
-    /// Why the queue stays, for the operator.
-    fn move_queue(
-        &self,
-        disk: &str,
-        queue: u16,
-        to: WorkerId,
-        timeout: Duration,
-    ) -> Result<(), Box<dyn std::error::Error>>;
-}
 
 /// Processor time of this thread.
 fn own_cpu_time() -> Duration {

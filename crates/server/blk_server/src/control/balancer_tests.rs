@@ -3,11 +3,11 @@
 
 use super::*;
 use crate::control::balance::tuning::STALE;
-use crate::control::balance::{QueueName, QueueReading};
+use crate::data_path::assignment::balanced::{QueueName, QueueReading};
 use crate::data_path::counters::{QueueCounters, WorkerCounters};
 use crate::data_path::report::WorkerReport;
 use crate::data_path::worker::bell::BusyWatch;
-use crate::data_path::worker::worker_options::WorkerOptions;
+use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 
 /// Long enough for a slow machine: only a hang takes longer.
 const PATIENCE: Duration = Duration::from_secs(300);

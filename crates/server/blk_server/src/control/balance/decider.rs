@@ -7,12 +7,13 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::estimates::Estimates;
-use super::interval::{Interval, QueueName};
+use super::interval::Interval;
 use super::model::{Model, Queue};
 use super::tuning::{
     BUSY, CROWD_DELAY, FIRST_STAY, LONGEST_STAY, MARGIN, MOST_MOVES, MOVE_COST, PATIENCE, RESTLESS_STAYS,
     STALE,
 };
+use crate::data_path::assignment::balanced::QueueName;
 use crate::data_path::worker::worker_options::WorkerId;
 
 /// A queue that should move to another worker.

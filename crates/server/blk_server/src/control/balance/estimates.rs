@@ -10,8 +10,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::interval::{Interval, QueueLoad, QueueName, WorkerLoad};
+use super::interval::{Interval, QueueLoad, WorkerLoad};
 use super::tuning::{FORGETTING, SMOOTHING};
+use crate::data_path::assignment::balanced::QueueName;
 use crate::data_path::worker::worker_options::WorkerId;
 
 /// A worker that needed a CPU for less than this share of the interval does not reveal its capacity.

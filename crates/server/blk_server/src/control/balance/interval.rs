@@ -3,35 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::data_path::counters::QueueCounters;
+use crate::data_path::assignment::balanced::{QueueName, QueueReading, Reading};
 use crate::data_path::report::WorkerReport;
 use crate::data_path::worker::worker_options::WorkerId;
-
-/// All counters at one time.
-#[derive(Debug, Default)]
-pub(crate) struct Reading {
-    pub(crate) workers: Vec<WorkerReport>,
-    pub(crate) queues: Vec<QueueReading>,
-}
-
-/// One queue's counters at one time.
-#[derive(Clone, Debug)]
-pub(crate) struct QueueReading {
-    pub(crate) name: QueueName,
-    pub(crate) worker: WorkerId,
-    pub(crate) counters: QueueCounters,
-    /// An operator attached the queue to its worker.
-    pub(crate) attached: bool,
-    /// Limit of workers that may serve its disk.
-    pub(crate) most_workers: Option<usize>,
-}
-
-/// A queue of a server.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct QueueName {
-    pub(crate) disk: String,
-    pub(crate) queue: u16,
-}
 
 /// The difference of two readings.
 #[derive(Clone, Debug, Default)]
@@ -116,7 +90,7 @@ fn queue_load(before: &QueueReading, after: &QueueReading) -> QueueLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data_path::counters::WorkerCounters;
+    use crate::data_path::counters::{QueueCounters, WorkerCounters};
     use crate::data_path::worker::worker_options::WorkerOptions;
 
     fn reading(counters: WorkerCounters, queue: QueueCounters) -> Reading {

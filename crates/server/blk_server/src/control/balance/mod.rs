@@ -24,7 +24,6 @@ mod simulation;
 mod tests;
 
 pub(crate) use decider::{Decider, Move};
-pub(crate) use interval::{QueueName, QueueReading, Reading};
 
 /// Whether the server moves queues between workers automatically.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,8 +11,9 @@
 
 use std::time::Duration;
 
-use super::interval::{Interval, QueueLoad, QueueName, WorkerLoad};
+use super::interval::{Interval, QueueLoad, WorkerLoad};
 use super::{Decider, Move};
+use crate::data_path::assignment::balanced::QueueName;
 use crate::data_path::worker::worker_options::WorkerId;
 
 pub(super) const STEP: Duration = Duration::from_millis(100);

@@ -11,6 +11,7 @@
 //! - Lock order: `admin`, `table`, an entry's. A thread holds `table` only for look-ups, and does not wait for a
 //!   worker or an entry's lock while it holds `table`.
 
+pub(crate) mod balanced;
 pub(crate) mod deadline;
 
 mod extra_engine;
@@ -28,8 +29,6 @@ use std::time::Duration;
 use guest_mem::GuestMemory;
 use tracing::{error, info};
 
-use crate::control::balance::{QueueName, QueueReading, Reading};
-use crate::control::balancer::Balanced;
 use crate::data_path::assignment::deadline::Deadline;
 use crate::data_path::counters::QueueMeter;
 use crate::data_path::counters::WorkerCounters;
@@ -479,46 +478,6 @@ impl<'a> Starting<'a> {
 impl Drop for Starting<'_> {
     fn drop(&mut self) {
         self.set.table().starting.retain(|other| *other != self.queue);
-    }
-}
-
-/// The balancer's moves are not recorded: a restarted queue gets the least loaded worker.
-impl Balanced for Arc<WorkerSet> {
-    fn read(&self) -> Reading {
-        let workers = self.worker_reports();
-        let table = self.table();
-        let attached = |entry: &Arc<QueueEntry>| table.attached.contains_key(&(entry.disk.id(), entry.index));
-        let entries: Vec<_> =
-            table.entries.iter().map(|entry| (Arc::clone(entry), attached(entry))).collect();
-        drop(table);
-        let queues = entries.into_iter().map(|(entry, attached)| QueueReading {
-            name: QueueName { disk: entry.disk.name().to_owned(), queue: entry.index },
-            worker: entry.worker(),
-            counters: entry.meter.read(),
-            attached,
-            most_workers: entry.disk.most_workers(),
-        });
-        Reading { workers, queues: queues.collect() }
-    }
-
-    fn move_queue(
-        &self,
-        disk: &str,
-        queue: u16,
-        to: WorkerId,
-        timeout: Duration,
-    ) -> Result<(), Box<dyn std::error::Error>> {
-        let deadline = self.deadline(timeout);
-        let _admin = self.admin(&deadline)?;
-        let table = self.table();
-        let to = table.address(to).ok_or(AdminError::NoWorker { id: to })?;
-        let entry = table.entries.iter().find(|entry| entry.disk.name() == disk && entry.index == queue);
-        let entry = entry.map(Arc::clone).ok_or("the queue has stopped")?;
-        if table.attached.contains_key(&(entry.disk.id(), queue)) {
-            return Err("it was attached by hand just now".into());
-        }
-        drop(table);
-        Ok(WorkerSet::move_queue(self, &entry, &to, &deadline)?)
     }
 }
 
