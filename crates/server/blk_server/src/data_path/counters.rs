@@ -116,9 +116,11 @@ counters! {
         "written_bytes" => written_bytes: u64, Bytes, "MB";
         /// Flushes answered.
         "flushes" => flushes: u64, Count, "FLUSHES";
-        /// Discards and write-zeroes answered.
+        /// Discards and write-zeroes answered, and all requests answered without the engine: get-id, unsupported types,
+        /// transfers of 0 bytes, flushes that the disk ignores, refused and malformed requests. A chain that the queue
+        /// returns without a status counts nowhere.
         "other" => other: u64, Count, "OTHER";
-        /// Requests answered with an error; also counted by their kind.
+        /// Requests answered with IOERR; each is also counted as a read, write, flush or other request.
         "errors" => errors: u64, Count, "ERRORS";
         /// Requests taken and not answered.
         "in_flight" => in_flight: u64, Now, "IN FLIGHT";

@@ -8,7 +8,7 @@ use virtqueue::split::RawDescriptor;
 use crate::rig::format::{Format, on_both_formats};
 use crate::rig::packed_guest::{Hostile, hostile_guest};
 use crate::rig::raw_guest::{last, readable, table, writable};
-use crate::rig::{MIB, Options, Rig, header_bytes, kind};
+use crate::rig::{MIB, Options, Rig, eventually, header_bytes, kind};
 
 /// An address outside the guest's 16 MiB.
 const NOWHERE: u64 = 64 * MIB;
@@ -37,6 +37,7 @@ fn answered(ring: Format, spoil: impl FnOnce(&dyn Hostile, &mut [RawDescriptor; 
 on_both_formats! {
     unspoilt_chain_is_read,
     readable_descriptor_after_a_writable_one_fails,
+    malformed_chain_that_is_answered_counts_as_an_error,
     chain_without_a_writable_byte_is_given_back_unwritten,
     empty_status_descriptor_makes_the_last_data_byte_the_status,
     status_in_no_region_is_given_back_unwritten,
@@ -76,13 +77,28 @@ fn next_outside_the_ring_is_given_back_unwritten() {
     assert_eq!(answered(Format::Split, |_, chain| chain[1].next = u16::MAX), NOT_WRITTEN);
 }
 
+fn make_data_readable_after_status(chain: &mut [RawDescriptor; 3]) {
+    chain.swap(1, 2);
+    chain[1] = RawDescriptor { flags: chain[1].flags | RawDescriptor::NEXT, next: 2, ..chain[1] };
+    chain[2].flags = 0;
+}
+
 fn readable_descriptor_after_a_writable_one_fails(ring: Format) {
-    let answer = answered(ring, |_, chain| {
-        chain.swap(1, 2); // status, then data that is readable
-        chain[1] = RawDescriptor { flags: chain[1].flags | RawDescriptor::NEXT, next: 2, ..chain[1] };
-        chain[2].flags = 0;
-    });
-    assert_eq!(answer, (1, 1));
+    assert_eq!(answered(ring, |_, chain| make_data_readable_after_status(chain)), IOERR);
+}
+
+fn malformed_chain_that_is_answered_counts_as_an_error(ring: Format) {
+    let rig = Rig::start(Options::default());
+    let (_front_end, mut raw) = hostile_guest(&rig, ring);
+    let mut chain = normal(&*raw);
+    make_data_readable_after_status(&mut chain);
+    assert_eq!(raw.exchange(&chain), IOERR);
+    let counted = || {
+        let counters = rig.report_of(0).queues[0].counters;
+        (counters.requests(), counters.other, counters.errors)
+    };
+    // The worker stores its counters after the driver can see the answer.
+    assert!(eventually(|| counted() == (1, 1, 1)), "{:?}", counted());
 }
 
 fn chain_without_a_writable_byte_is_given_back_unwritten(ring: Format) {

@@ -278,7 +278,10 @@ impl Queue {
             return self.break_ring(&RingFault::HeadInFlight { head: tag });
         }
         match reply_slot(&self.chain, &self.view) {
-            Ok(reply) => self.answer(tag, &reply, Status::IoErr, 0),
+            Ok(reply) => {
+                self.count_other(Status::IoErr);
+                self.answer(tag, &reply, Status::IoErr, 0);
+            }
             Err(_) => self.ring.push_used(tag, 0),
         }
     }
