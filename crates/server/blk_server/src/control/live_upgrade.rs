@@ -218,8 +218,8 @@ impl Server {
         Err(LiveUpgradeError::NotCutOff { disk: export.disk.name().to_owned(), timeout })
     }
 
-    /// Pauses all disks: the server accepts no front-ends, reads no messages, accesses no rings, and has nothing in
-    /// flight.
+    /// Pauses all disks: the server accepts no front-ends, reads no messages, accesses no rings, and has no
+    /// request in an engine.
     ///
     /// # Errors
     /// [`LiveUpgradeError`]. All disks then continue.

@@ -291,7 +291,9 @@ impl<B: IoBackend> Core<B> {
         let file = self.files.at(op.file);
         let direct = if self.recording.is_on() { None } else { op.direct_transfer(file) };
         if let Some(call) = direct {
-            // SAFETY: 1. as in `issue_any`.
+            // SAFETY: 1. memory: the op table owns the op's buffers and does not move them, and `Drop` leaks them if a
+            // call is still in flight; 2. contents: the buffers are guest memory, because `direct_transfer` makes no
+            // call with a bounce buffer; 3. file: `detach` panics while ops are in flight.
             if unsafe { self.backend.queue(name, file.target, &call) }.is_ok() {
                 op.in_kernel = true;
                 return true;

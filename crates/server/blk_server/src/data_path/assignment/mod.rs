@@ -110,7 +110,7 @@ impl QueueHandle {
         }
     }
 
-    /// Stops the queue. Returns the ring's position once nothing is in flight.
+    /// Stops the queue. Returns the ring's position once the queue [is quiet](Queue::is_quiet).
     pub(crate) fn stop(self) -> Option<u32> {
         let mut place = self.entry.place();
         // Clears the number, which may soon refer to another queue: a move may be waiting for the lock.

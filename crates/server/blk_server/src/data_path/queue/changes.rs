@@ -27,7 +27,7 @@ pub(crate) enum CannotLeave {
 }
 
 impl Queue {
-    /// Records the new worker of the queue, and the queue's numbers there. Nothing is in flight.
+    /// Records the new worker of the queue, and the queue's numbers there. No request of the queue is in an engine.
     pub(crate) fn arrive(&mut self, id: u32, file: FileId, watch: WatchId) {
         debug_assert!(
             self.pending_interrupt.due().is_none(),

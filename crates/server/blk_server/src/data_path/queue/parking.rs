@@ -189,7 +189,8 @@ impl Queue {
         }
     }
 
-    /// Whether a command that waits for the last request in flight can be carried out.
+    /// Whether a command that waits for the queue can be carried out: no request is in the engine, and a queue that
+    /// ends has no parked requests or leaves them in the log. Other parked requests stay in the queue.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.in_flight.in_engine() == 0 && (self.parked.is_empty() || !self.ends || self.leaves_parked)

@@ -42,9 +42,9 @@ pub(crate) enum Command {
     /// Answers `None` if the queue cannot run; the worker has logged why.
     Start(Arc<QueueStart>, SyncSender<Option<u32>>),
     BeginStop(u32, Ending),
-    /// Answers with the ring's position when nothing is in flight.
+    /// Answers with the ring's position when the queue [is quiet](Queue::is_quiet).
     Stop(u32, SyncSender<u32>),
-    /// Answers with the queue itself when nothing is in flight.
+    /// Answers with the queue itself, which keeps its parked requests, when it [is quiet](Queue::is_quiet).
     Release(u32, SyncSender<Box<Queue>>),
     /// Answers whether the queue is still on this worker and continues. If not, the worker has sent it.
     CancelRelease(u32, SyncSender<bool>),
@@ -54,8 +54,8 @@ pub(crate) enum Command {
     Adopt(Box<Queue>, SyncSender<Result<u32, Unsuitable>>),
     SetCall(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
     SetErr(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
-    /// Changes to a memory that contains the ring at its previous addresses. `drain`: waits until nothing is in flight,
-    /// because regions are removed.
+    /// Changes to a memory that contains the ring at its previous addresses. `drain`: waits until the queue
+    /// [is quiet](Queue::is_quiet), because regions are removed.
     SetMemory {
         queue: u32,
         memory: Arc<GuestMemory>,

@@ -1,10 +1,10 @@
 //! Carries out the worker's commands: starts, stops, moves queues, and changes their memory.
 //!
-//! `wakeup → Command → …`; if nothing may be in flight: `drain → last completion → drained → answer`
+//! `wakeup → Command → …`; if no request may be in an engine: `drain → last completion → drained → answer`
 //!
 //! A queue moves: `Release → drained → the queue itself as the answer → Adopt on the other worker → resume, check the
-//! ring`. Nothing is in flight meanwhile. Requests that the driver adds wait in the ring until that check. A release
-//! that takes too long is cancelled, and the queue stays.
+//! ring`. Meanwhile no request of the queue is in an engine; parked requests move with it. Requests that the driver adds
+//! wait in the ring until that check. A release that takes too long is cancelled, and the queue stays.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -247,7 +247,7 @@ impl Worker {
     }
 
     /// Announces the new memory to the engine first, so that regions in both tables stay registered. Ops may therefore
-    /// be in flight, unless regions are removed: then the queue was drained before.
+    /// be in the engine, unless regions are removed: then the queue was drained before.
     fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         let Some(engine) = self.engines.get_mut(entry.engine) else { return };
@@ -261,7 +261,7 @@ impl Worker {
         self.activate_if_retrying(id);
     }
 
-    /// Carries out commands that wait until nothing of the queue is in flight and the driver can see all completions.
+    /// Carries out commands that wait until the queue [is quiet](Queue::is_quiet) and the driver can see all completions.
     pub(super) fn drained(&mut self, id: u32) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         if let Some(NewMemory { memory, done }) = entry.memory.take() {
@@ -284,7 +284,7 @@ impl Worker {
         self.forget(&queue, engine);
         match (stop, leave) {
             (Some(done), _) => end(queue, &done),
-            // The receiver exists: see `released` in `assignment/frozen.rs`.
+            // The receiver exists: see `released` in `assignment/mod.rs`.
             (None, Some(taken)) => drop(taken.send(Box::new(queue))),
             (None, None) => {}
         }

@@ -65,7 +65,7 @@ struct WorkerQueue {
     disk: usize,
     active: bool,
     idle_passes: u32,
-    /// Commands to answer when nothing of the queue is in flight.
+    /// Commands to answer when the queue [is quiet](Queue::is_quiet).
     stop: Option<SyncSender<u32>>,
     leave: Option<SyncSender<Box<Queue>>>,
     memory: Option<NewMemory>,
@@ -76,7 +76,7 @@ impl WorkerQueue {
         Self { queue, engine, disk, active: false, idle_passes: 0, stop: None, leave: None, memory: None }
     }
 
-    /// Whether a command waits until nothing of the queue is in flight.
+    /// Whether a command waits until the queue [is quiet](Queue::is_quiet).
     fn is_awaited(&self) -> bool {
         self.stop.is_some() || self.leave.is_some() || self.memory.is_some()
     }
@@ -96,7 +96,7 @@ impl WorkerQueue {
     }
 }
 
-/// A queue's new memory table, until nothing of the queue is in flight.
+/// A queue's new memory table, until the queue [is quiet](Queue::is_quiet).
 struct NewMemory {
     memory: Arc<GuestMemory>,
     done: SyncSender<()>,
