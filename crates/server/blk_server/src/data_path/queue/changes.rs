@@ -81,7 +81,7 @@ impl Queue {
 
     /// Whether the front-end truncated the memory of the in-flight log.
     pub(crate) fn lost_log(&self) -> bool {
-        self.log.as_ref().is_some_and(|log| log.is_poisoned())
+        self.in_flight_log.as_ref().is_some_and(|log| log.is_poisoned())
     }
 
     /// Changes to a new memory table. The session has checked that the new table holds the whole ring at its old place.
@@ -105,7 +105,7 @@ impl Queue {
         if self.view.is_poisoned() || self.lost_log() {
             return Err(CannotLeave::LostMemory);
         }
-        if !self.parked.is_empty() && self.log.is_none() {
+        if !self.parked.is_empty() && self.in_flight_log.is_none() {
             return Err(CannotLeave::Parked { requests: self.in_flight.parked() });
         }
         let _ = self.ring.enable_kicks();

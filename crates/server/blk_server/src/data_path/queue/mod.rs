@@ -84,7 +84,7 @@ pub(crate) struct Queue {
     view: MemoryView,
     ring: DeviceQueue,
     /// Memory of the in-flight log.
-    log: Option<Arc<GuestMemory>>,
+    in_flight_log: Option<Arc<GuestMemory>>,
     /// See [`QueueStart::leaves_unbegun`].
     leaves_unbegun: bool,
     chain: Chain,
@@ -131,7 +131,7 @@ impl Queue {
             index: start.index,
             id,
             view,
-            log: start.log.as_ref().map(|log| Arc::clone(log.memory())),
+            in_flight_log: start.log.as_ref().map(|log| Arc::clone(log.memory())),
             leaves_unbegun: start.leaves_unbegun,
             chain: Chain::with_capacity(longest),
             segments: SegmentBuffer::default(),

@@ -181,7 +181,7 @@ impl Queue {
     /// Prepares for a stop. When the session ends, the front-end learns no ring position, and the next server reads the
     /// log, as after a crash. On a stop by the front-end, `leaves_unbegun` says whether the next server reads the log.
     pub(super) fn stop_parking(&mut self, ending: Ending) {
-        let has_log = self.log.is_some() && !self.lost_log();
+        let has_log = self.in_flight_log.is_some() && !self.lost_log();
         self.leaves_parked |= has_log && (self.leaves_unbegun || ending == Ending::Session);
         self.ends = true;
         if !self.leaves_parked {
