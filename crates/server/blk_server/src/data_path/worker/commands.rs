@@ -3,8 +3,8 @@
 //! `wakeup → Command → …`; if no request may be in an engine: `drain → last completion → drained → answer`
 //!
 //! A queue moves: `Release → drained → the queue itself as the answer → Adopt on the other worker → resume, check the
-//! ring`. Meanwhile no request of the queue is in an engine; parked requests move with it. Requests that the driver adds
-//! wait in the ring until that check. A release that takes too long is cancelled, and the queue stays.
+//! ring`. Meanwhile no request of the queue is in an engine; parked requests move with it. Requests that the driver
+//! adds wait in the ring until that check. A release that takes too long is cancelled, and the queue stays.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -261,7 +261,8 @@ impl Worker {
         self.activate_if_retrying(id);
     }
 
-    /// Carries out commands that wait until the queue [is quiet](Queue::is_quiet) and the driver can see all completions.
+    /// Carries out commands that wait until the queue [is quiet](Queue::is_quiet) and the driver can see all
+    /// completions.
     pub(super) fn drained(&mut self, id: u32) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         if let Some(NewMemory { memory, done }) = entry.memory.take() {
