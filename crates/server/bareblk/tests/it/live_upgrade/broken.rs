@@ -206,7 +206,10 @@ fn other_image_socket_name_or_control_socket_is_refused() {
         command
     };
     let refused = |command| refusal(command);
-    assert_says(&refused(with_name(disk.place.serve(&other, "s"), "root")), &["is not the file that is served"]);
+    assert_says(
+        &refused(with_name(disk.place.serve(&other, "s"), "root")),
+        &["is not the file that is served"],
+    );
     assert_says(
         &refused(with_name(disk.place.serve(&disk.image, "t"), "root")),
         &["socket is", "make them the same"],
