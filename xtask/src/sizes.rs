@@ -73,8 +73,10 @@ pub const LOOM: &[&str] = &[
     "--lib",
     "model",
 ];
-/// Mutants of the lock: a handful, each of which a check must notice, or all.
-pub const MUTANTS: Size<&[&str]> = size(&["xtask", "mutants", "--smoke"], &["xtask", "mutants"]);
+/// Mutants of the lock: a handful, each of which a check must notice, or all. A handful is faster one at a time, because
+/// each job builds the dependencies.
+pub const MUTANTS: Size<&[&str]> =
+    size(&["xtask", "mutants", "--smoke", "--jobs", "1"], &["xtask", "mutants"]);
 /// Fuzzing: checks that programs and seeds exist (the targets run among the tests), or runs libFuzzer on each target.
 pub const FUZZ: Size<&[&str]> =
     size(&["xtask", "fuzz", "--check"], &["xtask", "fuzz", "--seconds", "120", "--keep"]);

@@ -351,22 +351,23 @@ impl MemoryView {
         }
     }
 
-    /// The `N` little-endian words at `addr`, each read once. `None` if they are not aligned in one region:
+    /// The two little-endian words at `addr`, each read once. `None` if they are not aligned in one region:
     /// [`MemoryView::read`] then copies them, or says why it cannot.
     #[inline]
     #[must_use]
-    pub fn words<const N: usize>(&self, addr: u64) -> Option<[u64; N]> {
+    pub fn word_pair(&self, addr: u64) -> Option<[u64; 2]> {
         let (host, room_bytes) = self.memory.host_at(addr, &self.small)?;
-        let words = host.cast::<u64>();
-        if room_bytes < (N * size_of::<u64>()) as u64 || !words.is_aligned() {
+        let first = host.cast::<u64>();
+        if room_bytes < 2 * size_of::<u64>() as u64 || !first.is_aligned() {
             return None;
         }
-        Some(std::array::from_fn(|at| {
-            // SAFETY: 1. the region has `N` words from `host` on, and `self.memory` keeps it mapped.
-            let word = unsafe { words.add(at) };
-            // SAFETY: 1. mapped, see above; 2. aligned, checked above; 3. volatile: read exactly once.
-            u64::from_le(unsafe { word.read_volatile() })
-        }))
+        // SAFETY: 1. the region has two words from `host` on, and `self.memory` keeps it mapped.
+        let second = unsafe { first.add(1) };
+        // SAFETY: 1. mapped, see above; 2. aligned, checked above; 3. volatile: read exactly once.
+        let first = unsafe { first.read_volatile() };
+        // SAFETY: as above.
+        let second = unsafe { second.read_volatile() };
+        Some([u64::from_le(first), u64::from_le(second)])
     }
 
     /// Slow path: the range crosses regions, or is not fully mapped.

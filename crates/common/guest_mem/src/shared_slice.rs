@@ -86,19 +86,13 @@ impl<T: Shared> SharedSlice<T> {
         T::load(self.cell(index), order)
     }
 
-    /// The `N` values from `index` on, each loaded once; the next call may return others. `None` if the slice is
+    /// The values at `index` and behind it, each loaded once; the next call may return others. `None` if the slice is
     /// shorter.
     #[inline]
     #[must_use]
-    pub fn get_all<const N: usize>(&self, index: usize, order: Ordering) -> Option<[T; N]> {
-        let end = index.checked_add(N).filter(|&end| end <= self.len)?;
-        debug_assert!(index <= end);
-        Some(std::array::from_fn(|at| {
-            // SAFETY: 1. `new` was given `len` elements and `index + at < end <= len`.
-            let cell = unsafe { self.ptr.add(index + at) };
-            // SAFETY: as in `cell`.
-            T::load(unsafe { cell.as_ref() }, order)
-        }))
+    pub fn get_pair(&self, index: usize, order: Ordering) -> Option<[T; 2]> {
+        let second = index.checked_add(1).filter(|&second| second < self.len)?;
+        Some([self.load(index, order), self.load(second, order)])
     }
 
     /// Stores `value` at `index`.
@@ -109,19 +103,13 @@ impl<T: Shared> SharedSlice<T> {
         self.memory.note_store(self.guest_addr.0 + index as u64 * size_bytes, size_bytes);
     }
 
-    /// Stores `values` from `index` on, one after the other.
+    /// Stores both values, the first one at `index`.
     #[inline]
-    pub fn store_all<const N: usize>(&self, index: usize, values: [T; N], order: Ordering) {
-        let end = index.checked_add(N).filter(|&end| end <= self.len);
-        assert!(end.is_some(), "ring index is ours and must be in range");
-        for (at, value) in values.into_iter().enumerate() {
-            // SAFETY: 1. `new` was given `len` elements and `index + at < end <= len`.
-            let cell = unsafe { self.ptr.add(index + at) };
-            // SAFETY: as in `cell`.
-            value.store(unsafe { cell.as_ref() }, order);
-        }
+    pub fn store_pair(&self, index: usize, [first, second]: [T; 2], order: Ordering) {
+        second.store(self.cell(index + 1), order);
+        first.store(self.cell(index), order);
         let size_bytes = size_of::<T>() as u64;
-        self.memory.note_store(self.guest_addr.0 + index as u64 * size_bytes, N as u64 * size_bytes);
+        self.memory.note_store(self.guest_addr.0 + index as u64 * size_bytes, 2 * size_bytes);
     }
 
     #[inline]

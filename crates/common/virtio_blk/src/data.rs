@@ -40,7 +40,7 @@ impl<'c> Data<'c> {
         if self.skip_bytes != 0 || first.len_bytes != 16 {
             return None;
         }
-        let words = view.words(first.addr)?;
+        let words = view.word_pair(first.addr)?;
         self.ranges = rest;
         self.len_bytes -= 16;
         Some(words)

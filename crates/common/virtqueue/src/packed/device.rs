@@ -402,7 +402,7 @@ impl DeviceQueue {
         let plain = table.as_words().is_some_and(|(words, first)| {
             chain.read_plain(0, |index| {
                 let in_table = (index < entries).then_some(first + 2 * usize::from(index))?;
-                let [addr, meta] = words.get_all(in_table, Relaxed)?;
+                let [addr, meta] = words.get_pair(in_table, Relaxed)?;
                 let (meta, next) = (Meta::from_word(meta), index + 1);
                 let flags = meta.flags() & WRITE | if next < entries { NEXT } else { 0 };
                 Some([addr, meta.linked(flags, next)])

@@ -251,7 +251,7 @@ impl DeviceQueue {
 
     #[inline]
     fn walk_from(&mut self, head: u16, chain: &mut Chain) -> Result<Option<u16>, PopError> {
-        let in_ring = |index| self.descriptors.get_all(2 * usize::from(index), Relaxed);
+        let in_ring = |index| self.descriptors.get_pair(2 * usize::from(index), Relaxed);
         if chain.read_plain(head, in_ring) {
             return Ok(Some(head));
         }
@@ -270,7 +270,7 @@ impl DeviceQueue {
             let plain = self.tables.open(named_by.range).as_words().is_some_and(|(words, first)| {
                 chain.read_plain(0, |index| {
                     let in_table = (index < entries).then_some(first + 2 * usize::from(index))?;
-                    words.get_all(in_table, Relaxed)
+                    words.get_pair(in_table, Relaxed)
                 })
             });
             if plain {

@@ -44,7 +44,7 @@ impl UsedRing {
     #[inline]
     pub fn push(&mut self, tag: u16, written_bytes: u32) {
         let slot = 2 * usize::from(self.next_used & self.mask);
-        self.entries.store_all(slot, [u32::from(tag), written_bytes], Relaxed);
+        self.entries.store_pair(slot, [u32::from(tag), written_bytes], Relaxed);
         self.next_used = self.next_used.wrapping_add(1);
     }
 
