@@ -135,10 +135,12 @@ impl MappedFile {
         !std::mem::replace(&mut self.is_touched, true)
     }
 
-    /// Determines how much of the file's copies in this batch can be trusted.
+    /// Determines how much of the file's copies in this batch can be trusted. Returns whether all of them can.
     #[inline]
-    pub fn judge(&mut self) {
+    pub fn judge(&mut self) -> bool {
         self.is_touched = false;
+        // Of the mapping that the copies used: below, another one may replace it.
+        let copied_from_bytes = self.mapped_bytes();
         let used_last_page = std::mem::take(&mut self.used_last_page);
         let last_page =
             self.mapping.as_ref().filter(|mapping| !used_last_page && self.has_last_page(mapping));
@@ -155,18 +157,13 @@ impl MappedFile {
             self.trusted_end_bytes = 0;
             self.map_again();
         }
+        self.trusted_end_bytes > 0 && self.trusted_end_bytes >= copied_from_bytes
     }
 
     /// Whether an access to the last page allocates nothing.
     #[inline]
     fn has_last_page(&self, mapping: &FileMapping) -> bool {
         self.presence.as_ref().is_some_and(|presence| presence.has(mapping.last_page_bytes(), 1))
-    }
-
-    /// Whether all copies of the batch are trusted.
-    #[inline]
-    pub fn trusts_all(&self) -> bool {
-        self.trusted_end_bytes >= self.mapped_bytes()
     }
 
     #[inline]

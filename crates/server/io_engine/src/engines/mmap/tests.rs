@@ -370,6 +370,23 @@ fn hole_that_one_worker_punches_is_not_filled_by_the_reads_of_another() {
     assert_eq!((after[0].data[0], after[1].data[0], allocated_bytes(&file)), (0, 7, 3 * CHUNK_BYTES));
 }
 
+/// The mapping is replaced by none, and so the copies of the batch come from no mapping that is left.
+#[test]
+fn write_to_a_file_that_became_empty_extends_it_and_a_read_ends() {
+    let full = || {
+        let file = memfd(4 * PAGE);
+        file.write_all_at(&pattern(0, 4 * PAGE), 0).unwrap();
+        let engine = engine_on(&file);
+        file.set_len(0).unwrap();
+        (file, engine)
+    };
+    let (file, mut engine) = full();
+    assert_eq!(run(&mut engine, &mut [write(0, vec![7; 512])]), [512]);
+    assert_eq!((file.metadata().unwrap().len(), content(&file, 0, 512)), (512, vec![7; 512]));
+    let (_file, mut engine) = full();
+    assert_eq!(run(&mut engine, &mut [read(0, 512)]), [0]);
+}
+
 #[test]
 fn file_truncated_inside_its_last_page_ends_there() {
     let file = memfd(4 * CHUNK_BYTES);
