@@ -57,7 +57,7 @@ impl FileMapping {
     /// [`io::ErrorKind::InvalidInput`] for a length of 0, or beyond the address space; otherwise the
     /// kernel's.
     pub fn of_file(file: impl AsFd, len_bytes: u64, access: MappingAccess) -> io::Result<Self> {
-        let (fs_type, page_bytes) = fs_type_and_page_bytes(&file)?;
+        let (_, page_bytes) = fs_type_and_page_bytes(&file)?;
         let in_pages =
             len_bytes.checked_next_multiple_of(page_bytes).and_then(|bytes| usize::try_from(bytes).ok());
         let in_pages = in_pages.filter(|&bytes| bytes > 0 && isize::try_from(bytes).is_ok());
@@ -66,9 +66,7 @@ impl FileMapping {
         let guard = sigbus::Guard::register(base.as_ptr().addr(), mapped_bytes);
         #[allow(clippy::cast_possible_truncation)] // not more than `mapped_bytes`
         let (len_bytes, page_bytes) = (len_bytes as usize, page_bytes as usize);
-        // On other file systems mincore(2) tells only what is mapped, and a process that may not write the file learns
-        // nothing.
-        let tells_pages = fs_type == TMPFS && access == MappingAccess::ReadWrite;
+        let tells_pages = access == MappingAccess::ReadWrite && tells_pages(&file);
         Ok(Self { base, len_bytes, mapped_bytes, page_bytes, access, tells_pages, guard })
     }
 
@@ -107,6 +105,9 @@ impl FileMapping {
     /// swapped out counts as missing. Pages beyond the end do not count.
     #[must_use]
     pub fn has_pages(&self, offset_bytes: u64, len_bytes: u64) -> bool {
+        if !self.tells_pages {
+            return false; // and pages may be of another size than those that mincore(2) counts
+        }
         let end_bytes = offset_bytes.saturating_add(len_bytes).min(self.mapped_bytes as u64);
         let mut at = offset_bytes;
         while at < end_bytes {
@@ -214,6 +215,36 @@ impl FileMapping {
         // SAFETY: 1. checked above: not beyond the end of the mapping.
         unsafe { self.base.as_ptr().add(offset) }
     }
+}
+
+/// Whether the kernel tells which pages of this file exist.
+///
+/// On tmpfs, mincore(2) tells it to the file's owner and to processes that may write the file by its mode, however they
+/// have opened it. It tells all others that every page exists. On other file systems it tells what is mapped.
+pub fn tells_pages(file: impl AsFd) -> bool {
+    // A page that cannot exist.
+    const BEHIND_ANY_END: u64 = 1 << 62;
+    let Ok((TMPFS, page_bytes)) = fs_type_and_page_bytes(&file) else { return false };
+    let page_bytes = usize::try_from(page_bytes).unwrap_or(usize::MAX);
+    // SAFETY: 1. the kernel chooses the address, so no existing mapping is replaced.
+    let mapped = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            page_bytes,
+            ProtFlags::READ,
+            MapFlags::SHARED | MapFlags::NORESERVE,
+            &file,
+            BEHIND_ANY_END,
+        )
+    };
+    let Ok(page) = mapped else { return false };
+    let mut present = 1_u8;
+    // SAFETY: 1. one page, mapped above, and one byte for it; the page is not accessed.
+    let asked = unsafe { libc::mincore(page, page_bytes, &raw mut present) };
+    // SAFETY: 1. mapped above, and used by nothing else.
+    let unmapped = unsafe { rustix::mm::munmap(page, page_bytes) };
+    debug_assert!(unmapped.is_ok());
+    asked == 0 && present & 1 == 0
 }
 
 fn map(file: impl AsFd, mapped_bytes: usize, access: MappingAccess) -> io::Result<NonNull<u8>> {

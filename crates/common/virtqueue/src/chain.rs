@@ -126,17 +126,18 @@ impl Chain {
     /// returns false, and the caller reads the chain again with a [`Walk`], which finds the fault if there is one.
     ///
     /// `read` returns the words of the descriptor with this index, or `None` if the table has none. The first one has
-    /// index `index`.
+    /// index `index`, and the chain has at most `limit`.
     #[inline(always)] // the closure reads fields that then stay in registers
     pub(crate) fn read_plain(
         &mut self,
         mut index: u16,
+        limit: u16,
         mut read: impl FnMut(u16) -> Option<[u64; 2]>,
     ) -> bool {
         self.clear();
         let (mut count, mut bytes) = (0, 0);
         let mut readable = None;
-        for slot in &mut self.ranges {
+        for slot in self.ranges.iter_mut().take(usize::from(limit)) {
             let Some([addr, meta]) = read(index) else { return false };
             let Descriptor { range, flags, next } = Descriptor::from_words(addr, meta);
             if range.len_bytes == 0 || flags & INDIRECT != 0 {

@@ -364,7 +364,7 @@ impl DeviceQueue {
             log.begin();
         }
         let mut last = first;
-        let is_plain = chain.read_plain(0, |index| {
+        let is_plain = chain.read_plain(0, room, |index| {
             let slot = (index < room).then(|| next_avail.forward(index).slot())?;
             let addr = ring.addr(slot);
             if index > 0 {
@@ -400,7 +400,7 @@ impl DeviceQueue {
         let entries = check_indirect(named_by, self.indirect_limit, self.features.indirect)?;
         let table = self.tables.open(named_by.range);
         let plain = table.as_words().is_some_and(|(words, first)| {
-            chain.read_plain(0, |index| {
+            chain.read_plain(0, entries, |index| {
                 let in_table = (index < entries).then_some(first + 2 * usize::from(index))?;
                 let [addr, meta] = words.get_pair(in_table, Relaxed)?;
                 let (meta, next) = (Meta::from_word(meta), index + 1);

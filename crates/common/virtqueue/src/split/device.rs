@@ -252,7 +252,7 @@ impl DeviceQueue {
     #[inline]
     fn walk_from(&mut self, head: u16, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         let in_ring = |index| self.descriptors.get_pair(2 * usize::from(index), Relaxed);
-        if chain.read_plain(head, in_ring) {
+        if chain.read_plain(head, self.layout.queue_size, in_ring) {
             return Ok(Some(head));
         }
         match self.walk(head, chain) {
@@ -268,7 +268,7 @@ impl DeviceQueue {
         if named_by.has(INDIRECT) {
             let entries = check_indirect(&named_by, self.indirect_limit, self.features.indirect)?;
             let plain = self.tables.open(named_by.range).as_words().is_some_and(|(words, first)| {
-                chain.read_plain(0, |index| {
+                chain.read_plain(0, entries, |index| {
                     let in_table = (index < entries).then_some(first + 2 * usize::from(index))?;
                     words.get_pair(in_table, Relaxed)
                 })

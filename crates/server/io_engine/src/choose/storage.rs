@@ -11,8 +11,7 @@ use std::io;
 use std::io::IoSliceMut;
 
 use rustix::fs::{
-    AtFlags, FileType, OFlags, StatxAttributes, StatxFlags, fcntl_get_seals, fcntl_getfl, fstat, fstatfs,
-    statx,
+    AtFlags, FileType, OFlags, StatxAttributes, StatxFlags, fcntl_get_seals, fcntl_getfl, fstat, statx,
 };
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
@@ -20,8 +19,6 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 /// for `O_DIRECT`, and far enough below 2^63 to pass the kernel's check of offset and length.
 const BEHIND_ANY_END: u64 = 1 << 62;
 const SCRATCH_BYTES: usize = 4096;
-/// `f_type` of tmpfs and memfds (statfs(2)).
-const TMPFS: u64 = 0x0102_1994;
 
 /// Aligned for `O_DIRECT`.
 #[repr(align(4096))]
@@ -35,7 +32,7 @@ pub struct Storage {
     /// The page cache is the storage: tmpfs, a memfd, hugetlbfs. Calls wait for a device only if pages were swapped
     /// out.
     pub ram_backed: bool,
-    /// The file is on tmpfs and open for writing, so the kernel tells its holes from its pages (mincore(2)).
+    /// The file is on tmpfs and open for writing, and the kernel tells its holes from its pages (mincore(2)).
     pub tells_pages: bool,
     /// The data is mapped directly from persistent memory, without page cache or device waits.
     pub dax: bool,
@@ -58,7 +55,7 @@ impl Storage {
         Ok(Self {
             direct: fcntl_getfl(file)?.contains(OFlags::DIRECT),
             ram_backed: has_seals(file),
-            tells_pages: is_writable_tmpfs(file),
+            tells_pages: is_writable_and_tells_pages(file),
             dax: is_dax(file),
             nowait_reads,
             // The kernel checks one bit of the open file (`FMODE_NOWAIT`) before either direction. The file system may
@@ -75,12 +72,9 @@ fn has_seals(file: &File) -> bool {
 }
 
 /// Asks the file system last, which may be a program that does not answer: only tmpfs and hugetlbfs have seals.
-fn is_writable_tmpfs(file: &File) -> bool {
+fn is_writable_and_tells_pages(file: &File) -> bool {
     let is_writable = fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::RDWR));
-    // `f_type` has other widths on other architectures.
-    #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
-    let is_tmpfs = || fstatfs(file).is_ok_and(|statfs| statfs.f_type as u64 & 0xffff_ffff == TMPFS);
-    is_writable && has_seals(file) && is_tmpfs()
+    is_writable && has_seals(file) && guest_mem::tells_pages(file)
 }
 
 /// `STATX_ATTR_DAX` (statx(2), Linux 5.8). A kernel without it counts as having no DAX.
