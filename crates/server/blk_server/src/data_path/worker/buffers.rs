@@ -21,6 +21,13 @@ const LARGE_COUNT: u32 = 32;
 /// The smallest reserve of a disk.
 const LEAST_LARGE: u32 = 1;
 
+/// Limit of requests in an engine of this depth. One disk may have as many as the depth, and each that comes later may
+/// add its reserve, which shrinks with their number (`io_engine::Shares`).
+fn most_requests(depth: usize, disks: usize) -> usize {
+    let added: usize = (2..=disks).map(|disks| (depth / (2 * disks)).max(LEAST_SHARE)).sum();
+    depth + added + disks * LEAST_SHARE
+}
+
 /// Why a request gets no buffers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoBuffers {
@@ -60,7 +67,7 @@ impl BufferPool {
         self.disks += 1;
         // The engine's own limit of requests, including the shares of its files. Small descriptions therefore never
         // run out before the engine is full.
-        self.limit = self.limit.max(self.depth + self.depth / 2 + self.disks * LEAST_SHARE);
+        self.limit = self.limit.max(most_requests(self.depth, self.disks));
         self.make_large();
     }
 
