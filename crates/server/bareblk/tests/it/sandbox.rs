@@ -17,8 +17,8 @@ use crate::rig::hanging::{Call, HangingFolder};
 use crate::rig::{Place, Server, assert_says, bareblk, eventually, is_root, output, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
-/// The ID of the Unix user `nobody`.
-const NOBODY: &str = "65534";
+/// The user ID that Linux distributions reserve for processes without rights.
+const UNPRIVILEGED: &str = "65534";
 
 fn with(mut command: Command, words: &[&str]) -> Command {
     command.args(words);
@@ -205,8 +205,12 @@ fn disk_is_added_by_a_server_that_could_not_open_it_itself() {
         return skip(Reason::NotRoot, "only root can serve as another user");
     }
     let place = Place::new();
-    let server = Server::start(controlled(&place, &["--user", NOBODY, "--group", NOBODY]));
-    assert!(of_each_thread(&server, "Uid").values().all(|ids| ids.split_whitespace().all(|id| id == NOBODY)));
+    let server = Server::start(controlled(&place, &["--user", UNPRIVILEGED, "--group", UNPRIVILEGED]));
+    assert!(
+        of_each_thread(&server, "Uid")
+            .values()
+            .all(|ids| ids.split_whitespace().all(|id| id == UNPRIVILEGED))
+    );
     let image = place.image("more.raw", MIB);
     std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0o600)).unwrap();
     let (image, socket) =
@@ -523,7 +527,9 @@ fn somebody_elses_rights_are_refused_to_who_is_not_root() {
     let place = Place::in_memory();
     let image = place.image("disk.raw", MIB);
     let mut command = Command::new("setpriv");
-    command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]).arg(env!("CARGO_BIN_EXE_bareblk"));
+    command
+        .args(["--reuid", UNPRIVILEGED, "--regid", UNPRIVILEGED, "--clear-groups"])
+        .arg(env!("CARGO_BIN_EXE_bareblk"));
     command.arg("serve").arg(image).arg("--socket").arg(place.socket("s"));
     let output = with(command, &["--user", "1", "--group", "1"]).output();
     let Ok(output) = output else { return skip(Reason::NoProgram("setpriv".into()), "") };

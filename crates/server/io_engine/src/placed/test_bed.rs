@@ -212,6 +212,26 @@ pub fn on_thread<R: Send + 'static>(
     std::thread::spawn(move || body(&mut Worker::start(engine, number, &bed)))
 }
 
+/// Checks that a worker can use all the room that it has seen, although another worker joined the engine since.
+pub fn check_room_that_was_seen(first: Box<dyn Engine>, second: Box<dyn Engine>) {
+    let bed = Bed::buffered();
+    let mut first = Worker::start(first, 0, &bed);
+    let seen = first.engine.room_of(first.file);
+    let mut second = Worker::start(second, 1, &bed);
+    (0..seen as u64).for_each(|token| first.push(first.op(token, token % 64, false)));
+    assert_eq!((seen, first.engine.room_of(first.file)), (DEPTH as usize, 0));
+    second.push(second.op(0, 0, false));
+    second.engine.submit().unwrap();
+    let (mut done, mut others) = (0, 0);
+    let deadline = Instant::now() + PATIENCE;
+    while done < seen || others < 1 {
+        done += first.pass(false).len();
+        others += second.pass(false).len();
+        assert!(Instant::now() < deadline, "{done} of {seen} ops ended");
+    }
+    assert_eq!(first.engine.room_of(first.file), DEPTH as usize / 2);
+}
+
 /// Runs passes of a worker without ops of its own until `stop`.
 pub fn idle_until(worker: &mut Worker, stop: &std::sync::atomic::AtomicBool) {
     while !stop.load(std::sync::atomic::Ordering::Acquire) {

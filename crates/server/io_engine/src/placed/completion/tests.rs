@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use super::*;
 use crate::engine::OpError;
 use crate::placed::test_bed::{
-    Bed, DEPTH, PATIENCE, Worker, config, fake, idle_until, io_uring, linux_aio, on_thread,
+    Bed, DEPTH, PATIENCE, Worker, check_room_that_was_seen, config, fake, idle_until, io_uring, linux_aio,
+    on_thread,
 };
 use crate::{EngineConfig, Fault, IoUringEngine, Recorder, Verb, When};
 
@@ -449,21 +450,6 @@ fn all_workers_wait_for_each_other_at_the_end_and_nothing_is_left() {
 
 #[test]
 fn room_that_a_worker_has_seen_remains_until_its_next_pass_although_another_worker_comes() {
-    let bed = Bed::buffered();
     let placement = placement(io_uring(), "count:1", Some(0));
-    let mut first = Worker::start(placement.engine(0).unwrap(), 0, &bed);
-    let seen = first.engine.room_of(first.file);
-    let mut second = Worker::start(placement.engine(1).unwrap(), 1, &bed);
-    (0..seen as u64).for_each(|token| first.push(first.op(token, token % 64, false)));
-    assert_eq!((seen, first.engine.room_of(first.file)), (DEPTH as usize, 0));
-    second.push(second.op(0, 0, false));
-    second.engine.submit().unwrap();
-    let (mut done, mut others) = (0, 0);
-    let deadline = Instant::now() + PATIENCE;
-    while done < seen || others < 1 {
-        done += first.pass(false).len();
-        others += second.pass(false).len();
-        assert!(Instant::now() < deadline, "{done} of {seen} ops ended");
-    }
-    assert_eq!(first.engine.room_of(first.file), DEPTH as usize / 2);
+    check_room_that_was_seen(placement.engine(0).unwrap(), placement.engine(1).unwrap());
 }

@@ -9,7 +9,8 @@ use disk_image::CacheMode;
 use super::*;
 use crate::engine::OpError;
 use crate::placed::test_bed::{
-    Bed, DEPTH, PATIENCE, Worker, fake, idle_until, io_uring, linux_aio, on_thread, shared_io_uring,
+    Bed, DEPTH, PATIENCE, Worker, check_room_that_was_seen, fake, idle_until, io_uring, linux_aio, on_thread,
+    shared_io_uring,
 };
 use crate::{EngineConfig, Fault, SyncEngine, When};
 
@@ -200,21 +201,6 @@ fn engines_that_cannot_be_shared_say_so() {
 
 #[test]
 fn room_that_a_worker_has_seen_remains_until_its_next_pass_although_another_worker_comes() {
-    let bed = Bed::buffered();
     let placement = SharedPlacement::new(shared_io_uring(), DEPTH, true, Some(0));
-    let mut first = Worker::start(placement.engine(0).unwrap(), 0, &bed);
-    let seen = first.engine.room_of(first.file);
-    let mut second = Worker::start(placement.engine(1).unwrap(), 1, &bed);
-    (0..seen as u64).for_each(|token| first.push(first.op(token, token % 64, false)));
-    assert_eq!((seen, first.engine.room_of(first.file)), (DEPTH as usize, 0));
-    second.push(second.op(0, 0, false));
-    second.engine.submit().unwrap();
-    let (mut done, mut others) = (0, 0);
-    let deadline = Instant::now() + PATIENCE;
-    while done < seen || others < 1 {
-        done += first.pass(false).len();
-        others += second.pass(false).len();
-        assert!(Instant::now() < deadline, "{done} of {seen} ops ended");
-    }
-    assert_eq!(first.engine.room_of(first.file), DEPTH as usize / 2);
+    check_room_that_was_seen(placement.engine(0).unwrap(), placement.engine(1).unwrap());
 }
