@@ -70,7 +70,8 @@ fn three_in_a_forked_child_take_nobody_for_left_behind() {
 
 #[test]
 fn three_that_are_handed_a_lock_never_meet_with_spurious_wakes() {
-    all_lock_once::<Handing<1>, Spurious>(Interleavings::Preempted(2, 3));
+    // With more preemptions, loom lets two threads that wake without a reason yield to each other for ever.
+    all_lock_once::<Handing<1>, Spurious>(Interleavings::Preempted(2, 2));
 }
 
 #[test]
