@@ -122,30 +122,36 @@ impl Chain {
         (self.readable_bytes, self.writable_bytes) = (0, 0);
     }
 
-    /// Fills the chain if it is like most: all buffers are in one table and in order, and none is empty. Otherwise
-    /// returns false, and the caller reads the chain again with a [`Walk`], which finds the fault if there is one.
+    /// Fills the chain if it is like most: all buffers are in one table and in order, and none is empty.
     ///
     /// `read` returns the words of the descriptor with this index, or `None` if the table has none. The first one has
     /// index `index`, and the chain has at most `limit`.
+    ///
+    /// # Errors
+    /// The chain is not plain, or it has a fault. A [`Walk`] continues there.
     #[inline(always)] // the closure reads fields that then stay in registers
     pub(crate) fn read_plain(
         &mut self,
         mut index: u16,
         limit: u16,
         mut read: impl FnMut(u16) -> Option<[u64; 2]>,
-    ) -> bool {
+    ) -> Result<(), Stopped> {
         self.clear();
         let (mut count, mut bytes) = (0, 0);
         let mut readable = None;
-        for slot in self.ranges.iter_mut().take(usize::from(limit)) {
-            let Some([addr, meta]) = read(index) else { return false };
-            let Descriptor { range, flags, next } = Descriptor::from_words(addr, meta);
+        let most = self.ranges.len().min(usize::from(limit));
+        for slot in &mut self.ranges[..most] {
+            let Some([addr, meta]) = read(index) else { break };
+            let descriptor = Descriptor::from_words(addr, meta);
+            let Descriptor { range, flags, next } = descriptor;
             if range.len_bytes == 0 || flags & INDIRECT != 0 {
-                return false;
+                return Err(Stopped { at: At::Read(descriptor), count, bytes, readable });
             }
             match readable {
                 None if flags & WRITE != 0 => readable = Some((count, bytes)),
-                Some(_) if flags & WRITE == 0 => return false,
+                Some(_) if flags & WRITE == 0 => {
+                    return Err(Stopped { at: At::Read(descriptor), count, bytes, readable });
+                }
                 _ => (),
             }
             *slot = range;
@@ -155,11 +161,11 @@ impl Chain {
                 let (readable, readable_bytes) = readable.unwrap_or((count, bytes));
                 (self.count, self.readable) = (count, readable);
                 (self.readable_bytes, self.writable_bytes) = (readable_bytes, bytes - readable_bytes);
-                return true;
+                return Ok(());
             }
             index = next;
         }
-        false
+        Err(Stopped { at: At::Unread(index), count, bytes, readable })
     }
 
     /// Replaces the buffers, for callers that build chains without a ring. Drops empty buffers.
@@ -170,6 +176,39 @@ impl Chain {
         writable.iter().for_each(|&range| walk.push(&descriptor(range, WRITE)));
         let in_order = walk.finish();
         debug_assert!(in_order.is_ok(), "the writable buffers come last");
+    }
+}
+
+/// The place in a ring or table where [`Chain::read_plain`] stopped. No descriptor is read twice, because the driver
+/// may change it meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stopped {
+    pub at: At,
+    /// Descriptors before this one; all are plain.
+    count: usize,
+    /// Bytes of their buffers.
+    bytes: u64,
+    /// Of these, the device-readable buffers and their bytes; `None` if all are readable.
+    readable: Option<(usize, u64)>,
+}
+
+/// The next descriptor of a chain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum At {
+    /// It was read, and is not plain.
+    Read(Descriptor),
+    /// Its index; it may be outside the table.
+    Unread(u16),
+}
+
+impl Stopped {
+    /// Nothing was read; the first descriptor has index 0.
+    pub const AT_START: Self = Self { at: At::Unread(0), count: 0, bytes: 0, readable: None };
+
+    /// Number of descriptors before this place.
+    #[allow(clippy::cast_possible_truncation)] // at most `read_plain`'s limit
+    pub fn taken(&self) -> u16 {
+        self.count as u16
     }
 }
 
@@ -187,14 +226,57 @@ pub(crate) struct Walk<'c> {
 impl<'c> Walk<'c> {
     pub fn start(chain: &'c mut Chain) -> Self {
         chain.clear();
+        Self::resume(chain, &Stopped::AT_START)
+    }
+
+    /// Continues where [`Chain::read_plain`] stopped. The buffers before that place are in `chain`.
+    pub fn resume(chain: &'c mut Chain, stopped: &Stopped) -> Self {
+        let &Stopped { count, bytes, readable, .. } = stopped;
+        let (readable_count, readable_bytes) = readable.unwrap_or((count, bytes));
         Self {
             chain,
-            count: 0,
-            readable: 0,
-            readable_bytes: 0,
-            writable_bytes: 0,
-            seen_writable: false,
+            count,
+            readable: readable_count,
+            readable_bytes,
+            writable_bytes: bytes - readable_bytes,
+            seen_writable: readable.is_some(),
             in_order: true,
+        }
+    }
+
+    /// Reads the rest of a chain whose descriptors refer to each other: those from `at` on, after `taken` others, of
+    /// at most `limit`. Stops at a descriptor that refers to an indirect table and returns it with the number of
+    /// descriptors before it.
+    ///
+    /// # Errors
+    /// [`ChainFault::NextOutOfRange`], [`ChainFault::TooLong`], or what `read` returns.
+    pub fn follow(
+        &mut self,
+        mut at: At,
+        mut taken: u16,
+        (table_entries, limit): (u16, u16),
+        read: impl Fn(u16) -> Result<[u64; 2], ChainFault>,
+    ) -> Result<Option<(Descriptor, u16)>, ChainFault> {
+        loop {
+            let descriptor = match at {
+                At::Read(descriptor) => descriptor,
+                At::Unread(next) if next >= table_entries => {
+                    return Err(ChainFault::NextOutOfRange { next, table_entries });
+                }
+                At::Unread(_) if taken == limit => return Err(ChainFault::TooLong { limit }),
+                At::Unread(index) => {
+                    let [addr, meta] = read(index)?;
+                    Descriptor::from_words(addr, meta)
+                }
+            };
+            if descriptor.has(INDIRECT) {
+                return Ok(Some((descriptor, taken)));
+            }
+            self.push(&descriptor);
+            if !descriptor.has(NEXT) {
+                return Ok(None);
+            }
+            (at, taken) = (At::Unread(descriptor.next), taken + 1);
         }
     }
 
@@ -229,5 +311,80 @@ impl<'c> Walk<'c> {
         (chain.count, chain.readable) = (count, readable);
         (chain.readable_bytes, chain.writable_bytes) = (readable_bytes, writable_bytes);
         if self.in_order { Ok(()) } else { Err(ChainFault::ReadableAfterWritable) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    const WRITABLE: u16 = WRITE | NEXT;
+
+    /// The result with the number of descriptors before an indirect table; how often each descriptor was read; and the
+    /// lengths of the readable and of the writable buffers.
+    type Outcome = (Result<Option<u16>, ChainFault>, Vec<u32>, [Vec<u32>; 2]);
+
+    /// Reads a table whose descriptors have these lengths and flags, in order.
+    fn read(descriptors: &[(u32, u16)], limit: u16) -> Outcome {
+        let entries = u16::try_from(descriptors.len()).unwrap();
+        let reads = RefCell::new(vec![0; descriptors.len()]);
+        let words = |index: u16| {
+            let &(len_bytes, flags) = descriptors.get(usize::from(index))?;
+            reads.borrow_mut()[usize::from(index)] += 1;
+            let (addr, meta) =
+                Descriptor { range: GuestRange { addr: 0, len_bytes }, flags, next: index + 1 }.to_words();
+            Some([addr, meta])
+        };
+        let mut chain = Chain::with_capacity(16);
+        let result = chain.read_plain(0, limit, words).map(|()| None).or_else(|stopped| {
+            let mut walk = Walk::resume(&mut chain, &stopped);
+            let read = |index| Ok(words(index).unwrap());
+            match walk.follow(stopped.at, stopped.taken(), (entries, limit), read)? {
+                Some((_, before)) => Ok(Some(before)),
+                None => walk.finish().map(|()| None),
+            }
+        });
+        let lengths = |ranges: &[GuestRange]| ranges.iter().map(|range| range.len_bytes).collect();
+        let buffers = [lengths(chain.readable()), lengths(chain.writable())];
+        (result, reads.into_inner(), buffers)
+    }
+
+    #[test]
+    fn each_descriptor_is_read_once_wherever_the_chain_stops_being_plain() {
+        let chains: [&[(u32, u16)]; 4] = [
+            &[(16, NEXT), (512, WRITABLE), (1, WRITE)],
+            &[(0, NEXT), (16, NEXT), (512, WRITABLE), (1, WRITE)],
+            &[(16, NEXT), (512, WRITABLE), (0, WRITABLE), (1, WRITE)],
+            &[(16, NEXT), (512, WRITABLE), (1, WRITABLE), (0, WRITE)],
+        ];
+        for descriptors in chains {
+            let (result, reads, buffers) = read(descriptors, 16);
+            assert_eq!((result, buffers), (Ok(None), [vec![16], vec![512, 1]]), "{descriptors:?}");
+            assert!(reads.iter().all(|&reads| reads == 1), "{descriptors:?}: {reads:?}");
+        }
+    }
+
+    #[test]
+    fn readable_buffer_after_a_writable_one_is_left_out_and_read_once() {
+        let (result, reads, buffers) = read(&[(16, NEXT), (1, WRITABLE), (8, NEXT), (2, WRITE)], 16);
+        assert_eq!(result, Err(ChainFault::ReadableAfterWritable));
+        assert_eq!((reads, buffers), (vec![1; 4], [vec![16], vec![1, 2]]));
+    }
+
+    #[test]
+    fn table_after_other_descriptors_is_found_with_their_number() {
+        let (result, reads, _) = read(&[(16, NEXT), (0, NEXT), (32, INDIRECT)], 16);
+        assert_eq!((result, reads), (Ok(Some(2)), vec![1; 3]));
+    }
+
+    #[test]
+    fn chain_that_leaves_its_table_or_is_too_long_is_a_fault() {
+        let left = || Err(ChainFault::NextOutOfRange { next: 2, table_entries: 2 });
+        assert_eq!(read(&[(16, NEXT), (16, NEXT)], 16).0, left());
+        assert_eq!(read(&[(16, NEXT), (0, NEXT)], 16).0, left());
+        assert_eq!(read(&[(16, NEXT); 4], 3).0, Err(ChainFault::TooLong { limit: 3 }));
+        assert_eq!(read(&[(0, NEXT); 4], 3).0, Err(ChainFault::TooLong { limit: 3 }));
     }
 }

@@ -22,12 +22,12 @@ use super::log::PackedLog;
 use super::recovery::{self, Recovered, Redo, RedoChain};
 use super::resume::{self, Opened};
 use super::ring::{Meta, Ring};
-use crate::chain::{Chain, Descriptor, INDIRECT, NEXT, WRITE, Walk};
+use crate::chain::{At, Chain, Descriptor, INDIRECT, NEXT, Stopped, WRITE, Walk};
 use crate::fault::{ChainFault, IndirectFault, PopError, RingFault};
 use crate::log::{LogArea, Recovery};
 use crate::notify::Undecided;
 use crate::step::may_die_here;
-use crate::tables::{Tables, check_indirect};
+use crate::tables::{Table, Tables, check_indirect};
 use crate::{RingFeatures, RingLayout};
 
 /// A chain in flight.
@@ -310,7 +310,7 @@ impl DeviceQueue {
     /// Takes the chain, and records it in the log too.
     #[inline]
     fn walk(&mut self, first: Meta, chain: &mut Chain) -> Result<Taken, RingFault> {
-        let mut at = self.next_avail;
+        let at = self.next_avail;
         let room = match &mut self.log {
             None => self.room,
             // Used entries return to the log's free list only when the batch is visible.
@@ -326,45 +326,12 @@ impl DeviceQueue {
             let walked = self.walk_table(&first.at(addr), chain);
             return Ok((Held { count: 1, head }, id, walked));
         }
-        if let Some(taken) = self.walk_plain(first, room, chain)? {
-            return Ok(taken);
-        }
-        if let Some(log) = &mut self.log {
-            log.begin();
-        }
-        let (mut meta, mut only_direct, mut walk) = (first, true, Walk::start(chain));
-        for count in 1..=room {
-            let addr = self.ring.addr(at.slot());
-            self.note(addr, meta);
-            let descriptor = meta.at(addr);
-            if descriptor.has(INDIRECT) {
-                only_direct = false;
-            } else {
-                walk.push(&descriptor);
-            }
-            if !descriptor.has(NEXT) {
-                // Even an unusable chain is walked to its end, because only its last descriptor holds the id.
-                let walked = if only_direct { walk.finish() } else { Err(IndirectFault::Mixed.into()) };
-                self.check_id(meta.id())?;
-                let head = self.log.as_mut().map_or(0, |log| log.taken());
-                return Ok((Held { count, head }, meta.id(), walked));
-            }
-            at = at.forward(1);
-            // Relaxed: `pop` acquired the whole chain with its first descriptor.
-            meta = self.ring.meta(at.slot(), Relaxed);
-        }
-        Err(RingFault::EndlessChain { slot: self.next_avail.slot(), room })
-    }
-
-    /// Takes a chain that [`Chain::read_plain`] can read, and records it in the log. `None`: the caller starts again.
-    #[inline]
-    fn walk_plain(&mut self, first: Meta, room: u16, chain: &mut Chain) -> Result<Option<Taken>, RingFault> {
         let Self { ring, log, next_avail, .. } = self;
         if let Some(log) = log {
             log.begin();
         }
         let mut last = first;
-        let is_plain = chain.read_plain(0, room, |index| {
+        let read = chain.read_plain(0, room, |index| {
             let slot = (index < room).then(|| next_avail.forward(index).slot())?;
             let addr = ring.addr(slot);
             if index > 0 {
@@ -376,22 +343,60 @@ impl DeviceQueue {
             }
             Some([addr, last.linked(last.flags(), index + 1)])
         });
-        if !is_plain {
-            return Ok(None);
+        if let Err(stopped) = read {
+            return self.walk_rest(last, &stopped, room, chain);
         }
-        self.check_id(last.id())?;
-        let head = self.log.as_mut().map_or(0, |log| log.taken());
         #[allow(clippy::cast_possible_truncation)] // at most `room`
         let count = chain.count() as u16;
-        Ok(Some((Held { count, head }, last.id(), Ok(()))))
+        Ok((self.taken(count, last)?, last.id(), Ok(())))
     }
 
-    /// Handles one descriptor of the chain being read.
+    /// The chain that was read from the ring, now in flight. `last` is its last descriptor.
     #[inline]
-    fn note(&mut self, addr: u64, meta: Meta) {
-        if let Some(log) = &mut self.log {
-            log.note(addr, meta);
+    fn taken(&mut self, count: u16, last: Meta) -> Result<Held, RingFault> {
+        self.check_id(last.id())?;
+        let head = self.log.as_mut().map_or(0, |log| log.taken());
+        Ok(Held { count, head })
+    }
+
+    /// Reads the rest of a chain that is not plain, to its end even if it is unusable: only the last descriptor holds
+    /// the id. `last` was read last.
+    #[cold]
+    fn walk_rest(
+        &mut self,
+        mut last: Meta,
+        stopped: &Stopped,
+        room: u16,
+        chain: &mut Chain,
+    ) -> Result<Taken, RingFault> {
+        let (mut count, mut only_direct, mut walk) = (stopped.taken(), true, Walk::resume(chain, stopped));
+        let mut read = match stopped.at {
+            At::Read(descriptor) => Some(descriptor),
+            At::Unread(_) => None,
+        };
+        while count < room {
+            let descriptor = read.take().unwrap_or_else(|| {
+                let slot = self.next_avail.forward(count).slot();
+                // Relaxed: as above.
+                let (addr, meta) = (self.ring.addr(slot), self.ring.meta(slot, Relaxed));
+                if let Some(log) = &mut self.log {
+                    log.note(addr, meta);
+                }
+                last = meta;
+                meta.at(addr)
+            });
+            count += 1;
+            if descriptor.has(INDIRECT) {
+                only_direct = false;
+            } else {
+                walk.push(&descriptor);
+            }
+            if !descriptor.has(NEXT) {
+                let walked = if only_direct { walk.finish() } else { Err(IndirectFault::Mixed.into()) };
+                return Ok((self.taken(count, last)?, last.id(), walked));
+            }
         }
+        Err(RingFault::EndlessChain { slot: self.next_avail.slot(), room })
     }
 
     /// Reads all entries of a table in order; only their WRITE flag counts (virtio 1.3 §2.8.7).
@@ -399,25 +404,21 @@ impl DeviceQueue {
         chain.clear();
         let entries = check_indirect(named_by, self.indirect_limit, self.features.indirect)?;
         let table = self.tables.open(named_by.range);
-        let plain = table.as_words().is_some_and(|(words, first)| {
-            chain.read_plain(0, entries, |index| {
+        let mut stopped = Stopped::AT_START;
+        if let Some((words, first)) = table.as_words() {
+            let read = chain.read_plain(0, entries, |index| {
                 let in_table = (index < entries).then_some(first + 2 * usize::from(index))?;
                 let [addr, meta] = words.get_pair(in_table, Relaxed)?;
                 let (meta, next) = (Meta::from_word(meta), index + 1);
                 let flags = meta.flags() & WRITE | if next < entries { NEXT } else { 0 };
                 Some([addr, meta.linked(flags, next)])
-            })
-        });
-        if plain {
-            return Ok(());
+            });
+            match read {
+                Ok(()) => return Ok(()),
+                Err(at) => stopped = at,
+            }
         }
-        let mut walk = Walk::start(chain);
-        for index in 0..entries {
-            let (addr, meta) = table.words(index).map_err(IndirectFault::Unmapped)?;
-            let descriptor = Meta::from_word(meta).at(addr);
-            walk.push(&descriptor);
-        }
-        walk.finish()
+        walk_table_from(&stopped, &table, entries, chain)
     }
 
     /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it. Must not
@@ -544,6 +545,26 @@ impl DeviceQueue {
         // visible first.
         self.ring.device_event.store(0, event, Release);
     }
+}
+
+/// Reads the rest of a table.
+#[cold]
+fn walk_table_from(
+    stopped: &Stopped,
+    table: &Table<'_>,
+    entries: u16,
+    chain: &mut Chain,
+) -> Result<(), ChainFault> {
+    let (mut walk, mut next) = (Walk::resume(chain, stopped), stopped.taken());
+    if let At::Read(descriptor) = &stopped.at {
+        walk.push(descriptor);
+        next += 1;
+    }
+    for index in next..entries {
+        let (addr, meta) = table.words(index).map_err(IndirectFault::Unmapped)?;
+        walk.push(&Meta::from_word(meta).at(addr));
+    }
+    walk.finish()
 }
 
 fn push_all(descriptors: &[(u64, Meta)], mut walk: Walk<'_>) -> Result<(), ChainFault> {

@@ -18,13 +18,13 @@ use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts};
 use super::log::SplitLog;
 use super::used_ring::UsedRing;
 use crate::RingFeatures;
-use crate::chain::{Chain, Descriptor, INDIRECT, NEXT, Walk};
+use crate::chain::{At, Chain, Descriptor, INDIRECT, Stopped, Walk};
 use crate::fault::{ChainFault, IndirectFault, PopError, RingFault};
 use crate::layout::RingLayout;
 use crate::log::{LogArea, Recovery};
 use crate::notify::AVAIL_NO_INTERRUPT;
 use crate::step::may_die_here;
-use crate::tables::{Tables, check_indirect};
+use crate::tables::{Table, Tables, check_indirect};
 
 /// One queue as a device sees it.
 #[derive(Debug)]
@@ -219,7 +219,7 @@ impl DeviceQueue {
         if self.redo.is_some()
             && let Some(head) = self.next_again()
         {
-            return self.walk_from(head, chain);
+            return self.walk_again(head, chain);
         }
         if self.next_avail == self.avail_idx && !self.refresh()? {
             return Ok(None);
@@ -249,35 +249,56 @@ impl DeviceQueue {
         head
     }
 
-    #[inline]
-    fn walk_from(&mut self, head: u16, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+    #[cold]
+    fn walk_again(&self, head: u16, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+        self.walk_from(head, chain)
+    }
+
+    #[inline(always)] // the compiler would make it a call for each request
+    fn walk_from(&self, head: u16, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         let in_ring = |index| self.descriptors.get_pair(2 * usize::from(index), Relaxed);
-        if chain.read_plain(head, self.layout.queue_size, in_ring) {
-            return Ok(Some(head));
+        match chain.read_plain(head, self.layout.queue_size, in_ring) {
+            Ok(()) => Ok(Some(head)),
+            Err(stopped) => self.walk_rest(head, &stopped, chain),
         }
-        match self.walk(head, chain) {
+    }
+
+    /// Reads the rest of a chain that is not plain in the ring: most have an indirect table.
+    #[inline(never)] // keeps the caller small
+    fn walk_rest(&self, head: u16, stopped: &Stopped, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+        let walked = match stopped.at {
+            At::Read(named_by) if named_by.has(INDIRECT) && stopped.taken() == 0 => {
+                self.walk_indirect(&named_by, chain)
+            }
+            at => self.walk_both(at, stopped.taken(), Walk::resume(chain, stopped)),
+        };
+        match walked {
             Ok(()) => Ok(Some(head)),
             Err(fault) => Err(PopError::Chain { tag: head, fault }),
         }
     }
 
-    /// Reads a chain that is not plain in the ring: most have an indirect table.
-    fn walk(&self, head: u16, chain: &mut Chain) -> Result<(), ChainFault> {
-        let [addr, meta] = self.descriptor(head);
-        let named_by = Descriptor::from_words(addr, meta);
-        if named_by.has(INDIRECT) {
-            let entries = check_indirect(&named_by, self.indirect_limit, self.features.indirect)?;
-            let plain = self.tables.open(named_by.range).as_words().is_some_and(|(words, first)| {
-                chain.read_plain(0, entries, |index| {
-                    let in_table = (index < entries).then_some(first + 2 * usize::from(index))?;
-                    words.get_pair(in_table, Relaxed)
-                })
+    /// Reads a chain that is nothing but an indirect table.
+    fn walk_indirect(&self, named_by: &Descriptor, chain: &mut Chain) -> Result<(), ChainFault> {
+        let entries = self.check_indirect(named_by)?;
+        let table = self.tables.open(named_by.range);
+        let mut stopped = Stopped::AT_START;
+        if let Some((words, first)) = table.as_words() {
+            let read = chain.read_plain(0, entries, |index| {
+                let in_table = (index < entries).then_some(first + 2 * usize::from(index))?;
+                words.get_pair(in_table, Relaxed)
             });
-            if plain {
-                return Ok(());
+            match read {
+                Ok(()) => return Ok(()),
+                Err(at) => stopped = at,
             }
         }
-        self.walk_any(head, chain)
+        let walk = Walk::resume(chain, &stopped);
+        self.walk_table(&table, entries, stopped.at, stopped.taken(), walk)
+    }
+
+    fn check_indirect(&self, named_by: &Descriptor) -> Result<u16, IndirectFault> {
+        check_indirect(named_by, self.indirect_limit, self.features.indirect)
     }
 
     #[inline]
@@ -297,49 +318,38 @@ impl DeviceQueue {
         Ok(count != 0)
     }
 
-    /// Reads any chain.
-    fn walk_any(&self, head: u16, chain: &mut Chain) -> Result<(), ChainFault> {
+    /// Reads the rest of a chain from the ring, and from an indirect table after it.
+    #[cold]
+    fn walk_both(&self, at: At, taken: u16, mut walk: Walk<'_>) -> Result<(), ChainFault> {
         let limit = self.layout.queue_size;
-        let (mut index, mut walk) = (head, Walk::start(chain));
-        for taken in 0..limit {
-            let [addr, meta] = self.descriptor(index);
-            let descriptor = Descriptor::from_words(addr, meta);
-            if descriptor.has(INDIRECT) {
-                return self.walk_indirect(&descriptor, self.indirect_limit - taken, walk);
-            }
-            walk.push(&descriptor);
-            if !descriptor.has(NEXT) {
-                return walk.finish();
-            }
-            index = descriptor.next;
-            if index >= limit {
-                return Err(ChainFault::NextOutOfRange { next: index, table_entries: limit });
+        match walk.follow(at, taken, (limit, limit), |index| Ok(self.descriptor(index)))? {
+            None => walk.finish(),
+            Some((named_by, taken)) => {
+                let entries = self.check_indirect(&named_by)?;
+                let table = self.tables.open(named_by.range);
+                self.walk_table(&table, entries, At::Unread(0), taken, walk)
             }
         }
-        Err(ChainFault::TooLong { limit })
     }
 
-    /// `room`: how many descriptors the chain may still have.
-    fn walk_indirect(&self, named_by: &Descriptor, room: u16, mut walk: Walk<'_>) -> Result<(), ChainFault> {
-        let table_entries = check_indirect(named_by, self.indirect_limit, self.features.indirect)?;
-        let table = self.tables.open(named_by.range);
-        let mut index = 0;
-        for _ in 0..room {
+    /// Reads the rest of an indirect table; the chain has `taken` descriptors before `at`.
+    #[cold]
+    fn walk_table(
+        &self,
+        table: &Table<'_>,
+        entries: u16,
+        at: At,
+        taken: u16,
+        mut walk: Walk<'_>,
+    ) -> Result<(), ChainFault> {
+        let read = |index| {
             let (addr, meta) = table.words(index).map_err(IndirectFault::Unmapped)?;
-            let descriptor = Descriptor::from_words(addr, meta);
-            if descriptor.has(INDIRECT) {
-                return Err(IndirectFault::Nested.into());
-            }
-            walk.push(&descriptor);
-            if !descriptor.has(NEXT) {
-                return walk.finish();
-            }
-            index = descriptor.next;
-            if index >= table_entries {
-                return Err(ChainFault::NextOutOfRange { next: index, table_entries });
-            }
+            Ok([addr, meta])
+        };
+        match walk.follow(at, taken, (entries, self.indirect_limit), read)? {
+            None => walk.finish(),
+            Some(_) => Err(IndirectFault::Nested.into()),
         }
-        Err(ChainFault::TooLong { limit: self.indirect_limit })
     }
 
     /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it.
