@@ -29,6 +29,11 @@ pub struct Node {
     pub(crate) oldest: AtomicU32,
     /// The [epoch](crate::Platform::epoch) in which the waiter queued.
     pub(crate) epoch: AtomicU32,
+    /// In a thread's first node: when the thread last found a held lock with a queue ([`Clock::Monotonic`], in units of
+    /// 64 ns, wrapping).
+    ///
+    /// [`Clock::Monotonic`]: crate::Clock::Monotonic
+    pub(crate) met_queue_at: AtomicU32,
     /// The address of the lock that the thread waits for; for diagnosis only.
     pub(crate) lock: AtomicUsize,
 }
@@ -110,6 +115,7 @@ impl Node {
             newer: AtomicU32::new(0),
             oldest: AtomicU32::new(0),
             epoch: AtomicU32::new(0),
+            met_queue_at: AtomicU32::new(0),
             lock: AtomicUsize::new(0),
         }
     }
@@ -123,6 +129,7 @@ impl Node {
             newer: AtomicU32::new(0),
             oldest: AtomicU32::new(0),
             epoch: AtomicU32::new(0),
+            met_queue_at: AtomicU32::new(0),
             lock: AtomicUsize::new(0),
         }
     }

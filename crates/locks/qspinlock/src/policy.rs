@@ -17,6 +17,9 @@ pub trait Policy: 'static {
     const SERVES_THE_AWAKE: bool;
     /// How often a newcomer polls a held lock before it queues, if newcomers may overtake.
     const NEWCOMER_LOOKS: u32;
+    /// A newcomer polls a held lock that has a queue only if it last met a queue at least this long ago; with 0 it never
+    /// does.
+    const RARELY_NS: u64 = 0;
     /// How often a waiter polls its own node before it sleeps.
     const WAITER_LOOKS: u32;
     /// How often a waiter behind a sleeping waiter polls its own node before it sleeps.
@@ -52,7 +55,7 @@ pub struct Fifo;
 pub struct Fair;
 
 /// Waiters queue, but a newcomer that finds the lock free takes it while the oldest waiter sleeps or wakes
-/// up, at most 2,047 times past the same waiter. Once that waiter is awake and has waited a moment longer,
+/// up, at most 8,190 times past the same waiter. Once that waiter is awake and has waited a moment longer,
 /// newcomers cannot pass. The throughput of an unfair lock, without starvation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hybrid;
@@ -92,6 +95,7 @@ impl Policy for Hybrid {
     const PASS_LIMIT: u32 = crate::MAX_PASSED;
     const SERVES_THE_AWAKE: bool = false;
     const NEWCOMER_LOOKS: u32 = 8;
+    const RARELY_NS: u64 = 320;
     const WAITER_LOOKS: u32 = 100;
     const WAITER_LOOKS_BEHIND_A_SLEEPER: u32 = 4;
     const HEIR_LOOKS: u32 = 40;

@@ -31,7 +31,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::atomic::AtomicU32;
-use crate::word::{MAX_PASSED, Word};
+use crate::word::{LOCKED, MAX_PASSED, Word};
 use crate::{Deadline, Event, Platform, Policy};
 
 /// A queued lock of four bytes. See the module documentation, and [`Policy`] for its kinds.
@@ -84,7 +84,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Takes the lock, however long that takes. Never returns if the calling thread already holds it.
     #[inline]
     pub fn acquire(&self) {
-        if !self.take_at_once() {
+        if !self.take_if_free() {
             self.acquire_slowly(None);
         }
     }
@@ -102,7 +102,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     #[inline]
     #[must_use]
     pub fn acquire_before(&self, deadline: Deadline) -> bool {
-        self.take_at_once() || self.acquire_slowly(Some(deadline))
+        self.take_if_free() || self.acquire_slowly(Some(deadline))
     }
 
     /// Releases the lock. The policy decides who gets it next.
@@ -148,8 +148,35 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         self.word.compare_exchange(Word::HELD.0, Word::FREE.0, Release, Relaxed).is_ok()
     }
 
-    /// One exchange if no thread holds the lock or waits for it; another one to pass a queue, if the policy
-    /// allows that.
+    /// Takes the lock with one read-modify-write if it is free, even if other threads wait. Keeps it if this thread may
+    /// overtake them, and otherwise hands it over to the oldest.
+    #[inline]
+    fn take_if_free(&self) -> bool {
+        // Acquire pairs with the releases in `let_go_at_once` and `holder.rs`.
+        if Word(self.word.fetch_or(LOCKED, Acquire)).is_locked() {
+            return false;
+        }
+        if !Self::MAY_PASS {
+            return true; // a lock that is always handed over is free only without waiters
+        }
+        // Relaxed: the exchange acquired. We hold the lock, so that the word can only get a longer queue, or a shut
+        // door.
+        let word = Word(self.word.load(Relaxed));
+        word.tail().is_none() || self.keep_if_allowed(word)
+    }
+
+    /// As the holder of a lock that has waiters, who may not be allowed to have taken it.
+    #[inline]
+    fn keep_if_allowed(&self, word: Word) -> bool {
+        if Self::is_door_shut(word) {
+            self.release_slowly(Next::Oldest);
+            return false;
+        }
+        S::note(Event::Stole);
+        true
+    }
+
+    /// Takes the lock if it is free and this thread is allowed to. Changes nothing otherwise.
     #[inline]
     fn take_at_once(&self) -> bool {
         // Acquire pairs with the releases in `let_go_at_once` and `holder.rs`.
@@ -162,6 +189,14 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Releases the lock if there is no thread to wake or to hand the lock to.
     #[inline]
     fn let_go_at_once(&self) -> bool {
+        if Self::MAY_PASS {
+            // Relaxed: only tells which exchange to try. The holder has usually just written the word, so that reading
+            // it costs less than an exchange that fails.
+            let word = Word(self.word.load(Relaxed));
+            if word != Word::HELD {
+                return self.leave_to_heir(word);
+            }
+        }
         // Release pairs with the acquires of all threads that take the lock.
         match self.word.compare_exchange(Word::HELD.0, Word::FREE.0, Release, Relaxed) {
             Ok(_) => true,
@@ -176,7 +211,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             && word.has_heir()
             && !Self::is_door_shut(word)
             // Release pairs with the acquires of all threads that take the lock.
-            && self.word.compare_exchange(word.0, word.unlocked().0, Release, Relaxed).is_ok()
+            && self.word.compare_exchange(word.0, word.unlocked().passable_once_more().0, Release, Relaxed).is_ok()
     }
 
     #[cold]

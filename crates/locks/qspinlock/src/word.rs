@@ -1,7 +1,7 @@
 //! The bits of the queued lock's word.
 //!
 //! ```text
-//!  31                    14 13             3   2        1        0
+//!  31                    16 15             3   2        1        0
 //! |  tail: node number + 1 |    passed      | alone |  heir  | locked |        all zero: free, no waiters
 //! ```
 //!
@@ -9,7 +9,7 @@
 //! - `heir`: the oldest waiter has been told to take the lock as soon as it is free, and is awake. Unlocking
 //!   then has no thread to wake.
 //! - `alone`: the queue has only one node, the tail's; so the node need not be read to find out.
-//! - `passed`: how often newcomers have taken the lock since there was an heir. Policies limit it.
+//! - `passed`: how often the lock was released to any thread while the oldest waiter waited. Policies limit it.
 //! - `tail`: the newest waiter's node; zero means an empty queue. Each waiter knows the one before it.
 //! - A tail with all bits set ([`FOREIGN`]) is not a node, so no lock's word ever has that value. It marks
 //!   other data that shares the four bytes with locks and must be told apart from them (process-shared
@@ -25,15 +25,15 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Word(pub(crate) u32);
 
-const LOCKED: u32 = 1;
+pub(crate) const LOCKED: u32 = 1;
 pub(crate) const HEIR: u32 = 1 << 1;
 const ALONE: u32 = 1 << 2;
 const PASSED_SHIFT: u32 = 3;
-const TAIL_SHIFT: u32 = 14;
+const TAIL_SHIFT: u32 = 16;
 pub(crate) const PASSED: u32 = (1 << TAIL_SHIFT) - (1 << PASSED_SHIFT);
 
-/// The highest value of `passed`, and the limit of [`Policy::PASS_LIMIT`](crate::Policy::PASS_LIMIT).
-pub const MAX_PASSED: u32 = PASSED >> PASSED_SHIFT;
+/// The limit of [`Policy::PASS_LIMIT`](crate::Policy::PASS_LIMIT). `passed` can be one more: then no newcomer may pass.
+pub const MAX_PASSED: u32 = (PASSED >> PASSED_SHIFT) - 1;
 /// Nodes that a word can tell apart; the tail value [`FOREIGN`] is not one of them.
 pub const MAX_NODES: u32 = (1 << (32 - TAIL_SHIFT)) - 2;
 /// A lock's word never has this value or a greater one.
@@ -91,8 +91,8 @@ impl Word {
         Self(self.0 & !HEIR)
     }
 
-    /// One more newcomer has passed the heir. Only below [`MAX_PASSED`].
-    pub(crate) const fn passed_once_more(self) -> Self {
+    /// Released once more to any thread while there are waiters. Only up to [`MAX_PASSED`].
+    pub(crate) const fn passable_once_more(self) -> Self {
         Self(self.0 + (1 << PASSED_SHIFT))
     }
 

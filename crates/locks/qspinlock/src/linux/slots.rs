@@ -19,7 +19,7 @@ use crate::{NODES_PER_THREAD, Node};
 /// Nodes without an owner; a thread that has no free node borrows one.
 pub(crate) const COMMON_NODES: u32 = if cfg!(miri) { 16 } else { 1026 };
 /// Threads that can have their own nodes at the same time.
-const SLOTS: u32 = if cfg!(miri) { 64 } else { 65_279 };
+const SLOTS: u32 = if cfg!(miri) { 64 } else { 16_127 };
 const NODES: u32 = COMMON_NODES + SLOTS * NODES_PER_THREAD;
 /// Slots to check for an ended owner before taking a fresh one.
 const PROBES: u32 = 4;

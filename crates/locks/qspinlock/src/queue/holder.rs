@@ -87,7 +87,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
 
     /// Whether only the heir may take the lock.
     pub(super) fn is_door_shut(word: Word) -> bool {
-        word.passed() >= P::PASS_LIMIT
+        word.passed() > P::PASS_LIMIT
     }
 
     /// Makes the oldest waiter the heir, or removes it if it has timed out. Returns where it sleeps, if so.
@@ -143,7 +143,11 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
 
     /// Frees the lock if the word is still `word`. Only if no thread waits, or the heir is awake.
     fn let_go(&self, word: Word) -> Result<(), Word> {
-        let free = if word.tail().is_none() { Word::FREE } else { word.unlocked() };
+        let free = match word.tail() {
+            None => Word::FREE,
+            Some(_) if Self::is_door_shut(word) => word.unlocked(),
+            Some(_) => word.unlocked().passable_once_more(),
+        };
         // Release pairs with the acquires of all that take the lock; acquire as in `release_slowly`.
         self.word.compare_exchange(word.0, free.0, Release, Acquire).map(drop).map_err(Word)
     }

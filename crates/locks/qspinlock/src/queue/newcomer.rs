@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use super::QueueLock;
 use crate::node::{NODES_PER_THREAD, Node, set_link, state};
 use crate::word::{NodeNumber, Word};
-use crate::{Deadline, Event, Platform, Policy};
+use crate::{Clock, Deadline, Event, Platform, Policy};
 
 /// A node that belongs to this wait alone.
 #[derive(Clone, Copy)]
@@ -16,6 +16,8 @@ pub(super) struct Place {
     pub(super) node: &'static Node,
 }
 
+/// The unit of `Node::met_queue_at`.
+const MET_UNIT_NS: u64 = 64;
 /// The shortest and the longest sleep between two looks of a thread without a node.
 const SHORTEST_SLEEP_NS: u64 = 1_000;
 const LONGEST_SLEEP_NS: u64 = 1_000_000;
@@ -29,7 +31,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             None => Some(word.locked()),
             Some(tail) if Self::is_left_behind(tail) => Some(Word::HELD),
             Some(_) if Self::is_door_shut(word) => None,
-            Some(_) => Some(word.locked().passed_once_more()),
+            Some(_) => Some(word.locked()),
         }
     }
 
@@ -50,15 +52,18 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         false
     }
 
-    /// Polls the lock for a while before queueing, unless other threads already queue: the fewer threads contend for
-    /// the lock's cache line, the less it moves between processors.
+    /// Polls the lock for a while before queueing. If other threads already queue, only a thread that rarely finds the
+    /// lock held polls: the fewer threads contend for the lock's cache line, the less it moves between processors. But
+    /// a queue that all threads join would never end, even if the lock is mostly free.
     pub(super) fn look_and_take(&self) -> bool {
+        let mut may_poll_beside_queue = None;
         for look in 0..P::NEWCOMER_LOOKS {
             let word = Word(self.word.load(Relaxed));
             if self.take_in_passing(word) {
                 return true;
             }
-            if word.tail().is_some() {
+            if word.tail().is_some() && !*may_poll_beside_queue.get_or_insert_with(Self::rarely_meets_a_queue)
+            {
                 return false;
             }
             for _ in 0..P::newcomer_pause(look) {
@@ -66,6 +71,21 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             }
         }
         false
+    }
+
+    /// Whether this thread last met a queue at least [`Policy::RARELY_NS`] ago. Notes that it meets one now.
+    fn rarely_meets_a_queue() -> bool {
+        if P::RARELY_NS == 0 {
+            return false;
+        }
+        let Some(first) = S::own_nodes() else { return false };
+        #[allow(clippy::cast_possible_truncation)] // wraps after minutes; a wrong answer costs a few polls
+        let now = (S::after_ns(Clock::Monotonic, 0).at_ns / MET_UNIT_NS) as u32;
+        // Relaxed: only this thread uses it.
+        let met = &Self::node(NodeNumber(first)).met_queue_at;
+        let last = met.load(Relaxed);
+        met.store(now, Relaxed);
+        u64::from(now.wrapping_sub(last)) * MET_UNIT_NS >= P::RARELY_NS
     }
 
     /// Claims a node: one of the thread's own, or a shared one. A timed wait of a thread with own nodes uses no shared
