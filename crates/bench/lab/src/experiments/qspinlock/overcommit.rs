@@ -18,6 +18,7 @@ use crate::load::cores;
 use crate::load::locks::contest;
 use crate::load::locks::contest::Found;
 use crate::load::locks::exclusive::Exclusive;
+use crate::load::locks::turn;
 use crate::load::neighbours::Neighbours;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
@@ -89,7 +90,7 @@ impl Drains {
 
 /// A contest over any lock.
 pub(crate) struct Contest<'s> {
-    pub threads: usize,
+    pub load: turn::Load,
     pub seconds: f64,
     pub stop: &'s Stop,
 }
@@ -98,7 +99,7 @@ impl WithLock for Contest<'_> {
     type Out = Result<Found, SampleError>;
 
     fn with<L: Exclusive>(self) -> Self::Out {
-        contest::run(&L::new(), self.threads, self.seconds, self.stop)
+        contest::run(&L::new(), self.load, self.seconds, self.stop)
     }
 }
 
@@ -114,7 +115,8 @@ impl Bench for Overcommit {
             self.drains.allow(lock, threads)?;
         }
         let neighbours = load.is_beside_others.then(|| Neighbours::start(1)).transpose()?;
-        let contest = Contest { threads, seconds: cell.seconds, stop: &self.setup.stop };
+        let contest =
+            Contest { load: turn::Load::usual(threads), seconds: cell.seconds, stop: &self.setup.stop };
         let found = lock.with(contest)?;
         drop(neighbours);
         self.drains.note(lock, threads, found.drain.as_secs_f64());
