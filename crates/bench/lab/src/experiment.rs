@@ -326,6 +326,14 @@ pub enum Yardstick {
     Baseline,
     /// The ratio to whichever of these variants has the highest median of the compared column under the same workload.
     BestOf(Vec<String>),
+    /// The ratio to whichever variant has the highest median of the compared column under the same workload, of those
+    /// whose median of another column is at most `at_most`. The judged variant may be that one.
+    BestWithin {
+        /// The other column's id.
+        column: String,
+        /// In that column's unit.
+        at_most: f64,
+    },
     /// The ratio to the same variant under this workload.
     Workload(String),
     /// The column's own figure, not a ratio. Reached if it is at most `at_most`; `at_least` is not used.
