@@ -81,6 +81,10 @@ mod tests {
             let courses = &declaration.courses;
             assert!(courses.iter().flat_map(|courses| &courses.variants).all(|id| variants.contains(&id)));
             assert!(courses.iter().all(|courses| columns.contains(&&courses.column)));
+            let maps = &declaration.maps;
+            assert!(maps.iter().flat_map(|map| &map.variants).all(|id| variants.contains(&id)));
+            let layers = maps.iter().flat_map(|map| &map.layers);
+            assert!(layers.flat_map(|layer| &layer.workloads).all(|id| workloads.contains(&id)));
             let parts = declaration.stacks.iter().flat_map(|stack| &stack.columns);
             assert!(parts.into_iter().all(|id| columns.contains(&id)));
             let against = declaration.variants.iter().filter_map(|variant| variant.against.as_ref());

@@ -182,6 +182,7 @@ fn declaration() -> Declaration {
         curves: Vec::new(),
         courses: Vec::new(),
         stacks: Vec::new(),
+        maps: Vec::new(),
         targets: vec![Target {
             text: "16 per core: a timed lock gives up within 2 ms of clock_nanosleep, at the 99th percentile"
                 .into(),

@@ -80,6 +80,7 @@ fn declaration(cores: usize) -> Declaration {
         curves: Vec::new(),
         courses: courses(cores),
         stacks: Vec::new(),
+        maps: Vec::new(),
         targets: Vec::new(),
         full: Effort { rounds: 9, seconds: 0.25, file_bytes: 0 },
         quick: Effort { rounds: 1, seconds: 0.03, file_bytes: 0 },
