@@ -59,7 +59,8 @@ mod tests {
     #[test]
     fn unknown_name_is_refused_with_the_known_ones() {
         let line = find("nonsense").unwrap_err().to_string();
-        let parts = "qspinlock-alone, qspinlock-overcommit, qspinlock-wakes, qspinlock-timed, qspinlock-aim7";
+        let parts = "qspinlock-alone, qspinlock-overcommit, qspinlock-plane, qspinlock-wakes, qspinlock-timed, \
+                     qspinlock-aim7";
         let vhost = "vhost-ssd, vhost-ram, vhost-depth1, vhost-disturbed, vhost-idle";
         let expected = format!(
             "experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality, hostile"

@@ -26,9 +26,9 @@ use crate::stop::Stop;
 /// Limit of the predicted time that the threads need to leave. Beyond it, the run is not started.
 const MOST_DRAIN_S: f64 = 5.0;
 /// Shorter samples only test the code; they have fewer threads.
-const SHORT_S: f64 = 0.02;
+pub(super) const SHORT_S: f64 = 0.02;
 /// Threads per core in a short sample.
-const SHORT_PER_CORE: usize = 2;
+pub(super) const SHORT_PER_CORE: usize = 2;
 
 pub(crate) fn experiment() -> Experiment {
     let cores = cores::all().len();
