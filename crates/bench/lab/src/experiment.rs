@@ -279,6 +279,33 @@ pub struct Courses {
     pub variants: Vec<String>,
 }
 
+/// One drawing for the whole run: the ratio to the baseline by two numbers of the workloads, as colour and figure. It
+/// has a grid for each variant and layer. The terminal shows these grids instead of the workloads' tables.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Map {
+    /// The file's name.
+    pub id: String,
+    /// Title of the drawing.
+    pub title: String,
+    /// A column of cells for each value.
+    pub across: Axis,
+    /// A row of cells for each value.
+    pub down: Axis,
+    /// Ids of variants, one column of grids each.
+    pub variants: Vec<String>,
+    /// One row of grids each.
+    pub layers: Vec<Layer>,
+}
+
+/// The workloads of a [`Map`] that share its grids.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// What they have in common.
+    pub label: String,
+    /// Their ids. Each has a place of its own on both axes.
+    pub workloads: Vec<String>,
+}
+
 /// Notation of the ratio to the baseline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RatioForm {
@@ -326,6 +353,14 @@ pub enum Yardstick {
     Baseline,
     /// The ratio to whichever of these variants has the highest median of the compared column under the same workload.
     BestOf(Vec<String>),
+    /// The ratio to whichever variant has the highest median of the compared column under the same workload, of those
+    /// whose median of another column is at most `at_most`. The judged variant may be that one.
+    BestWithin {
+        /// The other column's id.
+        column: String,
+        /// In that column's unit.
+        at_most: f64,
+    },
     /// The ratio to the same variant under this workload.
     Workload(String),
     /// The column's own figure, not a ratio. Reached if it is at most `at_most`; `at_least` is not used.
@@ -403,6 +438,9 @@ pub struct Declaration {
     /// Drawings over all workloads, of figures instead of ratios.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub courses: Vec<Courses>,
+    /// Drawings over all workloads, of ratios by two numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub maps: Vec<Map>,
     /// The goals that the run is judged by.
     pub targets: Vec<Target>,
     /// The default effort.
@@ -412,6 +450,12 @@ pub struct Declaration {
 }
 
 impl Declaration {
+    /// Whether a map shows the workload.
+    #[must_use]
+    pub fn maps_show(&self, workload: &Workload) -> bool {
+        self.maps.iter().flat_map(|map| &map.layers).any(|layer| layer.workloads.contains(&workload.id))
+    }
+
     /// Index of the compared column.
     #[must_use]
     pub fn compared_column(&self) -> usize {

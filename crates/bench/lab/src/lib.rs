@@ -29,15 +29,17 @@ mod machine;
 
 mod table;
 
+mod grid;
+
 mod report;
 
 mod error;
 
 pub use error::LabError;
 pub use experiment::{
-    Axis, Bench, Beside, Cell, Column, Courses, Curves, Declaration, Difference, Effort, Experiment, Plot,
-    Published, PublishedColumn, PublishedRow, RatioForm, Reading, SampleError, Scale, Setup, Source, Stack,
-    Target, Variant, Workload, Yardstick,
+    Axis, Bench, Beside, Cell, Column, Courses, Curves, Declaration, Difference, Effort, Experiment, Layer,
+    Map, Plot, Published, PublishedColumn, PublishedRow, RatioForm, Reading, SampleError, Scale, Setup,
+    Source, Stack, Target, Variant, Workload, Yardstick,
 };
 pub use experiments::{all, find, find_all};
 pub use machine::{Machine, StoragePlace};

@@ -1,20 +1,19 @@
-//! Formats a result for a terminal: a table per workload, then the verdicts.
+//! Formats a result for a terminal: the maps, a table per workload that no map shows, then the verdicts.
 //!
-//! Each cell has the median, and below it the 95 % confidence interval.
+//! Each cell of a table has the median, and below it the 95 % confidence interval.
 
 use std::fmt::Write;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 
 use crate::experiment::{Column, RatioForm, Workload};
+use crate::grid;
+pub(crate) use crate::grid::NONE;
 use crate::result::{CellResult, Outcome, RunResult, Verdict};
 use crate::stats::Summary;
 
 /// A verdict with more details than this omits some of them.
 pub(crate) const MANY: usize = 8;
-
-/// Shown for a missing figure.
-pub(crate) const NONE: &str = "–";
 
 /// The entire output for a terminal.
 #[must_use]
@@ -23,21 +22,38 @@ pub fn text(result: &RunResult) -> String {
     for note in result.notes.iter().chain(&caution(result)) {
         let _ = writeln!(text, "  {note}");
     }
-    for workload in &result.experiment.workloads {
-        let _ = write!(text, "\n{}\n{}\n", workload.label, table(result, workload));
-        for cell in result.cells_of(&workload.id) {
-            if let Some(why) = &cell.unavailable {
-                let _ = writeln!(text, "  {}: not available: {why}", result.label(&cell.variant));
-            }
-        }
+    result.experiment.maps.iter().for_each(|map| text.push_str(&grid::text(result, map)));
+    let workloads = result.experiment.workloads.iter();
+    let (in_maps, others): (Vec<_>, Vec<_>) =
+        workloads.partition(|workload| result.experiment.maps_show(workload));
+    for workload in &in_maps {
+        unavailable(&mut text, result, workload, &format!("{}: ", workload.label));
     }
-    let (first, second) = explanation(result);
-    let _ = writeln!(text, "\n{first}\n{second}\n");
+    for workload in &others {
+        let _ = write!(text, "\n{}\n{}\n", workload.label, table(result, workload));
+        unavailable(&mut text, result, workload, "");
+    }
+    if !in_maps.is_empty() {
+        text.push_str("\nThe report has the tables of the workloads in the maps.\n");
+    }
+    if !others.is_empty() {
+        let (first, second) = explanation(result);
+        let _ = writeln!(text, "\n{first}\n{second}");
+    }
+    text.push('\n');
     for verdict in &result.verdicts {
         let _ = writeln!(text, "{}: {}", verdict.outcome.word(), verdict.target);
         details(&mut text, verdict);
     }
     text
+}
+
+fn unavailable(text: &mut String, result: &RunResult, workload: &Workload, prefix: &str) {
+    for cell in result.cells_of(&workload.id) {
+        if let Some(why) = &cell.unavailable {
+            let _ = writeln!(text, "  {prefix}{}: not available: {why}", result.label(&cell.variant));
+        }
+    }
 }
 
 /// Returns all details if they are few; otherwise those that need attention.
@@ -167,6 +183,16 @@ mod tests {
         let text = text(&example::result());
         let about: Vec<_> = text.lines().filter(|line| line.contains("pool of 4")).collect();
         assert_eq!(about, ["  cache=none, posix-aio, pool of 4: not available: posix-aio: <no> such engine"]);
+    }
+
+    #[test]
+    fn workload_in_a_map_has_no_table_but_its_reasons() {
+        let (result, _) = example::with_map();
+        let text = text(&result);
+        assert!(text.contains("held <briefly>") && text.contains("2.50"), "{text}");
+        assert!(!text.contains("90.0–110.0"), "a table: {text}");
+        let reason = "  second: cache=none, posix-aio, pool of 4: not available: posix-aio: <no> such engine";
+        assert!(text.lines().any(|line| line == reason), "{text}");
     }
 
     #[test]

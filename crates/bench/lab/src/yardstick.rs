@@ -26,6 +26,13 @@ pub(crate) fn found(
             let best = best(declaration, same.filter(|other| variants.contains(&other.variant)))?;
             against(declaration, cell, best, &label(declaration, &best.variant))
         }
+        Yardstick::BestWithin { column, at_most } => {
+            let is_within =
+                |other: &&CellResult| other.summary(column).is_some_and(|summary| summary.median <= *at_most);
+            let same = cells.iter().filter(|other| other.workload == cell.workload);
+            let best = best(declaration, same.filter(is_within))?;
+            against(declaration, cell, best, &label(declaration, &best.variant))
+        }
         Yardstick::Workload(id) => {
             let mut own = cells.iter().filter(|other| other.variant == cell.variant);
             let other = own.find(|other| &other.workload == id)?;
@@ -108,6 +115,21 @@ mod tests {
     #[test]
     fn best_of_what_was_not_measured_is_nothing() {
         assert!(of(Yardstick::BestOf(vec!["none-posix-aio-4".into()])).is_none());
+    }
+
+    #[test]
+    fn best_within_a_limit_is_the_best_of_those_that_keep_it() {
+        // Both have a median of 100: "bare" of 98 to 102, the other of 90 to 110.
+        let within = |at_most| of(Yardstick::BestWithin { column: "bandwidth".into(), at_most });
+        assert_eq!(within(100.0).unwrap().against, " of cache=none, posix-aio, no pool");
+        assert!(within(99.0).is_none());
+        let mut result = example::result();
+        let judged = result.cell("disk-randwrite", "none-posix-aio-1").unwrap().clone();
+        let own = result.cells.iter_mut().find(|cell| cell.variant == judged.variant).unwrap();
+        own.measures[0].summary.as_mut().unwrap().median = 101.0;
+        let yardstick = Yardstick::BestWithin { column: "bandwidth".into(), at_most: 100.0 };
+        let best = found(&result.experiment, &target(yardstick), &result.cells, &judged).unwrap();
+        assert_eq!(best.against, " of bare metal, O_DIRECT", "although the other is higher");
     }
 
     #[test]

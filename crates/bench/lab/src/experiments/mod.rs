@@ -59,7 +59,8 @@ mod tests {
     #[test]
     fn unknown_name_is_refused_with_the_known_ones() {
         let line = find("nonsense").unwrap_err().to_string();
-        let parts = "qspinlock-alone, qspinlock-overcommit, qspinlock-wakes, qspinlock-timed, qspinlock-aim7";
+        let parts = "qspinlock-alone, qspinlock-overcommit, qspinlock-plane, qspinlock-wakes, qspinlock-timed, \
+                     qspinlock-aim7";
         let vhost = "vhost-ssd, vhost-ram, vhost-depth1, vhost-disturbed, vhost-idle";
         let expected = format!(
             "experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality, hostile"
@@ -81,6 +82,10 @@ mod tests {
             let courses = &declaration.courses;
             assert!(courses.iter().flat_map(|courses| &courses.variants).all(|id| variants.contains(&id)));
             assert!(courses.iter().all(|courses| columns.contains(&&courses.column)));
+            let maps = &declaration.maps;
+            assert!(maps.iter().flat_map(|map| &map.variants).all(|id| variants.contains(&id)));
+            let layers = maps.iter().flat_map(|map| &map.layers);
+            assert!(layers.flat_map(|layer| &layer.workloads).all(|id| workloads.contains(&id)));
             let parts = declaration.stacks.iter().flat_map(|stack| &stack.columns);
             assert!(parts.into_iter().all(|id| columns.contains(&id)));
             let against = declaration.variants.iter().filter_map(|variant| variant.against.as_ref());

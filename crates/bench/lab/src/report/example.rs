@@ -1,9 +1,10 @@
 //! A small result with all features, for tests.
 
-use crate::experiment::Workload;
+use crate::experiment::{Axis, Layer, Map, Workload};
 use crate::experiments;
 use crate::machine::{Machine, StoragePlace};
 use crate::result::{Collected, FORMAT, RunResult, cells};
+use crate::stats::Summary;
 use crate::verdict::judge;
 
 /// Three rounds of the first workload of `aio`; one variant lacks a sample and one is missing.
@@ -48,4 +49,30 @@ pub(crate) fn result() -> RunResult {
         notes: vec!["Bare metal is fio-3.33 with libaio.".into()],
         cells,
     }
+}
+
+/// The same, with a second workload and a map of two by two cells over both. `none-posix-aio-1` has figures in two of
+/// them: 1.01 at row 1 and column 20, and 2.5 at row 4 and column 0; `none-posix-aio-4` has none.
+pub(crate) fn with_map() -> (RunResult, Map) {
+    let mut result = result();
+    let placed = |id: &str, down, across| Workload::new(id, id).at("per-core", down).at("pauses", across);
+    let mut others = result.cells.clone();
+    others.iter_mut().for_each(|cell| cell.workload = "second".into());
+    let ratio = others.iter_mut().find_map(|cell| cell.ratio.as_mut()).expect("one has");
+    ratio.summary = Summary { median: 2.5, low: 2.0, high: 3.0, coverage: 1.0 };
+    result.cells.extend(others);
+    result.experiment.workloads = vec![placed("disk-randwrite", 1.0, 20.0), placed("second", 4.0, 0.0)];
+    let map = Map {
+        id: "plane".into(),
+        title: "Throughput <over> the plane".into(),
+        across: Axis { key: "pauses".into(), title: "pauses outside".into() },
+        down: Axis { key: "per-core".into(), title: "threads per core".into() },
+        variants: vec!["none-posix-aio-1".into(), "none-posix-aio-4".into()],
+        layers: vec![Layer {
+            label: "held <briefly>".into(),
+            workloads: vec!["disk-randwrite".into(), "second".into()],
+        }],
+    };
+    result.experiment.maps = vec![map.clone()];
+    (result, map)
 }

@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use super::{courses, curves, plot, stacks};
+use super::{courses, curves, maps, plot, stacks};
 use crate::error::LabError;
 use crate::experiment::{PublishedColumn, PublishedRow, Workload};
 use crate::result::{CellResult, Outcome, RunResult};
@@ -72,22 +72,37 @@ fn section(page: &mut String, result: &RunResult) -> Result<(), LabError> {
     for courses in &experiment.courses {
         page.push_str(&courses::svg(result, courses)?);
     }
+    for map in &experiment.maps {
+        page.push_str(&maps::svg(result, map)?);
+    }
     page.push_str("</div>\n");
     for workload in &experiment.workloads {
-        let _ = writeln!(page, "<h3>{}</h3>", escape(&workload.label));
-        measured(page, result, workload);
-        page.push_str("<div class=\"plots\">\n");
-        for plot in &experiment.plots {
-            page.push_str(&plot::svg(result, workload, plot)?);
-        }
-        for stack in &experiment.stacks {
-            page.push_str(&stacks::svg(result, workload, stack)?);
-        }
-        page.push_str("</div>\n");
+        self::workload(page, result, workload)?;
     }
     differences(page, result);
     columns(page, result);
     machine(page, result);
+    Ok(())
+}
+
+/// The workload's table and plots, folded if a map shows the workload.
+fn workload(page: &mut String, result: &RunResult, workload: &Workload) -> Result<(), LabError> {
+    let experiment = &result.experiment;
+    let is_folded = experiment.maps_show(workload);
+    let label = escape(&workload.label);
+    let _ = match is_folded {
+        true => writeln!(page, "<details><summary>{label}</summary>"),
+        false => writeln!(page, "<h3>{label}</h3>"),
+    };
+    measured(page, result, workload);
+    page.push_str("<div class=\"plots\">\n");
+    for plot in &experiment.plots {
+        page.push_str(&plot::svg(result, workload, plot)?);
+    }
+    for stack in &experiment.stacks {
+        page.push_str(&stacks::svg(result, workload, stack)?);
+    }
+    page.push_str(if is_folded { "</div>\n</details>\n" } else { "</div>\n" });
     Ok(())
 }
 
@@ -298,6 +313,19 @@ mod tests {
         assert!(page.contains("Measured: random &lt;writes&gt; &amp; more"));
         assert!(page.contains("<code>bareblk lab run aio --out &#39;a &amp; b&#39;</code>"));
         assert!(!page.contains("<writes>") && !page.contains("<no>"));
+    }
+
+    #[test]
+    fn table_of_a_workload_in_a_map_is_folded() {
+        let (result, _) = example::with_map();
+        let with_map = page(&[result]).unwrap();
+        assert!(with_map.contains("<details><summary>second</summary>\n<table>"), "{with_map}");
+        assert!(with_map.contains("Throughput &lt;over&gt; the plane"), "no map");
+        assert!(
+            page(&[example::result()])
+                .unwrap()
+                .contains("<h3>random &lt;writes&gt; &amp; more</h3>\n<table>")
+        );
     }
 
     #[test]

@@ -20,6 +20,8 @@ mod stacks;
 
 mod courses;
 
+mod maps;
+
 #[cfg(test)]
 pub(crate) mod example;
 
@@ -89,7 +91,8 @@ pub fn write_all(folder: &Path, result: &RunResult) -> Result<PathBuf, LabError>
     let own = folder.join(&result.experiment.name);
     fs::create_dir_all(&own).map_err(|source| LabError::output(&own, source))?;
     let each = plot::all(result)?.into_iter().chain(stacks::all(result)?);
-    for (name, svg) in each.chain(curves::all(result)?).chain(courses::all(result)?) {
+    let whole = curves::all(result)?.into_iter().chain(courses::all(result)?).chain(maps::all(result)?);
+    for (name, svg) in each.chain(whole) {
         write_whole(&own.join(name), svg.as_bytes())?;
     }
     write_whole(&own.join(json::FILE), json::to_text(result).as_bytes())?;

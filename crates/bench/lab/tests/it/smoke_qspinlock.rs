@@ -53,6 +53,23 @@ fn overcommit_asks_every_lock_with_every_number_of_threads() {
 }
 
 #[test]
+fn plane_measures_every_point_and_shows_them_as_a_map() {
+    let (result, drawings) = smallest("qspinlock-plane");
+    assert_eq!(result.cells.len(), 400);
+    for cell in &result.cells {
+        assert!(cell.unavailable.is_none() && cell.measures[0].samples[0].is_some(), "{cell:?}");
+    }
+    assert_measured(&result, "halts", "fair");
+    assert!(result.cell("short-4x-0p", "parking_lot").unwrap().ratio.is_none(), "it is the baseline");
+    assert!(drawings.contains(&"plane.svg".to_owned()), "{drawings:?}");
+    let text = lab::table_text(&result);
+    assert!(
+        text.contains("held a few ns, pinned threads") && text.contains("pauses between two acquisitions")
+    );
+    assert_fits_a_terminal(&result);
+}
+
+#[test]
 fn wakes_sets_each_lock_beside_the_one_that_wakes_ahead() {
     let (result, drawings) = smallest("qspinlock-wakes");
     assert!(result.cells.iter().all(|cell| cell.measures[0].samples[0].is_some()), "{:?}", result.cells);

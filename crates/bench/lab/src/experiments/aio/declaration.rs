@@ -90,6 +90,7 @@ pub(crate) fn declaration() -> Declaration {
         plots: plots(),
         curves: Vec::new(),
         stacks: Vec::new(),
+        maps: Vec::new(),
         courses: Vec::new(),
         targets: vec![Target {
             text: "linux-aio and io_uring equal bare metal on the disk, both patterns".into(),

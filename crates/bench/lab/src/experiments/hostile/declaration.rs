@@ -103,6 +103,7 @@ pub(crate) fn declaration() -> Declaration {
         plots: vec![Plot::new("iops", "IOPS of the nine", Some("iops"), Scale::Linear)],
         curves: Vec::new(),
         stacks: Vec::new(),
+        maps: Vec::new(),
         courses: Vec::new(),
         full: Effort { rounds: 30, seconds: 0.5, file_bytes: 64 << 20 },
         quick: Effort { rounds: 1, seconds: 0.05, file_bytes: 8 << 20 },

@@ -79,6 +79,7 @@ pub(crate) fn declaration(cores: usize) -> Declaration {
         plots: vec![Plot::new("iops", "IOPS", Some("iops"), Scale::Linear)],
         curves: curves(),
         stacks: Vec::new(),
+        maps: Vec::new(),
         courses: Vec::new(),
         targets: targets(&loads, cores),
         full: Effort { rounds: 10, seconds: 0.2, file_bytes: JOB_BYTES },

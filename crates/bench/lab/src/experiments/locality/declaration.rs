@@ -161,6 +161,7 @@ pub(crate) fn declaration(cores: usize) -> Declaration {
         plots: plots(),
         curves: Vec::new(),
         stacks: Vec::new(),
+        maps: Vec::new(),
         courses: Vec::new(),
         targets: targets(),
         full: Effort { rounds: 30, seconds: 0.5, file_bytes: 1 << 29 },

@@ -82,6 +82,7 @@ pub(crate) fn declaration() -> Declaration {
         plots: vec![Plot::new("jobs", "Jobs per minute", Some("jobs"), Scale::Linear)],
         curves: Vec::new(),
         courses: courses(),
+        maps: Vec::new(),
         stacks: vec![Stack {
             id: "callers".into(),
             title: "Processor time spent on getting locks, by who wanted them".into(),

@@ -110,6 +110,7 @@ fn declaration() -> Declaration {
         curves: Vec::new(),
         courses: Vec::new(),
         stacks: Vec::new(),
+        maps: Vec::new(),
         targets: vec![Target {
             text: "lock and unlock take at most 1.05 times as long as the faster of std and parking_lot (0.952 of its rate)"
                 .into(),

@@ -15,6 +15,10 @@ mod overcommit;
 
 mod overcommit_declaration;
 
+mod plane;
+
+mod plane_declaration;
+
 mod wakes;
 
 mod timed;
@@ -30,6 +34,7 @@ pub(super) fn parts() -> Vec<Experiment> {
     vec![
         alone::experiment(),
         overcommit::experiment(),
+        plane::experiment(),
         wakes::experiment(),
         timed::experiment(),
         aim7::experiment(),

@@ -18,6 +18,7 @@ use crate::load::cores;
 use crate::load::locks::contest;
 use crate::load::locks::contest::Found;
 use crate::load::locks::exclusive::Exclusive;
+use crate::load::locks::turn;
 use crate::load::neighbours::Neighbours;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
@@ -25,9 +26,9 @@ use crate::stop::Stop;
 /// Limit of the predicted time that the threads need to leave. Beyond it, the run is not started.
 const MOST_DRAIN_S: f64 = 5.0;
 /// Shorter samples only test the code; they have fewer threads.
-const SHORT_S: f64 = 0.02;
+pub(super) const SHORT_S: f64 = 0.02;
 /// Threads per core in a short sample.
-const SHORT_PER_CORE: usize = 2;
+pub(super) const SHORT_PER_CORE: usize = 2;
 
 pub(crate) fn experiment() -> Experiment {
     let cores = cores::all().len();
@@ -89,7 +90,7 @@ impl Drains {
 
 /// A contest over any lock.
 pub(crate) struct Contest<'s> {
-    pub threads: usize,
+    pub load: turn::Load,
     pub seconds: f64,
     pub stop: &'s Stop,
 }
@@ -98,7 +99,7 @@ impl WithLock for Contest<'_> {
     type Out = Result<Found, SampleError>;
 
     fn with<L: Exclusive>(self) -> Self::Out {
-        contest::run(&L::new(), self.threads, self.seconds, self.stop)
+        contest::run(&L::new(), self.load, self.seconds, self.stop)
     }
 }
 
@@ -114,7 +115,8 @@ impl Bench for Overcommit {
             self.drains.allow(lock, threads)?;
         }
         let neighbours = load.is_beside_others.then(|| Neighbours::start(1)).transpose()?;
-        let contest = Contest { threads, seconds: cell.seconds, stop: &self.setup.stop };
+        let contest =
+            Contest { load: turn::Load::usual(threads), seconds: cell.seconds, stop: &self.setup.stop };
         let found = lock.with(contest)?;
         drop(neighbours);
         self.drains.note(lock, threads, found.drain.as_secs_f64());

@@ -73,6 +73,7 @@ pub(crate) fn declaration(cores: usize) -> Declaration {
         curves: Vec::new(),
         courses: courses(cores),
         stacks: Vec::new(),
+        maps: Vec::new(),
         targets: targets(),
         full: Effort { rounds: 9, seconds: 0.25, file_bytes: 0 },
         quick: Effort { rounds: 1, seconds: 0.03, file_bytes: 0 },

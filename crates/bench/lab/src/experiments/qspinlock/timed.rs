@@ -23,6 +23,7 @@ use crate::load::cores;
 use crate::load::locks::contest;
 use crate::load::locks::contest::Found;
 use crate::load::locks::exclusive::{Lines, Timed};
+use crate::load::locks::turn::Load;
 use crate::load::nanos;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
@@ -74,7 +75,7 @@ fn measure<L: Timed>(threads: usize, seconds: f64, stop: &Stop) -> Result<(Late,
                     Ok(scope.spawn(move || wait_and_sleep(late, place, held, is_over)))
                 })
                 .collect();
-            let found = contest::run(&busy, threads, seconds, stop);
+            let found = contest::run(&busy, Load::usual(threads), seconds, stop);
             is_over.store(true, Relaxed); // no data depends on it
             let mut late = Late::none()?;
             for waiter in waiters? {
@@ -181,6 +182,7 @@ fn declaration() -> Declaration {
         curves: Vec::new(),
         courses: Vec::new(),
         stacks: Vec::new(),
+        maps: Vec::new(),
         targets: vec![Target {
             text: "16 per core: a timed lock gives up within 2 ms of clock_nanosleep, at the 99th percentile"
                 .into(),

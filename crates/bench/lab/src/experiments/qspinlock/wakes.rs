@@ -11,6 +11,7 @@ use crate::experiment::{
     PublishedRow, RatioForm, Reading, SampleError, Scale, Setup, Source, Workload,
 };
 use crate::load::cores;
+use crate::load::locks::turn::Load;
 use crate::machine::StoragePlace;
 
 /// Each lock that wakes twice follows its counterpart that wakes once.
@@ -37,7 +38,7 @@ impl Bench for Wakes {
 
     fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
         let threads = PER_CORE[cell.workload] * cores::all().len();
-        let contest = Contest { threads, seconds: cell.seconds, stop: &self.setup.stop };
+        let contest = Contest { load: Load::usual(threads), seconds: cell.seconds, stop: &self.setup.stop };
         let lock = LOCKS[cell.variant];
         Ok(reading(&lock.with(contest)?, lock.is_counted()))
     }
@@ -79,6 +80,7 @@ fn declaration(cores: usize) -> Declaration {
         curves: Vec::new(),
         courses: courses(cores),
         stacks: Vec::new(),
+        maps: Vec::new(),
         targets: Vec::new(),
         full: Effort { rounds: 9, seconds: 0.25, file_bytes: 0 },
         quick: Effort { rounds: 1, seconds: 0.03, file_bytes: 0 },

@@ -44,6 +44,7 @@ pub(crate) fn declaration(name: &str, question: &str, part: &Part, baseline: &st
         plots: Vec::new(),
         curves: Vec::new(),
         stacks: Vec::new(),
+        maps: Vec::new(),
         courses: Vec::new(),
         targets: Vec::new(),
         full: Effort { rounds: 30, seconds: 0.5, file_bytes: 1 << 30 },

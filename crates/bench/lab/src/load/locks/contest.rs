@@ -1,6 +1,7 @@
 //! Threads that want one lock as fast as they can: how often and evenly they get it, and how long they wait.
 //!
-//! `start, pin → all at the gate → settle → count (the caller's thread reads all counts) → end → Found`
+//! `start, pin (unless left to the scheduler) → all at the gate → settle → count (the caller's thread reads all counts)
+//! → end → Found`
 //!
 //! - Each thread counts in its own cache line; the caller's thread reads all of them when the counted time
 //!   begins and ends. So a thread that does not get the processor counts nothing, for exactly that time.
@@ -21,17 +22,13 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::events::{Counting, LockEvents};
-use super::exclusive::{Exclusive, Lines, generate};
+use super::exclusive::Exclusive;
+use super::turn::Load;
 use crate::experiment::SampleError;
-use crate::load::cores::pin_this_thread;
 use crate::load::cpu::Usage;
 use crate::load::{cpu, nanos};
 use crate::stop::Stop;
 
-/// Steps with the lock held.
-pub(crate) const HELD_STEPS: u32 = 50;
-/// Steps between two acquisitions.
-pub(crate) const OTHER_STEPS: u32 = 100;
 /// Share of a sample that runs before it, uncounted.
 const SETTLE: f64 = 0.25;
 /// Time between two checks of the user's request to stop.
@@ -105,6 +102,7 @@ struct Slot {
 
 struct Common<'l, L> {
     lock: &'l L,
+    load: Load,
     clock: Instant,
     phase: AtomicU8,
     /// Threads that wait at the gate.
@@ -130,15 +128,17 @@ impl<L> Common<'_, L> {
     }
 }
 
-/// Lets `threads` threads contend for `lock` for `seconds`.
+/// Lets the threads of `load` contend for `lock` for `seconds`.
 pub(crate) fn run<L: Exclusive>(
     lock: &L,
-    threads: usize,
+    load: Load,
     seconds: f64,
     stop: &Stop,
 ) -> Result<Found, SampleError> {
+    let threads = load.threads;
     let common = Common {
         lock,
+        load,
         clock: Instant::now(),
         phase: AtomicU8::new(SETTLING),
         ready: AtomicUsize::new(0),
@@ -221,7 +221,7 @@ fn start<'s, 'e, L: Exclusive>(
     place: usize,
 ) -> std::io::Result<ScopedJoinHandle<'s, Waits>> {
     let body = move || {
-        pin_this_thread(place);
+        common.load.place_this_thread(place);
         common.ready.fetch_add(1, Relaxed); // only a number
         drop(common.gate.read().unwrap_or_else(PoisonError::into_inner));
         Hand::new(common, place).work()
@@ -268,12 +268,13 @@ impl<'c, L: Exclusive> Hand<'c, L> {
                 self.until_timed = self.stride;
                 self.timed();
             } else {
-                self.common.lock.with(held);
+                let held = self.common.load.held;
+                self.common.lock.with(|lines| held.work(lines));
             }
             self.until_timed -= 1;
             self.acquired += 1;
             self.slot.acquired.store(self.acquired, Relaxed);
-            self.value = std::hint::black_box(generate(self.value, OTHER_STEPS));
+            self.value = self.common.load.outside.work(self.value);
         }
         self.waits
     }
@@ -284,7 +285,7 @@ impl<'c, L: Exclusive> Hand<'c, L> {
         self.slot.asked_ns.store(asked_ns + 1, Relaxed);
         let had_ns = common.lock.with(|lines| {
             let had_ns = common.now_ns();
-            held(lines);
+            common.load.held.work(lines);
             had_ns
         });
         self.slot.asked_ns.store(0, Relaxed);
@@ -297,20 +298,16 @@ impl<'c, L: Exclusive> Hand<'c, L> {
     }
 }
 
-#[inline]
-fn held(lines: &mut Lines) {
-    lines.work(HELD_STEPS);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::locks::exclusive::Lines;
 
     type Peer = lock_api::Mutex<qspinlock::peers::FutexLock, Lines>;
 
     #[test]
     fn every_thread_gets_the_lock_and_what_it_gets_is_counted() {
-        let found = run(&Peer::new(Lines::default()), 3, 0.2, &Stop::default()).unwrap();
+        let found = run(&Peer::new(Lines::default()), Load::usual(3), 0.2, &Stop::default()).unwrap();
         assert_eq!(found.counts.len(), 3);
         assert!(found.acquired() > 0 && found.per_second() > 0.0, "{found:?}");
         assert!(!found.waits.is_empty() && found.wait_us(0.999).unwrap() > 0.0);
@@ -321,7 +318,7 @@ mod tests {
     fn contest_that_is_stopped_has_no_figures() {
         let stop = Stop::default();
         stop.ask();
-        let ended = run(&Peer::new(Lines::default()), 2, 60.0, &stop);
+        let ended = run(&Peer::new(Lines::default()), Load::usual(2), 60.0, &stop);
         assert!(matches!(ended, Err(SampleError::Interrupted)), "{ended:?}");
     }
 }

@@ -6,4 +6,6 @@ pub(crate) mod events;
 
 pub(crate) mod fairness;
 
+pub(crate) mod turn;
+
 pub(crate) mod contest;
