@@ -1,7 +1,7 @@
 //! The balancer: a thread that reads the counters of workers and queues, applies the rule (`balance/`), and moves
 //! queues.
 //!
-//! `busy worker → Bell → reading → Decider → Balanced::move_queue → BalanceReport`
+//! `busy worker → BalancerWakeup → reading → Decider → Balanced::move_queue → BalanceReport`
 //!
 //! - It has no timer. A worker that was busy for the last [`PERIOD`] signals it, at most once per period for all
 //!   workers together. While no worker is busy, the balancer sleeps.
@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use crate::control::balance::{Decider, Move};
 use crate::data_path::assignment::balanced::{Balanced, Reading};
 use crate::data_path::report::{BalanceDecision, BalanceReport, MoveOutcome};
-use crate::data_path::worker::bell::{Bell, PERIOD};
+use crate::data_path::worker::balancer_wakeup::{BalancerWakeup, PERIOD};
 use crate::host::error_line::error_line;
 
 /// Readings use at most 1/`COST_LIMIT` of a CPU.
@@ -37,7 +37,7 @@ fn own_cpu_time() -> Duration {
 /// A server's running balancer. It ends with the server.
 #[derive(Debug)]
 pub(crate) struct Balancer {
-    bell: Arc<Bell>,
+    wakeup: Arc<BalancerWakeup>,
     report: Arc<Mutex<Kept>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -54,12 +54,16 @@ impl Balancer {
     /// # Errors
     /// Out of descriptors.
     pub(crate) fn new() -> std::io::Result<Self> {
-        Ok(Self { bell: Arc::new(Bell::new()?), report: Arc::default(), thread: Mutex::default() })
+        Ok(Self {
+            wakeup: Arc::new(BalancerWakeup::new()?),
+            report: Arc::default(),
+            thread: Mutex::default(),
+        })
     }
 
-    /// The bell for workers. The server creates workers before it starts the balancer.
-    pub(crate) fn bell(&self) -> Arc<Bell> {
-        Arc::clone(&self.bell)
+    /// The event with which workers wake the balancer. The server creates workers before it starts the balancer.
+    pub(crate) fn wakeup(&self) -> Arc<BalancerWakeup> {
+        Arc::clone(&self.wakeup)
     }
 
     /// Starts the thread unless it already runs.
@@ -71,9 +75,9 @@ impl Balancer {
         if thread.is_some() {
             return Ok(());
         }
-        let (bell, kept) = (self.bell(), Arc::clone(&self.report));
+        let (wakeup, kept) = (self.wakeup(), Arc::clone(&self.report));
         let builder = std::thread::Builder::new().name("bareblk-balance".into());
-        *thread = Some(builder.spawn(move || Rounds::new(balanced, bell, kept).run())?);
+        *thread = Some(builder.spawn(move || Rounds::new(balanced, wakeup, kept).run())?);
         Ok(())
     }
 
@@ -85,7 +89,7 @@ impl Balancer {
 
     /// Forbids further readings and moves.
     pub(crate) fn quit(&self) {
-        self.bell.quit();
+        self.wakeup.quit();
     }
 
     /// Ends the thread after its current move.
@@ -109,34 +113,42 @@ impl Drop for Balancer {
 /// The thread's own state.
 struct Rounds {
     balanced: Box<dyn Balanced>,
-    bell: Arc<Bell>,
+    wakeup: Arc<BalancerWakeup>,
     kept: Arc<Mutex<Kept>>,
     decider: Decider,
     last: Option<(Instant, Reading)>,
     /// Time since the last reading that the balancer itself caused: longer pauses and moves, but not the wait for a
-    /// bell.
+    /// busy worker.
     own_time: Duration,
     /// CPUs that this process may use.
     cpus: usize,
 }
 
 impl Rounds {
-    fn new(balanced: Box<dyn Balanced>, bell: Arc<Bell>, kept: Arc<Mutex<Kept>>) -> Self {
+    fn new(balanced: Box<dyn Balanced>, wakeup: Arc<BalancerWakeup>, kept: Arc<Mutex<Kept>>) -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { balanced, bell, kept, decider: Decider::default(), last: None, own_time: Duration::ZERO, cpus }
+        Self {
+            balanced,
+            wakeup,
+            kept,
+            decider: Decider::default(),
+            last: None,
+            own_time: Duration::ZERO,
+            cpus,
+        }
     }
 
     fn run(mut self) {
-        while self.bell.wait() {
+        while self.wakeup.wait() {
             let (start, cpu_before) = (Instant::now(), own_cpu_time());
             let moves = self.decide(start);
             // Processor time, because wall-clock time is long exactly when CPUs are scarce and balancing matters.
             let cost = own_cpu_time().saturating_sub(cpu_before);
             let pause = PERIOD.max(cost.saturating_mul(COST_LIMIT));
-            self.bell.pause(start, pause);
+            self.wakeup.pause(start, pause);
             let moving = Instant::now();
             for wanted in moves {
-                if self.bell.is_quitting() {
+                if self.wakeup.is_quitting() {
                     return;
                 }
                 self.make(wanted);
@@ -152,7 +164,7 @@ impl Rounds {
             self.last.as_ref().map(|(at, last)| reading.since(last, now.saturating_duration_since(*at)));
         self.last = Some((now, reading));
         let Some(mut interval) = last else { return Vec::new() };
-        (interval.at, interval.cpus) = (now.saturating_duration_since(self.bell.origin), self.cpus);
+        (interval.at, interval.cpus) = (now.saturating_duration_since(self.wakeup.origin), self.cpus);
         interval.own_time = self.own_time;
         self.decider.decide(&interval)
     }

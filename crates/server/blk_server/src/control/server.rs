@@ -143,8 +143,13 @@ impl Server {
         }
         let balancer = (config.balance == Balance::Auto).then(Balancer::new).transpose();
         let balancer = balancer.map_err(ServerError::Thread)?;
-        let bell = balancer.as_ref().map(Balancer::bell);
-        let trade = Trade { base: Arc::clone(&config.engine), poll: config.poll, meter: meter.clone(), bell };
+        let balancer_wakeup = balancer.as_ref().map(Balancer::wakeup);
+        let trade = Trade {
+            base: Arc::clone(&config.engine),
+            poll: config.poll,
+            meter: meter.clone(),
+            balancer_wakeup,
+        };
         let plain = [WorkerOptions::default()];
         let workers = if config.workers.is_empty() { &plain } else { config.workers.as_slice() };
         let workers = WorkerSet::start(workers, trade)?;

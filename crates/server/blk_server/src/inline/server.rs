@@ -67,7 +67,7 @@ impl InlineServer {
         let before = WORKER.replace(Some((Arc::clone(&wakeup), worker)));
         assert!(before.is_none(), "a thread can have only one inline server");
         STEPS_WORKER.set(Some(serve_commands));
-        let trade = Trade { base: Arc::clone(engine), poll, meter: None, bell: None };
+        let trade = Trade { base: Arc::clone(engine), poll, meter: None, balancer_wakeup: None };
         let address = Address::new(id, commands, Arc::clone(&wakeup));
         let worker = WorkerThread::without_thread(address, WorkerOptions::default());
         Ok(Self { disk, workers: WorkerSet::of_one(worker, trade), wakeup })

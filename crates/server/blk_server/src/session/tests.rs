@@ -43,7 +43,7 @@ fn disk(image: &tempfile::NamedTempFile) -> Arc<Disk> {
 fn workers() -> Arc<WorkerSet> {
     let make = || Ok(Box::new(FakeEngine::new(EngineConfig::default())?.0) as Box<dyn io_engine::Engine>);
     let base = EngineSource::new("test", EngineConfig::default().depth, Box::new(make));
-    let trade = Trade { base, poll: Duration::ZERO, meter: None, bell: None };
+    let trade = Trade { base, poll: Duration::ZERO, meter: None, balancer_wakeup: None };
     WorkerSet::start(&[WorkerOptions::default()], trade).unwrap()
 }
 

@@ -13,7 +13,7 @@ use tracing::error;
 use crate::data_path::counters::WorkerMeter;
 use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::worker::Worker;
-use crate::data_path::worker::bell::Bell;
+use crate::data_path::worker::balancer_wakeup::BalancerWakeup;
 use crate::data_path::worker::command::{Address, Command};
 use crate::data_path::worker::submissions::SubmissionMeter;
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
@@ -29,8 +29,8 @@ pub(crate) struct Trade {
     pub(crate) poll: Duration,
     /// The meter of a server that measures its request path.
     pub(crate) meter: Option<Arc<SubmissionMeter>>,
-    /// Rings the balancer; `None` if the server does not balance queues.
-    pub(crate) bell: Option<Arc<Bell>>,
+    /// Wakes the balancer; `None` if the server does not balance queues.
+    pub(crate) balancer_wakeup: Option<Arc<BalancerWakeup>>,
 }
 
 /// A worker's thread. It ends when this value is dropped.
@@ -59,14 +59,14 @@ impl WorkerThread {
         let wakeup = Arc::new(wakeup.map_err(|errno| ServerError::Thread(errno.into()))?);
         let meter = Arc::<WorkerMeter>::default();
         let (started, start_result) = sync_channel(1);
-        let (bell, counters, trade) = (Arc::clone(&wakeup), Arc::clone(&meter), trade.clone());
+        let (commands_wakeup, counters, trade) = (Arc::clone(&wakeup), Arc::clone(&meter), trade.clone());
         let as_told = options.clone();
         let body = move || {
             let _guard = AbortOnPanic;
             // This thread starts the engine, so that the engine's memory comes from the thread's node.
             let start = || {
                 worker_thread::apply(&as_told).map_err(|source| ServerError::Worker { id, source })?;
-                let worker = Worker::new(id, trade.base, received, bell, trade.poll);
+                let worker = Worker::new(id, trade.base, received, commands_wakeup, trade.poll);
                 let worker = worker.map_err(ServerError::Engine)?;
                 let node = worker_thread::log_start(id, &as_told);
                 worker_thread::prepare_signals(id);
@@ -76,7 +76,8 @@ impl WorkerThread {
             };
             match start() {
                 Ok((worker, node)) => {
-                    let mut worker = worker.with_meters(counters, trade.meter).with_bell(trade.bell);
+                    let mut worker =
+                        worker.with_meters(counters, trade.meter).with_balancer_wakeup(trade.balancer_wakeup);
                     let _ = started.send(Ok(node));
                     worker.run();
                 }
