@@ -29,7 +29,7 @@ use crate::data_path::disk::session_link::EndReason;
 use crate::data_path::report::ServerReport;
 use crate::data_path::worker::submissions::{SubmissionMeter, Submissions};
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
-use crate::data_path::worker::workers::Trade;
+use crate::data_path::worker::workers::SharedSettings;
 use crate::error::{AdminError, ServerError};
 use crate::host::listener::SocketConfig;
 
@@ -144,7 +144,7 @@ impl Server {
         let balancer = (config.balance == Balance::Auto).then(Balancer::new).transpose();
         let balancer = balancer.map_err(ServerError::Thread)?;
         let balancer_wakeup = balancer.as_ref().map(Balancer::wakeup);
-        let trade = Trade {
+        let shared = SharedSettings {
             base: Arc::clone(&config.engine),
             poll: config.poll,
             meter: meter.clone(),
@@ -152,7 +152,7 @@ impl Server {
         };
         let plain = [WorkerOptions::default()];
         let workers = if config.workers.is_empty() { &plain } else { config.workers.as_slice() };
-        let workers = WorkerSet::start(workers, trade)?;
+        let workers = WorkerSet::start(workers, shared)?;
         let exports = Exports::new(opener).map_err(ServerError::Thread)?;
         exports.add_all(disks)?;
         let (exports, workers, engine) = (Arc::new(exports), workers, Arc::clone(&config.engine));
