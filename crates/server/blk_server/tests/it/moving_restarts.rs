@@ -18,7 +18,7 @@ fn hang(handle: &FakeHandle, guest: &mut Guest) {
     hold(handle);
     add_transfer(guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| handle.held() == 1));
+    assert!(eventually(|| handle.hanging() == 1));
 }
 
 #[test]
