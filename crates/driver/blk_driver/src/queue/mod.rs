@@ -299,8 +299,8 @@ impl Queue {
     fn take(&mut self, out: &mut [Completion]) -> (Result<usize, QueueError>, bool) {
         self.read_mail();
         let mut taken = 0;
-        if self.slots.untold() > 0 {
-            taken = self.slots.tell(out);
+        if self.slots.unreported() > 0 {
+            taken = self.slots.report(out);
         }
         if self.overdue {
             taken += self.end_overdue(&mut out[taken..]);
@@ -340,7 +340,7 @@ impl Queue {
                 },
                 Err(fault) => {
                     self.die(QueueError::Device { queue: self.index, fault });
-                    return (popped + self.slots.tell(&mut out[popped..]), false);
+                    return (popped + self.slots.report(&mut out[popped..]), false);
                 }
             }
         }
@@ -435,7 +435,7 @@ impl Queue {
             }
         }
         self.earliest = earliest;
-        self.slots.tell(out)
+        self.slots.report(out)
     }
 
     /// Ends the request(s) with this token now, with [`crate::RequestError::Cancelled`]. The device is not
