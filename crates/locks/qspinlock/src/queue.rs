@@ -174,7 +174,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     fn leave_to_heir(&self, word: Word) -> bool {
         word.is_locked()
             && word.has_heir()
-            && !Self::is_door_shut(word)
+            && !Self::newcomers_are_stopped(word)
             // Release pairs with the acquires of all threads that take the lock.
             && self.word.compare_exchange(word.0, word.unlocked().0, Release, Relaxed).is_ok()
     }
