@@ -26,7 +26,7 @@ const COST_LIMIT: u32 = 100;
 /// A moving queue takes no new requests until its requests in flight complete, but at most for this long.
 const DRAIN_LIMIT: Duration = Duration::from_millis(100);
 /// Number of decisions that the report keeps.
-const KEPT: usize = 64;
+const HISTORY_LEN: usize = 64;
 
 /// Processor time of this thread.
 fn own_cpu_time() -> Duration {
@@ -38,12 +38,12 @@ fn own_cpu_time() -> Duration {
 #[derive(Debug)]
 pub(crate) struct Balancer {
     wakeup: Arc<BalancerWakeup>,
-    report: Arc<Mutex<Kept>>,
+    history: Arc<Mutex<History>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct History {
     readings: u64,
     moves: u64,
     failed: u64,
@@ -56,7 +56,7 @@ impl Balancer {
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             wakeup: Arc::new(BalancerWakeup::new()?),
-            report: Arc::default(),
+            history: Arc::default(),
             thread: Mutex::default(),
         })
     }
@@ -75,16 +75,16 @@ impl Balancer {
         if thread.is_some() {
             return Ok(());
         }
-        let (wakeup, kept) = (self.wakeup(), Arc::clone(&self.report));
+        let (wakeup, history) = (self.wakeup(), Arc::clone(&self.history));
         let builder = std::thread::Builder::new().name("bareblk-balance".into());
-        *thread = Some(builder.spawn(move || Rounds::new(balanced, wakeup, kept).run())?);
+        *thread = Some(builder.spawn(move || BalancerThread::new(balanced, wakeup, history).run())?);
         Ok(())
     }
 
     pub(crate) fn report(&self) -> BalanceReport {
-        let kept = self.report.lock().unwrap_or_else(PoisonError::into_inner);
-        let decisions = kept.decisions.iter().cloned().collect();
-        BalanceReport { readings: kept.readings, moves: kept.moves, failed: kept.failed, decisions }
+        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let decisions = history.decisions.iter().cloned().collect();
+        BalanceReport { readings: history.readings, moves: history.moves, failed: history.failed, decisions }
     }
 
     /// Forbids further readings and moves.
@@ -111,10 +111,10 @@ impl Drop for Balancer {
 }
 
 /// The thread's own state.
-struct Rounds {
+struct BalancerThread {
     balanced: Box<dyn Balanced>,
     wakeup: Arc<BalancerWakeup>,
-    kept: Arc<Mutex<Kept>>,
+    history: Arc<Mutex<History>>,
     decider: Decider,
     last: Option<(Instant, Reading)>,
     /// Time since the last reading that the balancer itself caused: longer pauses and moves, but not the wait for a
@@ -124,13 +124,13 @@ struct Rounds {
     cpus: usize,
 }
 
-impl Rounds {
-    fn new(balanced: Box<dyn Balanced>, wakeup: Arc<BalancerWakeup>, kept: Arc<Mutex<Kept>>) -> Self {
+impl BalancerThread {
+    fn new(balanced: Box<dyn Balanced>, wakeup: Arc<BalancerWakeup>, history: Arc<Mutex<History>>) -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             balanced,
             wakeup,
-            kept,
+            history,
             decider: Decider::default(),
             last: None,
             own_time: Duration::ZERO,
@@ -159,7 +159,7 @@ impl Rounds {
 
     fn decide(&mut self, now: Instant) -> Vec<Move> {
         let reading = self.balanced.read();
-        self.keep(|kept| kept.readings += 1);
+        self.record(|history| history.readings += 1);
         let last =
             self.last.as_ref().map(|(at, last)| reading.since(last, now.saturating_duration_since(*at)));
         self.last = Some((now, reading));
@@ -187,22 +187,22 @@ impl Rounds {
         let failed = matches!(outcome, MoveOutcome::Failed { .. });
         let Move { queue, from, to, why } = wanted;
         let decision = BalanceDecision { at, disk: queue.disk, queue: queue.queue, from, to, why, outcome };
-        self.keep(|kept| kept.note(decision, failed));
+        self.record(|history| history.note(decision, failed));
     }
 
-    fn keep(&self, change: impl FnOnce(&mut Kept)) {
-        change(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner));
+    fn record(&self, change: impl FnOnce(&mut History)) {
+        change(&mut self.history.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-impl Kept {
+impl History {
     fn note(&mut self, decision: BalanceDecision, failed: bool) {
         if failed {
             self.failed += 1;
         } else {
             self.moves += 1;
         }
-        if self.decisions.len() == KEPT {
+        if self.decisions.len() == HISTORY_LEN {
             self.decisions.pop_front();
         }
         self.decisions.push_back(decision);

@@ -171,13 +171,13 @@ fn worker_that_slept_for_long_does_not_wake_it_for_a_short_burst() {
 
 #[test]
 fn only_the_last_decisions_are_kept() {
-    let mut kept = Kept::default();
+    let mut history = History::default();
     for queue in 0..100 {
         let (from, to) = (WorkerId(0), WorkerId(1));
         let outcome = MoveOutcome::Moved { took: Duration::ZERO };
         let (at, disk, why) = (SystemTime::UNIX_EPOCH, String::new(), String::new());
-        kept.note(BalanceDecision { at, disk, queue, from, to, why, outcome }, false);
+        history.note(BalanceDecision { at, disk, queue, from, to, why, outcome }, false);
     }
-    assert_eq!((kept.decisions.len(), kept.moves), (KEPT, 100));
-    assert_eq!(kept.decisions.back().map(|decision| decision.queue), Some(99));
+    assert_eq!((history.decisions.len(), history.moves), (HISTORY_LEN, 100));
+    assert_eq!(history.decisions.back().map(|decision| decision.queue), Some(99));
 }
