@@ -100,11 +100,11 @@ impl Server {
         disks: Vec<(DiskConfig, SocketConfig)>,
     ) -> Result<Self, ServerError> {
         let server = Self::prepare(config, opener, disks)?;
-        server.open_doors()?;
+        server.accept_front_ends()?;
         Ok(server)
     }
 
-    /// Like [`Server::start`], but accepts no front-end until [`Server::open_doors`]: new ones wait.
+    /// Like [`Server::start`], but accepts no front-end until [`Server::accept_front_ends`]: new ones wait.
     ///
     /// # Errors
     /// As [`Server::start`].
@@ -127,7 +127,7 @@ impl Server {
         disks: Vec<(DiskConfig, SocketConfig)>,
     ) -> Result<Self, ServerError> {
         let server = Self::start_with(config, opener, disks, Some(Arc::default()))?;
-        server.open_doors()?;
+        server.accept_front_ends()?;
         Ok(server)
     }
 
@@ -165,7 +165,7 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError::Thread`].
-    pub fn open_doors(&self) -> Result<(), ServerError> {
+    pub fn accept_front_ends(&self) -> Result<(), ServerError> {
         let mut acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner);
         if acceptor.is_none() {
             *acceptor = Some(self.start_acceptor().map_err(ServerError::Thread)?);
@@ -339,13 +339,13 @@ impl Server {
     /// Stops as the module documentation describes, within `timeout`, and releases the images.
     #[must_use]
     pub fn stop(self, timeout: Duration) -> StopReport {
-        self.wind_down(timeout)
+        self.shut_down(timeout)
     }
 
     /// Stops a server that other threads still use. Ends their waits, refuses their later operations, and does not wait
     /// for them. Releases the images unless an operation hangs; dropping the server then waits for the hanging worker.
     #[must_use]
-    pub fn wind_down(&self, timeout: Duration) -> StopReport {
+    pub fn shut_down(&self, timeout: Duration) -> StopReport {
         let deadline = deadline_in(timeout);
         self.workers.stop_changes();
         if let Some(balancer) = &self.balancer {
