@@ -331,7 +331,7 @@ impl Queue {
             match self.ring.pop_used() {
                 Ok(None) => break,
                 Ok(Some(used)) => match self.settle(used) {
-                    Settled::Told(completion) => {
+                    Settled::Ended(completion) => {
                         out[popped] = completion;
                         popped += 1;
                     }
@@ -366,12 +366,12 @@ impl Queue {
                 let completion = Completion { token: slot.token, stored_bytes: slot.stored_bytes, result };
                 self.slots.ended += 1;
                 self.slots.free(index);
-                Settled::Told(completion)
+                Settled::Ended(completion)
             }
             Stage::Zombie if !slot.own => {
                 let token = slot.token;
                 self.slots.free(index);
-                Settled::Told(Completion { token, stored_bytes: 0, result: Err(RequestError::Returned) })
+                Settled::Ended(Completion { token, stored_bytes: 0, result: Err(RequestError::Returned) })
             }
             _ => {
                 self.slots.returned(index);
@@ -486,7 +486,7 @@ impl Drop for Queue {
 /// The result of handling a used chain.
 enum Settled {
     /// Report the completion to the owner.
-    Told(Completion),
+    Ended(Completion),
     /// Report nothing, because no caller waits for it.
     Silent,
     /// Send the flush.
