@@ -31,7 +31,7 @@ const RESOLUTION: u64 = 1000;
 const MAX_JOB_FILE_BYTES: u64 = 1 << 20;
 
 /// Runs `bareblk bench`.
-pub fn obey(args: &BenchArgs) -> Result<ExitCode> {
+pub fn execute(args: &BenchArgs) -> Result<ExitCode> {
     let jobs = jobs(args)?;
     let ending = Ending::catch().context("cannot catch signals")?;
     let stop = Stop::new(ending.flag());

@@ -40,10 +40,10 @@ pub enum Command {
 }
 
 /// Runs the command.
-pub fn obey(cli: Cli) -> Result<ExitCode> {
+pub fn execute(cli: Cli) -> Result<ExitCode> {
     match cli.command {
-        Command::Bench(args) => return bench::obey(&args),
-        Command::Lab(command) => return lab_command::obey(command),
+        Command::Bench(args) => return bench::execute(&args),
+        Command::Lab(command) => return lab_command::execute(command),
         Command::Completions { shell } => {
             command_line::print(&command_line::completions(whole_command(), shell))
         }

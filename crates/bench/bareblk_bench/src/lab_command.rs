@@ -79,7 +79,7 @@ fn seconds(text: &str) -> Result<f64> {
 }
 
 /// Runs the command.
-pub fn obey(command: LabCommand) -> Result<ExitCode> {
+pub fn execute(command: LabCommand) -> Result<ExitCode> {
     match command {
         LabCommand::List => command_line::print(&list()).map(|()| ExitCode::SUCCESS),
         LabCommand::Run(args) => run(&args),

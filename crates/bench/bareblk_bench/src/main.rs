@@ -17,5 +17,5 @@ use std::process::ExitCode;
 use bareblk::command_line;
 
 fn main() -> ExitCode {
-    command_line::main(cli::obey)
+    command_line::main(cli::execute)
 }

@@ -1,6 +1,5 @@
 /*
- * Writes a pattern to a disk behind a vhost-user-blk socket, makes it durable, and reads it back into memory of its
- * own.
+ * Writes a pattern to the disk of a vhost-user-blk socket, makes it durable, and reads it back into its own memory.
  *
  *     cc read_write.c -lbareblk_driver -o read_write && ./read_write /run/disk.sock
  *
@@ -34,8 +33,8 @@ static unsigned char pattern(size_t at)
     return (unsigned char)(at * 7 + at / BLOCK_BYTES);
 }
 
-/* Makes what was pushed visible, and notifies the device if it sleeps. With a lock around the queue, it would be
- * released between the two steps. */
+/* Makes the pushed requests visible to the device, and notifies it if it asked for that. A program that holds a lock
+ * for the queue would unlock it between the two steps. */
 static void submit(bareblk_queue *queue)
 {
     bareblk_kick kick;
@@ -43,7 +42,7 @@ static void submit(bareblk_queue *queue)
     check(bareblk_notify(&kick), "notify");
 }
 
-/* Waits until `count` requests have ended, and wants all of them to be done. */
+/* Waits until `count` requests have ended, and exits if one of them failed. */
 static void finish(bareblk_queue *queue, int count)
 {
     while (count > 0) {
@@ -65,7 +64,7 @@ static void finish(bareblk_queue *queue, int count)
     }
 }
 
-/* From a buffer of the library's own: one request per block, all at once. */
+/* Writes from a buffer of the pool: one request per block, all submitted at once. */
 static void write_pattern(bareblk_device *device, bareblk_queue *queue)
 {
     bareblk_buffer *buffer;
@@ -88,7 +87,7 @@ static void write_pattern(bareblk_device *device, bareblk_queue *queue)
     bareblk_buffer_release(buffer);
 }
 
-/* Into memory of the program's own: one request with two buffers, given by their pointers. */
+/* Reads into the program's own memory: one request with two buffers, whose addresses are pointers. */
 static void read_back(bareblk_device *device, bareblk_queue *queue)
 {
     int fd = memfd_create("example", MFD_CLOEXEC);

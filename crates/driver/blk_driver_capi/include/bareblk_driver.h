@@ -1,29 +1,34 @@
 /*
- * bareblk_driver.h: a virtio-blk driver in user space, for any vhost-user-blk socket.
+ * bareblk_driver.h: a virtio-blk driver in user space for vhost-user-blk sockets.
  *
  *     bareblk_connect -> bareblk_push_* ... -> bareblk_submit -> bareblk_wait ... -> bareblk_disconnect
  *
- * Generated from the sources of crates/driver/blk_driver_capi: change those. docs/how-to/driver-in-c.md has an example.
+ * Generated from the sources in crates/driver/blk_driver_capi: edit those. docs/how-to/driver-in-c.md has an example.
  *
- * Results. Calls that return int return a negative bareblk_code for an error. Otherwise they return 0, or what their
- * description says. After an error, bareblk_last_error() has a line of text. Every call checks for NULL and checks
- * lengths; no call ends the program.
+ * Return values. A function that returns int returns a negative bareblk_code if it fails. Otherwise it returns 0, or
+ * the value in its description. After a failure, bareblk_last_error() describes it in one line. BAREBLK_ERR_INVALID
+ * stands for all invalid arguments: pointers that are NULL, unless the description allows that, or misaligned; values
+ * out of range; undefined flags. Every function that takes a handle can also return BAREBLK_ERR_BUG. No function ends
+ * the program, except that it aborts if malloc has no memory. errno has no meaning after a call.
  *
- * Units. A sector has 512 bytes, whatever the device's block size is. All other values have their unit in their name.
- * Times are nanoseconds from now on; BAREBLK_FOREVER means no limit.
+ * Units. A sector has 512 bytes, whatever the device's block size is. The names of sizes and times, or their
+ * descriptions, have their unit. A time that is passed to a function counts from the call; BAREBLK_FOREVER means no
+ * limit.
  *
- * Threads. Only one thread at a time may use a queue; several threads can share it under a lock of the program. Several
- * threads may use a device or a buffer at once. Any thread may use a bareblk_kick, once. The call that frees a handle
- * must be the last use of the handle.
+ * Threads. Only one thread at a time may use a queue: a program that shares one between threads holds a lock of its own
+ * during each call. Any number of threads may use a device or a buffer at once. Any thread may send a bareblk_kick,
+ * once. When a handle is freed, no other call may be using it, and no later call may use it. Do not call this library
+ * in signal handlers, and do not use its handles in a forked child.
  *
- * Ownership. The description of a handle names the call that frees it; the order does not matter. The caller owns the
- * objects behind pointers, and calls access them only until they return. Nothing else may use an object that a call
- * writes. Buffers of requests are the exception: they belong to the device until their request has ended. If it ended
- * with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED, they belong to the device until its BAREBLK_RETURNED.
+ * Ownership. The description of each type of handle names the function that frees it. Handles may be freed in any
+ * order. The caller owns all other objects that it passes pointers to, and a function accesses them only until it
+ * returns. While a function writes to an object, no other thread may access the object. The buffers of requests are an
+ * exception: they belong to the device until their request has ended. If it ended with BAREBLK_ERR_DEADLINE or
+ * BAREBLK_ERR_CANCELLED, they belong to the device until the completion with BAREBLK_RETURNED.
  *
- * Growth. Structures that may grow are passed with their size: sizeof of the type, as the program knows it. A program
- * that was compiled with an older header gets the fields that it knows. A program with a newer header finds zeroes in
- * fields that the library does not know, and gets an error if it sets such a field.
+ * Versions. Structures to which later versions may add fields are passed with their size, sizeof of the type. A program
+ * that was compiled with an older header gets the fields that it knows. A program that was compiled with a newer header
+ * gets zeroes in the fields that the library does not know, and BAREBLK_ERR_INVALID if it sets such a field.
  */
 
 
@@ -36,246 +41,258 @@
 // A time limit or deadline that never comes.
 #define BAREBLK_FOREVER UINT64_MAX
 
-// For bareblk_options.packed: split rings.
+// bareblk_options.packed: use split rings.
 #define BAREBLK_PACKED_NO 0
 
-// For bareblk_options.packed: packed rings; connecting fails if the device has none.
+// bareblk_options.packed: use packed rings; connecting fails if the device does not offer them.
 #define BAREBLK_PACKED_YES 1
 
-// For bareblk_options.packed: the layout that suits the device.
+// bareblk_options.packed: let the library choose. This version uses split rings, which every device offers.
 #define BAREBLK_PACKED_ANY 2
 
-// For bareblk_options.in_flight_log: use a log if the device has one and reconnect_ns is not 0.
+// bareblk_options.in_flight_log: use a log if the back-end offers one and reconnect_ns is not 0.
 #define BAREBLK_LOG_ANY 0
 
-// For bareblk_options.in_flight_log: use no log.
+// bareblk_options.in_flight_log: use no log.
 #define BAREBLK_LOG_NO 1
 
-// For bareblk_options.in_flight_log: use a log, and fail if the device has none.
+// bareblk_options.in_flight_log: use a log; connecting fails if the back-end does not offer one.
 #define BAREBLK_LOG_YES 2
 
-// bareblk_event.kind: the configuration changed (by a resize, for example); bareblk_device_info has the new one.
+// bareblk_event.kind: the device's configuration changed, for example by a resize. bareblk_device_info returns the new
+// one.
 #define BAREBLK_EVENT_CONFIG_CHANGED 1
 
 // bareblk_event.kind: the back-end disconnected.
 #define BAREBLK_EVENT_DISCONNECTED 2
 
-// bareblk_event.kind: a back-end is connected again; the counts say what the driver did.
+// bareblk_event.kind: a back-end is connected again. The fields from attempts to kept_rings say what the driver did.
 #define BAREBLK_EVENT_RECONNECTED 3
 
-// bareblk_event.kind: no back-end came back, and the driver does not wait any longer; the reason says why. This is
-// the last event.
+// bareblk_event.kind: the driver does not reconnect any more; bareblk_event.reason says why. No event follows this
+// one.
 #define BAREBLK_EVENT_GAVE_UP 4
 
-// Bytes of bareblk_event.reason.
+// Size of bareblk_event.reason in bytes.
 #define BAREBLK_REASON_BYTES 256
 
-// A write completes when it is durable.
+// Flag of a write: the write completes only when its data is durable.
 #define BAREBLK_DURABLE 1
 
-// The device may free the blocks of a segment that it zeroes.
+// Flag of a segment of a write-zeroes: the device may deallocate the sectors.
 #define BAREBLK_UNMAP 1
 
-// Bytes of a device's serial.
+// Size of a device's serial in bytes.
 #define BAREBLK_ID_BYTES 20
 
 // Version of this header: major << 16 | minor << 8 | patch.
 #define BAREBLK_VERSION 256
 
-// The result of a call or a request. Negative values are errors.
+// The result of a function or of a request. Values below 0 are errors.
 typedef enum bareblk_code {
-    // Done.
+    // Success.
     BAREBLK_OK = 0,
-    // Only in completions, and not the end of a request: the device returned the buffers of a request that had ended
-    // with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED.
+    // Only in completions: the device no longer uses the buffers of a request that had ended with BAREBLK_ERR_DEADLINE
+    // or BAREBLK_ERR_CANCELLED. The request does not end a second time.
     BAREBLK_RETURNED = 1,
-    // An invalid argument: NULL, a length, a value without meaning; or a request that no device accepts (half a
-    // sector, an empty buffer, too many buffers).
+    // An argument is invalid: NULL, misaligned, out of range, or with undefined flags. Or no device accepts the
+    // request: its data is not a multiple of 512 bytes, a buffer is empty, or there are too many buffers or segments.
     BAREBLK_ERR_INVALID = -1,
-    // The queue is full: take completions first.
+    // The queue is full. Take completions, then push the request again.
     BAREBLK_ERR_FULL = -2,
-    // A buffer lies neither in the pool nor in registered memory; or no memory is registered at this address.
+    // A buffer is neither in the pool nor in registered memory. Or no memory is registered at this address.
     BAREBLK_ERR_NOT_REGISTERED = -3,
-    // The device does not offer this request.
+    // The device does not offer this type of request (bareblk_info says so).
     BAREBLK_ERR_NOT_OFFERED = -4,
     // The device is read-only.
     BAREBLK_ERR_READ_ONLY = -5,
-    // The connection failed.
+    // Connecting to the back-end, or negotiating with it, failed.
     BAREBLK_ERR_CONNECT = -6,
-    // No memory: the pool is exhausted, or the kernel or the back-end refuses the memory.
+    // The pool has no free piece of this size; the kernel or the back-end refused the memory; or the back-end
+    // disconnected before it accepted the memory.
     BAREBLK_ERR_MEMORY = -7,
-    // The back-end disconnected, and the driver does not wait for another one. The queue accepts no more requests.
+    // The back-end disconnected, and the driver no longer tries to reconnect. The queue accepts no more requests.
     BAREBLK_ERR_DISCONNECTED = -8,
-    // The device broke the rules of the ring. The queue accepts no more requests.
+    // The device broke the rules of the virtqueue. The queue accepts no more requests.
     BAREBLK_ERR_DEVICE = -9,
-    // The kernel refused a call.
+    // A system call failed.
     BAREBLK_ERR_SYSTEM = -10,
-    // A blocking call on a queue with requests in flight.
+    // A blocking function was called on a queue with requests in flight.
     BAREBLK_ERR_BUSY = -11,
     // No request in flight has this token.
     BAREBLK_ERR_NOT_FOUND = -12,
-    // The device reported an I/O error.
+    // The device reported an I/O error (VIRTIO_BLK_S_IOERR).
     BAREBLK_ERR_IO = -20,
-    // The device does not support the request.
+    // The device does not support the request (VIRTIO_BLK_S_UNSUPP).
     BAREBLK_ERR_UNSUPPORTED = -21,
-    // The device answered with a status that has no meaning.
+    // The device returned a status byte that virtio-blk does not define; bareblk_completion.detail has it.
     BAREBLK_ERR_BAD_STATUS = -22,
-    // The device stored fewer bytes than a successful read must (only after bareblk_queue_refuse_short_reads).
+    // The device reported success, but stored fewer bytes than the read requested (only after
+    // bareblk_queue_refuse_short_reads).
     BAREBLK_ERR_SHORT_READ = -23,
-    // The device did not answer before the deadline. It may still use the buffers.
+    // The device did not complete the request before its deadline. It may still use the buffers.
     BAREBLK_ERR_DEADLINE = -24,
     // The program cancelled the request. The device may still use the buffers.
     BAREBLK_ERR_CANCELLED = -25,
-    // The device disconnected; it is unknown whether it carried out the request.
+    // The back-end disconnected. It is unknown whether it carried out the request.
     BAREBLK_ERR_LOST = -26,
-    // A bug in this library. The handle of that call accepts only the call that frees it.
+    // A bug in this library; standard error has a description. If the call was on a queue, all later calls on it fail
+    // with this code, and only bareblk_queue_free remains.
     BAREBLK_ERR_BUG = -99,
 } bareblk_code;
 
-// A part of a device's pool. Several threads may use it at once. It may outlive its device.
+// A buffer from a device's pool. Any number of threads may use it at once. It may outlive its device. Freed by
+// bareblk_buffer_release.
 typedef struct bareblk_buffer bareblk_buffer;
 
-// A session with a back-end. Several threads may use it at once, until bareblk_disconnect.
+// A connection to a back-end. Any number of threads may use it at once. Freed by bareblk_disconnect.
 typedef struct bareblk_device bareblk_device;
 
-// One queue of a device. Only one thread at a time may use it. It outlives bareblk_disconnect: requests in flight
-// then end with BAREBLK_ERR_LOST, and the program can still take their completions.
+// A queue of a device. Only one thread at a time may use it. It stays valid after bareblk_disconnect: requests in
+// flight end with BAREBLK_ERR_LOST, and the program can still take their completions. Freed by bareblk_queue_free.
 typedef struct bareblk_queue bareblk_queue;
 
-// How to connect. bareblk_options_init fills it in; the caller then changes it. Later versions of this library may
-// add fields at its end: struct_size says which version the caller was compiled with.
+// How to connect. Call bareblk_options_init first, then change fields. Later versions of this library may add fields
+// at the end; struct_size says which fields the caller was compiled with.
 typedef struct bareblk_options {
-    // Bytes of this structure, set by bareblk_options_init.
+    // Size of this structure in bytes, set by bareblk_options_init.
     uint32_t struct_size;
-    // Queues to use; connecting fails if the device has fewer. Initially 1.
+    // Number of queues to use. Connecting fails if the device has fewer. Default: 1.
     uint16_t queues;
-    // Descriptors per queue, a power of two. Initially 256.
+    // Descriptors per queue: a power of two from 2 to 1024. Default: 256.
     uint16_t queue_size;
-    // Memory for buffers, in bytes, rounded up to pages. Initially 16 MiB.
+    // Size of the pool of buffers in bytes, rounded up to whole pages. Default: 16 MiB.
     uint64_t pool_bytes;
-    // Longest time for connecting, and for each message to the back-end, in nanoseconds. Initially 5 s.
+    // Time limit for connecting, and for each message to the back-end, in nanoseconds. Default: 5 s.
     uint64_t timeout_ns;
-    // How long to wait for a new back-end after a disconnect, in nanoseconds. Initially 0: do not wait.
+    // How long to try to reconnect after the back-end disconnected, in nanoseconds; 0: do not reconnect. Default: 0.
     uint64_t reconnect_ns;
-    // BAREBLK_PACKED_NO, _YES, or _ANY (initially).
+    // BAREBLK_PACKED_NO, BAREBLK_PACKED_YES or BAREBLK_PACKED_ANY. Default: BAREBLK_PACKED_ANY.
     uint8_t packed;
-    // 1: use indirect descriptors if offered (initially). 0: do not.
+    // 1: use indirect descriptors if the device offers them. 0: do not. Default: 1.
     uint8_t indirect;
-    // 1: use EVENT_IDX if offered (initially). 0: do not.
+    // 1: use VIRTIO_F_EVENT_IDX if the device offers it. 0: do not. Default: 1.
     uint8_t event_idx;
-    // 1: the pool has pages of 2 MiB, which must be reserved (vm.nr_hugepages). 0: ordinary pages (initially).
+    // 1: the pool uses pages of 2 MiB, which must be reserved (sysctl vm.nr_hugepages). 0: it uses ordinary pages.
+    // Default: 0.
     uint8_t huge_pages;
-    // Let the back-end log its requests in flight, so that its successor can repeat them: BAREBLK_LOG_ANY
-    // (initially), _NO, or _YES.
+    // Whether the back-end logs its requests in flight in memory that outlives it, so that the next back-end can
+    // repeat them: BAREBLK_LOG_ANY, BAREBLK_LOG_NO or BAREBLK_LOG_YES. Default: BAREBLK_LOG_ANY.
     uint32_t in_flight_log;
 } bareblk_options;
 
-// What the device says about itself (virtio 1.3 §5.2.4). Later versions of this library may add fields at its end.
+// The device's configuration (virtio 1.3 §5.2.4) and what was negotiated. Later versions of this library may add
+// fields at the end.
 typedef struct bareblk_info {
     // Size of the disk, in sectors of 512 bytes.
     uint64_t capacity_sectors;
-    // Virtio features that both sides agreed on.
+    // The negotiated virtio features, as a bit mask.
     uint64_t features;
-    // vhost-user protocol features that both sides agreed on.
+    // The negotiated vhost-user protocol features, as a bit mask.
     uint64_t protocol_features;
-    // Size of a logical block, in bytes.
+    // Logical block size, in bytes.
     uint32_t block_size_bytes;
-    // Most buffers in a request.
+    // Maximum number of buffers in a request.
     uint32_t max_segments;
-    // Most segments in a discard; 0: the device has no discard.
+    // Maximum number of segments in a discard; 0: the device does not offer discard.
     uint32_t max_discard_segments;
-    // Most sectors in each of these segments.
+    // Maximum number of sectors in a segment of a discard.
     uint32_t max_discard_sectors;
-    // Most segments in a write-zeroes; 0: the device has no write-zeroes.
+    // Maximum number of segments in a write-zeroes; 0: the device does not offer write-zeroes.
     uint32_t max_write_zeroes_segments;
-    // Most sectors in each of these segments.
+    // Maximum number of sectors in a segment of a write-zeroes.
     uint32_t max_write_zeroes_sectors;
-    // Queues that the device has.
+    // Number of queues of the device.
     uint16_t num_queues;
-    // 1: the device accepts no writes.
+    // 1: the device is read-only. Otherwise 0.
     uint8_t read_only;
-    // 1: the device has a write cache that can be flushed.
+    // 1: the device has a write cache, and a write is durable only after a flush. Otherwise 0.
     uint8_t flush;
-    // 0.
+    // Always 0.
     uint32_t reserved;
 } bareblk_info;
 
-// Something that happened to a device. Later versions of this library may add fields at its end. Ignore kinds that
-// you do not know.
+// A change of a device's connection or configuration. Later versions of this library may add kinds, and fields at the
+// end: ignore unknown kinds.
 typedef struct bareblk_event {
-    // One of BAREBLK_EVENT_*.
+    // One of BAREBLK_EVENT_*; 0: no event.
     uint32_t kind;
-    // BAREBLK_EVENT_RECONNECTED: number of attempts to connect.
+    // BAREBLK_EVENT_RECONNECTED: number of attempts to connect. Otherwise 0.
     uint32_t attempts;
-    // BAREBLK_EVENT_RECONNECTED: how long the device was disconnected, in nanoseconds.
+    // BAREBLK_EVENT_RECONNECTED: how long the device was disconnected, in nanoseconds. Otherwise 0.
     uint64_t away_ns;
-    // BAREBLK_EVENT_RECONNECTED: requests that the driver sent again; 0 if kept_rings.
+    // BAREBLK_EVENT_RECONNECTED: number of requests that the driver sent again; 0 if kept_rings is 1.
     uint64_t resubmitted;
-    // BAREBLK_EVENT_RECONNECTED: requests that the driver found completed in the old ring; 0 if kept_rings.
+    // BAREBLK_EVENT_RECONNECTED: number of requests that the driver found completed in the old ring; 0 if kept_rings
+    // is 1.
     uint64_t completed;
-    // BAREBLK_EVENT_RECONNECTED: queues whose owners had not made a call by then. The two counts above do not include
-    // their requests, which the driver sends again at the owner's next call.
+    // BAREBLK_EVENT_RECONNECTED: number of queues on which the program made no call within a second after the
+    // reconnect. The driver sends their requests again at the next call on the queue; resubmitted and completed do not
+    // include them.
     uint32_t owners_waited_for;
-    // BAREBLK_EVENT_RECONNECTED: 1 if the queues keep their rings, and the back-end repeats the requests that its
-    // predecessor had begun (bareblk_options.in_flight_log). Else 0.
+    // BAREBLK_EVENT_RECONNECTED: 1 if the queues keep their rings, and the new back-end repeats the requests that the
+    // old one had started (bareblk_options.in_flight_log). Otherwise 0.
     uint32_t kept_rings;
-    // BAREBLK_EVENT_GAVE_UP: one line, with NUL at its end. Else empty.
+    // BAREBLK_EVENT_GAVE_UP: one line of text with a NUL at its end. Otherwise empty.
     char reason[256];
 } bareblk_event;
 
-// Counters since the queue was created.
+// Counters of a queue since bareblk_connect. Later versions of this library may add fields at the end.
 typedef struct bareblk_stats {
     // Requests that the queue accepted.
     uint64_t pushed;
     // Requests that ended.
     uint64_t completed;
-    // Notifications that the device wanted.
+    // Notifications that the device asked for.
     uint64_t kicks;
-    // Batches that were published to the device.
+    // Batches of requests that were made visible to the device.
     uint64_t publications;
-    // How often the queue's owner slept while it waited for a completion.
+    // How often a call slept while it waited for a completion.
     uint64_t sleeps;
 } bareblk_stats;
 
-// One buffer of a request: a part of the pool or of registered memory.
+// A buffer of a request: a part of the pool or of registered memory.
 typedef struct bareblk_range {
-    // In the pool: bareblk_buffer_addr, plus an offset. In registered memory: the pointer, (uintptr_t) pointer.
+    // In the pool: bareblk_buffer_addr plus an offset. In registered memory: the pointer as an integer, (uintptr_t)
+    // pointer.
     uint64_t addr;
-    // Its length in bytes, at most UINT32_MAX.
+    // Length in bytes, from 1 to UINT32_MAX.
     uint64_t len_bytes;
 } bareblk_range;
 
-// Consecutive sectors, for discard and write-zeroes.
+// A range of sectors, for discard and write-zeroes.
 typedef struct bareblk_segment {
-    // First sector of 512 bytes.
+    // First sector, in units of 512 bytes.
     uint64_t sector;
-    // Number of sectors.
+    // Number of sectors of 512 bytes.
     uint32_t sectors;
-    // Write-zeroes only: BAREBLK_UNMAP, or 0.
+    // Write-zeroes: BAREBLK_UNMAP or 0. Discard: 0.
     uint32_t flags;
 } bareblk_segment;
 
-// A notification that the device asked for and has not got yet, or nothing. bareblk_prepare_kick creates it, and
-// bareblk_notify ends it, once. A copy of this structure is the same notification: use one of them and forget the
-// other. Any thread may use it, even after its queue or device was freed. Until the program sends it, the device may
-// sleep, and threads that push meanwhile learn that no notification is needed.
+// A notification that the device asked for and did not get yet, or none. bareblk_prepare_kick fills it in;
+// bareblk_notify sends it and empties it. Zeroed memory is an empty one.
+//
+// Any thread may send it, even after the queue and the device were freed. It holds resources until it is sent, so send
+// every one, once: of a structure and its copies, pass only one to bareblk_notify. Send it soon: until then the device
+// may sleep, and threads that push more requests are told that the device needs no notification.
 typedef struct bareblk_kick {
     // Private to this library.
     size_t opaque[4];
 } bareblk_kick;
 
-// How a request ended. Each request ends exactly once. After BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED, exactly
-// one BAREBLK_RETURNED follows; from then on the buffers belong to the program again.
+// How a request ended. Each request ends exactly once. If it ended with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED,
+// exactly one more completion with BAREBLK_RETURNED follows; from then on, the buffers belong to the program again.
 typedef struct bareblk_completion {
-    // The token of the request.
+    // The request's token.
     uint64_t token;
     // The result: a bareblk_code.
     int32_t status;
-    // Bytes that the device says it stored, for a read or an id.
+    // For a read or a serial: number of bytes that the device reports to have stored.
     uint32_t stored_bytes;
-    // With BAREBLK_ERR_BAD_STATUS: the status byte. Else 0.
+    // BAREBLK_ERR_BAD_STATUS: the status byte. Otherwise 0.
     uint32_t detail;
-    // 0.
+    // Always 0.
     uint32_t reserved;
 } bareblk_completion;
 
@@ -283,25 +300,27 @@ typedef struct bareblk_completion {
 extern "C" {
 #endif // __cplusplus
 
-// The meaning of a code in a few words; never NULL. Use it for the status of completions; bareblk_last_error says
-// more about calls that failed. The text stays valid as long as the program runs.
+// Returns a short description of a bareblk_code, for example of bareblk_completion.status. Never NULL, also for
+// unknown codes. The string is static. After a call that failed, bareblk_last_error has more detail.
 const char *bareblk_code_text(int32_t code);
 
-// One line about the last call of this thread that returned an error; empty if no call has. Successful calls do not
-// change it. It is valid until the next error of the same thread, or the thread's end, and has at most 511 bytes of
-// UTF-8.
+// Returns one line of text about the last call of this thread that failed; an empty string if none has failed. Calls
+// that succeed do not change it. The string is UTF-8 of at most 511 bytes with a NUL at its end, and belongs to the
+// library: it is valid until the next failing call of the same thread, or until the thread ends.
 const char *bareblk_last_error(void);
 
-// Fills in the usual options. struct_size: sizeof (bareblk_options).
+// Fills in the default options. `struct_size`: sizeof (bareblk_options).
 //
-// Errors: BAREBLK_ERR_INVALID.
+// Returns 0 or an error: BAREBLK_ERR_INVALID.
 int bareblk_options_init(struct bareblk_options *options, size_t struct_size);
 
-// Connects to a vhost-user-blk socket, negotiates, shares memory and starts the queues.
+// Connects to the vhost-user-blk socket at the path `socket_path`, negotiates features, shares memory with the
+// back-end and starts the queues. Also starts a thread that serves the connection until bareblk_disconnect.
 //
-// `options`: NULL for the usual options. `queues`: room for `queues_len` handles, at least as many as the options ask
-// for (usually 1); the call sets the rest to NULL. The caller owns the handles: free each queue with
-// bareblk_queue_free, and the device with bareblk_disconnect, in any order.
+// `options`: NULL for the default options. `device`: receives the device's handle. `queues`: receives one handle per
+// queue; it has room for `queues_len` handles, at least bareblk_options.queues. The call sets the remaining ones to
+// NULL. The caller owns all handles: it frees each queue with bareblk_queue_free and the device with
+// bareblk_disconnect, in any order.
 //
 // Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_CONNECT. After an error, all handles are NULL.
 int bareblk_connect(const char *socket_path,
@@ -310,121 +329,155 @@ int bareblk_connect(const char *socket_path,
                     struct bareblk_queue **queues,
                     size_t queues_len);
 
-// Stores the device's latest description. struct_size: sizeof (bareblk_info).
+// Stores the device's latest configuration in `info`. `struct_size`: sizeof (bareblk_info).
+//
+// Returns 0 or an error: BAREBLK_ERR_INVALID.
 int bareblk_device_info(const struct bareblk_device *device, struct bareblk_info *info, size_t struct_size);
 
-// Returns the process id of the back-end, as the socket names it; 0 if it is not visible from here; or an error.
+// Returns the process id of the back-end as the socket has it (SO_PEERCRED: the process that called listen); 0 if that
+// process has no id in this PID namespace; or an error: BAREBLK_ERR_INVALID.
 int bareblk_peer_pid(const struct bareblk_device *device);
 
-// Lets requests use the caller's own memory: `len_bytes` of a file (a memfd), from `offset_bytes` on (a multiple of
-// the page size), that the caller has mapped at `addr` with MAP_SHARED. Requests name it by its pointers.
+// Lets requests use the program's own memory: `len_bytes` bytes of the file `fd` (a memfd, for example) from
+// `offset_bytes` on, which the program has mapped at `addr` with MAP_SHARED. `offset_bytes` must be a multiple of the
+// page size. In a bareblk_range, the address of such memory is its pointer.
 //
-// The caller keeps the descriptor and may close it afterwards. This library and the back-end map the file themselves:
-// the caller's mapping only gives the addresses, and may be unmapped without bareblk_unregister.
+// The caller keeps `fd` and may close it when the call has returned. The library and the back-end have their own
+// mappings of the file: the program's mapping only defines the addresses, and the program may unmap it before
+// bareblk_unregister.
 //
-// Errors: BAREBLK_ERR_INVALID, BAREBLK_ERR_MEMORY, BAREBLK_ERR_SYSTEM.
+// The call waits until the back-end has mapped the memory. While the driver tries to reconnect, the call succeeds, and
+// the next back-end gets the memory when it connects.
+//
+// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_MEMORY, BAREBLK_ERR_SYSTEM.
 int bareblk_register(const struct bareblk_device *device,
                      int fd,
                      uint64_t offset_bytes,
                      const void *addr,
                      uint64_t len_bytes);
 
-// Removes the memory that was registered at `addr`. No request that uses it may be in flight; later requests are
-// refused. When the call returns, the back-end has unmapped the memory, or is disconnected.
+// Removes the memory that was registered at `addr`. No request in flight may use it; later requests that use it are
+// refused. When the call returns 0, the back-end has unmapped the memory or has disconnected.
 //
-// Errors: BAREBLK_ERR_NOT_REGISTERED, BAREBLK_ERR_MEMORY.
+// Returns 0 or an error: BAREBLK_ERR_NOT_REGISTERED, BAREBLK_ERR_MEMORY.
 int bareblk_unregister(const struct bareblk_device *device,
                        const void *addr);
 
-// Ends the session and frees its handle, within the time limits of two messages. Requests in flight end with
-// BAREBLK_ERR_LOST; the handles of queues and buffers stay. A back-end that hangs, or answers too early, may still
-// store into the buffers of lost reads: take all completions before you use such buffers again. NULL does nothing.
+// Ends the connection and frees the device's handle; waits for at most two messages to the back-end, each limited by
+// bareblk_options.timeout_ns. NULL has no effect.
+//
+// Requests in flight end with BAREBLK_ERR_LOST. The handles of queues and buffers stay valid, and the program can
+// still take the completions. A back-end that hangs, or answers too early, may still store into the buffers of reads:
+// take all completions before you use those buffers again.
 void bareblk_disconnect(struct bareblk_device *device);
 
-// Stores the next event, waiting up to `limit_ns` nanoseconds for one (0: not at all; BAREBLK_FOREVER: without limit).
-// struct_size: sizeof (bareblk_event). Several threads may wait; each event goes to one of them.
+// Takes the oldest event and stores it in `event`; waits up to `limit_ns` nanoseconds for one (0: does not wait;
+// BAREBLK_FOREVER: no limit). `struct_size`: sizeof (bareblk_event). Several threads may wait at once; each event goes
+// to one of them. The library keeps at most 64 events and drops the oldest ones, changes of the configuration first.
 //
-// Returns 1; or 0 if the time is over (then `kind` is 0); or an error.
+// Returns 1 if it stored an event; 0 if there was none in time (`kind` is 0 then); or an error: BAREBLK_ERR_INVALID.
 int bareblk_next_event(const struct bareblk_device *device,
                        struct bareblk_event *event,
                        size_t struct_size,
                        uint64_t limit_ns);
 
-// Returns a descriptor for poll and epoll that is readable while there are events, or an error. It belongs to the
-// device: do not close it.
+// Returns a file descriptor that is readable while there are events, for poll and epoll; or an error:
+// BAREBLK_ERR_INVALID. The descriptor belongs to the device: do not read from it, and do not close it.
 int bareblk_event_fd(const struct bareblk_device *device);
 
-// Takes `len_bytes` from the pool, aligned to 4096; the contents are those of the last use. The caller owns the buffer
-// until bareblk_buffer_release.
+// Takes a buffer of `len_bytes` bytes from the device's pool and stores its handle in `buffer`. The buffer is aligned
+// to 4096 bytes. Its contents are not cleared. The caller owns it until bareblk_buffer_release.
 //
-// Returns 0 or an error: BAREBLK_ERR_MEMORY, BAREBLK_ERR_INVALID. After an error, the handle is NULL.
+// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_MEMORY. After an error, the handle is NULL.
 int bareblk_buffer_take(const struct bareblk_device *device,
                         uint32_t len_bytes,
                         struct bareblk_buffer **buffer);
 
-// Returns the buffer's address for bareblk_range, as the device knows it; it is not a pointer. 0 for NULL.
+// Returns the buffer's address for bareblk_range.addr. It is the address by which the device knows the buffer, not a
+// pointer. Returns 0 if `buffer` is NULL.
 uint64_t bareblk_buffer_addr(const struct bareblk_buffer *buffer);
 
-// Returns a pointer to the buffer's bytes. The device may change them at any moment while a request names them. NULL
-// for NULL.
+// Returns a pointer to the buffer's bytes, valid until bareblk_buffer_release. While a request uses the buffer, the
+// device may read and change the bytes at any moment. Returns NULL if `buffer` is NULL.
 void *bareblk_buffer_data(const struct bareblk_buffer *buffer);
 
-// Copies `count` bytes into the buffer, from its byte `offset_bytes` on. `data` must not lie in the pool.
+// Copies `count` bytes from `data` into the buffer, to its byte `offset_bytes`. `data` must not be in the pool.
+//
+// Returns 0 or an error: BAREBLK_ERR_INVALID, for example because the bytes do not fit into the buffer.
 int bareblk_buffer_write(const struct bareblk_buffer *buffer,
                          uint32_t offset_bytes,
                          const void *data,
                          size_t count);
 
-// Copies `count` bytes out of the buffer, from its byte `offset_bytes` on. `out` must not lie in the pool.
-int bareblk_buffer_read(const struct bareblk_buffer *buffer, uint32_t offset_bytes, void *out, size_t count);
+// Copies `count` bytes from the buffer, from its byte `offset_bytes` on, to `out`. `out` must not be in the pool.
+//
+// Returns 0 or an error: BAREBLK_ERR_INVALID, for example because the buffer has fewer bytes.
+int bareblk_buffer_read(const struct bareblk_buffer *buffer,
+                        uint32_t offset_bytes,
+                        void *out,
+                        size_t count);
 
-// Returns the buffer to the pool, from where another call may take it. So no request in flight may name it. (After
-// BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED a request names it until BAREBLK_RETURNED; after BAREBLK_ERR_LOST see
-// bareblk_disconnect.) NULL does nothing.
+// Returns the buffer to the pool and frees its handle. NULL has no effect. The device must be done with the buffer,
+// because the pool may hand it out again at once: no request in flight uses it, a request that ended with
+// BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED has its BAREBLK_RETURNED, and for BAREBLK_ERR_LOST see
+// bareblk_disconnect.
 void bareblk_buffer_release(struct bareblk_buffer *buffer);
 
-// Returns the queue's index at the device, or an error.
+// Returns the queue's index on the device, counted from 0; or an error: BAREBLK_ERR_INVALID.
 int bareblk_queue_index(struct bareblk_queue *queue);
 
-// Returns the queue's size in descriptors, or an error.
+// Returns the queue's size in descriptors; or an error: BAREBLK_ERR_INVALID.
 int bareblk_queue_size(struct bareblk_queue *queue);
 
-// Returns how many requests were accepted and have not ended, or an error. A request that ended while the device
-// still has its buffers counts.
+// Returns the number of requests in flight: those that the queue accepted and whose completion was not taken yet, and
+// those that ended with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED and have no BAREBLK_RETURNED yet. Or returns an
+// error: BAREBLK_ERR_INVALID.
 int bareblk_queue_in_flight(struct bareblk_queue *queue);
 
-// Returns how many requests of `buffers` buffers each can be pushed now, or an error.
-int bareblk_queue_room(struct bareblk_queue *queue, uint16_t buffers);
+// Returns how many requests with `buffers` buffers each the queue accepts now; or an error: BAREBLK_ERR_INVALID.
+int bareblk_queue_room(struct bareblk_queue *queue,
+                       uint16_t buffers);
 
-// Decides about a read that the device reports as successful although it stored fewer bytes than requested. `refuse`
-// = 1: the read ends with BAREBLK_ERR_SHORT_READ. 0 (initially, because some devices do not say how much they
-// stored): the driver believes the device. bareblk_completion.stored_bytes has the number in both cases.
+// Sets how a read ends that the device reports as successful although it stored fewer bytes than requested. `refuse`
+// is 0: with BAREBLK_OK; this is the default, because some devices do not report how much they stored. Any other
+// value: with BAREBLK_ERR_SHORT_READ. In both cases bareblk_completion.stored_bytes has the device's number.
+//
+// Returns 0 or an error: BAREBLK_ERR_INVALID.
 int bareblk_queue_refuse_short_reads(struct bareblk_queue *queue,
                                      int refuse);
 
-// Finds the earliest deadline of a request in flight, for programs that sleep by themselves (on
-// bareblk_completion_fd): only a call of bareblk_completions ends a late request.
+// Stores the time until the earliest deadline of the requests in flight in `left_ns`, in nanoseconds; 0 if it has
+// passed, BAREBLK_FOREVER if no request has a deadline. For programs that wait on bareblk_completion_fd: a late
+// request ends only in a call of bareblk_completions or bareblk_wait, so wake up in time to make that call. The
+// earliest deadline may be that of a request that has just ended.
 //
-// Returns 1 and stores the nanoseconds until the deadline; or 0 if no request has one; or an error.
-int bareblk_queue_next_deadline(struct bareblk_queue *queue, uint64_t *left_ns);
+// Returns 1 if there is a deadline; 0 if there is none; or an error: BAREBLK_ERR_INVALID.
+int bareblk_queue_next_deadline(struct bareblk_queue *queue,
+                                uint64_t *left_ns);
 
-// Stores the counters. struct_size: sizeof (bareblk_stats).
+// Stores the queue's counters in `stats`. `struct_size`: sizeof (bareblk_stats).
+//
+// Returns 0 or an error: BAREBLK_ERR_INVALID.
 int bareblk_queue_stats(struct bareblk_queue *queue, struct bareblk_stats *stats, size_t struct_size);
 
-// Ends the use of a queue and frees its handle. Requests in flight are given up: the device may use their buffers
-// until it is disconnected. NULL does nothing.
+// Frees the queue's handle. NULL has no effect. Requests in flight get no completion, and the device may use their
+// buffers until bareblk_disconnect has returned.
 void bareblk_queue_free(struct bareblk_queue *queue);
 
-// Adds a read: from `sector` (of 512 bytes) on into `count` buffers, a multiple of 512 bytes in all. The device sees
-// it after the next bareblk_prepare_kick or bareblk_submit.
+// Adds a read to the queue: the sectors from `sector` on (in units of 512 bytes) into `count` buffers (from 1 to
+// bareblk_info.max_segments), whose lengths add up to a multiple of 512 bytes. The device does not see the request
+// before the next bareblk_prepare_kick or bareblk_submit. Whether the sectors exist is checked by the device, not
+// here.
 //
-// The completion has the same `token`. `deadline_ns`: if the device has not answered after this time, the request
-// ends with BAREBLK_ERR_DEADLINE; BAREBLK_FOREVER: no deadline. The call copies the list of buffers. The buffers
-// themselves belong to the device until the request has ended (after BAREBLK_ERR_DEADLINE and BAREBLK_ERR_CANCELLED:
-// until BAREBLK_RETURNED).
+// `token`: any value; the completion has the same. `deadline_ns`: nanoseconds from now; if the device has not
+// completed the request by then, it ends with BAREBLK_ERR_DEADLINE. BAREBLK_FOREVER: no deadline.
 //
-// Errors: BAREBLK_ERR_FULL, BAREBLK_ERR_NOT_REGISTERED, BAREBLK_ERR_INVALID, and those of a queue that has ended:
-// BAREBLK_ERR_DISCONNECTED, BAREBLK_ERR_DEVICE. After an error the queue is unchanged.
+// The call copies the array `buffers`. The buffers themselves belong to the device until the request has ended; after
+// BAREBLK_ERR_DEADLINE and BAREBLK_ERR_CANCELLED, until its BAREBLK_RETURNED.
+//
+// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_FULL, BAREBLK_ERR_NOT_REGISTERED; on a queue that cannot
+// continue, BAREBLK_ERR_DISCONNECTED or BAREBLK_ERR_DEVICE. After an error, the queue is unchanged, and there will be
+// no completion.
 int bareblk_push_read(struct bareblk_queue *queue,
                       uint64_t sector,
                       const struct bareblk_range *buffers,
@@ -432,8 +485,9 @@ int bareblk_push_read(struct bareblk_queue *queue,
                       uint64_t token,
                       uint64_t deadline_ns);
 
-// Adds a write: from `count` buffers to `sector` on. `flags`: BAREBLK_DURABLE, or 0: durable after the next flush.
-// Otherwise as bareblk_push_read; also BAREBLK_ERR_READ_ONLY.
+// Adds a write to the queue: `count` buffers to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0 for a
+// write that is durable only after the next flush. Otherwise as bareblk_push_read; the errors also include
+// BAREBLK_ERR_READ_ONLY.
 int bareblk_push_write(struct bareblk_queue *queue,
                        uint64_t sector,
                        const struct bareblk_range *buffers,
@@ -442,97 +496,119 @@ int bareblk_push_write(struct bareblk_queue *queue,
                        uint64_t token,
                        uint64_t deadline_ns);
 
-// Adds a flush: it makes all writes durable that completed before. Otherwise as bareblk_push_read.
-int bareblk_push_flush(struct bareblk_queue *queue, uint64_t token, uint64_t deadline_ns);
+// Adds a flush to the queue: it makes all writes durable that completed before it. On a device without a write cache
+// it ends at once. Otherwise as bareblk_push_read.
+int bareblk_push_flush(struct bareblk_queue *queue,
+                       uint64_t token,
+                       uint64_t deadline_ns);
 
-// Adds a discard: the device may forget the contents of `count` segments (at most bareblk_info.max_discard_segments),
-// whose flags are 0. Otherwise as bareblk_push_read; also BAREBLK_ERR_NOT_OFFERED, BAREBLK_ERR_READ_ONLY.
+// Adds a discard to the queue: the device may drop the contents of the `count` segments (from 1 to
+// bareblk_info.max_discard_segments), whose flags must be 0. The call copies the array `segments`. Otherwise as
+// bareblk_push_read; the errors also include BAREBLK_ERR_NOT_OFFERED and BAREBLK_ERR_READ_ONLY.
 int bareblk_push_discard(struct bareblk_queue *queue,
                          const struct bareblk_segment *segments,
                          size_t count,
                          uint64_t token,
                          uint64_t deadline_ns);
 
-// Adds a write-zeroes: `count` segments (at most bareblk_info.max_write_zeroes_segments) read as zeroes afterwards.
-// Otherwise as bareblk_push_discard.
+// Adds a write-zeroes to the queue: the `count` segments (from 1 to bareblk_info.max_write_zeroes_segments) read as
+// zeroes once it has completed. Otherwise as bareblk_push_discard.
 int bareblk_push_write_zeroes(struct bareblk_queue *queue,
                               const struct bareblk_segment *segments,
                               size_t count,
                               uint64_t token,
                               uint64_t deadline_ns);
 
-// Adds a request for the device's serial: 20 bytes, padded with zeroes, into one buffer of at least 20 bytes.
-// Otherwise as bareblk_push_read.
+// Adds a request for the device's serial to the queue. The device stores BAREBLK_ID_BYTES bytes in `buffer`, padded
+// with zeroes; a serial of that length has no NUL at its end. `buffer` has at least BAREBLK_ID_BYTES bytes. Otherwise
+// as bareblk_push_read.
 int bareblk_push_get_id(struct bareblk_queue *queue,
                         struct bareblk_range buffer,
                         uint64_t token,
                         uint64_t deadline_ns);
 
-// First step, under the lock if the queue has one: publishes everything that was pushed to the device.
+// First step of a submission: makes all pushed requests visible to the device and stores in `kick` whether the device
+// must be notified. If several threads share the queue, call it under their lock, and call bareblk_notify after the
+// unlock. The call overwrites `kick` without reading it: a notification in it that was not sent is lost.
 //
-// Returns 1 and fills in `kick` if the device wants a notification: call bareblk_notify, without the lock. Returns 0
-// if it does not; `kick` is empty then, and bareblk_notify does nothing. Or returns an error; bareblk_notify then
-// does nothing either, unless `kick` was never filled in. The call overwrites a notification that `kick` holds:
-// notify first.
+// Returns 1 if the device must be notified: call bareblk_notify. Returns 0 if not; `kick` is empty then, and
+// bareblk_notify has no effect. Or returns an error: BAREBLK_ERR_INVALID; `kick` is unchanged or empty then.
 int bareblk_prepare_kick(struct bareblk_queue *queue,
                          struct bareblk_kick *kick);
 
-// Second step: notifies the device if it wants that, and empties `kick`. Needs no lock; never blocks.
+// Second step of a submission: sends the notification in `kick`, if there is one, and empties `kick`. Needs no lock
+// and never blocks.
 //
-// Errors: BAREBLK_ERR_INVALID: NULL, or a value that bareblk_prepare_kick did not fill in.
+// Returns 0 or an error: BAREBLK_ERR_INVALID, for NULL and for a value that bareblk_prepare_kick did not store.
 int bareblk_notify(struct bareblk_kick *kick);
 
-// Both steps in one, for queues without a lock.
+// Does both steps of a submission, bareblk_prepare_kick and bareblk_notify, for queues that are used without a lock.
+//
+// Returns 0 or an error: BAREBLK_ERR_INVALID.
 int bareblk_submit(struct bareblk_queue *queue);
 
-// Takes the completions of requests that have ended, `max` at most; never waits. It also ends requests whose deadline
-// has passed, sends the flush after a durable write, and notifies the device of that.
+// Stores the completions of up to `max` requests that have ended in `completions`; never waits. The call also ends
+// requests whose deadline has passed. For a write with BAREBLK_DURABLE, it sends the flush that follows the write, and
+// notifies the device of it.
 //
-// Returns how many completions it stored; 0: no request has ended. Errors: BAREBLK_ERR_DISCONNECTED and
-// BAREBLK_ERR_DEVICE, after the completions of all requests in flight were taken.
+// Returns the number of completions that it stored; 0 if no request has ended. Or returns an error:
+// BAREBLK_ERR_INVALID; on a queue that cannot continue, and only after all its completions were taken,
+// BAREBLK_ERR_DISCONNECTED or BAREBLK_ERR_DEVICE.
 int bareblk_completions(struct bareblk_queue *queue,
                         struct bareblk_completion *completions,
                         size_t max);
 
-// As bareblk_completions, but if no request has ended, it sleeps up to `limit_ns` nanoseconds (BAREBLK_FOREVER:
-// without limit). Returns 0 when the time is over.
+// Like bareblk_completions, but if no request has ended, it sleeps until one does, for up to `limit_ns` nanoseconds
+// (BAREBLK_FOREVER: no limit). Returns 0 if no request ended in time. A signal handler that runs meanwhile does not
+// end the wait. The errors also include BAREBLK_ERR_SYSTEM.
 int bareblk_wait(struct bareblk_queue *queue,
                  struct bareblk_completion *completions,
                  size_t max,
                  uint64_t limit_ns);
 
-// Asks the device to signal bareblk_completion_fd at the next completion.
+// Asks the device to signal bareblk_completion_fd when the next request ends, and then checks whether one has ended
+// already.
 //
-// Returns 0: poll the descriptor now; 1: a request has ended already, and there may be no signal for it; or an error.
+// Returns 0 if none has: poll the descriptor. Returns 1 if bareblk_completions has something to report: call it now,
+// because there may be no signal for that. Or returns an error: BAREBLK_ERR_INVALID.
 int bareblk_arm(struct bareblk_queue *queue);
 
-// Returns the descriptor to poll (or epoll) for reading, after bareblk_arm, or an error. It stays the same as long as
-// the queue exists. It belongs to the queue: do not close it.
+// Returns the file descriptor that becomes readable when a request ends, for poll and epoll; or an error:
+// BAREBLK_ERR_INVALID. Call bareblk_arm each time before you wait on it. It stays the same as long as the queue
+// exists, and belongs to the queue: do not read from it, and do not close it.
 int bareblk_completion_fd(struct bareblk_queue *queue);
 
-// Clears the signal of bareblk_completion_fd. Call it after a wake-up and before bareblk_completions.
+// Makes bareblk_completion_fd not readable. Call it after each wake-up, before bareblk_completions; otherwise the
+// descriptor stays readable.
+//
+// Returns 0 or an error: BAREBLK_ERR_INVALID.
 int bareblk_clear_signal(struct bareblk_queue *queue);
 
-// Ends the requests with this token now, with BAREBLK_ERR_CANCELLED. The device does not learn of it, because
-// virtio-blk has no cancellation. The device returns the buffers later, with BAREBLK_RETURNED.
+// Ends all requests with this token now, with BAREBLK_ERR_CANCELLED. virtio-blk has no cancellation, so the device may
+// still carry them out. When it is done with their buffers, a completion with BAREBLK_RETURNED follows.
 //
-// Errors: BAREBLK_ERR_NOT_FOUND.
-int bareblk_cancel(struct bareblk_queue *queue, uint64_t token);
+// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_NOT_FOUND.
+int bareblk_cancel(struct bareblk_queue *queue,
+                   uint64_t token);
 
-// Reads `count` bytes (a multiple of 512) from `sector` (of 512 bytes) on, copied through the pool. It sleeps until
-// the read is done, at most `limit_ns` nanoseconds (BAREBLK_FOREVER: without limit), and only works on a queue
-// without other requests in flight (else BAREBLK_ERR_BUSY). `out` must not lie in the pool or in registered memory.
+// Reads `count` bytes (a multiple of 512) from the sectors from `sector` on (in units of 512 bytes) into `out`, and
+// sleeps until the read has ended. The data is copied through the pool; `out` must not be in the pool or in registered
+// memory. `limit_ns`: time limit of the call, in nanoseconds; BAREBLK_FOREVER: none. The queue must have no other
+// requests in flight.
 //
-// Returns 0 or an error: those of bareblk_push_read, and those of completions. After an error, `out` may be filled in
-// part.
+// Returns 0 or an error: those of bareblk_push_read; the results of requests, from BAREBLK_ERR_IO to BAREBLK_ERR_LOST
+// (BAREBLK_ERR_DEADLINE: the time limit has passed); BAREBLK_ERR_BUSY: the queue has requests in flight;
+// BAREBLK_ERR_MEMORY: the pool has no room; BAREBLK_ERR_SYSTEM. After an error, `out` may be partly filled. After
+// every return, `out` belongs to the caller alone.
 int bareblk_read_blocking(struct bareblk_queue *queue,
                           uint64_t sector,
                           void *out,
                           size_t count,
                           uint64_t limit_ns);
 
-// Writes `count` bytes (a multiple of 512) to `sector` on. `flags`: BAREBLK_DURABLE, or 0: durable after the next
-// flush. Otherwise as bareblk_read_blocking. After an error, a part may have been written.
+// Writes `count` bytes (a multiple of 512) from `data` to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0
+// for a write that is durable only after the next flush. Otherwise as bareblk_read_blocking; the errors also include
+// BAREBLK_ERR_READ_ONLY. After an error, a part may have been written.
 int bareblk_write_blocking(struct bareblk_queue *queue,
                            uint64_t sector,
                            const void *data,
@@ -540,29 +616,33 @@ int bareblk_write_blocking(struct bareblk_queue *queue,
                            uint32_t flags,
                            uint64_t limit_ns);
 
-// Makes all writes durable that completed before. Otherwise as bareblk_read_blocking.
-int bareblk_flush_blocking(struct bareblk_queue *queue, uint64_t limit_ns);
+// Makes all writes durable that completed before the call. Otherwise as bareblk_read_blocking, but it needs no room in
+// the pool.
+int bareblk_flush_blocking(struct bareblk_queue *queue,
+                           uint64_t limit_ns);
 
-// Discards segments as bareblk_push_discard does, and waits as bareblk_read_blocking does.
+// Discards segments as bareblk_push_discard does, with its errors, and waits as bareblk_read_blocking does. It needs
+// no room in the pool.
 int bareblk_discard_blocking(struct bareblk_queue *queue,
                              const struct bareblk_segment *segments,
                              size_t count,
                              uint64_t limit_ns);
 
-// Zeroes segments as bareblk_push_write_zeroes does, and waits as bareblk_read_blocking does.
+// Zeroes segments as bareblk_push_write_zeroes does, with its errors, and waits as bareblk_read_blocking does. It
+// needs no room in the pool.
 int bareblk_write_zeroes_blocking(struct bareblk_queue *queue,
                                   const struct bareblk_segment *segments,
                                   size_t count,
                                   uint64_t limit_ns);
 
-// Stores the device's serial: BAREBLK_ID_BYTES bytes, padded with zeroes; a serial of that length has no NUL at its
-// end. `count` is the room at `id`, at least BAREBLK_ID_BYTES. Otherwise as bareblk_read_blocking.
+// Stores the device's serial in `id`: BAREBLK_ID_BYTES bytes, padded with zeroes; a serial of that length has no NUL
+// at its end. `count`: size of `id` in bytes, at least BAREBLK_ID_BYTES. Otherwise as bareblk_read_blocking.
 int bareblk_get_id_blocking(struct bareblk_queue *queue,
                             void *id,
                             size_t count,
                             uint64_t limit_ns);
 
-// Returns the version of the loaded library, in the format of BAREBLK_VERSION.
+// Returns the version of the library that the program runs with, in the format of BAREBLK_VERSION.
 uint32_t bareblk_version(void);
 
 #ifdef __cplusplus

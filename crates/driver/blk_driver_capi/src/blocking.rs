@@ -1,4 +1,4 @@
-//! One request at a time: each call sleeps until it is done.
+//! Blocking calls: each sends one request at a time and sleeps until it has ended.
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -8,12 +8,15 @@ use crate::pointers::{self, MAX_BYTES};
 use crate::queue::{bareblk_queue, on_queue};
 use crate::request::{BAREBLK_UNMAP, bareblk_segment, durability};
 
-/// Reads `count` bytes (a multiple of 512) from `sector` (of 512 bytes) on, copied through the pool. It sleeps until
-/// the read is done, at most `limit_ns` nanoseconds (BAREBLK_FOREVER: without limit), and only works on a queue
-/// without other requests in flight (else BAREBLK_ERR_BUSY). `out` must not lie in the pool or in registered memory.
+/// Reads `count` bytes (a multiple of 512) from the sectors from `sector` on (in units of 512 bytes) into `out`, and
+/// sleeps until the read has ended. The data is copied through the pool; `out` must not be in the pool or in registered
+/// memory. `limit_ns`: time limit of the call, in nanoseconds; BAREBLK_FOREVER: none. The queue must have no other
+/// requests in flight.
 ///
-/// Returns 0 or an error: those of bareblk_push_read, and those of completions. After an error, `out` may be filled in
-/// part.
+/// Returns 0 or an error: those of bareblk_push_read; the results of requests, from BAREBLK_ERR_IO to BAREBLK_ERR_LOST
+/// (BAREBLK_ERR_DEADLINE: the time limit has passed); BAREBLK_ERR_BUSY: the queue has requests in flight;
+/// BAREBLK_ERR_MEMORY: the pool has no room; BAREBLK_ERR_SYSTEM. After an error, `out` may be partly filled. After
+/// every return, `out` belongs to the caller alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_read_blocking(
     queue: *mut bareblk_queue,
@@ -32,8 +35,9 @@ pub unsafe extern "C" fn bareblk_read_blocking(
     unsafe { on_queue(queue, read) }
 }
 
-/// Writes `count` bytes (a multiple of 512) to `sector` on. `flags`: BAREBLK_DURABLE, or 0: durable after the next
-/// flush. Otherwise as bareblk_read_blocking. After an error, a part may have been written.
+/// Writes `count` bytes (a multiple of 512) from `data` to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0
+/// for a write that is durable only after the next flush. Otherwise as bareblk_read_blocking; the errors also include
+/// BAREBLK_ERR_READ_ONLY. After an error, a part may have been written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_write_blocking(
     queue: *mut bareblk_queue,
@@ -54,7 +58,8 @@ pub unsafe extern "C" fn bareblk_write_blocking(
     unsafe { on_queue(queue, write) }
 }
 
-/// Makes all writes durable that completed before. Otherwise as bareblk_read_blocking.
+/// Makes all writes durable that completed before the call. Otherwise as bareblk_read_blocking, but it needs no room in
+/// the pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_flush_blocking(queue: *mut bareblk_queue, limit_ns: u64) -> c_int {
     let flush = |queue: &mut bareblk_queue| {
@@ -65,7 +70,8 @@ pub unsafe extern "C" fn bareblk_flush_blocking(queue: *mut bareblk_queue, limit
     unsafe { on_queue(queue, flush) }
 }
 
-/// Discards segments as bareblk_push_discard does, and waits as bareblk_read_blocking does.
+/// Discards segments as bareblk_push_discard does, with its errors, and waits as bareblk_read_blocking does. It needs
+/// no room in the pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_discard_blocking(
     queue: *mut bareblk_queue,
@@ -84,7 +90,8 @@ pub unsafe extern "C" fn bareblk_discard_blocking(
     unsafe { on_queue(queue, discard) }
 }
 
-/// Zeroes segments as bareblk_push_write_zeroes does, and waits as bareblk_read_blocking does.
+/// Zeroes segments as bareblk_push_write_zeroes does, with its errors, and waits as bareblk_read_blocking does. It
+/// needs no room in the pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_write_zeroes_blocking(
     queue: *mut bareblk_queue,
@@ -103,8 +110,8 @@ pub unsafe extern "C" fn bareblk_write_zeroes_blocking(
     unsafe { on_queue(queue, zero) }
 }
 
-/// Stores the device's serial: BAREBLK_ID_BYTES bytes, padded with zeroes; a serial of that length has no NUL at its
-/// end. `count` is the room at `id`, at least BAREBLK_ID_BYTES. Otherwise as bareblk_read_blocking.
+/// Stores the device's serial in `id`: BAREBLK_ID_BYTES bytes, padded with zeroes; a serial of that length has no NUL
+/// at its end. `count`: size of `id` in bytes, at least BAREBLK_ID_BYTES. Otherwise as bareblk_read_blocking.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_get_id_blocking(
     queue: *mut bareblk_queue,
@@ -126,5 +133,5 @@ pub unsafe extern "C" fn bareblk_get_id_blocking(
     unsafe { on_queue(queue, ask) }
 }
 
-/// Bytes of a device's serial.
+/// Size of a device's serial in bytes.
 pub const BAREBLK_ID_BYTES: usize = 20;

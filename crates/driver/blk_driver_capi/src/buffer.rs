@@ -9,16 +9,17 @@ use crate::device::{bareblk_device, on_device};
 use crate::failure::Failure;
 use crate::pointers;
 
-/// A part of a device's pool. Several threads may use it at once. It may outlive its device.
+/// A buffer from a device's pool. Any number of threads may use it at once. It may outlive its device. Freed by
+/// bareblk_buffer_release.
 #[derive(Debug)]
 pub struct bareblk_buffer {
     buffer: Buffer,
 }
 
-/// Takes `len_bytes` from the pool, aligned to 4096; the contents are those of the last use. The caller owns the buffer
-/// until bareblk_buffer_release.
+/// Takes a buffer of `len_bytes` bytes from the device's pool and stores its handle in `buffer`. The buffer is aligned
+/// to 4096 bytes. Its contents are not cleared. The caller owns it until bareblk_buffer_release.
 ///
-/// Returns 0 or an error: BAREBLK_ERR_MEMORY, BAREBLK_ERR_INVALID. After an error, the handle is NULL.
+/// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_MEMORY. After an error, the handle is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_take(
     device: *const bareblk_device,
@@ -37,7 +38,8 @@ pub unsafe extern "C" fn bareblk_buffer_take(
     unsafe { on_device(device, take) }
 }
 
-/// Returns the buffer's address for bareblk_range, as the device knows it; it is not a pointer. 0 for NULL.
+/// Returns the buffer's address for bareblk_range.addr. It is the address by which the device knows the buffer, not a
+/// pointer. Returns 0 if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_addr(buffer: *const bareblk_buffer) -> u64 {
     // SAFETY: the caller's promise.
@@ -45,8 +47,8 @@ pub unsafe extern "C" fn bareblk_buffer_addr(buffer: *const bareblk_buffer) -> u
     buffer.map_or(0, |buffer| buffer.buffer.range().addr)
 }
 
-/// Returns a pointer to the buffer's bytes. The device may change them at any moment while a request names them. NULL
-/// for NULL.
+/// Returns a pointer to the buffer's bytes, valid until bareblk_buffer_release. While a request uses the buffer, the
+/// device may read and change the bytes at any moment. Returns NULL if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_data(buffer: *const bareblk_buffer) -> *mut c_void {
     // SAFETY: the caller's promise.
@@ -54,7 +56,9 @@ pub unsafe extern "C" fn bareblk_buffer_data(buffer: *const bareblk_buffer) -> *
     buffer.map_or(std::ptr::null_mut(), |buffer| buffer.buffer.host_ptr().cast())
 }
 
-/// Copies `count` bytes into the buffer, from its byte `offset_bytes` on. `data` must not lie in the pool.
+/// Copies `count` bytes from `data` into the buffer, to its byte `offset_bytes`. `data` must not be in the pool.
+///
+/// Returns 0 or an error: BAREBLK_ERR_INVALID, for example because the bytes do not fit into the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_write(
     buffer: *const bareblk_buffer,
@@ -73,7 +77,9 @@ pub unsafe extern "C" fn bareblk_buffer_write(
     })
 }
 
-/// Copies `count` bytes out of the buffer, from its byte `offset_bytes` on. `out` must not lie in the pool.
+/// Copies `count` bytes from the buffer, from its byte `offset_bytes` on, to `out`. `out` must not be in the pool.
+///
+/// Returns 0 or an error: BAREBLK_ERR_INVALID, for example because the buffer has fewer bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_read(
     buffer: *const bareblk_buffer,
@@ -101,9 +107,10 @@ fn inside(buffer: &Buffer, offset_bytes: u32, count: usize) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the buffer to the pool, from where another call may take it. So no request in flight may name it. (After
-/// BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED a request names it until BAREBLK_RETURNED; after BAREBLK_ERR_LOST see
-/// bareblk_disconnect.) NULL does nothing.
+/// Returns the buffer to the pool and frees its handle. NULL has no effect. The device must be done with the buffer,
+/// because the pool may hand it out again at once: no request in flight uses it, a request that ended with
+/// BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED has its BAREBLK_RETURNED, and for BAREBLK_ERR_LOST see
+/// bareblk_disconnect.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_release(buffer: *mut bareblk_buffer) {
     if buffer.is_null() {

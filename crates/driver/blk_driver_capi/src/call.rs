@@ -1,11 +1,11 @@
-//! The frame of every call: catches panics and turns the result into a number.
+//! Wraps every call: catches panics, and converts the result to a number.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::failure::Failure;
 
-/// Runs `body` and turns its result into a number.
+/// Runs `body` and converts its result to a number.
 #[inline]
 pub(crate) fn guarded(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     // A poisoned lock, or the mark that `on_queue` sets, protects state that `body` left half changed.
@@ -13,7 +13,7 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     outcome.unwrap_or_else(|failure| failure.report())
 }
 
-/// A count as a result: what does not fit is not a count that this library makes.
+/// Converts a count to a result. No count of this library exceeds `c_int`.
 pub(crate) fn count(count: usize) -> c_int {
     c_int::try_from(count).unwrap_or(c_int::MAX)
 }

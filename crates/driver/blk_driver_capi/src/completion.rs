@@ -11,20 +11,20 @@ use crate::failure::{Failure, bareblk_code};
 use crate::pointers;
 use crate::queue::{bareblk_queue, on_queue};
 
-/// How a request ended. Each request ends exactly once. After BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED, exactly
-/// one BAREBLK_RETURNED follows; from then on the buffers belong to the program again.
+/// How a request ended. Each request ends exactly once. If it ended with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED,
+/// exactly one more completion with BAREBLK_RETURNED follows; from then on, the buffers belong to the program again.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_completion {
-    /// The token of the request.
+    /// The request's token.
     pub token: u64,
     /// The result: a bareblk_code.
     pub status: i32,
-    /// Bytes that the device says it stored, for a read or an id.
+    /// For a read or a serial: number of bytes that the device reports to have stored.
     pub stored_bytes: u32,
-    /// With BAREBLK_ERR_BAD_STATUS: the status byte. Else 0.
+    /// BAREBLK_ERR_BAD_STATUS: the status byte. Otherwise 0.
     pub detail: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
@@ -40,11 +40,13 @@ impl From<&Completion> for bareblk_completion {
     }
 }
 
-/// Takes the completions of requests that have ended, `max` at most; never waits. It also ends requests whose deadline
-/// has passed, sends the flush after a durable write, and notifies the device of that.
+/// Stores the completions of up to `max` requests that have ended in `completions`; never waits. The call also ends
+/// requests whose deadline has passed. For a write with BAREBLK_DURABLE, it sends the flush that follows the write, and
+/// notifies the device of it.
 ///
-/// Returns how many completions it stored; 0: no request has ended. Errors: BAREBLK_ERR_DISCONNECTED and
-/// BAREBLK_ERR_DEVICE, after the completions of all requests in flight were taken.
+/// Returns the number of completions that it stored; 0 if no request has ended. Or returns an error:
+/// BAREBLK_ERR_INVALID; on a queue that cannot continue, and only after all its completions were taken,
+/// BAREBLK_ERR_DISCONNECTED or BAREBLK_ERR_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_completions(
     queue: *mut bareblk_queue,
@@ -59,8 +61,9 @@ pub unsafe extern "C" fn bareblk_completions(
     unsafe { on_queue(queue, take) }
 }
 
-/// As bareblk_completions, but if no request has ended, it sleeps up to `limit_ns` nanoseconds (BAREBLK_FOREVER:
-/// without limit). Returns 0 when the time is over.
+/// Like bareblk_completions, but if no request has ended, it sleeps until one does, for up to `limit_ns` nanoseconds
+/// (BAREBLK_FOREVER: no limit). Returns 0 if no request ended in time. A signal handler that runs meanwhile does not
+/// end the wait. The errors also include BAREBLK_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_wait(
     queue: *mut bareblk_queue,
@@ -119,24 +122,30 @@ impl bareblk_queue {
     }
 }
 
-/// Asks the device to signal bareblk_completion_fd at the next completion.
+/// Asks the device to signal bareblk_completion_fd when the next request ends, and then checks whether one has ended
+/// already.
 ///
-/// Returns 0: poll the descriptor now; 1: a request has ended already, and there may be no signal for it; or an error.
+/// Returns 0 if none has: poll the descriptor. Returns 1 if bareblk_completions has something to report: call it now,
+/// because there may be no signal for that. Or returns an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_arm(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.arm()?.into())) }
 }
 
-/// Returns the descriptor to poll (or epoll) for reading, after bareblk_arm, or an error. It stays the same as long as
-/// the queue exists. It belongs to the queue: do not close it.
+/// Returns the file descriptor that becomes readable when a request ends, for poll and epoll; or an error:
+/// BAREBLK_ERR_INVALID. Call bareblk_arm each time before you wait on it. It stays the same as long as the queue
+/// exists, and belongs to the queue: do not read from it, and do not close it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_completion_fd(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.completion_fd().as_raw_fd())) }
 }
 
-/// Clears the signal of bareblk_completion_fd. Call it after a wake-up and before bareblk_completions.
+/// Makes bareblk_completion_fd not readable. Call it after each wake-up, before bareblk_completions; otherwise the
+/// descriptor stays readable.
+///
+/// Returns 0 or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_clear_signal(queue: *mut bareblk_queue) -> c_int {
     let clear = |queue: &mut bareblk_queue| {
@@ -147,10 +156,10 @@ pub unsafe extern "C" fn bareblk_clear_signal(queue: *mut bareblk_queue) -> c_in
     unsafe { on_queue(queue, clear) }
 }
 
-/// Ends the requests with this token now, with BAREBLK_ERR_CANCELLED. The device does not learn of it, because
-/// virtio-blk has no cancellation. The device returns the buffers later, with BAREBLK_RETURNED.
+/// Ends all requests with this token now, with BAREBLK_ERR_CANCELLED. virtio-blk has no cancellation, so the device may
+/// still carry them out. When it is done with their buffers, a completion with BAREBLK_RETURNED follows.
 ///
-/// Errors: BAREBLK_ERR_NOT_FOUND.
+/// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_NOT_FOUND.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_cancel(queue: *mut bareblk_queue, token: u64) -> c_int {
     let cancel = |queue: &mut bareblk_queue| {

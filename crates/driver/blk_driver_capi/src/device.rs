@@ -12,7 +12,7 @@ use crate::options::{self, bareblk_options};
 use crate::pointers::{self, Plain};
 use crate::queue::bareblk_queue;
 
-/// A session with a back-end. Several threads may use it at once, until bareblk_disconnect.
+/// A connection to a back-end. Any number of threads may use it at once. Freed by bareblk_disconnect.
 #[derive(Debug)]
 pub struct bareblk_device {
     pub(crate) device: Device,
@@ -26,11 +26,13 @@ const _: () = {
     is_send::<bareblk_queue>();
 };
 
-/// Connects to a vhost-user-blk socket, negotiates, shares memory and starts the queues.
+/// Connects to the vhost-user-blk socket at the path `socket_path`, negotiates features, shares memory with the
+/// back-end and starts the queues. Also starts a thread that serves the connection until bareblk_disconnect.
 ///
-/// `options`: NULL for the usual options. `queues`: room for `queues_len` handles, at least as many as the options ask
-/// for (usually 1); the call sets the rest to NULL. The caller owns the handles: free each queue with
-/// bareblk_queue_free, and the device with bareblk_disconnect, in any order.
+/// `options`: NULL for the default options. `device`: receives the device's handle. `queues`: receives one handle per
+/// queue; it has room for `queues_len` handles, at least bareblk_options.queues. The call sets the remaining ones to
+/// NULL. The caller owns all handles: it frees each queue with bareblk_queue_free and the device with
+/// bareblk_disconnect, in any order.
 ///
 /// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_CONNECT. After an error, all handles are NULL.
 #[unsafe(no_mangle)]
@@ -82,35 +84,36 @@ pub(crate) unsafe fn on_device(
     })
 }
 
-/// What the device says about itself (virtio 1.3 §5.2.4). Later versions of this library may add fields at its end.
+/// The device's configuration (virtio 1.3 §5.2.4) and what was negotiated. Later versions of this library may add
+/// fields at the end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_info {
     /// Size of the disk, in sectors of 512 bytes.
     pub capacity_sectors: u64,
-    /// Virtio features that both sides agreed on.
+    /// The negotiated virtio features, as a bit mask.
     pub features: u64,
-    /// vhost-user protocol features that both sides agreed on.
+    /// The negotiated vhost-user protocol features, as a bit mask.
     pub protocol_features: u64,
-    /// Size of a logical block, in bytes.
+    /// Logical block size, in bytes.
     pub block_size_bytes: u32,
-    /// Most buffers in a request.
+    /// Maximum number of buffers in a request.
     pub max_segments: u32,
-    /// Most segments in a discard; 0: the device has no discard.
+    /// Maximum number of segments in a discard; 0: the device does not offer discard.
     pub max_discard_segments: u32,
-    /// Most sectors in each of these segments.
+    /// Maximum number of sectors in a segment of a discard.
     pub max_discard_sectors: u32,
-    /// Most segments in a write-zeroes; 0: the device has no write-zeroes.
+    /// Maximum number of segments in a write-zeroes; 0: the device does not offer write-zeroes.
     pub max_write_zeroes_segments: u32,
-    /// Most sectors in each of these segments.
+    /// Maximum number of sectors in a segment of a write-zeroes.
     pub max_write_zeroes_sectors: u32,
-    /// Queues that the device has.
+    /// Number of queues of the device.
     pub num_queues: u16,
-    /// 1: the device accepts no writes.
+    /// 1: the device is read-only. Otherwise 0.
     pub read_only: u8,
-    /// 1: the device has a write cache that can be flushed.
+    /// 1: the device has a write cache, and a write is durable only after a flush. Otherwise 0.
     pub flush: u8,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
@@ -138,7 +141,9 @@ impl From<DeviceInfo> for bareblk_info {
     }
 }
 
-/// Stores the device's latest description. struct_size: sizeof (bareblk_info).
+/// Stores the device's latest configuration in `info`. `struct_size`: sizeof (bareblk_info).
+///
+/// Returns 0 or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_device_info(
     device: *const bareblk_device,
@@ -155,20 +160,26 @@ pub unsafe extern "C" fn bareblk_device_info(
     unsafe { on_device(device, ask) }
 }
 
-/// Returns the process id of the back-end, as the socket names it; 0 if it is not visible from here; or an error.
+/// Returns the process id of the back-end as the socket has it (SO_PEERCRED: the process that called listen); 0 if that
+/// process has no id in this PID namespace; or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_peer_pid(device: *const bareblk_device) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_device(device, |device| Ok(device.peer_pid().unwrap_or(0))) }
 }
 
-/// Lets requests use the caller's own memory: `len_bytes` of a file (a memfd), from `offset_bytes` on (a multiple of
-/// the page size), that the caller has mapped at `addr` with MAP_SHARED. Requests name it by its pointers.
+/// Lets requests use the program's own memory: `len_bytes` bytes of the file `fd` (a memfd, for example) from
+/// `offset_bytes` on, which the program has mapped at `addr` with MAP_SHARED. `offset_bytes` must be a multiple of the
+/// page size. In a bareblk_range, the address of such memory is its pointer.
 ///
-/// The caller keeps the descriptor and may close it afterwards. This library and the back-end map the file themselves:
-/// the caller's mapping only gives the addresses, and may be unmapped without bareblk_unregister.
+/// The caller keeps `fd` and may close it when the call has returned. The library and the back-end have their own
+/// mappings of the file: the program's mapping only defines the addresses, and the program may unmap it before
+/// bareblk_unregister.
 ///
-/// Errors: BAREBLK_ERR_INVALID, BAREBLK_ERR_MEMORY, BAREBLK_ERR_SYSTEM.
+/// The call waits until the back-end has mapped the memory. While the driver tries to reconnect, the call succeeds, and
+/// the next back-end gets the memory when it connects.
+///
+/// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_MEMORY, BAREBLK_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_register(
     device: *const bareblk_device,
@@ -197,10 +208,10 @@ pub unsafe extern "C" fn bareblk_register(
     unsafe { on_device(device, register) }
 }
 
-/// Removes the memory that was registered at `addr`. No request that uses it may be in flight; later requests are
-/// refused. When the call returns, the back-end has unmapped the memory, or is disconnected.
+/// Removes the memory that was registered at `addr`. No request in flight may use it; later requests that use it are
+/// refused. When the call returns 0, the back-end has unmapped the memory or has disconnected.
 ///
-/// Errors: BAREBLK_ERR_NOT_REGISTERED, BAREBLK_ERR_MEMORY.
+/// Returns 0 or an error: BAREBLK_ERR_NOT_REGISTERED, BAREBLK_ERR_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_unregister(device: *const bareblk_device, addr: *const c_void) -> c_int {
     let unregister = |device: &Device| {
@@ -211,9 +222,12 @@ pub unsafe extern "C" fn bareblk_unregister(device: *const bareblk_device, addr:
     unsafe { on_device(device, unregister) }
 }
 
-/// Ends the session and frees its handle, within the time limits of two messages. Requests in flight end with
-/// BAREBLK_ERR_LOST; the handles of queues and buffers stay. A back-end that hangs, or answers too early, may still
-/// store into the buffers of lost reads: take all completions before you use such buffers again. NULL does nothing.
+/// Ends the connection and frees the device's handle; waits for at most two messages to the back-end, each limited by
+/// bareblk_options.timeout_ns. NULL has no effect.
+///
+/// Requests in flight end with BAREBLK_ERR_LOST. The handles of queues and buffers stay valid, and the program can
+/// still take the completions. A back-end that hangs, or answers too early, may still store into the buffers of reads:
+/// take all completions before you use those buffers again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_disconnect(device: *mut bareblk_device) {
     if device.is_null() {

@@ -1,4 +1,4 @@
-//! Events of a device outside its queues.
+//! Events of a device: changes of its connection and configuration.
 
 use std::ffi::{c_char, c_int};
 use std::mem::size_of;
@@ -12,41 +12,44 @@ use crate::failure::Text;
 use crate::options::nanoseconds;
 use crate::pointers::{self, Plain};
 
-/// bareblk_event.kind: the configuration changed (by a resize, for example); bareblk_device_info has the new one.
+/// bareblk_event.kind: the device's configuration changed, for example by a resize. bareblk_device_info returns the new
+/// one.
 pub const BAREBLK_EVENT_CONFIG_CHANGED: u32 = 1;
 /// bareblk_event.kind: the back-end disconnected.
 pub const BAREBLK_EVENT_DISCONNECTED: u32 = 2;
-/// bareblk_event.kind: a back-end is connected again; the counts say what the driver did.
+/// bareblk_event.kind: a back-end is connected again. The fields from attempts to kept_rings say what the driver did.
 pub const BAREBLK_EVENT_RECONNECTED: u32 = 3;
-/// bareblk_event.kind: no back-end came back, and the driver does not wait any longer; the reason says why. This is
-/// the last event.
+/// bareblk_event.kind: the driver does not reconnect any more; bareblk_event.reason says why. No event follows this
+/// one.
 pub const BAREBLK_EVENT_GAVE_UP: u32 = 4;
 
-/// Bytes of bareblk_event.reason.
+/// Size of bareblk_event.reason in bytes.
 pub const BAREBLK_REASON_BYTES: usize = 256;
 
-/// Something that happened to a device. Later versions of this library may add fields at its end. Ignore kinds that
-/// you do not know.
+/// A change of a device's connection or configuration. Later versions of this library may add kinds, and fields at the
+/// end: ignore unknown kinds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_event {
-    /// One of BAREBLK_EVENT_*.
+    /// One of BAREBLK_EVENT_*; 0: no event.
     pub kind: u32,
-    /// BAREBLK_EVENT_RECONNECTED: number of attempts to connect.
+    /// BAREBLK_EVENT_RECONNECTED: number of attempts to connect. Otherwise 0.
     pub attempts: u32,
-    /// BAREBLK_EVENT_RECONNECTED: how long the device was disconnected, in nanoseconds.
+    /// BAREBLK_EVENT_RECONNECTED: how long the device was disconnected, in nanoseconds. Otherwise 0.
     pub away_ns: u64,
-    /// BAREBLK_EVENT_RECONNECTED: requests that the driver sent again; 0 if kept_rings.
+    /// BAREBLK_EVENT_RECONNECTED: number of requests that the driver sent again; 0 if kept_rings is 1.
     pub resubmitted: u64,
-    /// BAREBLK_EVENT_RECONNECTED: requests that the driver found completed in the old ring; 0 if kept_rings.
+    /// BAREBLK_EVENT_RECONNECTED: number of requests that the driver found completed in the old ring; 0 if kept_rings
+    /// is 1.
     pub completed: u64,
-    /// BAREBLK_EVENT_RECONNECTED: queues whose owners had not made a call by then. The two counts above do not include
-    /// their requests, which the driver sends again at the owner's next call.
+    /// BAREBLK_EVENT_RECONNECTED: number of queues on which the program made no call within a second after the
+    /// reconnect. The driver sends their requests again at the next call on the queue; resubmitted and completed do not
+    /// include them.
     pub owners_waited_for: u32,
-    /// BAREBLK_EVENT_RECONNECTED: 1 if the queues keep their rings, and the back-end repeats the requests that its
-    /// predecessor had begun (bareblk_options.in_flight_log). Else 0.
+    /// BAREBLK_EVENT_RECONNECTED: 1 if the queues keep their rings, and the new back-end repeats the requests that the
+    /// old one had started (bareblk_options.in_flight_log). Otherwise 0.
     pub kept_rings: u32,
-    /// BAREBLK_EVENT_GAVE_UP: one line, with NUL at its end. Else empty.
+    /// BAREBLK_EVENT_GAVE_UP: one line of text with a NUL at its end. Otherwise empty.
     pub reason: [c_char; 256],
 }
 
@@ -83,10 +86,11 @@ impl From<&Event> for bareblk_event {
     }
 }
 
-/// Stores the next event, waiting up to `limit_ns` nanoseconds for one (0: not at all; BAREBLK_FOREVER: without limit).
-/// struct_size: sizeof (bareblk_event). Several threads may wait; each event goes to one of them.
+/// Takes the oldest event and stores it in `event`; waits up to `limit_ns` nanoseconds for one (0: does not wait;
+/// BAREBLK_FOREVER: no limit). `struct_size`: sizeof (bareblk_event). Several threads may wait at once; each event goes
+/// to one of them. The library keeps at most 64 events and drops the oldest ones, changes of the configuration first.
 ///
-/// Returns 1; or 0 if the time is over (then `kind` is 0); or an error.
+/// Returns 1 if it stored an event; 0 if there was none in time (`kind` is 0 then); or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_next_event(
     device: *const bareblk_device,
@@ -108,8 +112,8 @@ pub unsafe extern "C" fn bareblk_next_event(
     unsafe { on_device(device, next) }
 }
 
-/// Returns a descriptor for poll and epoll that is readable while there are events, or an error. It belongs to the
-/// device: do not close it.
+/// Returns a file descriptor that is readable while there are events, for poll and epoll; or an error:
+/// BAREBLK_ERR_INVALID. The descriptor belongs to the device: do not read from it, and do not close it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_event_fd(device: *const bareblk_device) -> c_int {
     // SAFETY: the caller's promise.

@@ -3,7 +3,7 @@
 //! - A code tells a program what to do; the text tells people what happened, with values and limits.
 //! - The text is kept per thread, not in a buffer of the caller. So calls need no parameters for it, and calls without a
 //!   handle (connecting) can report a text too.
-//! - It is cut to [`TEXT_BYTES`], so that no error allocates: a full queue is an error of the hot path.
+//! - The text is cut to [`TEXT_BYTES`], so that no error allocates: a full queue is an error on the request path.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -12,55 +12,58 @@ use std::fmt::{self, Write};
 
 use blk_driver::{BlockingError, ConnectError, MemoryError, PushError, QueueError, RequestError};
 
-/// The result of a call or a request. Negative values are errors.
+/// The result of a function or of a request. Values below 0 are errors.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum bareblk_code {
-    /// Done.
+    /// Success.
     BAREBLK_OK = 0,
-    /// Only in completions, and not the end of a request: the device returned the buffers of a request that had ended
-    /// with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED.
+    /// Only in completions: the device no longer uses the buffers of a request that had ended with BAREBLK_ERR_DEADLINE
+    /// or BAREBLK_ERR_CANCELLED. The request does not end a second time.
     BAREBLK_RETURNED = 1,
-    /// An invalid argument: NULL, a length, a value without meaning; or a request that no device accepts (half a
-    /// sector, an empty buffer, too many buffers).
+    /// An argument is invalid: NULL, misaligned, out of range, or with undefined flags. Or no device accepts the
+    /// request: its data is not a multiple of 512 bytes, a buffer is empty, or there are too many buffers or segments.
     BAREBLK_ERR_INVALID = -1,
-    /// The queue is full: take completions first.
+    /// The queue is full. Take completions, then push the request again.
     BAREBLK_ERR_FULL = -2,
-    /// A buffer lies neither in the pool nor in registered memory; or no memory is registered at this address.
+    /// A buffer is neither in the pool nor in registered memory. Or no memory is registered at this address.
     BAREBLK_ERR_NOT_REGISTERED = -3,
-    /// The device does not offer this request.
+    /// The device does not offer this type of request (bareblk_info says so).
     BAREBLK_ERR_NOT_OFFERED = -4,
     /// The device is read-only.
     BAREBLK_ERR_READ_ONLY = -5,
-    /// The connection failed.
+    /// Connecting to the back-end, or negotiating with it, failed.
     BAREBLK_ERR_CONNECT = -6,
-    /// No memory: the pool is exhausted, or the kernel or the back-end refuses the memory.
+    /// The pool has no free piece of this size; the kernel or the back-end refused the memory; or the back-end
+    /// disconnected before it accepted the memory.
     BAREBLK_ERR_MEMORY = -7,
-    /// The back-end disconnected, and the driver does not wait for another one. The queue accepts no more requests.
+    /// The back-end disconnected, and the driver no longer tries to reconnect. The queue accepts no more requests.
     BAREBLK_ERR_DISCONNECTED = -8,
-    /// The device broke the rules of the ring. The queue accepts no more requests.
+    /// The device broke the rules of the virtqueue. The queue accepts no more requests.
     BAREBLK_ERR_DEVICE = -9,
-    /// The kernel refused a call.
+    /// A system call failed.
     BAREBLK_ERR_SYSTEM = -10,
-    /// A blocking call on a queue with requests in flight.
+    /// A blocking function was called on a queue with requests in flight.
     BAREBLK_ERR_BUSY = -11,
     /// No request in flight has this token.
     BAREBLK_ERR_NOT_FOUND = -12,
-    /// The device reported an I/O error.
+    /// The device reported an I/O error (VIRTIO_BLK_S_IOERR).
     BAREBLK_ERR_IO = -20,
-    /// The device does not support the request.
+    /// The device does not support the request (VIRTIO_BLK_S_UNSUPP).
     BAREBLK_ERR_UNSUPPORTED = -21,
-    /// The device answered with a status that has no meaning.
+    /// The device returned a status byte that virtio-blk does not define; bareblk_completion.detail has it.
     BAREBLK_ERR_BAD_STATUS = -22,
-    /// The device stored fewer bytes than a successful read must (only after bareblk_queue_refuse_short_reads).
+    /// The device reported success, but stored fewer bytes than the read requested (only after
+    /// bareblk_queue_refuse_short_reads).
     BAREBLK_ERR_SHORT_READ = -23,
-    /// The device did not answer before the deadline. It may still use the buffers.
+    /// The device did not complete the request before its deadline. It may still use the buffers.
     BAREBLK_ERR_DEADLINE = -24,
     /// The program cancelled the request. The device may still use the buffers.
     BAREBLK_ERR_CANCELLED = -25,
-    /// The device disconnected; it is unknown whether it carried out the request.
+    /// The back-end disconnected. It is unknown whether it carried out the request.
     BAREBLK_ERR_LOST = -26,
-    /// A bug in this library. The handle of that call accepts only the call that frees it.
+    /// A bug in this library; standard error has a description. If the call was on a queue, all later calls on it fail
+    /// with this code, and only bareblk_queue_free remains.
     BAREBLK_ERR_BUG = -99,
 }
 
@@ -176,8 +179,8 @@ impl bareblk_code {
     }
 }
 
-/// The meaning of a code in a few words; never NULL. Use it for the status of completions; bareblk_last_error says
-/// more about calls that failed. The text stays valid as long as the program runs.
+/// Returns a short description of a bareblk_code, for example of bareblk_completion.status. Never NULL, also for
+/// unknown codes. The string is static. After a call that failed, bareblk_last_error has more detail.
 #[unsafe(no_mangle)]
 pub extern "C" fn bareblk_code_text(code: i32) -> *const c_char {
     let known = bareblk_code::ALL.into_iter().find(|known| *known as i32 == code);
@@ -246,7 +249,7 @@ impl Failure {
     }
 }
 
-/// Longest text, its final NUL included.
+/// Limit of the text's length, including its final NUL.
 const TEXT_BYTES: usize = 512;
 
 thread_local! {
@@ -254,9 +257,9 @@ thread_local! {
     static LAST: RefCell<Text<TEXT_BYTES>> = const { RefCell::new(Text::new()) };
 }
 
-/// One line about the last call of this thread that returned an error; empty if no call has. Successful calls do not
-/// change it. It is valid until the next error of the same thread, or the thread's end, and has at most 511 bytes of
-/// UTF-8.
+/// Returns one line of text about the last call of this thread that failed; an empty string if none has failed. Calls
+/// that succeed do not change it. The string is UTF-8 of at most 511 bytes with a NUL at its end, and belongs to the
+/// library: it is valid until the next failing call of the same thread, or until the thread ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn bareblk_last_error() -> *const c_char {
     // The array is the first field of a `repr(C)` struct.

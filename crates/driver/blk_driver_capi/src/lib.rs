@@ -1,6 +1,6 @@
 //! The virtio-blk driver for C: the calls of `blk_driver` behind `include/bareblk_driver.h`.
 //!
-//! `pointers (NULL? lengths?) → values of blk_driver → the call → code, and a line of text for `bareblk_last_error``
+//! `pointers (NULL? aligned? lengths?) → values of blk_driver → the call → code, and a line of text for `bareblk_last_error``
 //!
 //! - A call only translates: `blk_driver` decides what is possible.
 //! - A panic does not leave a call: it becomes `BAREBLK_ERR_BUG`, and its queue accepts no more calls.

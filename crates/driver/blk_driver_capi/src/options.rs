@@ -1,4 +1,4 @@
-//! How to connect: the structure that a caller fills in.
+//! The options of a connection.
 
 use std::ffi::{OsStr, c_char, c_int};
 use std::mem::size_of;
@@ -14,47 +14,48 @@ use crate::pointers::{self, Plain};
 /// A time limit or deadline that never comes.
 pub const BAREBLK_FOREVER: u64 = u64::MAX;
 
-/// For bareblk_options.packed: split rings.
+/// bareblk_options.packed: use split rings.
 pub const BAREBLK_PACKED_NO: u8 = 0;
-/// For bareblk_options.packed: packed rings; connecting fails if the device has none.
+/// bareblk_options.packed: use packed rings; connecting fails if the device does not offer them.
 pub const BAREBLK_PACKED_YES: u8 = 1;
-/// For bareblk_options.packed: the layout that suits the device.
+/// bareblk_options.packed: let the library choose. This version uses split rings, which every device offers.
 pub const BAREBLK_PACKED_ANY: u8 = 2;
 
-/// For bareblk_options.in_flight_log: use a log if the device has one and reconnect_ns is not 0.
+/// bareblk_options.in_flight_log: use a log if the back-end offers one and reconnect_ns is not 0.
 pub const BAREBLK_LOG_ANY: u32 = 0;
-/// For bareblk_options.in_flight_log: use no log.
+/// bareblk_options.in_flight_log: use no log.
 pub const BAREBLK_LOG_NO: u32 = 1;
-/// For bareblk_options.in_flight_log: use a log, and fail if the device has none.
+/// bareblk_options.in_flight_log: use a log; connecting fails if the back-end does not offer one.
 pub const BAREBLK_LOG_YES: u32 = 2;
 
-/// How to connect. bareblk_options_init fills it in; the caller then changes it. Later versions of this library may
-/// add fields at its end: struct_size says which version the caller was compiled with.
+/// How to connect. Call bareblk_options_init first, then change fields. Later versions of this library may add fields
+/// at the end; struct_size says which fields the caller was compiled with.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_options {
-    /// Bytes of this structure, set by bareblk_options_init.
+    /// Size of this structure in bytes, set by bareblk_options_init.
     pub struct_size: u32,
-    /// Queues to use; connecting fails if the device has fewer. Initially 1.
+    /// Number of queues to use. Connecting fails if the device has fewer. Default: 1.
     pub queues: u16,
-    /// Descriptors per queue, a power of two. Initially 256.
+    /// Descriptors per queue: a power of two from 2 to 1024. Default: 256.
     pub queue_size: u16,
-    /// Memory for buffers, in bytes, rounded up to pages. Initially 16 MiB.
+    /// Size of the pool of buffers in bytes, rounded up to whole pages. Default: 16 MiB.
     pub pool_bytes: u64,
-    /// Longest time for connecting, and for each message to the back-end, in nanoseconds. Initially 5 s.
+    /// Time limit for connecting, and for each message to the back-end, in nanoseconds. Default: 5 s.
     pub timeout_ns: u64,
-    /// How long to wait for a new back-end after a disconnect, in nanoseconds. Initially 0: do not wait.
+    /// How long to try to reconnect after the back-end disconnected, in nanoseconds; 0: do not reconnect. Default: 0.
     pub reconnect_ns: u64,
-    /// BAREBLK_PACKED_NO, _YES, or _ANY (initially).
+    /// BAREBLK_PACKED_NO, BAREBLK_PACKED_YES or BAREBLK_PACKED_ANY. Default: BAREBLK_PACKED_ANY.
     pub packed: u8,
-    /// 1: use indirect descriptors if offered (initially). 0: do not.
+    /// 1: use indirect descriptors if the device offers them. 0: do not. Default: 1.
     pub indirect: u8,
-    /// 1: use EVENT_IDX if offered (initially). 0: do not.
+    /// 1: use VIRTIO_F_EVENT_IDX if the device offers it. 0: do not. Default: 1.
     pub event_idx: u8,
-    /// 1: the pool has pages of 2 MiB, which must be reserved (vm.nr_hugepages). 0: ordinary pages (initially).
+    /// 1: the pool uses pages of 2 MiB, which must be reserved (sysctl vm.nr_hugepages). 0: it uses ordinary pages.
+    /// Default: 0.
     pub huge_pages: u8,
-    /// Let the back-end log its requests in flight, so that its successor can repeat them: BAREBLK_LOG_ANY
-    /// (initially), _NO, or _YES.
+    /// Whether the back-end logs its requests in flight in memory that outlives it, so that the next back-end can
+    /// repeat them: BAREBLK_LOG_ANY, BAREBLK_LOG_NO or BAREBLK_LOG_YES. Default: BAREBLK_LOG_ANY.
     pub in_flight_log: u32,
 }
 
@@ -133,9 +134,9 @@ pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(BAREBLK_FOREVER)
 }
 
-/// Fills in the usual options. struct_size: sizeof (bareblk_options).
+/// Fills in the default options. `struct_size`: sizeof (bareblk_options).
 ///
-/// Errors: BAREBLK_ERR_INVALID.
+/// Returns 0 or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_options_init(options: *mut bareblk_options, struct_size: usize) -> c_int {
     guarded(|| {
@@ -147,10 +148,10 @@ pub unsafe extern "C" fn bareblk_options_init(options: *mut bareblk_options, str
     })
 }
 
-/// The driver's options; NULL for `options`: the usual ones.
+/// Converts the options for the driver; NULL for `options`: the default ones.
 ///
 /// # Errors
-/// NULL for `socket`, or a value without meaning.
+/// `socket` is NULL, or a value is out of range.
 ///
 /// # Safety
 /// `socket` is NULL or ends with NUL; `options` is NULL, or as many bytes as it says are valid there.

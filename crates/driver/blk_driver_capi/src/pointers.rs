@@ -1,4 +1,4 @@
-//! Pointers from C: checks for NULL and checks lengths; everything else is the caller's promise.
+//! Pointers from C: checks for NULL, alignment and lengths; everything else is the caller's promise.
 //!
 //! Structures that may grow come with the size that the caller knows. A caller that knows fewer fields gets only those;
 //! one that knows more finds zeroes in the others, and gets an error if it sets them.
@@ -61,7 +61,7 @@ pub(crate) unsafe fn store<T>(pointer: *mut T, value: T, argument: &'static str)
     Ok(())
 }
 
-/// `count` elements; NULL will do for none.
+/// `count` elements. NULL is allowed if `count` is 0.
 ///
 /// # Errors
 /// NULL, not aligned, or more than `max`.
@@ -107,7 +107,7 @@ pub(crate) unsafe fn slice_mut<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
 }
 
-/// No slice of Rust is longer than this many bytes.
+/// Limit of the bytes in a slice of Rust.
 pub(crate) const MAX_BYTES: usize = isize::MAX.unsigned_abs();
 
 fn check_count<T>(count: usize, max: usize, argument: &'static str) -> Result<(), Failure> {
@@ -119,7 +119,7 @@ fn check_count<T>(count: usize, max: usize, argument: &'static str) -> Result<()
     Ok(())
 }
 
-/// The largest that a structure that may grow is taken for.
+/// Limit of the size of a structure that may grow.
 const MAX_STRUCT_BYTES: usize = 4096;
 
 /// `size_bytes`: what the caller knows of the structure at `pointer`; fields that it does not know are as in `defaults`.

@@ -1,4 +1,4 @@
-//! The handle of a queue: questions about it, and its end.
+//! The handle of a queue: its properties and settings, and freeing it.
 
 use std::ffi::c_int;
 use std::mem::size_of;
@@ -13,8 +13,8 @@ use crate::failure::Failure;
 use crate::options::{BAREBLK_FOREVER, nanoseconds};
 use crate::pointers::{self, Plain};
 
-/// One queue of a device. Only one thread at a time may use it. It outlives bareblk_disconnect: requests in flight
-/// then end with BAREBLK_ERR_LOST, and the program can still take their completions.
+/// A queue of a device. Only one thread at a time may use it. It stays valid after bareblk_disconnect: requests in
+/// flight end with BAREBLK_ERR_LOST, and the program can still take their completions. Freed by bareblk_queue_free.
 #[derive(Debug)]
 pub struct bareblk_queue {
     pub(crate) queue: Queue,
@@ -38,7 +38,7 @@ impl bareblk_queue {
     }
 }
 
-/// [`guarded`], for calls on a queue: one that a panic went through takes no more calls.
+/// [`guarded`], for calls on a queue. After a panic in a call, the queue refuses all later calls.
 ///
 /// # Safety
 /// `queue` is NULL, or came from `bareblk_connect`, was not freed, and no other thread uses it during the call.
@@ -53,45 +53,48 @@ pub(crate) unsafe fn on_queue(
         if queue.poisoned {
             return Err(Failure::Poisoned);
         }
-        queue.poisoned = true; // unless `body` comes back
+        queue.poisoned = true; // stays true if `body` panics
         let outcome = body(queue);
         queue.poisoned = false;
         outcome
     })
 }
 
-/// Returns the queue's index at the device, or an error.
+/// Returns the queue's index on the device, counted from 0; or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_index(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.index().into())) }
 }
 
-/// Returns the queue's size in descriptors, or an error.
+/// Returns the queue's size in descriptors; or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_size(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.queue_size().into())) }
 }
 
-/// Returns how many requests were accepted and have not ended, or an error. A request that ended while the device
-/// still has its buffers counts.
+/// Returns the number of requests in flight: those that the queue accepted and whose completion was not taken yet, and
+/// those that ended with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED and have no BAREBLK_RETURNED yet. Or returns an
+/// error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_in_flight(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(count(queue.queue.in_flight()))) }
 }
 
-/// Returns how many requests of `buffers` buffers each can be pushed now, or an error.
+/// Returns how many requests with `buffers` buffers each the queue accepts now; or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_room(queue: *mut bareblk_queue, buffers: u16) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(count(queue.queue.room(buffers.into())))) }
 }
 
-/// Decides about a read that the device reports as successful although it stored fewer bytes than requested. `refuse`
-/// = 1: the read ends with BAREBLK_ERR_SHORT_READ. 0 (initially, because some devices do not say how much they
-/// stored): the driver believes the device. bareblk_completion.stored_bytes has the number in both cases.
+/// Sets how a read ends that the device reports as successful although it stored fewer bytes than requested. `refuse`
+/// is 0: with BAREBLK_OK; this is the default, because some devices do not report how much they stored. Any other
+/// value: with BAREBLK_ERR_SHORT_READ. In both cases bareblk_completion.stored_bytes has the device's number.
+///
+/// Returns 0 or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_refuse_short_reads(queue: *mut bareblk_queue, refuse: c_int) -> c_int {
     let policy = if refuse == 0 { ShortReads::Trust } else { ShortReads::Refuse };
@@ -103,10 +106,12 @@ pub unsafe extern "C" fn bareblk_queue_refuse_short_reads(queue: *mut bareblk_qu
     unsafe { on_queue(queue, set) }
 }
 
-/// Finds the earliest deadline of a request in flight, for programs that sleep by themselves (on
-/// bareblk_completion_fd): only a call of bareblk_completions ends a late request.
+/// Stores the time until the earliest deadline of the requests in flight in `left_ns`, in nanoseconds; 0 if it has
+/// passed, BAREBLK_FOREVER if no request has a deadline. For programs that wait on bareblk_completion_fd: a late
+/// request ends only in a call of bareblk_completions or bareblk_wait, so wake up in time to make that call. The
+/// earliest deadline may be that of a request that has just ended.
 ///
-/// Returns 1 and stores the nanoseconds until the deadline; or 0 if no request has one; or an error.
+/// Returns 1 if there is a deadline; 0 if there is none; or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_next_deadline(queue: *mut bareblk_queue, left_ns: *mut u64) -> c_int {
     let ask = |queue: &mut bareblk_queue| {
@@ -120,7 +125,7 @@ pub unsafe extern "C" fn bareblk_queue_next_deadline(queue: *mut bareblk_queue, 
     unsafe { on_queue(queue, ask) }
 }
 
-/// Counters since the queue was created.
+/// Counters of a queue since bareblk_connect. Later versions of this library may add fields at the end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_stats {
@@ -128,18 +133,20 @@ pub struct bareblk_stats {
     pub pushed: u64,
     /// Requests that ended.
     pub completed: u64,
-    /// Notifications that the device wanted.
+    /// Notifications that the device asked for.
     pub kicks: u64,
-    /// Batches that were published to the device.
+    /// Batches of requests that were made visible to the device.
     pub publications: u64,
-    /// How often the queue's owner slept while it waited for a completion.
+    /// How often a call slept while it waited for a completion.
     pub sleeps: u64,
 }
 
 // SAFETY: integers of one size: no padding.
 unsafe impl Plain for bareblk_stats {}
 
-/// Stores the counters. struct_size: sizeof (bareblk_stats).
+/// Stores the queue's counters in `stats`. `struct_size`: sizeof (bareblk_stats).
+///
+/// Returns 0 or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_stats(
     queue: *mut bareblk_queue,
@@ -163,8 +170,8 @@ pub unsafe extern "C" fn bareblk_queue_stats(
     unsafe { on_queue(queue, ask) }
 }
 
-/// Ends the use of a queue and frees its handle. Requests in flight are given up: the device may use their buffers
-/// until it is disconnected. NULL does nothing.
+/// Frees the queue's handle. NULL has no effect. Requests in flight get no completion, and the device may use their
+/// buffers until bareblk_disconnect has returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_free(queue: *mut bareblk_queue) {
     if queue.is_null() {

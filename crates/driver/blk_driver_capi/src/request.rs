@@ -12,47 +12,52 @@ use crate::options::BAREBLK_FOREVER;
 use crate::pointers;
 use crate::queue::{bareblk_queue, on_queue};
 
-/// One buffer of a request: a part of the pool or of registered memory.
+/// A buffer of a request: a part of the pool or of registered memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_range {
-    /// In the pool: bareblk_buffer_addr, plus an offset. In registered memory: the pointer, (uintptr_t) pointer.
+    /// In the pool: bareblk_buffer_addr plus an offset. In registered memory: the pointer as an integer, (uintptr_t)
+    /// pointer.
     pub addr: u64,
-    /// Its length in bytes, at most UINT32_MAX.
+    /// Length in bytes, from 1 to UINT32_MAX.
     pub len_bytes: u64,
 }
 
-/// Consecutive sectors, for discard and write-zeroes.
+/// A range of sectors, for discard and write-zeroes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_segment {
-    /// First sector of 512 bytes.
+    /// First sector, in units of 512 bytes.
     pub sector: u64,
-    /// Number of sectors.
+    /// Number of sectors of 512 bytes.
     pub sectors: u32,
-    /// Write-zeroes only: BAREBLK_UNMAP, or 0.
+    /// Write-zeroes: BAREBLK_UNMAP or 0. Discard: 0.
     pub flags: u32,
 }
 
-/// A write completes when it is durable.
+/// Flag of a write: the write completes only when its data is durable.
 pub const BAREBLK_DURABLE: u32 = 1;
 
-/// The device may free the blocks of a segment that it zeroes.
+/// Flag of a segment of a write-zeroes: the device may deallocate the sectors.
 pub const BAREBLK_UNMAP: u32 = 1;
 
 /// Most buffers that a list may have, because of the 16 bits of a queue's size (virtio 1.3 §2.7). Devices take fewer.
 const MAX_RANGES: usize = 1 << 15;
 
-/// Adds a read: from `sector` (of 512 bytes) on into `count` buffers, a multiple of 512 bytes in all. The device sees
-/// it after the next bareblk_prepare_kick or bareblk_submit.
+/// Adds a read to the queue: the sectors from `sector` on (in units of 512 bytes) into `count` buffers (from 1 to
+/// bareblk_info.max_segments), whose lengths add up to a multiple of 512 bytes. The device does not see the request
+/// before the next bareblk_prepare_kick or bareblk_submit. Whether the sectors exist is checked by the device, not
+/// here.
 ///
-/// The completion has the same `token`. `deadline_ns`: if the device has not answered after this time, the request
-/// ends with BAREBLK_ERR_DEADLINE; BAREBLK_FOREVER: no deadline. The call copies the list of buffers. The buffers
-/// themselves belong to the device until the request has ended (after BAREBLK_ERR_DEADLINE and BAREBLK_ERR_CANCELLED:
-/// until BAREBLK_RETURNED).
+/// `token`: any value; the completion has the same. `deadline_ns`: nanoseconds from now; if the device has not
+/// completed the request by then, it ends with BAREBLK_ERR_DEADLINE. BAREBLK_FOREVER: no deadline.
 ///
-/// Errors: BAREBLK_ERR_FULL, BAREBLK_ERR_NOT_REGISTERED, BAREBLK_ERR_INVALID, and those of a queue that has ended:
-/// BAREBLK_ERR_DISCONNECTED, BAREBLK_ERR_DEVICE. After an error the queue is unchanged.
+/// The call copies the array `buffers`. The buffers themselves belong to the device until the request has ended; after
+/// BAREBLK_ERR_DEADLINE and BAREBLK_ERR_CANCELLED, until its BAREBLK_RETURNED.
+///
+/// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_FULL, BAREBLK_ERR_NOT_REGISTERED; on a queue that cannot
+/// continue, BAREBLK_ERR_DISCONNECTED or BAREBLK_ERR_DEVICE. After an error, the queue is unchanged, and there will be
+/// no completion.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_read(
     queue: *mut bareblk_queue,
@@ -73,8 +78,9 @@ pub unsafe extern "C" fn bareblk_push_read(
     unsafe { on_queue(queue, push) }
 }
 
-/// Adds a write: from `count` buffers to `sector` on. `flags`: BAREBLK_DURABLE, or 0: durable after the next flush.
-/// Otherwise as bareblk_push_read; also BAREBLK_ERR_READ_ONLY.
+/// Adds a write to the queue: `count` buffers to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0 for a
+/// write that is durable only after the next flush. Otherwise as bareblk_push_read; the errors also include
+/// BAREBLK_ERR_READ_ONLY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_write(
     queue: *mut bareblk_queue,
@@ -97,7 +103,8 @@ pub unsafe extern "C" fn bareblk_push_write(
     unsafe { on_queue(queue, push) }
 }
 
-/// Adds a flush: it makes all writes durable that completed before. Otherwise as bareblk_push_read.
+/// Adds a flush to the queue: it makes all writes durable that completed before it. On a device without a write cache
+/// it ends at once. Otherwise as bareblk_push_read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_flush(
     queue: *mut bareblk_queue,
@@ -112,8 +119,9 @@ pub unsafe extern "C" fn bareblk_push_flush(
     unsafe { on_queue(queue, push) }
 }
 
-/// Adds a discard: the device may forget the contents of `count` segments (at most bareblk_info.max_discard_segments),
-/// whose flags are 0. Otherwise as bareblk_push_read; also BAREBLK_ERR_NOT_OFFERED, BAREBLK_ERR_READ_ONLY.
+/// Adds a discard to the queue: the device may drop the contents of the `count` segments (from 1 to
+/// bareblk_info.max_discard_segments), whose flags must be 0. The call copies the array `segments`. Otherwise as
+/// bareblk_push_read; the errors also include BAREBLK_ERR_NOT_OFFERED and BAREBLK_ERR_READ_ONLY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_discard(
     queue: *mut bareblk_queue,
@@ -133,8 +141,8 @@ pub unsafe extern "C" fn bareblk_push_discard(
     unsafe { on_queue(queue, push) }
 }
 
-/// Adds a write-zeroes: `count` segments (at most bareblk_info.max_write_zeroes_segments) read as zeroes afterwards.
-/// Otherwise as bareblk_push_discard.
+/// Adds a write-zeroes to the queue: the `count` segments (from 1 to bareblk_info.max_write_zeroes_segments) read as
+/// zeroes once it has completed. Otherwise as bareblk_push_discard.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_write_zeroes(
     queue: *mut bareblk_queue,
@@ -154,8 +162,9 @@ pub unsafe extern "C" fn bareblk_push_write_zeroes(
     unsafe { on_queue(queue, push) }
 }
 
-/// Adds a request for the device's serial: 20 bytes, padded with zeroes, into one buffer of at least 20 bytes.
-/// Otherwise as bareblk_push_read.
+/// Adds a request for the device's serial to the queue. The device stores BAREBLK_ID_BYTES bytes in `buffer`, padded
+/// with zeroes; a serial of that length has no NUL at its end. `buffer` has at least BAREBLK_ID_BYTES bytes. Otherwise
+/// as bareblk_push_read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_get_id(
     queue: *mut bareblk_queue,

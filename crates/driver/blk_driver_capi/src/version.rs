@@ -3,7 +3,7 @@
 /// Version of this header: major << 16 | minor << 8 | patch.
 pub const BAREBLK_VERSION: u32 = 0x00_01_00;
 
-/// Returns the version of the loaded library, in the format of BAREBLK_VERSION.
+/// Returns the version of the library that the program runs with, in the format of BAREBLK_VERSION.
 #[unsafe(no_mangle)]
 pub extern "C" fn bareblk_version() -> u32 {
     BAREBLK_VERSION

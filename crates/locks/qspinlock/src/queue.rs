@@ -159,8 +159,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         if !Self::MAY_PASS {
             return true; // a lock that is always handed over is free only without waiters
         }
-        // Relaxed: the exchange acquired. We hold the lock, so that the word can only get a longer queue, or a shut
-        // door.
+        // Relaxed: the exchange acquired. While we hold the lock, the word can only get a longer queue, or an heir that stops
+        // newcomers.
         let word = Word(self.word.load(Relaxed));
         word.tail().is_none() || self.keep_if_allowed(word)
     }
@@ -168,7 +168,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// As the holder of a lock that has waiters, who may not be allowed to have taken it.
     #[inline]
     fn keep_if_allowed(&self, word: Word) -> bool {
-        if Self::is_door_shut(word) {
+        if Self::newcomers_are_stopped(word) {
             self.release_slowly(Next::Oldest);
             return false;
         }
@@ -209,7 +209,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     fn leave_to_heir(&self, word: Word) -> bool {
         word.is_locked()
             && word.has_heir()
-            && !Self::is_door_shut(word)
+            && !Self::newcomers_are_stopped(word)
             // Release pairs with the acquires of all threads that take the lock.
             && self.word.compare_exchange(word.0, word.unlocked().passable_once_more().0, Release, Relaxed).is_ok()
     }

@@ -1,5 +1,5 @@
 /*
- * Four threads count with each kind of lock, and one waits in vain. C11 and later, C++11 and later:
+ * Four threads count with each kind of lock; then a timed lock reaches its deadline. C11 and later, C++11 and later:
  *
  *     cc -I crates/locks/qspinlock_capi/include crates/locks/qspinlock_capi/examples/counter.c \
  *        -L target/release -lqspin -Wl,-rpath,$PWD/target/release -lpthread -o counter
@@ -17,7 +17,7 @@
 #define ROUNDS 20000
 #define MILLISECOND_NS 1000000u
 
-/* Zeroes are a free lock, here and in any memory that was cleared. */
+/* Zeroed memory is a free lock, so the initialisers are zeroes. */
 static qspin_fair_t fair = QSPIN_FAIR_INIT;
 static qspin_hybrid_t hybrid = QSPIN_HYBRID_INIT;
 static qspin_native_t native = QSPIN_NATIVE_INIT;
@@ -63,7 +63,7 @@ static void *count(void *unused)
     return unused;
 }
 
-/* Another thread holds the lock: gives up, without harm to those who wait on. */
+/* Waits for a lock that another thread holds, and gives up after 10 ms. Other waiters keep their order. */
 static void *give_up(void *result)
 {
     *(int *)result = qspin_fair_timedlock(&fair, qspin_deadline_in(10 * MILLISECOND_NS));

@@ -1,28 +1,37 @@
 /*
- * qspinlock.h: queued spin locks in user space that sleep; four bytes each, eight for readers and writers.
+ * qspinlock.h: queued spin locks for user space, whose waiters can sleep. A lock has 4 bytes, a reader-writer lock 8.
  *
- * Generated from the sources of crates/locks/qspinlock_capi: change those. docs/how-to/qspinlock-c.md has an example.
+ * Generated from the sources in crates/locks/qspinlock_capi: edit those. docs/how-to/qspinlock-c.md has an example.
  *
- *     qspin_native_t   first in, first out; spins only: for threads that have a core each
- *     qspin_fifo_t     first in, first out; waiters spin for a while, then sleep
- *     qspin_fair_t     the same, but newcomers may use the lock, a bounded number of times, until a sleeping waiter is awake
- *     qspin_hybrid_t   as fast as an unfair lock; newcomers may pass the queue of waiters a bounded number of times
- *     qspin_rwlock_t   many readers or one writer, in the order of fair locks; the one with eight bytes
+ *     qspin_native_t   waiters get the lock first in, first out; they only spin: for threads that have a core each
+ *     qspin_fifo_t     waiters get the lock first in, first out; they spin for a while, then sleep
+ *     qspin_fair_t     like fifo, but a bounded number of newcomers may use the lock while the next waiter wakes up
+ *     qspin_hybrid_t   as fast as an unfair lock: newcomers may pass the waiters a bounded number of times in a row
+ *     qspin_rwlock_t   many readers or one writer, in the order of qspin_fair_t
  *
- * Results. As those of pthread_spin_* and pthread_mutex_*: 0, or a positive number of <errno.h>. Calls do not change
- * errno, do not end the program, and throw nothing.
+ * A newcomer is a thread that tries to lock while other threads wait in the lock's queue.
  *
- * Life. Zeroed memory, or a variable with QSPIN_..._INIT, is a free lock. A lock owns nothing but its own bytes, so a
- * free lock without waiters needs no destroy. Do not move or copy a lock while threads use it.
+ * Return values. Like pthread_spin_* and pthread_mutex_*: 0, or a positive error number of <errno.h>. EINVAL means that
+ * `lock` is NULL or not aligned to 4 bytes, or that the description says so. Functions leave errno unchanged, do not
+ * allocate memory, do not end the program, and throw no C++ exceptions.
  *
- * Threads. Any thread may unlock, not only the one that locked. A thread that locks a lock that it holds waits for ever.
- * Do not put locks into shared memory: a lock works within one process only.
+ * Lifetime. Zeroed memory is an unlocked lock, and so is a variable with the initialiser QSPIN_..._INIT. The caller
+ * owns the lock's memory. A lock on which no waiter gave up at a deadline needs no destroy. Do not move, copy or free a
+ * lock while threads use it.
  *
- * Signals. A handler may use locks that the interrupted thread does not hold. unlock, trylock, is_locked do not wait.
+ * Threads. Any thread may unlock, not only the one that locked. A thread that locks a lock that it already holds waits
+ * forever. All threads must belong to one process: do not put locks into memory that processes share.
  *
- * Fork. In the child, the one thread still holds the locks that the forking thread held; unlock them in both processes.
- * A lock that another thread held stays held in the child for ever. Waiters exist only in the parent. A rwlock that had
- * waiters cannot be used in the child.
+ * Signals. A signal handler may lock a lock that the interrupted thread neither holds nor waits for. It must not wait
+ * for a lock whose holder waits for a lock that the interrupted thread holds or waits for. trylock, unlock and
+ * is_locked never wait.
+ *
+ * Cancellation. No function is a cancellation point. Do not cancel a thread asynchronously while it waits for a lock:
+ * the waiters behind it would wait forever.
+ *
+ * Fork. In the child, the only thread holds the locks that the forking thread held; parent and child unlock their own
+ * copies. A lock that another thread held stays locked in the child forever. Waiters exist only in the parent. A
+ * reader-writer lock that had waiters cannot be used in the child.
  */
 
 
@@ -43,31 +52,32 @@
 // Version of this header: major << 16 | minor << 8 | patch.
 #define QSPIN_VERSION 256
 
-// A lock that goes to waiters first in, first out. Waiters only spin: for threads that have a core each.
+// A lock that waiters get first in, first out. They only spin: for threads that have a core each.
 typedef struct qspin_native_t {
     // Private to this library.
     uint32_t opaque;
 } qspin_native_t;
 
-// A lock that goes to waiters first in, first out, even to a sleeping one: it is idle while that waiter wakes up.
+// A lock that waiters get strictly first in, first out. It stays idle while the next waiter wakes up.
 typedef struct qspin_fifo_t {
     // Private to this library.
     uint32_t opaque;
 } qspin_fifo_t;
 
-// A lock that goes to waiters first in, first out; newcomers may use it while the next waiter wakes up.
+// A lock that waiters get first in, first out. Newcomers may use it while the next waiter wakes up.
 typedef struct qspin_fair_t {
     // Private to this library.
     uint32_t opaque;
 } qspin_fair_t;
 
-// A lock that newcomers may take past the queue, a bounded number of times in a row. Waiters spin, then sleep.
+// A lock that newcomers may take before the waiters, a bounded number of times in a row.
 typedef struct qspin_hybrid_t {
     // Private to this library.
     uint32_t opaque;
 } qspin_hybrid_t;
 
-// A lock for many readers or one writer, first in, first out. Waiters spin for a while, then sleep.
+// A lock for many readers or one writer. Readers and writers wait in one queue, first in, first out. They spin, then
+// sleep.
 typedef struct qspin_rwlock_t {
     // Private to this library.
     uint32_t opaque[2];
@@ -77,205 +87,318 @@ typedef struct qspin_rwlock_t {
 extern "C" {
 #endif // __cplusplus
 
-// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
+// Initialises `lock` as unlocked. No other thread may use the memory during the call.
+//
+// Returns 0 or EINVAL.
 int qspin_native_init(struct qspin_native_t *lock);
 
-// Takes the lock; waits without limit.
+// Locks `lock`; waits without a time limit.
+//
+// Returns 0 or EINVAL.
 int qspin_native_lock(struct qspin_native_t *lock);
 
-// Takes the lock if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
+// Locks `lock` if it is free and is not reserved for a waiter. Never waits.
+//
+// Returns 0, EBUSY (not locked) or EINVAL.
 int qspin_native_trylock(struct qspin_native_t *lock);
 
-// Takes the lock; waits until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see qspin_deadline_in). Takes a free
-// lock even if the deadline has passed. ETIMEDOUT: not taken.
+// Locks `lock`; waits until CLOCK_MONOTONIC reaches `deadline_ns`, in nanoseconds (see qspin_deadline_in). Locks a
+// free lock even if the deadline has passed.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 int qspin_native_timedlock(struct qspin_native_t *lock,
                            uint64_t deadline_ns);
 
-// As timedlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another clock, no deadline,
-// or nanoseconds of a second or more.
+// Like timedlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or CLOCK_REALTIME.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
+// not from 0 to 999999999.
 int qspin_native_clocklock(struct qspin_native_t *lock,
                            int clock,
                            const struct timespec *deadline);
 
-// Releases the lock. EPERM: the lock was free; nothing has changed.
+// Unlocks `lock`. Any thread may call it, not only the one that locked the lock.
+//
+// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_native_unlock(struct qspin_native_t *lock);
 
-// Hands the lock to the oldest waiter, for any type of lock. EPERM: the lock was free; nothing has changed.
+// Unlocks `lock` and hands it to the thread that has waited longest, whatever the type of the lock. Without waiters,
+// it is the same as unlock.
+//
+// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_native_unlock_fair(struct qspin_native_t *lock);
 
-// Returns 1 if a thread holds the lock at this moment; 0 if not, or if `lock` is NULL or not aligned.
+// Returns 1 if a thread holds the lock, and 0 if not. The answer may be outdated when the call returns. Returns 0 if
+// `lock` is NULL or not aligned.
 int qspin_native_is_locked(const struct qspin_native_t *lock);
 
-// Checks that the memory can be freed: EBUSY if a thread holds the lock or waits for it. Frees the nodes of waiters
-// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
+// Checks that no thread holds the lock or waits for it, and frees the queue nodes of waiters that gave up at a
+// deadline. The lock is free afterwards: its memory may be freed, or the lock used again. Only a lock on which a
+// waiter gave up needs this call.
+//
+// Returns 0, EBUSY (a thread holds the lock or waits for it) or EINVAL.
 int qspin_native_destroy(struct qspin_native_t *lock);
 
-// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
+// Initialises `lock` as unlocked. No other thread may use the memory during the call.
+//
+// Returns 0 or EINVAL.
 int qspin_fifo_init(struct qspin_fifo_t *lock);
 
-// Takes the lock; waits without limit.
+// Locks `lock`; waits without a time limit.
+//
+// Returns 0 or EINVAL.
 int qspin_fifo_lock(struct qspin_fifo_t *lock);
 
-// Takes the lock if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
+// Locks `lock` if it is free and is not reserved for a waiter. Never waits.
+//
+// Returns 0, EBUSY (not locked) or EINVAL.
 int qspin_fifo_trylock(struct qspin_fifo_t *lock);
 
-// Takes the lock; waits until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see qspin_deadline_in). Takes a free
-// lock even if the deadline has passed. ETIMEDOUT: not taken.
+// Locks `lock`; waits until CLOCK_MONOTONIC reaches `deadline_ns`, in nanoseconds (see qspin_deadline_in). Locks a
+// free lock even if the deadline has passed.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 int qspin_fifo_timedlock(struct qspin_fifo_t *lock,
                          uint64_t deadline_ns);
 
-// As timedlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another clock, no deadline,
-// or nanoseconds of a second or more.
+// Like timedlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or CLOCK_REALTIME.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
+// not from 0 to 999999999.
 int qspin_fifo_clocklock(struct qspin_fifo_t *lock,
                          int clock,
                          const struct timespec *deadline);
 
-// Releases the lock. EPERM: the lock was free; nothing has changed.
+// Unlocks `lock`. Any thread may call it, not only the one that locked the lock.
+//
+// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_fifo_unlock(struct qspin_fifo_t *lock);
 
-// Hands the lock to the oldest waiter, for any type of lock. EPERM: the lock was free; nothing has changed.
+// Unlocks `lock` and hands it to the thread that has waited longest, whatever the type of the lock. Without waiters,
+// it is the same as unlock.
+//
+// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_fifo_unlock_fair(struct qspin_fifo_t *lock);
 
-// Returns 1 if a thread holds the lock at this moment; 0 if not, or if `lock` is NULL or not aligned.
+// Returns 1 if a thread holds the lock, and 0 if not. The answer may be outdated when the call returns. Returns 0 if
+// `lock` is NULL or not aligned.
 int qspin_fifo_is_locked(const struct qspin_fifo_t *lock);
 
-// Checks that the memory can be freed: EBUSY if a thread holds the lock or waits for it. Frees the nodes of waiters
-// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
+// Checks that no thread holds the lock or waits for it, and frees the queue nodes of waiters that gave up at a
+// deadline. The lock is free afterwards: its memory may be freed, or the lock used again. Only a lock on which a
+// waiter gave up needs this call.
+//
+// Returns 0, EBUSY (a thread holds the lock or waits for it) or EINVAL.
 int qspin_fifo_destroy(struct qspin_fifo_t *lock);
 
-// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
+// Initialises `lock` as unlocked. No other thread may use the memory during the call.
+//
+// Returns 0 or EINVAL.
 int qspin_fair_init(struct qspin_fair_t *lock);
 
-// Takes the lock; waits without limit.
+// Locks `lock`; waits without a time limit.
+//
+// Returns 0 or EINVAL.
 int qspin_fair_lock(struct qspin_fair_t *lock);
 
-// Takes the lock if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
+// Locks `lock` if it is free and is not reserved for a waiter. Never waits.
+//
+// Returns 0, EBUSY (not locked) or EINVAL.
 int qspin_fair_trylock(struct qspin_fair_t *lock);
 
-// Takes the lock; waits until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see qspin_deadline_in). Takes a free
-// lock even if the deadline has passed. ETIMEDOUT: not taken.
+// Locks `lock`; waits until CLOCK_MONOTONIC reaches `deadline_ns`, in nanoseconds (see qspin_deadline_in). Locks a
+// free lock even if the deadline has passed.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 int qspin_fair_timedlock(struct qspin_fair_t *lock,
                          uint64_t deadline_ns);
 
-// As timedlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another clock, no deadline,
-// or nanoseconds of a second or more.
+// Like timedlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or CLOCK_REALTIME.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
+// not from 0 to 999999999.
 int qspin_fair_clocklock(struct qspin_fair_t *lock,
                          int clock,
                          const struct timespec *deadline);
 
-// Releases the lock. EPERM: the lock was free; nothing has changed.
+// Unlocks `lock`. Any thread may call it, not only the one that locked the lock.
+//
+// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_fair_unlock(struct qspin_fair_t *lock);
 
-// Hands the lock to the oldest waiter, for any type of lock. EPERM: the lock was free; nothing has changed.
+// Unlocks `lock` and hands it to the thread that has waited longest, whatever the type of the lock. Without waiters,
+// it is the same as unlock.
+//
+// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_fair_unlock_fair(struct qspin_fair_t *lock);
 
-// Returns 1 if a thread holds the lock at this moment; 0 if not, or if `lock` is NULL or not aligned.
+// Returns 1 if a thread holds the lock, and 0 if not. The answer may be outdated when the call returns. Returns 0 if
+// `lock` is NULL or not aligned.
 int qspin_fair_is_locked(const struct qspin_fair_t *lock);
 
-// Checks that the memory can be freed: EBUSY if a thread holds the lock or waits for it. Frees the nodes of waiters
-// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
+// Checks that no thread holds the lock or waits for it, and frees the queue nodes of waiters that gave up at a
+// deadline. The lock is free afterwards: its memory may be freed, or the lock used again. Only a lock on which a
+// waiter gave up needs this call.
+//
+// Returns 0, EBUSY (a thread holds the lock or waits for it) or EINVAL.
 int qspin_fair_destroy(struct qspin_fair_t *lock);
 
-// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
+// Initialises `lock` as unlocked. No other thread may use the memory during the call.
+//
+// Returns 0 or EINVAL.
 int qspin_hybrid_init(struct qspin_hybrid_t *lock);
 
-// Takes the lock; waits without limit.
+// Locks `lock`; waits without a time limit.
+//
+// Returns 0 or EINVAL.
 int qspin_hybrid_lock(struct qspin_hybrid_t *lock);
 
-// Takes the lock if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
+// Locks `lock` if it is free and is not reserved for a waiter. Never waits.
+//
+// Returns 0, EBUSY (not locked) or EINVAL.
 int qspin_hybrid_trylock(struct qspin_hybrid_t *lock);
 
-// Takes the lock; waits until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see qspin_deadline_in). Takes a free
-// lock even if the deadline has passed. ETIMEDOUT: not taken.
+// Locks `lock`; waits until CLOCK_MONOTONIC reaches `deadline_ns`, in nanoseconds (see qspin_deadline_in). Locks a
+// free lock even if the deadline has passed.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 int qspin_hybrid_timedlock(struct qspin_hybrid_t *lock,
                            uint64_t deadline_ns);
 
-// As timedlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another clock, no deadline,
-// or nanoseconds of a second or more.
+// Like timedlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or CLOCK_REALTIME.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
+// not from 0 to 999999999.
 int qspin_hybrid_clocklock(struct qspin_hybrid_t *lock,
                            int clock,
                            const struct timespec *deadline);
 
-// Releases the lock. EPERM: the lock was free; nothing has changed.
+// Unlocks `lock`. Any thread may call it, not only the one that locked the lock.
+//
+// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_hybrid_unlock(struct qspin_hybrid_t *lock);
 
-// Hands the lock to the oldest waiter, for any type of lock. EPERM: the lock was free; nothing has changed.
+// Unlocks `lock` and hands it to the thread that has waited longest, whatever the type of the lock. Without waiters,
+// it is the same as unlock.
+//
+// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_hybrid_unlock_fair(struct qspin_hybrid_t *lock);
 
-// Returns 1 if a thread holds the lock at this moment; 0 if not, or if `lock` is NULL or not aligned.
+// Returns 1 if a thread holds the lock, and 0 if not. The answer may be outdated when the call returns. Returns 0 if
+// `lock` is NULL or not aligned.
 int qspin_hybrid_is_locked(const struct qspin_hybrid_t *lock);
 
-// Checks that the memory can be freed: EBUSY if a thread holds the lock or waits for it. Frees the nodes of waiters
-// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
+// Checks that no thread holds the lock or waits for it, and frees the queue nodes of waiters that gave up at a
+// deadline. The lock is free afterwards: its memory may be freed, or the lock used again. Only a lock on which a
+// waiter gave up needs this call.
+//
+// Returns 0, EBUSY (a thread holds the lock or waits for it) or EINVAL.
 int qspin_hybrid_destroy(struct qspin_hybrid_t *lock);
 
-// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
+// Initialises `lock` as unlocked. No other thread may use the memory during the call.
+//
+// Returns 0 or EINVAL.
 int qspin_rwlock_init(struct qspin_rwlock_t *lock);
 
-// Takes the lock together with other readers; waits without limit. A thread that has the lock already, for reading or
-// writing, must not call it: it may wait for a writer that waits for this thread.
+// Locks `lock` for reading, together with other readers; waits without a time limit. A thread that already holds the
+// lock, for reading or for writing, must not call it: it could wait for a writer that waits for this thread.
+//
+// Returns 0 or EINVAL.
 int qspin_rwlock_rdlock(struct qspin_rwlock_t *lock);
 
-// As rdlock, for a thread that may have the lock for reading already: waits for the writer that has the lock, but not
-// for writers in the queue.
+// Like qspin_rwlock_rdlock, for a thread that may already hold the lock for reading: waits for a writer that holds the
+// lock, but not for writers in the queue. Each successful call needs its own qspin_rwlock_rdunlock.
+//
+// Returns 0 or EINVAL.
 int qspin_rwlock_rdlock_recursive(struct qspin_rwlock_t *lock);
 
-// Takes the lock alone; waits without limit. A thread that has the lock already must not call it.
+// Locks `lock` for writing, alone; waits without a time limit. A thread that already holds the lock must not call it.
+//
+// Returns 0 or EINVAL.
 int qspin_rwlock_wrlock(struct qspin_rwlock_t *lock);
 
-// Takes the lock together with other readers if no writer has it or must have it first. Never waits. EBUSY: not
-// taken.
+// Locks `lock` for reading, unless a writer holds it or it is reserved for a waiter. Never waits.
+//
+// Returns 0, EBUSY (not locked) or EINVAL.
 int qspin_rwlock_tryrdlock(struct qspin_rwlock_t *lock);
 
-// Takes the lock together with other readers if no writer has it. Never waits. EBUSY: not taken.
+// Locks `lock` for reading, unless a writer holds it. Never waits.
+//
+// Returns 0, EBUSY (not locked) or EINVAL.
 int qspin_rwlock_tryrdlock_recursive(struct qspin_rwlock_t *lock);
 
-// Takes the lock alone if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
+// Locks `lock` for writing if it is free and is not reserved for a waiter. Never waits.
+//
+// Returns 0, EBUSY (not locked) or EINVAL.
 int qspin_rwlock_trywrlock(struct qspin_rwlock_t *lock);
 
-// As qspin_rwlock_rdlock, but waits only until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see
-// qspin_deadline_in). ETIMEDOUT: not taken.
+// Like qspin_rwlock_rdlock, but waits only until CLOCK_MONOTONIC reaches `deadline_ns`, in nanoseconds (see
+// qspin_deadline_in).
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 int qspin_rwlock_timedrdlock(struct qspin_rwlock_t *lock, uint64_t deadline_ns);
 
-// As qspin_rwlock_rdlock_recursive, with a deadline as in qspin_rwlock_timedrdlock.
+// Like qspin_rwlock_rdlock_recursive, with a deadline as in qspin_rwlock_timedrdlock.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 int qspin_rwlock_timedrdlock_recursive(struct qspin_rwlock_t *lock, uint64_t deadline_ns);
 
-// As qspin_rwlock_wrlock, with a deadline as in qspin_rwlock_timedrdlock.
+// Like qspin_rwlock_wrlock, with a deadline as in qspin_rwlock_timedrdlock.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 int qspin_rwlock_timedwrlock(struct qspin_rwlock_t *lock, uint64_t deadline_ns);
 
-// As qspin_rwlock_timedrdlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another
-// clock, no deadline, or nanoseconds of a second or more.
+// Like qspin_rwlock_timedrdlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or
+// CLOCK_REALTIME.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
+// not from 0 to 999999999.
 int qspin_rwlock_clockrdlock(struct qspin_rwlock_t *lock,
                              int clock,
                              const struct timespec *deadline);
 
-// As qspin_rwlock_timedrdlock_recursive, with a clock and a deadline as in qspin_rwlock_clockrdlock.
+// Like qspin_rwlock_timedrdlock_recursive, with a clock and a deadline as in qspin_rwlock_clockrdlock.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
+// not from 0 to 999999999.
 int qspin_rwlock_clockrdlock_recursive(struct qspin_rwlock_t *lock,
                                        int clock,
                                        const struct timespec *deadline);
 
-// As qspin_rwlock_timedwrlock, with a clock and a deadline as in qspin_rwlock_clockrdlock.
-int qspin_rwlock_clockwrlock(struct qspin_rwlock_t *lock, int clock, const struct timespec *deadline);
+// Like qspin_rwlock_timedwrlock, with a clock and a deadline as in qspin_rwlock_clockrdlock.
+//
+// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
+// not from 0 to 999999999.
+int qspin_rwlock_clockwrlock(struct qspin_rwlock_t *lock,
+                             int clock,
+                             const struct timespec *deadline);
 
-// Ends one reader's access. EPERM: no reader had the lock; nothing has changed.
+// Releases one reader's hold of `lock`.
+//
+// Returns 0, EPERM (no reader held the lock; nothing has changed) or EINVAL.
 int qspin_rwlock_rdunlock(struct qspin_rwlock_t *lock);
 
-// Ends the writer's access. EPERM: no writer had the lock; nothing has changed.
+// Releases the writer's hold of `lock`.
+//
+// Returns 0, EPERM (no writer held the lock; nothing has changed) or EINVAL.
 int qspin_rwlock_wrunlock(struct qspin_rwlock_t *lock);
 
-// Returns 2 if a writer has the lock at this moment, 1 if readers have it; 0 if it is free, or if `lock` is NULL or
-// not aligned.
+// Returns 2 if a writer holds the lock, 1 if readers hold it, and 0 if it is free. The answer may be outdated when the
+// call returns. Returns 0 if `lock` is NULL or not aligned.
 int qspin_rwlock_is_locked(const struct qspin_rwlock_t *lock);
 
-// Checks that the memory can be freed: EBUSY if a thread has the lock or waits for it. Frees the nodes of waiters
-// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
+// Checks that no thread holds the lock or waits for it, and frees the queue nodes of waiters that gave up at a
+// deadline. The lock is free afterwards: its memory may be freed, or the lock used again. Only a lock on which a
+// waiter gave up needs this call.
+//
+// Returns 0, EBUSY (a thread holds the lock or waits for it) or EINVAL.
 int qspin_rwlock_destroy(struct qspin_rwlock_t *lock);
 
-// Returns the time that CLOCK_MONOTONIC will show in `timeout_ns` nanoseconds: a deadline for the timedlock calls. If
-// the sum does not fit, returns UINT64_MAX, which never comes.
+// Returns the value that CLOCK_MONOTONIC will have in `timeout_ns` nanoseconds, in nanoseconds: a deadline for the
+// timedlock functions. Returns UINT64_MAX, a deadline that never comes, if the sum exceeds it.
 uint64_t qspin_deadline_in(uint64_t timeout_ns);
 
-// Returns the version of the loaded library, in the format of QSPIN_VERSION.
+// Returns the version of the library that the program runs with, in the format of QSPIN_VERSION.
 uint32_t qspin_version(void);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
-//! What the calls do, for every kind of lock.
+//! The implementation of the calls, shared by all kinds of locks.
 //!
-//! Elsewhere: their names and their descriptions for C programmers (`native.rs` and the other kinds' files).
+//! Elsewhere: the exported functions and their descriptions (`native.rs` and the other kinds' files).
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,10 +11,10 @@ use qspinlock::{Deadline, Linux, Policy, QueueLock};
 
 pub(crate) const OK: c_int = 0;
 
-/// A type of the header's that is a lock of policy [`Self::Policy`].
+/// A type of the header that is a lock with the policy [`Self::Policy`].
 ///
 /// # Safety
-/// It has the size and alignment of an `AtomicU32`, of which every lock is made, and zero is a free one.
+/// The type has the size and alignment of an `AtomicU32`, like every lock, and zero is a free lock.
 pub(crate) unsafe trait Spin {
     type Policy: Policy;
 }
@@ -24,48 +24,50 @@ type LockOf<T> = QueueLock<<T as Spin>::Policy, Linux>;
 /// The lock at `lock`.
 ///
 /// # Safety
-/// It is NULL, or points to a lock that stays where it is during `'a`, of a type that is valid with any bits.
+/// It is NULL or misaligned, or points to a lock that is not moved or freed during `'a`. Any bits are a valid `L`.
 #[inline]
 pub(crate) unsafe fn at<'a, L>(lock: *const L) -> Result<&'a L, c_int> {
     if !lock.is_aligned() {
-        return Err(EINVAL); // a structure that was packed: the processor may tear its words
+        return Err(EINVAL); // in a packed structure, for example: accesses would not be atomic
     }
-    // SAFETY: 1. aligned, as looked at above; 2. NULL or alive for `'a`, and valid, says the caller; 3. shared: threads
-    // use it through atomics only.
+    // SAFETY: 1. aligned, as checked above; 2. the caller's promise: NULL, or alive for `'a`, and valid; 3. shared:
+    // threads use it only through atomics.
     unsafe { lock.as_ref() }.ok_or(EINVAL)
 }
 
-/// [`at`], for a type of the header's.
+/// [`at`], for a type of the header.
 #[inline]
 unsafe fn spin<'a, T: Spin>(lock: *const T) -> Result<&'a LockOf<T>, c_int> {
     // SAFETY: 1. the caller's promise; 2. one atomic word (`Spin`), valid with any bits.
     unsafe { at(lock.cast::<LockOf<T>>()) }
 }
 
+/// Converts a result to an error number; 0 for success.
 #[inline]
 pub(crate) fn ended(result: Result<(), c_int>) -> c_int {
     result.map_or_else(|errno| errno, |()| OK)
 }
 
+/// Returns the error `errno` if `succeeded` is false.
 #[inline]
-pub(crate) fn had_or(had: bool, errno: c_int) -> Result<(), c_int> {
-    if had { Ok(()) } else { Err(errno) }
+pub(crate) fn check(succeeded: bool, errno: c_int) -> Result<(), c_int> {
+    if succeeded { Ok(()) } else { Err(errno) }
 }
 
-/// Makes a free lock of whatever bytes there are.
+/// Makes a free lock; the memory may contain any bytes.
 pub(crate) unsafe fn init<T: Spin>(lock: *mut T) -> c_int {
-    // SAFETY: the caller's promise; an `AtomicU32` is what a lock is made of.
+    // SAFETY: the caller's promise; a lock is one `AtomicU32`.
     unsafe { init_words(lock.cast::<AtomicU32>(), 1) }
 }
 
-/// Makes a free lock of so many words.
+/// Makes a free lock of `count` words.
 pub(crate) unsafe fn init_words(words: *mut AtomicU32, count: usize) -> c_int {
     if words.is_null() || !words.is_aligned() {
         return EINVAL;
     }
-    // SAFETY: the caller's promise; aligned and not NULL, as looked at above.
+    // SAFETY: the caller's promise; aligned and not NULL, as checked above.
     let words = unsafe { std::slice::from_raw_parts(words, count) };
-    // No thread uses it yet: code that passes it to other threads orders this before their use.
+    // Relaxed: no other thread uses it yet, and publishing it to other threads orders these stores before their use.
     words.iter().for_each(|word| word.store(0, Relaxed));
     OK
 }
@@ -79,33 +81,33 @@ pub(crate) unsafe fn lock<T: Spin>(lock: *mut T) -> c_int {
 #[inline]
 pub(crate) unsafe fn try_lock<T: Spin>(lock: *mut T) -> c_int {
     // SAFETY: the caller's promise.
-    ended(unsafe { spin(lock) }.and_then(|lock| had_or(lock.try_acquire(), EBUSY)))
+    ended(unsafe { spin(lock) }.and_then(|lock| check(lock.try_acquire(), EBUSY)))
 }
 
 #[inline]
 pub(crate) unsafe fn lock_before<T: Spin>(lock: *mut T, deadline: Result<Deadline, c_int>) -> c_int {
     // SAFETY: the caller's promise.
     let lock = unsafe { spin(lock) };
-    ended(lock.and_then(|lock| had_or(lock.acquire_before(deadline?), ETIMEDOUT)))
+    ended(lock.and_then(|lock| check(lock.acquire_before(deadline?), ETIMEDOUT)))
 }
 
 #[inline]
 pub(crate) unsafe fn unlock<T: Spin>(lock: *mut T) -> c_int {
     // SAFETY: the caller's promise.
     let held = unsafe { held_at(lock) };
-    // SAFETY: it is held; that it is by the caller is the caller's promise.
+    // SAFETY: it is held; the caller promises that it may release it.
     released(held, |lock| unsafe { lock.release() })
 }
 
 pub(crate) unsafe fn unlock_fair<T: Spin>(lock: *mut T) -> c_int {
     // SAFETY: the caller's promise.
     let held = unsafe { held_at(lock) };
-    // SAFETY: it is held; that it is by the caller is the caller's promise.
+    // SAFETY: it is held; the caller promises that it may release it.
     released(held, |lock| unsafe { lock.release_fairly() })
 }
 
-/// Releases the lock, if it is one. Where waiters are on their way to a free lock, it looks held to us, and builds for
-/// debugging panic when it is released: that must not unwind into C.
+/// Releases the lock, unless `held` is an error. A free lock that a waiter is about to take looks held here, and debug
+/// builds panic when it is released; the panic must not unwind into C.
 #[inline]
 pub(crate) fn released<L>(held: Result<&L, c_int>, release: impl Fn(&L)) -> c_int {
     let release = |lock: &L| {
@@ -123,7 +125,7 @@ pub(crate) fn released<L>(held: Result<&L, c_int>, release: impl Fn(&L)) -> c_in
 unsafe fn held_at<'a, T: Spin>(lock: *mut T) -> Result<&'a LockOf<T>, c_int> {
     // SAFETY: the caller's promise.
     let lock = unsafe { spin(lock) }?;
-    had_or(lock.is_held(), EPERM).map(|()| lock)
+    check(lock.is_held(), EPERM).map(|()| lock)
 }
 
 pub(crate) unsafe fn is_locked<T: Spin>(lock: *const T) -> c_int {
@@ -140,8 +142,8 @@ pub(crate) unsafe fn destroy<T: Spin>(lock: *mut T) -> c_int {
     }
     // SAFETY: the caller's promise, and held since above.
     unsafe { unlock(lock) };
-    // SAFETY: the caller's promise; aligned, or `try_lock` would have said so, and a lock is one `AtomicU32`.
+    // SAFETY: the caller's promise; aligned, as `try_lock` has checked, and a lock is one `AtomicU32`.
     let word = unsafe { lock.cast::<AtomicU32>().as_ref() };
-    // A snapshot: if a thread comes now, the caller's mistake stays undetected.
+    // A snapshot: it misses a thread that uses the lock after this, which is the caller's mistake.
     if word.is_some_and(|word| word.load(Relaxed) == 0) { OK } else { EBUSY }
 }

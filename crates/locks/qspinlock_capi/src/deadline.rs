@@ -1,6 +1,4 @@
-//! Points in time as C has them: nanoseconds of the monotonic clock, or a timespec and its clock.
-//!
-//! The locks wait for deadlines.
+//! Converts the deadlines of C callers: nanoseconds of the monotonic clock, or a timespec and its clock.
 
 use std::ffi::c_int;
 
@@ -9,8 +7,8 @@ use qspinlock::{Clock, Deadline};
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// Returns the time that CLOCK_MONOTONIC will show in `timeout_ns` nanoseconds: a deadline for the timedlock calls. If
-/// the sum does not fit, returns UINT64_MAX, which never comes.
+/// Returns the value that CLOCK_MONOTONIC will have in `timeout_ns` nanoseconds, in nanoseconds: a deadline for the
+/// timedlock functions. Returns UINT64_MAX, a deadline that never comes, if the sum exceeds it.
 #[unsafe(no_mangle)]
 pub extern "C" fn qspin_deadline_in(timeout_ns: u64) -> u64 {
     qspinlock::now(Clock::Monotonic).at_ns.saturating_add(timeout_ns)
@@ -21,7 +19,10 @@ pub(crate) fn monotonic(at_ns: u64) -> Deadline {
     Deadline { clock: Clock::Monotonic, at_ns }
 }
 
-/// A reading of the clock with that number.
+/// A reading of the clock with the number `clock`.
+///
+/// # Errors
+/// `EINVAL`: another clock, NULL, or an invalid number of nanoseconds.
 ///
 /// # Safety
 /// `at` is NULL or points to a timespec.
@@ -34,7 +35,7 @@ pub(crate) unsafe fn of_clock(clock: c_int, at: *const timespec) -> Result<Deadl
     // SAFETY: the caller's promise: it is NULL, or alive and a timespec.
     let at = unsafe { at.as_ref() }.ok_or(EINVAL)?;
     let ns = u64::try_from(at.tv_nsec).ok().filter(|&ns| ns < NS_PER_S).ok_or(EINVAL)?;
-    // Before the clock began to count is long ago.
+    // A negative time is in the past, like 0.
     let at_ns =
         u64::try_from(at.tv_sec).map_or(0, |seconds| seconds.saturating_mul(NS_PER_S).saturating_add(ns));
     Ok(Deadline { clock, at_ns })

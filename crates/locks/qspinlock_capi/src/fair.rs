@@ -1,6 +1,6 @@
 //! `qspin_fair_t`: first in, first out among waiters, and no thread waits for a sleeping one.
 //!
-//! Elsewhere: what the calls do (`calls.rs`).
+//! Elsewhere: the implementation of the calls (`calls.rs`).
 
 use std::ffi::c_int;
 use std::mem::{align_of, size_of};
@@ -12,7 +12,7 @@ use crate::{calls, deadline};
 
 type Kind = qspinlock::Fair;
 
-/// A lock that goes to waiters first in, first out; newcomers may use it while the next waiter wakes up.
+/// A lock that waiters get first in, first out. Newcomers may use it while the next waiter wakes up.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct qspin_fair_t {
@@ -28,37 +28,47 @@ unsafe impl calls::Spin for qspin_fair_t {
     type Policy = Kind;
 }
 
-/// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
+/// Initialises `lock` as unlocked. No other thread may use the memory during the call.
+///
+/// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_init(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::init(lock) }
 }
 
-/// Takes the lock; waits without limit.
+/// Locks `lock`; waits without a time limit.
+///
+/// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_lock(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::lock(lock) }
 }
 
-/// Takes the lock if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
+/// Locks `lock` if it is free and is not reserved for a waiter. Never waits.
+///
+/// Returns 0, EBUSY (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_trylock(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::try_lock(lock) }
 }
 
-/// Takes the lock; waits until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see qspin_deadline_in). Takes a free
-/// lock even if the deadline has passed. ETIMEDOUT: not taken.
+/// Locks `lock`; waits until CLOCK_MONOTONIC reaches `deadline_ns`, in nanoseconds (see qspin_deadline_in). Locks a
+/// free lock even if the deadline has passed.
+///
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_timedlock(lock: *mut qspin_fair_t, deadline_ns: u64) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::lock_before(lock, Ok(deadline::monotonic(deadline_ns))) }
 }
 
-/// As timedlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another clock, no deadline,
-/// or nanoseconds of a second or more.
+/// Like timedlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or CLOCK_REALTIME.
+///
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
+/// not from 0 to 999999999.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_clocklock(
     lock: *mut qspin_fair_t,
@@ -71,29 +81,38 @@ pub unsafe extern "C" fn qspin_fair_clocklock(
     unsafe { calls::lock_before(lock, deadline) }
 }
 
-/// Releases the lock. EPERM: the lock was free; nothing has changed.
+/// Unlocks `lock`. Any thread may call it, not only the one that locked the lock.
+///
+/// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_unlock(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::unlock(lock) }
 }
 
-/// Hands the lock to the oldest waiter, for any type of lock. EPERM: the lock was free; nothing has changed.
+/// Unlocks `lock` and hands it to the thread that has waited longest, whatever the type of the lock. Without waiters,
+/// it is the same as unlock.
+///
+/// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_unlock_fair(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::unlock_fair(lock) }
 }
 
-/// Returns 1 if a thread holds the lock at this moment; 0 if not, or if `lock` is NULL or not aligned.
+/// Returns 1 if a thread holds the lock, and 0 if not. The answer may be outdated when the call returns. Returns 0 if
+/// `lock` is NULL or not aligned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_is_locked(lock: *const qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::is_locked(lock) }
 }
 
-/// Checks that the memory can be freed: EBUSY if a thread holds the lock or waits for it. Frees the nodes of waiters
-/// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
+/// Checks that no thread holds the lock or waits for it, and frees the queue nodes of waiters that gave up at a
+/// deadline. The lock is free afterwards: its memory may be freed, or the lock used again. Only a lock on which a
+/// waiter gave up needs this call.
+///
+/// Returns 0, EBUSY (a thread holds the lock or waits for it) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_destroy(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.

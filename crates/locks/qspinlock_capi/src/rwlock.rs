@@ -1,6 +1,6 @@
 //! `qspin_rwlock_t`: many readers or one writer, first in, first out.
 //!
-//! Elsewhere: locks for one (`fair.rs` and the other kinds' files).
+//! Elsewhere: exclusive locks (`fair.rs` and the other kinds' files).
 
 use std::ffi::c_int;
 use std::mem::{align_of, size_of};
@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use libc::{EBUSY, EPERM, ETIMEDOUT, timespec};
 use qspinlock::{Deadline, QRwLock};
 
-use crate::calls::{OK, at, ended, had_or, init_words, released};
+use crate::calls::{OK, at, check, ended, init_words, released};
 use crate::deadline;
 
-/// A lock for many readers or one writer, first in, first out. Waiters spin for a while, then sleep.
+/// A lock for many readers or one writer. Readers and writers wait in one queue, first in, first out. They spin, then
+/// sleep.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct qspin_rwlock_t {
@@ -24,7 +25,7 @@ const WORDS: usize = 2;
 const _: () = assert!(size_of::<qspin_rwlock_t>() == size_of::<QRwLock>());
 const _: () = assert!(align_of::<qspin_rwlock_t>() == align_of::<QRwLock>());
 
-/// The lock at `lock`: [`at`] with the type that lies there.
+/// [`at`], for a reader-writer lock.
 #[inline]
 unsafe fn rw<'a>(lock: *const qspin_rwlock_t) -> Result<&'a QRwLock, c_int> {
     // SAFETY: 1. the caller's promise; 2. a `QRwLock` is two atomic words (the assertions above), valid with any bits.
@@ -38,70 +39,87 @@ unsafe fn lock_before(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let lock = unsafe { rw(lock) };
-    ended(lock.and_then(|lock| had_or(take(lock, deadline?), ETIMEDOUT)))
+    ended(lock.and_then(|lock| check(take(lock, deadline?), ETIMEDOUT)))
 }
 
-/// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
+/// Initialises `lock` as unlocked. No other thread may use the memory during the call.
+///
+/// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_init(lock: *mut qspin_rwlock_t) -> c_int {
-    // SAFETY: the caller's promise; it is so many words.
+    // SAFETY: the caller's promise; the lock has this many words.
     unsafe { init_words(lock.cast::<AtomicU32>(), WORDS) }
 }
 
-/// Takes the lock together with other readers; waits without limit. A thread that has the lock already, for reading or
-/// writing, must not call it: it may wait for a writer that waits for this thread.
+/// Locks `lock` for reading, together with other readers; waits without a time limit. A thread that already holds the
+/// lock, for reading or for writing, must not call it: it could wait for a writer that waits for this thread.
+///
+/// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_rdlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
     ended(unsafe { rw(lock) }.map(QRwLock::read))
 }
 
-/// As rdlock, for a thread that may have the lock for reading already: waits for the writer that has the lock, but not
-/// for writers in the queue.
+/// Like qspin_rwlock_rdlock, for a thread that may already hold the lock for reading: waits for a writer that holds the
+/// lock, but not for writers in the queue. Each successful call needs its own qspin_rwlock_rdunlock.
+///
+/// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_rdlock_recursive(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
     ended(unsafe { rw(lock) }.map(QRwLock::read_recursive))
 }
 
-/// Takes the lock alone; waits without limit. A thread that has the lock already must not call it.
+/// Locks `lock` for writing, alone; waits without a time limit. A thread that already holds the lock must not call it.
+///
+/// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_wrlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
     ended(unsafe { rw(lock) }.map(QRwLock::write))
 }
 
-/// Takes the lock together with other readers if no writer has it or must have it first. Never waits. EBUSY: not
-/// taken.
+/// Locks `lock` for reading, unless a writer holds it or it is reserved for a waiter. Never waits.
+///
+/// Returns 0, EBUSY (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_tryrdlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
-    ended(unsafe { rw(lock) }.and_then(|lock| had_or(lock.try_read(), EBUSY)))
+    ended(unsafe { rw(lock) }.and_then(|lock| check(lock.try_read(), EBUSY)))
 }
 
-/// Takes the lock together with other readers if no writer has it. Never waits. EBUSY: not taken.
+/// Locks `lock` for reading, unless a writer holds it. Never waits.
+///
+/// Returns 0, EBUSY (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_tryrdlock_recursive(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
-    ended(unsafe { rw(lock) }.and_then(|lock| had_or(lock.try_read_recursive(), EBUSY)))
+    ended(unsafe { rw(lock) }.and_then(|lock| check(lock.try_read_recursive(), EBUSY)))
 }
 
-/// Takes the lock alone if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
+/// Locks `lock` for writing if it is free and is not reserved for a waiter. Never waits.
+///
+/// Returns 0, EBUSY (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_trywrlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
-    ended(unsafe { rw(lock) }.and_then(|lock| had_or(lock.try_write(), EBUSY)))
+    ended(unsafe { rw(lock) }.and_then(|lock| check(lock.try_write(), EBUSY)))
 }
 
-/// As qspin_rwlock_rdlock, but waits only until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see
-/// qspin_deadline_in). ETIMEDOUT: not taken.
+/// Like qspin_rwlock_rdlock, but waits only until CLOCK_MONOTONIC reaches `deadline_ns`, in nanoseconds (see
+/// qspin_deadline_in).
+///
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_timedrdlock(lock: *mut qspin_rwlock_t, deadline_ns: u64) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { lock_before(lock, Ok(deadline::monotonic(deadline_ns)), QRwLock::read_before) }
 }
 
-/// As qspin_rwlock_rdlock_recursive, with a deadline as in qspin_rwlock_timedrdlock.
+/// Like qspin_rwlock_rdlock_recursive, with a deadline as in qspin_rwlock_timedrdlock.
+///
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_timedrdlock_recursive(
     lock: *mut qspin_rwlock_t,
@@ -111,15 +129,20 @@ pub unsafe extern "C" fn qspin_rwlock_timedrdlock_recursive(
     unsafe { lock_before(lock, Ok(deadline::monotonic(deadline_ns)), QRwLock::read_recursive_before) }
 }
 
-/// As qspin_rwlock_wrlock, with a deadline as in qspin_rwlock_timedrdlock.
+/// Like qspin_rwlock_wrlock, with a deadline as in qspin_rwlock_timedrdlock.
+///
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_timedwrlock(lock: *mut qspin_rwlock_t, deadline_ns: u64) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { lock_before(lock, Ok(deadline::monotonic(deadline_ns)), QRwLock::write_before) }
 }
 
-/// As qspin_rwlock_timedrdlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another
-/// clock, no deadline, or nanoseconds of a second or more.
+/// Like qspin_rwlock_timedrdlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or
+/// CLOCK_REALTIME.
+///
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
+/// not from 0 to 999999999.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_clockrdlock(
     lock: *mut qspin_rwlock_t,
@@ -132,7 +155,10 @@ pub unsafe extern "C" fn qspin_rwlock_clockrdlock(
     unsafe { lock_before(lock, deadline, QRwLock::read_before) }
 }
 
-/// As qspin_rwlock_timedrdlock_recursive, with a clock and a deadline as in qspin_rwlock_clockrdlock.
+/// Like qspin_rwlock_timedrdlock_recursive, with a clock and a deadline as in qspin_rwlock_clockrdlock.
+///
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
+/// not from 0 to 999999999.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_clockrdlock_recursive(
     lock: *mut qspin_rwlock_t,
@@ -145,7 +171,10 @@ pub unsafe extern "C" fn qspin_rwlock_clockrdlock_recursive(
     unsafe { lock_before(lock, deadline, QRwLock::read_recursive_before) }
 }
 
-/// As qspin_rwlock_timedwrlock, with a clock and a deadline as in qspin_rwlock_clockrdlock.
+/// Like qspin_rwlock_timedwrlock, with a clock and a deadline as in qspin_rwlock_clockrdlock.
+///
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
+/// not from 0 to 999999999.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_clockwrlock(
     lock: *mut qspin_rwlock_t,
@@ -158,29 +187,33 @@ pub unsafe extern "C" fn qspin_rwlock_clockwrlock(
     unsafe { lock_before(lock, deadline, QRwLock::write_before) }
 }
 
-/// Ends one reader's access. EPERM: no reader had the lock; nothing has changed.
+/// Releases one reader's hold of `lock`.
+///
+/// Returns 0, EPERM (no reader held the lock; nothing has changed) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_rdunlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
     let lock = unsafe { rw(lock) };
     let read =
-        lock.and_then(|lock| had_or(lock.is_held() && !lock.is_held_exclusively(), EPERM).map(|()| lock));
-    // SAFETY: readers have it; that the caller is one of them is the caller's promise.
+        lock.and_then(|lock| check(lock.is_held() && !lock.is_held_exclusively(), EPERM).map(|()| lock));
+    // SAFETY: readers have it; the caller promises that it is one of them.
     released(read, |lock| unsafe { lock.release_read() })
 }
 
-/// Ends the writer's access. EPERM: no writer had the lock; nothing has changed.
+/// Releases the writer's hold of `lock`.
+///
+/// Returns 0, EPERM (no writer held the lock; nothing has changed) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_wrunlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
     let lock = unsafe { rw(lock) };
-    let written = lock.and_then(|lock| had_or(lock.is_held_exclusively(), EPERM).map(|()| lock));
-    // SAFETY: a writer has it; that the caller is it is the caller's promise.
+    let written = lock.and_then(|lock| check(lock.is_held_exclusively(), EPERM).map(|()| lock));
+    // SAFETY: a writer has it; the caller promises that it is this writer.
     released(written, |lock| unsafe { lock.release_write() })
 }
 
-/// Returns 2 if a writer has the lock at this moment, 1 if readers have it; 0 if it is free, or if `lock` is NULL or
-/// not aligned.
+/// Returns 2 if a writer holds the lock, 1 if readers hold it, and 0 if it is free. The answer may be outdated when the
+/// call returns. Returns 0 if `lock` is NULL or not aligned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_is_locked(lock: *const qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
@@ -192,8 +225,11 @@ pub unsafe extern "C" fn qspin_rwlock_is_locked(lock: *const qspin_rwlock_t) -> 
     )
 }
 
-/// Checks that the memory can be freed: EBUSY if a thread has the lock or waits for it. Frees the nodes of waiters
-/// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
+/// Checks that no thread holds the lock or waits for it, and frees the queue nodes of waiters that gave up at a
+/// deadline. The lock is free afterwards: its memory may be freed, or the lock used again. Only a lock on which a
+/// waiter gave up needs this call.
+///
+/// Returns 0, EBUSY (a thread holds the lock or waits for it) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_destroy(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
@@ -203,9 +239,9 @@ pub unsafe extern "C" fn qspin_rwlock_destroy(lock: *mut qspin_rwlock_t) -> c_in
     }
     // SAFETY: the caller's promise, and taken above.
     unsafe { qspin_rwlock_wrunlock(lock) };
-    // SAFETY: the caller's promise; aligned, or `trywrlock` would have said so, and it is two atomic words.
+    // SAFETY: the caller's promise; aligned, as `trywrlock` has checked, and the lock is two atomic words.
     let words = unsafe { lock.cast::<[AtomicU32; WORDS]>().as_ref() };
-    // A snapshot: if a thread comes now, the caller's mistake stays undetected.
+    // A snapshot: it misses a thread that uses the lock after this, which is the caller's mistake.
     let is_free = words.is_some_and(|words| words.iter().all(|word| word.load(Relaxed) == 0));
     if is_free { OK } else { EBUSY }
 }

@@ -1,11 +1,9 @@
-//! Which version a program was compiled with, and which one it runs with.
-//!
-//! There is only one version so far.
+//! The version with which a program was compiled, and the one with which it runs.
 
 /// Version of this header: major << 16 | minor << 8 | patch.
 pub const QSPIN_VERSION: u32 = 0x00_01_00;
 
-/// Returns the version of the loaded library, in the format of QSPIN_VERSION.
+/// Returns the version of the library that the program runs with, in the format of QSPIN_VERSION.
 #[unsafe(no_mangle)]
 pub extern "C" fn qspin_version() -> u32 {
     QSPIN_VERSION

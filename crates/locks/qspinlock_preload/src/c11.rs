@@ -1,8 +1,8 @@
 //! `mtx_*` and `cnd_*`: C11's names for the same objects.
 //!
-//! glibc's versions call its own pthread functions directly, not through the program's symbols, and their
-//! objects are the same unions. So they must be replaced together with the pthread calls. `call_once`,
-//! `tss_*` and `thrd_*` use none of them.
+//! glibc's versions call its own pthread functions directly, not through the program's symbols, and their objects are
+//! the same unions. So they must be replaced together with the pthread calls. `call_once`, `tss_*` and `thrd_*` do not
+//! use these objects.
 //!
 //! Elsewhere: the locks (`mutex.rs`), the condition variables (`cond.rs`).
 

@@ -142,7 +142,7 @@ impl Cond {
     fn wait_in_list(&self, mutex: &Mutex, until: Option<Time>) -> c_int {
         let waiter = Waiter::new();
         self.waiters.push(&waiter);
-        let unlocked = mutex.unlock_and_rest();
+        let unlocked = mutex.unlock_before_sleep();
         if unlocked != 0 {
             self.leave(&waiter);
             return unlocked;
@@ -309,8 +309,8 @@ unsafe extern "C-unwind" fn pthread_cond_timedwait(
     // SAFETY: the caller keeps the contract.
     let waited_for = unsafe { Cond::of(cond) };
     // SAFETY: the caller keeps the contract.
-    let let_go = unsafe { Mutex::of(mutex) };
-    if waited_for.is_passed() && let_go.is_passed() {
+    let mutex_to_unlock = unsafe { Mutex::of(mutex) };
+    if waited_for.is_passed() && mutex_to_unlock.is_passed() {
         // Only the C library knows where its clock is stored.
         // SAFETY: both are the C library's, as the caller says.
         return unsafe { real::cond_timedwait(cond, mutex, at) };

@@ -1,5 +1,4 @@
-//! `libqspinlock_preload.so`: under `LD_PRELOAD`, replaces a program's pthread locks by queued ones, without
-//! its knowledge.
+//! `libqspinlock_preload.so`: under `LD_PRELOAD`, replaces the pthread locks of an unchanged program by queued ones.
 //!
 //! ```text
 //! program ─▶ pthread_spin_*                                   ─▶ spin.rs    4 bytes, in place
@@ -9,23 +8,22 @@
 //!                                        └ shared with other processes, robust, priorities ─▶ real.rs (the C library)
 //! ```
 //!
-//! - For glibc 2.30 and later, on x86-64 and aarch64. Objects keep glibc's size, static initialisers and the
-//!   position of the word that holds their kind. So kinds that are not replaced can be recognized, and all
-//!   calls pass them on alike.
-//! - The C library's word does not tell process-shared spin locks apart, so they are replaced as well, by one
-//!   that needs only its four bytes (`spin/shared.rs`). **All processes that use one must run under this
-//!   library.**
-//! - Nothing is allocated, and no call ends the process. Nothing unwinds except the C library's own
-//!   cancellation, which runs through frames without destructors. `errno` is preserved.
-//! - Works before `main`, in `atexit` handlers, in late destructors, after `fork`, and inside an allocator.
-//! - Misuse returns an error where it is noticed: `EPERM` for unlocking a lock that is not held, or a
-//!   recursive or error-checking mutex of another thread; `EBUSY` for destroying a lock that is held or has
-//!   waiters.
+//! - For glibc 2.30 and later, on x86-64 and aarch64. Objects keep glibc's size, static initialisers and the position
+//!   of the word that holds their kind. So each call recognises the kinds that are not replaced, and passes them on to
+//!   the C library.
+//! - A spin lock of the C library does not record whether it is process-shared. So process-shared spin locks are
+//!   replaced too, by a lock that needs only the four bytes (`spin/shared.rs`). **All processes that use one must run
+//!   under this library.**
+//! - No call allocates memory, ends the process, or changes `errno`. Only the C library's cancellation unwinds through
+//!   a call; the frames there have no destructors.
+//! - The calls work before `main`, in `atexit` handlers, in late destructors, after `fork`, and inside an allocator.
+//! - Detected misuse returns an error: `EPERM` for unlocking a lock that is not held, or a recursive or error-checking
+//!   mutex of another thread; `EBUSY` for destroying a lock that is held or has waiters.
 //!
-//! The C library's calls to itself are not replaced. Those of its C11 locks are replaced (`c11.rs`); barriers,
-//! semaphores and `call_once` use none of the replaced objects. Not replaceable: locks in statically linked programs,
-//! and in libraries that are loaded with `RTLD_DEEPBIND` or by `dlmopen`, or linked with `-Bsymbolic` against their
-//! own C library. Limits for users: `docs/how-to/qspinlock-preload.md`.
+//! The C library's calls to itself are not replaced. Its C11 locks call its pthread functions directly, so they are
+//! replaced too (`c11.rs`); barriers, semaphores and `call_once` use none of the replaced objects. The library cannot
+//! replace locks in statically linked programs, and in libraries that are loaded with `RTLD_DEEPBIND` or by `dlmopen`,
+//! or linked with `-Bsymbolic` against their own C library. Limits for users: `docs/how-to/qspinlock-preload.md`.
 
 #[cfg(not(all(
     target_os = "linux",

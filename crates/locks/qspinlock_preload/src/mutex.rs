@@ -22,7 +22,7 @@ use std::sync::atomic::{
 use libc::{EAGAIN, EBUSY, EDEADLK, EINVAL, ENOTSUP, EPERM};
 use libc::{clockid_t, pthread_mutex_t, pthread_mutexattr_t, timespec};
 
-use crate::patience::{Lock, Patience, Time, hand_on, let_go, take};
+use crate::patience::{Lock, Patience, Time, release, release_fairly, take};
 use crate::{real, thread};
 
 const REST_BYTES: usize = size_of::<pthread_mutex_t>() - 20;
@@ -157,28 +157,28 @@ impl Mutex {
         if self.is_default() && unsafe { self.lock.try_release_unwanted() } {
             return 0;
         }
-        self.unlock_other(let_go)
+        self.unlock_other(release)
     }
 
     /// Unlocks before the calling thread sleeps.
-    pub(crate) fn unlock_and_rest(&self) -> c_int {
-        self.unlock_other(hand_on)
+    pub(crate) fn unlock_before_sleep(&self) -> c_int {
+        self.unlock_other(release_fairly)
     }
 
-    fn unlock_other(&self, giving_up: unsafe fn(&Lock) -> c_int) -> c_int {
+    fn unlock_other(&self, release: unsafe fn(&Lock) -> c_int) -> c_int {
         match self.kind() {
             // SAFETY: as above.
-            Kind::Plain => unsafe { giving_up(&self.lock) },
+            Kind::Plain => unsafe { release(&self.lock) },
             // SAFETY: the mutex is the C library's, as the caller says.
             Kind::Passed => unsafe { real::mutex_unlock(self.raw()) },
             Kind::Destroyed => EINVAL,
             _ if !self.is_mine() => EPERM,
-            _ => self.unlock_as_owner(giving_up),
+            _ => self.unlock_as_owner(release),
         }
     }
 
     #[inline]
-    fn unlock_as_owner(&self, giving_up: unsafe fn(&Lock) -> c_int) -> c_int {
+    fn unlock_as_owner(&self, release: unsafe fn(&Lock) -> c_int) -> c_int {
         let left = self.count.load(Relaxed).saturating_sub(1);
         self.count.store(left, Relaxed);
         if left > 0 {
@@ -186,7 +186,7 @@ impl Mutex {
         }
         self.owner.store(0, Relaxed);
         // SAFETY: this thread holds it, as its number in `owner` says.
-        unsafe { giving_up(&self.lock) }
+        unsafe { release(&self.lock) }
     }
 
     #[cold]

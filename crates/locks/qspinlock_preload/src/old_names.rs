@@ -1,4 +1,4 @@
-//! Names that the C library keeps for programs linked long ago, for the same calls.
+//! Older names of the same calls, which the C library keeps for programs that were linked long ago.
 //!
 //! Other files implement the calls.
 

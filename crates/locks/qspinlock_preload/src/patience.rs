@@ -132,20 +132,20 @@ fn as_woken(lock: &Lock) -> &PvQSpinLock<Woken> {
 /// # Safety
 /// The program asserts that the calling thread may release it.
 #[inline]
-pub(crate) unsafe fn let_go(lock: &Lock) -> c_int {
+pub(crate) unsafe fn release(lock: &Lock) -> c_int {
     // SAFETY: the caller promises the same; if the lock is not held, nothing happens.
     if unsafe { lock.try_release_unwanted() } {
         return 0;
     }
     // SAFETY: the caller promises the same.
-    unsafe { let_go_slowly(lock) }
+    unsafe { release_slowly(lock) }
 }
 
 /// # Safety
-/// As for [`let_go`].
+/// As for [`release`].
 #[cold]
 #[inline(never)]
-pub(crate) unsafe fn let_go_slowly(lock: &Lock) -> c_int {
+pub(crate) unsafe fn release_slowly(lock: &Lock) -> c_int {
     if !lock.is_held() {
         return EPERM;
     }
@@ -154,12 +154,12 @@ pub(crate) unsafe fn let_go_slowly(lock: &Lock) -> c_int {
     0
 }
 
-/// [`let_go`] for a thread that is going to sleep: the oldest waiter gets the lock at once. Few threads could
+/// [`release`] for a thread that is going to sleep: the oldest waiter gets the lock at once. Few threads could
 /// pass it meanwhile, and a thread that backs off because the lock is busy would wait for nothing.
 ///
 /// # Safety
-/// As for [`let_go`].
-pub(crate) unsafe fn hand_on(lock: &Lock) -> c_int {
+/// As for [`release`].
+pub(crate) unsafe fn release_fairly(lock: &Lock) -> c_int {
     if !lock.is_held() {
         return EPERM;
     }

@@ -1,8 +1,7 @@
 //! The C library's own calls, for objects that are not replaced.
 //!
-//! - They are looked up when the library is loaded, or by a call that comes earlier. Only objects that are
-//!   passed on need them, so no lookup, which may allocate, happens inside an allocator that uses plain
-//!   locks.
+//! - The library looks them up when it is loaded, or in the first call if that comes earlier. A lookup may allocate.
+//!   Only objects that are passed on need one, so an allocator may use plain locks.
 //! - Calls that the C library does not have return `ENOSYS`.
 //!
 //! The callers decide which objects to pass on.

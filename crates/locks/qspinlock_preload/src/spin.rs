@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use libc::EBUSY;
 use qspinlock::FOREIGN;
 
-use crate::patience::{Lock, Patience, let_go_slowly, take_slowly};
+use crate::patience::{Lock, Patience, release_slowly, take_slowly};
 use shared::SharedSpin;
 
 /// libc's name for the type; the libc crate does not define it on all targets.
@@ -112,7 +112,7 @@ unsafe extern "C-unwind" fn pthread_spin_unlock(lock: *mut pthread_spinlock_t) -
     // SAFETY: the caller keeps the contract.
     match unsafe { spin(lock) } {
         // SAFETY: as above.
-        Spin::Private(lock) => unsafe { let_go_slowly(lock) },
+        Spin::Private(lock) => unsafe { release_slowly(lock) },
         Spin::Shared(lock) => lock.unlock(),
     }
 }

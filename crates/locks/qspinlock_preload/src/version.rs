@@ -1,7 +1,4 @@
-//! Lets a program find out that it runs under this library: `dlsym(RTLD_DEFAULT,
-//! "qspinlock_preload_version")`.
-//!
-//! A program needs no function of this file.
+//! Shows that a program runs under this library: then `dlsym(RTLD_DEFAULT, "qspinlock_preload_version")` is not NULL.
 
 use std::ffi::{CStr, c_char};
 

@@ -14,11 +14,11 @@ pub use crate::completions::{Shell, script as completions};
 pub use crate::man::write as write_manual;
 pub use crate::second_program::{COMMANDS, PARENT_ENV, find as find_program};
 
-/// Parses the process's arguments as `C`, and passes them to `obey`.
+/// Parses the process's arguments as `C`, and passes them to `run`.
 #[must_use]
-pub fn main<C: Parser>(obey: impl FnOnce(C) -> Result<ExitCode>) -> ExitCode {
+pub fn main<C: Parser>(run: impl FnOnce(C) -> Result<ExitCode>) -> ExitCode {
     match C::try_parse() {
-        Ok(command_line) => exit_with(obey(command_line)),
+        Ok(command_line) => exit_with(run(command_line)),
         Err(error) if is_help(&error) => error.exit(),
         Err(error) => {
             let line = line(C::command(), &error, std::env::args_os().skip(1));

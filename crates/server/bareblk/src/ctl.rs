@@ -26,7 +26,7 @@ use crate::control::worker_settings;
 use connection::{Connection, Reply};
 
 /// Runs the subcommand.
-pub fn obey(args: CtlArgs) -> Result<()> {
+pub fn run(args: CtlArgs) -> Result<()> {
     let (socket, json) = (args.socket(), args.json);
     let watch = match args.command {
         CtlCommand::Stats { watch } => watch.map(Duration::from_secs),

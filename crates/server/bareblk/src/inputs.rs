@@ -27,7 +27,7 @@ pub fn control_answer(line: &[u8]) -> String {
         Ok(request) if request.verb == Verb::Shutdown => {
             Answer::new(Some(request.id), Ok(Value::Object(Map::new())))
         }
-        Ok(request) => Answer::new(Some(request.id), dispatch::obey(&request.verb, &NoDisks)),
+        Ok(request) => Answer::new(Some(request.id), dispatch::execute(&request.verb, &NoDisks)),
     };
     serde_json::to_string(&answer).unwrap_or_default()
 }

@@ -72,7 +72,7 @@ fn run(command: Command) -> Result<ExitCode> {
             logging::start(&log)?;
             helper::server::run()
         }
-        Command::Ctl(args) => ctl::obey(args),
+        Command::Ctl(args) => ctl::run(args),
         Command::VmmArgs(args) => command_line::print(&vmm_args::text(&args)?),
         Command::Engines(args) => command_line::print(&engines::text(&args)?),
         Command::Bench => return second_program::run(&["bench".into()]),

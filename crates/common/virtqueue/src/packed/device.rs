@@ -5,7 +5,7 @@
 //! - A chain is a run of descriptors; the last one holds its buffer id. The id is the tag.
 //! - One used descriptor answers a whole chain and skips as many slots as the chain had. The device keeps
 //!   that count privately, by id, and never reads it back.
-//! - The device holds back the first used descriptor of a batch until [`DeviceQueue::publish`]. The driver reads only
+//! - The device stores the first used descriptor of a batch only in [`DeviceQueue::publish`]. The driver reads only
 //!   that slot, so it cannot see the later ones until then.
 //!
 //! Spec: virtio 1.3 §2.8.
@@ -19,7 +19,7 @@ use guest_mem::{GuestMemory, MemoryView};
 use super::cursor::Cursor;
 use super::event::is_wanted;
 use super::log::PackedLog;
-use super::recovery::{self, Recovered, Redo, RedoChain};
+use super::recovery::{self, Recovered, RedoChain, RedoList};
 use super::resume::{self, Opened};
 use super::ring::{Meta, Ring};
 use crate::chain::{At, Chain, Descriptor, INDIRECT, NEXT, Stopped, WRITE, Walk};
@@ -30,9 +30,9 @@ use crate::step::may_die_here;
 use crate::tables::{Table, Tables, check_indirect};
 use crate::{RingFeatures, RingLayout};
 
-/// A chain in flight.
+/// The chain in flight that has a given buffer id.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct InFlight {
     /// Descriptors of the chain; 0 if none is in flight.
     count: u16,
     /// Head entry in the log, if there is a log.
@@ -40,7 +40,7 @@ struct Held {
 }
 
 /// A chain taken from the ring: its size, its id, and any fault in its buffers.
-type Taken = (Held, u16, Result<(), ChainFault>);
+type Taken = (InFlight, u16, Result<(), ChainFault>);
 
 /// One packed queue as a device sees it.
 #[derive(Debug)]
@@ -55,16 +55,17 @@ pub struct DeviceQueue {
     next_avail: Cursor,
     /// Descriptors not in flight: how many the next chain may have.
     room: u16,
-    /// By buffer id.
-    held: Box<[Held]>,
+    /// Chains in flight, by buffer id.
+    in_flight: Box<[InFlight]>,
     /// Buffer id of the chain popped last.
     last_popped: u16,
     /// The position of the next used descriptor.
     next_used: Cursor,
     /// The position where the driver expects the next used descriptor.
     published: Cursor,
-    /// Flags, id and length to store at `published`.
-    held_back: Option<Meta>,
+    /// Flags, id and length of the first used descriptor of the batch; [`DeviceQueue::publish`] stores them at
+    /// `published`.
+    unpublished_first: Option<Meta>,
     undecided: Undecided,
     /// The driver was told that it need not kick.
     kicks_disabled: bool,
@@ -72,7 +73,7 @@ pub struct DeviceQueue {
     was_fresh: bool,
     log: Option<Box<PackedLog>>,
     /// Chains that the previous device had in flight; `None` once all are popped.
-    redo: Option<Box<Redo>>,
+    redo: Option<Box<RedoList>>,
     recovery: Recovery,
 }
 
@@ -99,11 +100,11 @@ impl DeviceQueue {
             indirect_limit: queue_size,
             next_avail: position,
             room: queue_size,
-            held: vec![Held::default(); usize::from(queue_size)].into(),
+            in_flight: vec![InFlight::default(); usize::from(queue_size)].into(),
             last_popped: 0,
             next_used: position,
             published: position,
-            held_back: None,
+            unpublished_first: None,
             undecided: Undecided::default(),
             kicks_disabled: false,
             was_fresh,
@@ -141,12 +142,12 @@ impl DeviceQueue {
         layout: RingLayout,
         features: RingFeatures,
         ring: Ring,
-        (log, redo): (PackedLog, Redo),
+        (log, redo): (PackedLog, RedoList),
     ) -> Self {
         let (queue_size, position, taken) = (layout.queue_size, log.used, redo.descriptors());
-        let mut held: Box<[Held]> = vec![Held::default(); usize::from(queue_size)].into();
+        let mut in_flight: Box<[InFlight]> = vec![InFlight::default(); usize::from(queue_size)].into();
         for &RedoChain { id, head, count, .. } in &redo.chains {
-            held[usize::from(id)] = Held { count, head };
+            in_flight[usize::from(id)] = InFlight { count, head };
         }
         recovery::hide_unpublished(&ring, position, taken);
         Self {
@@ -157,11 +158,11 @@ impl DeviceQueue {
             indirect_limit: queue_size,
             next_avail: position.forward(taken),
             room: queue_size - taken,
-            held,
+            in_flight,
             last_popped: 0,
             next_used: position,
             published: position,
-            held_back: None,
+            unpublished_first: None,
             undecided: Undecided::default(),
             kicks_disabled: false,
             was_fresh: false,
@@ -262,13 +263,13 @@ impl DeviceQueue {
         if !self.next_avail.is_available(first.flags()) {
             return Ok(None);
         }
-        let (held, id, walked) = self.walk(first, chain)?;
-        self.held[usize::from(id)] = held;
-        self.room -= held.count;
-        self.next_avail = self.next_avail.forward(held.count);
+        let (in_flight, id, walked) = self.walk(first, chain)?;
+        self.in_flight[usize::from(id)] = in_flight;
+        self.room -= in_flight.count;
+        self.next_avail = self.next_avail.forward(in_flight.count);
         self.last_popped = id;
         if !self.kicks_disabled {
-            self.say_farewell(); // a position stored with nothing in flight is no longer true
+            self.request_kicks(); // a position stored with nothing in flight is no longer true
         }
         finish_pop(id, walked)
     }
@@ -300,9 +301,9 @@ impl DeviceQueue {
 
     #[inline]
     fn check_id(&self, id: u16) -> Result<(), RingFault> {
-        match self.held.get(usize::from(id)) {
+        match self.in_flight.get(usize::from(id)) {
             None => Err(RingFault::IdOutOfRange { id, queue_size: self.layout.queue_size }),
-            Some(Held { count: 0, .. }) => Ok(()),
+            Some(InFlight { count: 0, .. }) => Ok(()),
             Some(_) => Err(RingFault::IdInFlight { id }),
         }
     }
@@ -324,7 +325,7 @@ impl DeviceQueue {
             self.check_id(id)?;
             let head = self.log.as_mut().map_or(0, |log| log.take_one(addr, first));
             let walked = self.walk_table(&first.at(addr), chain);
-            return Ok((Held { count: 1, head }, id, walked));
+            return Ok((InFlight { count: 1, head }, id, walked));
         }
         let Self { ring, log, next_avail, .. } = self;
         if let Some(log) = log {
@@ -353,10 +354,10 @@ impl DeviceQueue {
 
     /// The chain that was read from the ring, now in flight. `last` is its last descriptor.
     #[inline]
-    fn taken(&mut self, count: u16, last: Meta) -> Result<Held, RingFault> {
+    fn taken(&mut self, count: u16, last: Meta) -> Result<InFlight, RingFault> {
         self.check_id(last.id())?;
         let head = self.log.as_mut().map_or(0, |log| log.taken());
-        Ok(Held { count, head })
+        Ok(InFlight { count, head })
     }
 
     /// Reads the rest of a chain that is not plain, to its end even if it is unusable: only the last descriptor holds
@@ -430,19 +431,19 @@ impl DeviceQueue {
             return;
         }
         if let Some(log) = &mut self.log {
-            log.given_back(self.held[usize::from(self.last_popped)].head);
+            log.given_back(self.in_flight[usize::from(self.last_popped)].head);
         }
-        let held = self.take_held(self.last_popped);
-        self.next_avail = self.next_avail.back(held.count);
+        let in_flight = self.take_in_flight(self.last_popped);
+        self.next_avail = self.next_avail.back(in_flight.count);
     }
 
-    /// A chain that is no longer in flight.
+    /// Removes a chain from those in flight.
     #[inline]
-    fn take_held(&mut self, id: u16) -> Held {
-        let held = std::mem::take(&mut self.held[usize::from(id)]);
-        assert!(held.count != 0, "a chain is used, or given back, once after it was popped");
-        self.room += held.count;
-        held
+    fn take_in_flight(&mut self, id: u16) -> InFlight {
+        let in_flight = std::mem::take(&mut self.in_flight[usize::from(id)]);
+        assert!(in_flight.count != 0, "a chain is used, or given back, once after it was popped");
+        self.room += in_flight.count;
+        in_flight
     }
 
     /// Stores one completed chain; the driver sees it after the next [`DeviceQueue::publish`].
@@ -450,26 +451,26 @@ impl DeviceQueue {
     /// `written_bytes`: bytes stored from the start of the chain's device-writable part; 0 if unknown.
     #[inline]
     pub fn push_used(&mut self, tag: u16, written_bytes: u32) {
-        let held = self.take_held(tag);
+        let in_flight = self.take_in_flight(tag);
         // Without WRITE the length means nothing (virtio 1.3 §2.8.4).
         let written = if written_bytes == 0 { 0 } else { WRITE };
         let used = Meta::new(written_bytes, tag, self.next_used.used_flags() | written);
-        if self.held_back.is_some() {
+        if self.unpublished_first.is_some() {
             self.ring.set_meta(self.next_used.slot(), used, Relaxed);
             may_die_here();
         } else {
-            self.held_back = Some(used);
+            self.unpublished_first = Some(used);
         }
-        self.next_used = self.next_used.forward(held.count);
+        self.next_used = self.next_used.forward(in_flight.count);
         if let Some(log) = &mut self.log {
-            log.used(held.head);
+            log.used(in_flight.head);
         }
     }
 
     /// Makes all pushed chains visible to the driver, once per pass; returns whether there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let Some(first) = self.held_back.take() else { return false };
+        let Some(first) = self.unpublished_first.take() else { return false };
         if let Some(log) = &mut self.log {
             log.about_to_publish(self.next_used);
         }
@@ -483,7 +484,7 @@ impl DeviceQueue {
         self.undecided.add(self.next_used.since(self.published));
         self.published = self.next_used;
         if !self.kicks_disabled && self.is_drained() {
-            self.say_farewell(); // the device may already be waiting for a kick
+            self.request_kicks(); // the device may already be waiting for a kick
         }
         true
     }
@@ -501,8 +502,8 @@ impl DeviceQueue {
         // SeqCst: the flags must be visible before the driver's event setting is read. Pairs with the
         // driver's barrier between storing that setting and reading the next used descriptor again.
         fence(SeqCst);
-        let wish = self.ring.driver_event.load(0, Relaxed);
-        is_wanted(wish, undecided, self.published, self.layout.queue_size, self.features.event_idx)
+        let event = self.ring.driver_event.load(0, Relaxed);
+        is_wanted(event, undecided, self.published, self.layout.queue_size, self.features.event_idx)
     }
 
     /// Tells the driver that it need not kick, because the device polls. This is a hint: kicks may still
@@ -510,7 +511,7 @@ impl DeviceQueue {
     #[inline]
     pub fn disable_kicks(&mut self) {
         if !self.kicks_disabled {
-            self.ring.device_event.store(0, resume::at_work(self.next_avail), Relaxed);
+            self.ring.device_event.store(0, resume::event_without_kicks(self.next_avail), Relaxed);
             self.kicks_disabled = true;
         }
     }
@@ -524,7 +525,7 @@ impl DeviceQueue {
     /// Never; the signature matches [`crate::DeviceQueue::enable_kicks`].
     #[inline]
     pub fn enable_kicks(&mut self) -> Result<bool, RingFault> {
-        self.say_farewell();
+        self.request_kicks();
         self.kicks_disabled = false;
         // SeqCst: the request for kicks must be visible before the flags are read. Pairs with the driver's
         // barrier between storing the flags and reading that request.
@@ -539,8 +540,8 @@ impl DeviceQueue {
     }
 
     #[inline]
-    fn say_farewell(&self) {
-        let event = resume::farewell(self.next_avail, self.is_drained(), self.features.event_idx);
+    fn request_kicks(&self) {
+        let event = resume::event_with_kicks(self.next_avail, self.is_drained(), self.features.event_idx);
         // Release: pairs with the acquire in `resume::open`; the used descriptors before this position become
         // visible first.
         self.ring.device_event.store(0, event, Release);

@@ -15,7 +15,7 @@ use std::sync::atomic::fence;
 use guest_mem::{Address, GuestAddress, GuestRange, MemoryView};
 
 use super::cursor::Cursor;
-use super::event::{Wish, event, is_wanted};
+use super::event::{EventFlags, event, is_wanted};
 use super::ring::{Meta, Ring};
 use crate::buffers::{self, Buffers};
 use crate::chain::{DESCRIPTOR_BYTES, INDIRECT, WRITE};
@@ -60,8 +60,9 @@ pub struct DriverQueue {
     next_avail: Cursor,
     /// The position where the device expects the next available descriptor.
     published: Cursor,
-    /// Flags, id and length to store at `published`.
-    held_back: Option<Meta>,
+    /// Flags, id and length of the first available descriptor of the batch; [`DriverQueue::publish`] stores them at
+    /// `published`.
+    unpublished_first: Option<Meta>,
     undecided: Undecided,
     /// The position where the device puts the next used descriptor.
     next_used: Cursor,
@@ -96,7 +97,7 @@ impl DriverQueue {
             returned: 0,
             next_avail: start,
             published: start,
-            held_back: None,
+            unpublished_first: None,
             undecided: Undecided::default(),
             next_used: start,
             interrupts_disabled: false,
@@ -182,10 +183,10 @@ impl DriverQueue {
         let slot = self.next_avail.slot();
         let meta = Meta::new(range.len_bytes, id, flags | self.next_avail.avail_flags());
         self.ring.set_addr(slot, range.addr);
-        if self.held_back.is_some() {
+        if self.unpublished_first.is_some() {
             self.ring.set_meta(slot, meta, Relaxed);
         } else {
-            self.held_back = Some(meta);
+            self.unpublished_first = Some(meta);
         }
         self.next_avail = self.next_avail.forward(1);
     }
@@ -201,7 +202,7 @@ impl DriverQueue {
 
     /// Makes all added chains visible to the device; returns whether there were any.
     pub fn publish(&mut self) -> bool {
-        let Some(first) = self.held_back.take() else { return false };
+        let Some(first) = self.unpublished_first.take() else { return false };
         // Release: pairs with the device's acquire of these flags; all other descriptors become visible
         // first.
         self.ring.set_meta(self.published.slot(), first, Release);
@@ -223,8 +224,8 @@ impl DriverQueue {
         // SeqCst: the flags must be visible before the device's event setting is read. Pairs with the fence
         // in `DeviceQueue::enable_kicks`.
         fence(SeqCst);
-        let wish = self.ring.device_event.load(0, Relaxed);
-        is_wanted(wish, undecided, self.published, self.layout.queue_size, self.features.event_idx)
+        let event = self.ring.device_event.load(0, Relaxed);
+        is_wanted(event, undecided, self.published, self.layout.queue_size, self.features.event_idx)
     }
 
     /// Takes the next chain that the device has used, if there is one.
@@ -261,7 +262,7 @@ impl DriverQueue {
     /// Tells the device that the driver polls. This is a hint: interrupts may still come.
     pub fn disable_interrupts(&mut self) {
         if !self.interrupts_disabled {
-            self.ring.driver_event.store(0, event(Wish::None, self.next_used), Relaxed);
+            self.ring.driver_event.store(0, event(EventFlags::Disable, self.next_used), Relaxed);
             self.interrupts_disabled = true;
         }
     }
@@ -272,8 +273,8 @@ impl DriverQueue {
     /// # Errors
     /// Never; the signature matches [`crate::DriverQueue::arm_interrupts`].
     pub fn arm_interrupts(&mut self) -> Result<bool, DriverFault> {
-        let wish = if self.features.event_idx { Wish::At } else { Wish::Every };
-        self.ring.driver_event.store(0, event(wish, self.next_used), Relaxed);
+        let flags = if self.features.event_idx { EventFlags::Desc } else { EventFlags::Enable };
+        self.ring.driver_event.store(0, event(flags, self.next_used), Relaxed);
         self.interrupts_disabled = false;
         // SeqCst: the request for interrupts must be visible before the flags are read. Pairs with the fence
         // in `DeviceQueue::needs_notification`.

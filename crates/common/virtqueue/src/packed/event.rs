@@ -10,17 +10,17 @@ use crate::notify::Undecided;
 
 /// `RING_EVENT_FLAGS_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wish {
-    Every = 0,
-    None = 1,
+pub(super) enum EventFlags {
+    Enable = 0,
+    Disable = 1,
     /// An event when the descriptor at the position is written.
-    At = 2,
+    Desc = 2,
 }
 
 /// The word as stored in memory.
 #[inline]
-pub(super) fn event(wish: Wish, position: Cursor) -> u32 {
-    u32::from(position.to_bits()) | (wish as u32) << 16
+pub(super) fn event(flags: EventFlags, position: Cursor) -> u32 {
+    u32::from(position.to_bits()) | (flags as u32) << 16
 }
 
 /// Slot and wrap counter of an event word.
@@ -32,7 +32,7 @@ pub(super) fn position_bits(event: u32) -> u16 {
 
 /// The flags of an event word; the reserved bits around them are ignored.
 #[inline]
-pub(super) fn wish(event: u32) -> u32 {
+pub(super) fn flags(event: u32) -> u32 {
     event >> 16 & 3
 }
 
@@ -48,7 +48,7 @@ pub(super) fn is_wanted(
     queue_size: u16,
     by_idx: bool,
 ) -> bool {
-    match wish(event) {
+    match flags(event) {
         1 => false,
         2 if by_idx => Cursor::from_bits(position_bits(event), queue_size)
             .is_none_or(|at| end.behind(at) <= undecided.entries()),
@@ -65,7 +65,7 @@ mod tests {
     fn wanted(at: Cursor, count: u32, end: Cursor) -> bool {
         let mut undecided = Undecided::default();
         undecided.add(count);
-        is_wanted(event(Wish::At, at), undecided, end, 4, true)
+        is_wanted(event(EventFlags::Desc, at), undecided, end, 4, true)
     }
 
     fn position(at: u16) -> Cursor {
@@ -111,14 +111,14 @@ mod tests {
         undecided.add(1);
         let far = position(3);
         let is_wanted = |word, by_idx| is_wanted(word, undecided, position(1), 4, by_idx);
-        assert!(is_wanted(event(Wish::Every, far), true));
-        assert!(!is_wanted(event(Wish::None, far), true));
-        assert!(!is_wanted(event(Wish::At, far), true));
-        assert!(is_wanted(event(Wish::At, far), false));
+        assert!(is_wanted(event(EventFlags::Enable, far), true));
+        assert!(!is_wanted(event(EventFlags::Disable, far), true));
+        assert!(!is_wanted(event(EventFlags::Desc, far), true));
+        assert!(is_wanted(event(EventFlags::Desc, far), false));
     }
 
     #[test]
-    fn reserved_wish_and_a_slot_outside_the_ring_count_as_every_event() {
+    fn reserved_flags_and_a_slot_outside_the_ring_count_as_every_event() {
         let mut undecided = Undecided::default();
         undecided.add(1);
         assert!(is_wanted(3 << 16, undecided, position(1), 4, true));

@@ -173,7 +173,7 @@ impl PackedLog {
         release(&self.words, place(head), links.word());
     }
 
-    /// Notes that the chain with head `head` has a used descriptor, stored or held back, that is not visible
+    /// Notes that the chain with head `head` has a used descriptor, stored in the ring or not, that is not visible
     /// yet.
     #[inline]
     pub fn used(&mut self, head: u16) {

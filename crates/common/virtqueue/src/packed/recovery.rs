@@ -26,21 +26,21 @@ pub(super) struct RedoChain {
     pub id: u16,
     /// The chain's head entry in the log.
     pub head: u16,
-    /// Index of its first descriptor in [`Redo::descriptors`].
+    /// Index of its first descriptor in [`RedoList::descriptors`].
     pub first: usize,
     pub count: u16,
 }
 
 /// The chains to redo.
 #[derive(Debug, Default)]
-pub(super) struct Redo {
+pub(super) struct RedoList {
     pub chains: Vec<RedoChain>,
     pub descriptors: Vec<(u64, Meta)>,
     /// Index of the next one in `chains`.
     pub at: usize,
 }
 
-impl Redo {
+impl RedoList {
     #[allow(clippy::cast_possible_truncation)] // not more than the ring has descriptors
     pub fn left(&self) -> u16 {
         (self.chains.len() - self.at) as u16
@@ -56,7 +56,7 @@ impl Redo {
 #[derive(Debug)]
 pub(super) enum Recovered {
     /// The log with the ring's position, and the chains to redo.
-    Both(Box<(PackedLog, Redo)>),
+    Both(Box<(PackedLog, RedoList)>),
     /// The log was never written, or it belongs to another ring. The queue writes it anew.
     Neither {
         /** The words of the log. */
@@ -69,16 +69,16 @@ pub(super) fn recover(area: &LogArea, ring: &Ring, queue_size: u16) -> Result<Re
     let (words, snapshot) = area.open(queue_size, PACKED_WORDS)?;
     let Some(found) = snapshot else { return Ok(Recovered::Neither { words, was_foreign: false }) };
     let kept = Kept::read(&found, ring, queue_size)?;
-    if resume::is_of_a_ring_before(ring, kept.used, queue_size) {
+    if resume::belongs_to_previous_ring(ring, kept.used, queue_size) {
         return Ok(Recovered::Neither { words, was_foreign: true });
     }
     let both = Reader::new(words, found, area.entries(), kept).read(queue_size)?;
     Ok(Recovered::Both(both.into()))
 }
 
-/// Marks used descriptors that the dead device stored behind the one it held back as unused. Otherwise the driver would
-/// see them as soon as a used descriptor is stored at the held-back position. The log has the chains that were
-/// available there.
+/// Marks the used descriptors of the batch that the dead device did not publish as unused. Otherwise the driver would
+/// see them as soon as this device stores a used descriptor at the first position of that batch. The log has the chains
+/// that were available there.
 pub(super) fn hide_unpublished(ring: &Ring, used: Cursor, descriptors: u16) {
     for at in (0..descriptors).map(|distance| used.forward(distance)) {
         let meta = ring.meta(at.slot(), Relaxed);
@@ -171,7 +171,7 @@ impl Reader {
         Self { log, found, seen: vec![false; usize::from(entries)], seen_entries: 0 }
     }
 
-    fn read(mut self, queue_size: u16) -> Result<(PackedLog, Redo), LogFault> {
+    fn read(mut self, queue_size: u16) -> Result<(PackedLog, RedoList), LogFault> {
         self.read_free_list()?;
         let redo = self.read_chains(queue_size)?;
         let (found, entries) = (self.seen_entries, self.log.entries);
@@ -217,7 +217,7 @@ impl Reader {
         Ok(())
     }
 
-    fn read_chains(&mut self, queue_size: u16) -> Result<Redo, LogFault> {
+    fn read_chains(&mut self, queue_size: u16) -> Result<RedoList, LogFault> {
         let found = &self.found;
         let is_head =
             |&entry: &u16| !self.seen[usize::from(entry)] && found.word(place(entry)) & 0xff == IN_FLIGHT;
@@ -225,7 +225,7 @@ impl Reader {
         let mut heads: Vec<_> = counted.map(|head| (found.word(place(head) + 1), head)).collect();
         heads.sort_unstable();
         self.log.counter = heads.last().map_or(0, |&(counter, _)| counter.wrapping_add(1));
-        let (mut redo, mut has_id) = (Redo::default(), vec![false; usize::from(queue_size)]);
+        let (mut redo, mut has_id) = (RedoList::default(), vec![false; usize::from(queue_size)]);
         for (_, head) in heads {
             let chain = self.read_chain(head, &mut redo.descriptors)?;
             let id = chain.id;

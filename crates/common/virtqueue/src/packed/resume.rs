@@ -4,12 +4,12 @@
 //! privately. A front-end whose back-end is gone may send an older one (QEMU sends that of a new ring), and
 //! requests would run twice. So:
 //!
-//! 1. If the last device stored its position when nothing was in flight ([`farewell`]), that position counts,
+//! 1. If the last device stored its position when nothing was in flight ([`event_with_kicks`]), that position counts,
 //!    unless the ring contradicts it. The ring contradicts it with a descriptor that was used later: from
 //!    that slot on, one used in that lap; before that slot, one used in the next lap. The ring also
 //!    contradicts it if no descriptor before it was used: then a new ring replaced the old one.
 //! 2. Otherwise the claimed position counts, unless the ring contradicts it, or the last device was one of
-//!    ours that died while serving ([`at_work`]). Nonzero contents (virtio 1.3 §2.8.13) beyond the
+//!    ours that died while serving ([`event_without_kicks`]). Nonzero contents (virtio 1.3 §2.8.13) beyond the
 //!    descriptors that a driver has made available also contradict the start of a lap.
 //! 3. Otherwise a ring that no device ever used starts at its beginning: some front-ends send 0 for it.
 //! 4. Otherwise the position is unknown, and the queue is refused.
@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::cursor::Cursor;
-use super::event::{Wish, event, position_bits, wish};
+use super::event::{EventFlags, event, flags, position_bits};
 use super::ring::{AVAIL, Ring, USED};
 use crate::fault::RingFault;
 
@@ -45,22 +45,22 @@ pub(super) fn base(next_avail: Cursor, next_used: Cursor) -> u32 {
 }
 
 /// The event word of a device that is about to wait or to stop: a request for kicks. It includes the position if that
-/// lets the next device see that nothing is in flight. A driver reads the position only with [`Wish::At`]; with any
-/// other wish the device may use the field.
+/// lets the next device see that nothing is in flight. A driver reads the position only with [`EventFlags::Desc`]; with
+/// any other flags the device may use the field.
 #[inline]
-pub(super) fn farewell(next_avail: Cursor, is_drained: bool, event_idx: bool) -> u32 {
+pub(super) fn event_with_kicks(next_avail: Cursor, is_drained: bool, event_idx: bool) -> u32 {
     match (is_drained, event_idx) {
-        (true, _) => event(Wish::Every, next_avail),
-        (false, true) => event(Wish::At, next_avail),
-        (false, false) => (Wish::Every as u32) << 16 | NOWHERE,
+        (true, _) => event(EventFlags::Enable, next_avail),
+        (false, true) => event(EventFlags::Desc, next_avail),
+        (false, false) => (EventFlags::Enable as u32) << 16 | NOWHERE,
     }
 }
 
 /// The event word of a device that needs no kicks; drivers ignore its position. The word marks the device as
 /// ours, because a foreign device that polled stopped at the position that its front-end sends.
 #[inline]
-pub(super) fn at_work(next_avail: Cursor) -> u32 {
-    event(Wish::None, next_avail) | u32::from(NO_SLOT)
+pub(super) fn event_without_kicks(next_avail: Cursor) -> u32 {
+    event(EventFlags::Disable, next_avail) | u32::from(NO_SLOT)
 }
 
 /// The position at which a ring is opened.
@@ -75,16 +75,16 @@ pub(super) struct Opened {
 pub(super) fn open(ring: &Ring, base: u32, queue_size: u16) -> Result<Opened, RingFault> {
     let claimed = claimed(base, queue_size)?;
     let start = Cursor::start(queue_size);
-    // Acquire: pairs with the release of a farewell.
+    // Acquire: pairs with the release in `DeviceQueue::request_kicks`.
     let event = ring.device_event.load(0, Acquire);
     let used_slot = used_at_all(ring, queue_size);
-    let said = left_at(event, queue_size);
-    let left = said.filter(|&at| contradiction(ring, at, queue_size).is_none());
-    // A contradicted farewell belongs to an earlier ring at this address. In the middle of a first lap, however, it may
-    // be true of a full ring.
-    let said_new = said
+    let stored = left_at(event, queue_size);
+    let left = stored.filter(|&at| contradiction(ring, at, queue_size).is_none());
+    // A stored position that the ring contradicts belongs to an earlier ring at this address. In the middle of a first
+    // lap, however, it may be that of a full ring.
+    let stored_new = stored
         .is_some_and(|at| at.slot() == 0 || !at.wrap_counter() || !is_full_of_first_lap(ring, queue_size));
-    let is_new = used_slot.is_none() && (said_new || is_at_work_from(event, start));
+    let is_new = used_slot.is_none() && (stored_new || is_at_work_from(event, start));
     let against = match contradiction(ring, claimed, queue_size) {
         // Front-ends send the base of a new ring again after its device died, and the end of a lap looks the
         // same.
@@ -113,7 +113,7 @@ fn claimed(base: u32, queue_size: u16) -> Result<Cursor, RingFault> {
 /// order: used descriptors may overwrite some that are still available, and some used chains may look available.
 fn was_at_work(event: u32, claimed: Cursor) -> bool {
     let at = position_bits(event);
-    match wish(event) {
+    match flags(event) {
         0 => u32::from(at) == NOWHERE,
         1 => at & NO_SLOT == NO_SLOT,
         // Foreign devices store it too, at the position where they stopped.
@@ -124,12 +124,12 @@ fn was_at_work(event: u32, claimed: Cursor) -> bool {
 
 /// Whether a device started serving, or stored a request for kicks, at `start`.
 fn is_at_work_from(event: u32, start: Cursor) -> bool {
-    event == at_work(start) || position_bits(event) == start.to_bits()
+    event == event_without_kicks(start) || position_bits(event) == start.to_bits()
 }
 
-/// The position in a farewell.
+/// The position that the last device stored when nothing was in flight.
 fn left_at(event: u32, queue_size: u16) -> Option<Cursor> {
-    Cursor::from_bits(position_bits(event), queue_size).filter(|_| wish(event) == Wish::Every as u32)
+    Cursor::from_bits(position_bits(event), queue_size).filter(|_| flags(event) == EventFlags::Enable as u32)
 }
 
 /// A slot that a device has used since it was at `claimed`, or 0 if it never reached `claimed`.
@@ -157,7 +157,7 @@ fn never_got_there(ring: &Ring, claimed: Cursor, queue_size: u16) -> bool {
 /// Whether the ring certainly cannot be at `used`, which a log may have kept from a previous ring at this
 /// address. Only certain signs count: a full lap leaves no slot empty, and a part of the first lap leaves a
 /// USED flag.
-pub(super) fn is_of_a_ring_before(ring: &Ring, used: Cursor, queue_size: u16) -> bool {
+pub(super) fn belongs_to_previous_ring(ring: &Ring, used: Cursor, queue_size: u16) -> bool {
     let never_used = |mut slots: Range<u16>| !slots.any(|slot| ring.meta(slot, Relaxed).flags() & USED != 0);
     (0..queue_size).any(|slot| is_zero(ring, slot))
         && (!used.wrap_counter() || used.slot() != 0 && never_used(0..used.slot()))

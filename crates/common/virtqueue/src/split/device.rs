@@ -49,13 +49,13 @@ pub struct DeviceQueue {
     kicks_disabled: bool,
     log: Option<Box<SplitLog>>,
     /// Chains that the previous device had in flight; `None` once all are popped.
-    redo: Option<Box<Redo>>,
+    redo: Option<Box<RedoList>>,
     recovery: Recovery,
 }
 
 /// Heads in the order in which they were taken, and the index of the next one to pop.
 #[derive(Debug)]
-struct Redo {
+struct RedoList {
     heads: Vec<u16>,
     at: usize,
 }
@@ -110,7 +110,7 @@ impl DeviceQueue {
         queue.next_avail = queue.next_avail.wrapping_add(redone);
         queue.avail_idx = queue.next_avail;
         queue.log = Some(opened.log.into());
-        queue.redo = (redone != 0).then(|| Redo { heads: opened.redo, at: 0 }.into());
+        queue.redo = (redone != 0).then(|| RedoList { heads: opened.redo, at: 0 }.into());
         queue.recovery = Recovery { redone, was_foreign: opened.was_foreign };
         Ok(queue)
     }

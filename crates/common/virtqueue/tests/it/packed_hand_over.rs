@@ -88,7 +88,7 @@ fn new_ring_full_of_requests_starts_at_the_first_of_them() {
     assert!(opened.iter_mut().all(|device| device.was_fresh() && pop(device).is_some()));
 }
 
-/// The driver does not write the device area, so the previous ring's farewell may still be there.
+/// The driver does not write the device area, so the position of the previous ring may still be stored there.
 #[test]
 fn new_ring_in_the_place_of_an_old_one_starts_at_its_beginning() {
     let mut bed = bed(8, PLAIN);

@@ -16,7 +16,7 @@ fn resume(rig: &PackedRig, base: u32) -> Result<u32, RingFault> {
 }
 
 /// A ring of 4 that has served this many chains of one descriptor. Its device polls and has stored no
-/// farewell.
+/// position.
 fn used(count: u16) -> PackedRig {
     let mut rig = packed_rig(4, PLAIN);
     rig.go_round(count);

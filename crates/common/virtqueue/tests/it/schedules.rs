@@ -113,7 +113,7 @@ struct Expected {
 /// When a side of a packed ring must be notified; the superfluous notifications of a split ring are not
 /// modelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum WantedEvents {
     Every,
     None,
     /// Once, if nothing was there when the side asked.
@@ -130,9 +130,9 @@ struct World<D> {
     /// `used` entries that the driver can see.
     visible: usize,
     device_asleep: bool,
-    device_wish: Wish,
+    device_wants: WantedEvents,
     driver_asleep: bool,
-    driver_wish: Wish,
+    driver_wants: WantedEvents,
     next_token: u64,
     features: RingFeatures,
     /// The oracle makes each used chain visible at once.
@@ -150,9 +150,9 @@ impl<D: Device> World<D> {
             used: VecDeque::new(),
             visible: 0,
             device_asleep: false,
-            device_wish: Wish::Every,
+            device_wants: WantedEvents::Every,
             driver_asleep: false,
-            driver_wish: Wish::Every,
+            driver_wants: WantedEvents::Every,
             next_token: 1000,
             features,
             used_is_visible_at_once,
@@ -200,7 +200,7 @@ impl<D: Device> World<D> {
         prop_assert!(published || !kick, "kick for nothing");
         prop_assert!(kick || !(published && self.device_asleep), "device sleeps through a chain");
         if self.features.packed {
-            prop_assert_eq!(kick, published && notified(self.device_wish, self.device_asleep));
+            prop_assert_eq!(kick, published && notified(self.device_wants, self.device_asleep));
         }
         self.device_asleep &= !kick;
         Ok(())
@@ -208,7 +208,7 @@ impl<D: Device> World<D> {
 
     fn pop(&mut self) -> Result<(), TestCaseError> {
         self.device.disable_kicks();
-        (self.device_asleep, self.device_wish) = (false, Wish::None);
+        (self.device_asleep, self.device_wants) = (false, WantedEvents::None);
         let popped = self.device.pop();
         let expected = self.available.pop_front();
         prop_assert_eq!(popped, expected.as_ref().map(|chain| (chain.tag, chain.buffers.clone())));
@@ -235,12 +235,12 @@ impl<D: Device> World<D> {
         let interrupt = self.device.publish();
         let published = self.visible != self.used.len();
         self.visible = self.used.len();
-        if self.device_wish != Wish::None {
-            self.device_wish = self.wish_of_an_idle_device();
+        if self.device_wants != WantedEvents::None {
+            self.device_wants = self.events_wanted_when_idle();
         }
         prop_assert!(interrupt || !(self.driver_asleep && self.visible > 0), "driver sleeps through a chain");
         if self.features.packed {
-            prop_assert_eq!(interrupt, published && notified(self.driver_wish, self.driver_asleep));
+            prop_assert_eq!(interrupt, published && notified(self.driver_wants, self.driver_asleep));
         }
         self.driver_asleep &= !interrupt;
         Ok(())
@@ -248,7 +248,7 @@ impl<D: Device> World<D> {
 
     fn pop_used(&mut self) -> Result<(), TestCaseError> {
         self.driver.disable_interrupts();
-        (self.driver_asleep, self.driver_wish) = (false, Wish::None);
+        (self.driver_asleep, self.driver_wants) = (false, WantedEvents::None);
         let used = self.driver.pop_used().unwrap();
         let expected = if self.visible > 0 { self.used.pop_front() } else { None };
         self.visible = self.visible.saturating_sub(1);
@@ -263,15 +263,15 @@ impl<D: Device> World<D> {
         let more = self.device.enable_kicks();
         prop_assert_eq!(more, !self.available.is_empty());
         self.device_asleep = !more;
-        self.device_wish = self.wish_of_an_idle_device();
+        self.device_wants = self.events_wanted_when_idle();
         Ok(())
     }
 
     /// With nothing in flight, the device of a packed ring stores its position in a field that a driver
     /// ignores.
-    fn wish_of_an_idle_device(&self) -> Wish {
+    fn events_wanted_when_idle(&self) -> WantedEvents {
         let is_drained = self.popped.is_empty() && self.visible == self.used.len();
-        if self.features.event_idx && !is_drained { Wish::Next } else { Wish::Every }
+        if self.features.event_idx && !is_drained { WantedEvents::Next } else { WantedEvents::Every }
     }
 
     fn driver_sleeps(&mut self) -> Result<(), TestCaseError> {
@@ -279,7 +279,7 @@ impl<D: Device> World<D> {
         let more = self.driver.arm_interrupts().unwrap();
         prop_assert_eq!(more, self.visible > 0);
         self.driver_asleep = !more;
-        self.driver_wish = if self.features.event_idx { Wish::Next } else { Wish::Every };
+        self.driver_wants = if self.features.event_idx { WantedEvents::Next } else { WantedEvents::Every };
         Ok(())
     }
 
@@ -301,11 +301,11 @@ impl<D: Device> World<D> {
     }
 }
 
-fn notified(wish: Wish, asleep: bool) -> bool {
-    match wish {
-        Wish::Every => true,
-        Wish::None => false,
-        Wish::Next => asleep,
+fn notified(wanted: WantedEvents, asleep: bool) -> bool {
+    match wanted {
+        WantedEvents::Every => true,
+        WantedEvents::None => false,
+        WantedEvents::Next => asleep,
     }
 }
 

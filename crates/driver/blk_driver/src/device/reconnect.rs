@@ -161,9 +161,9 @@ impl Thread {
         let (mut pause, mut attempts, mut reason) = (pace.disconnected(), 0, String::new());
         loop {
             let next = Instant::now() + pause;
-            if self
-                .pause_until(not_after.map_or(next, |end| end.min(next)), |command| self.obey_alone(command))
-            {
+            if self.pause_until(not_after.map_or(next, |end| end.min(next)), |command| {
+                self.execute_without_back_end(command)
+            }) {
                 return None;
             }
             if attempts > 0 && is_over() {

@@ -100,7 +100,7 @@ impl Thread {
     }
 
     /// Handles a command while no back-end is connected; the next one gets every region when it connects.
-    pub(super) fn obey_alone(&self, command: Command) {
+    pub(super) fn execute_without_back_end(&self, command: Command) {
         match command {
             Command::Register(memory, answer) => {
                 let added = self.map.add_user(memory).map(|region| self.map.open(&region));
@@ -112,11 +112,11 @@ impl Thread {
         }
     }
 
-    /// Sleeps until `due` and handles users' commands with `obey`; returns whether to stop.
-    pub(super) fn pause_until(&self, due: Instant, obey: impl Fn(Command)) -> bool {
+    /// Sleeps until `due` and handles users' commands with `execute`; returns whether to stop.
+    pub(super) fn pause_until(&self, due: Instant, execute: impl Fn(Command)) -> bool {
         loop {
             while let Ok(command) = self.commands.try_recv() {
-                obey(command);
+                execute(command);
             }
             let (stop, notice) = (&*self.shared.stop, &*self.shared.notice);
             let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(notice, PollFlags::IN)];

@@ -142,7 +142,7 @@ impl Thread {
         if woken.notice {
             self.stop_ended_queues(session)?;
             while let Ok(command) = self.commands.try_recv() {
-                self.obey(session, command)?;
+                self.execute(session, command)?;
             }
         }
         Ok(())
@@ -193,7 +193,7 @@ impl Thread {
             .is_ok_and(|ready| ready > 0)
     }
 
-    fn obey(&self, session: &mut Session, command: Command) -> Result<(), MessageError> {
+    fn execute(&self, session: &mut Session, command: Command) -> Result<(), MessageError> {
         match command {
             Command::Register(memory, answer) => {
                 let (result, fatal) = split(self.register(session, memory));

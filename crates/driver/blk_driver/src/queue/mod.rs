@@ -299,8 +299,8 @@ impl Queue {
     fn take(&mut self, out: &mut [Completion]) -> (Result<usize, QueueError>, bool) {
         self.read_mail();
         let mut taken = 0;
-        if self.slots.untold() > 0 {
-            taken = self.slots.tell(out);
+        if self.slots.unreported() > 0 {
+            taken = self.slots.report(out);
         }
         if self.overdue {
             taken += self.end_overdue(&mut out[taken..]);
@@ -331,7 +331,7 @@ impl Queue {
             match self.ring.pop_used() {
                 Ok(None) => break,
                 Ok(Some(used)) => match self.settle(used) {
-                    Settled::Told(completion) => {
+                    Settled::Ended(completion) => {
                         out[popped] = completion;
                         popped += 1;
                     }
@@ -340,7 +340,7 @@ impl Queue {
                 },
                 Err(fault) => {
                     self.die(QueueError::Device { queue: self.index, fault });
-                    return (popped + self.slots.tell(&mut out[popped..]), false);
+                    return (popped + self.slots.report(&mut out[popped..]), false);
                 }
             }
         }
@@ -366,12 +366,12 @@ impl Queue {
                 let completion = Completion { token: slot.token, stored_bytes: slot.stored_bytes, result };
                 self.slots.ended += 1;
                 self.slots.free(index);
-                Settled::Told(completion)
+                Settled::Ended(completion)
             }
             Stage::Zombie if !slot.own => {
                 let token = slot.token;
                 self.slots.free(index);
-                Settled::Told(Completion { token, stored_bytes: 0, result: Err(RequestError::Returned) })
+                Settled::Ended(Completion { token, stored_bytes: 0, result: Err(RequestError::Returned) })
             }
             _ => {
                 self.slots.returned(index);
@@ -435,7 +435,7 @@ impl Queue {
             }
         }
         self.earliest = earliest;
-        self.slots.tell(out)
+        self.slots.report(out)
     }
 
     /// Ends the request(s) with this token now, with [`crate::RequestError::Cancelled`]. The device is not
@@ -486,7 +486,7 @@ impl Drop for Queue {
 /// The result of handling a used chain.
 enum Settled {
     /// Report the completion to the owner.
-    Told(Completion),
+    Ended(Completion),
     /// Report nothing, because no caller waits for it.
     Silent,
     /// Send the flush.

@@ -1,13 +1,13 @@
 //! The requests in flight: one slot per request, in private memory, as many as the queue has descriptors.
 //!
 //! ```text
-//! Free → Live (its owner waits) ─ device answers ─→ told, Free
-//!          ├ deadline, cancel → Ending → told → Zombie ─ device answers → Returning → told, Free
-//!          └ device gone      → Ending → told, Free
+//! Free → Live (its owner waits) ─ device answers ─→ reported, Free
+//!          ├ deadline, cancel → Ending → reported → Zombie ─ device answers → Returning → reported, Free
+//!          └ device gone      → Ending → reported, Free
 //! ```
 //!
 //! - A slot holds everything that is needed to send its request again, into another ring.
-//! - `untold` counts the slots that have ended and were not yet reported: a caller with little room calls again.
+//! - `unreported` counts the slots that have ended and were not yet reported: a caller with little room calls again.
 //! - Chains keep their capacity: a warm queue does not allocate.
 
 use std::time::Instant;
@@ -116,7 +116,7 @@ pub(crate) struct Slots {
     /// The slot freed last is used first, because it is still in the cache.
     free: Vec<u16>,
     /// Slots that are `Ending` or `Returning`.
-    untold: usize,
+    unreported: usize,
     /// `Live` slots that the ring has no room for.
     waiting: usize,
     /// Requests whose end was reported since the queue was made.
@@ -128,7 +128,14 @@ impl Slots {
     /// `count` free slots.
     pub(crate) fn new(count: u16) -> Self {
         let slots = (0..count).map(|_| Slot::free()).collect();
-        Self { slots, free: (0..count).rev().collect(), untold: 0, waiting: 0, ended: 0, next_sequence: 0 }
+        Self {
+            slots,
+            free: (0..count).rev().collect(),
+            unreported: 0,
+            waiting: 0,
+            ended: 0,
+            next_sequence: 0,
+        }
     }
 
     /// Slots that are not free.
@@ -150,8 +157,8 @@ impl Slots {
 
     /// Slots that ended and were not reported.
     #[inline]
-    pub(crate) fn untold(&self) -> usize {
-        self.untold
+    pub(crate) fn unreported(&self) -> usize {
+        self.unreported
     }
 
     /// Live slots that are not in the ring, for lack of room.
@@ -196,12 +203,12 @@ impl Slots {
 
     /// Ends the request. `result` is reported later.
     pub(crate) fn end(&mut self, index: u16, result: Result<(), RequestError>) {
-        self.set_untold(index, Stage::Ending(result));
+        self.set_unreported(index, Stage::Ending(result));
     }
 
-    fn set_untold(&mut self, index: u16, stage: Stage) {
+    fn set_unreported(&mut self, index: u16, stage: Stage) {
         self.get_mut(index).stage = stage;
-        self.untold += 1;
+        self.unreported += 1;
     }
 
     /// The device has completed slot `index`; the queue reports it later.
@@ -218,7 +225,7 @@ impl Slots {
         if self.get(index).own {
             self.free(index);
         } else {
-            self.set_untold(index, Stage::Returning);
+            self.set_unreported(index, Stage::Returning);
         }
     }
 
@@ -271,32 +278,32 @@ impl Slots {
 
     /// Reports ended slots, as many as `out` has room for; returns their number.
     #[cold]
-    pub(crate) fn tell(&mut self, out: &mut [Completion]) -> usize {
-        let mut told = 0;
+    pub(crate) fn report(&mut self, out: &mut [Completion]) -> usize {
+        let mut reported = 0;
         for index in self.indices() {
-            while told < out.len()
-                && let Some(completion) = self.tell_one(index)
+            while reported < out.len()
+                && let Some(completion) = self.report_one(index)
             {
-                out[told] = completion;
-                told += 1;
+                out[reported] = completion;
+                reported += 1;
             }
         }
-        told
+        reported
     }
 
-    fn tell_one(&mut self, index: u16) -> Option<Completion> {
+    fn report_one(&mut self, index: u16) -> Option<Completion> {
         let slot = self.get(index);
         let (token, in_ring) = (slot.token, slot.in_ring);
         match slot.stage {
             Stage::Ending(result) => {
                 let stored_bytes = if result.is_ok() { slot.stored_bytes } else { 0 };
-                self.untold -= 1;
+                self.unreported -= 1;
                 self.ended += 1;
-                self.told_end(index, result, in_ring);
+                self.after_report(index, result, in_ring);
                 Some(Completion { token, stored_bytes, result })
             }
             Stage::Returning => {
-                self.untold -= 1;
+                self.unreported -= 1;
                 self.free(index);
                 Some(Completion { token, stored_bytes: 0, result: Err(RequestError::Returned) })
             }
@@ -304,7 +311,7 @@ impl Slots {
         }
     }
 
-    fn told_end(&mut self, index: u16, result: Result<(), RequestError>, in_ring: bool) {
+    fn after_report(&mut self, index: u16, result: Result<(), RequestError>, in_ring: bool) {
         match result {
             Err(error) if error.is_with_device() => {
                 self.get_mut(index).stage = Stage::Zombie;

@@ -62,7 +62,7 @@ impl Queue {
     /// [`QueueError`].
     pub fn arm(&mut self) -> Result<bool, QueueError> {
         self.read_mail();
-        if self.dead.is_some() || self.slots.untold() > 0 {
+        if self.dead.is_some() || self.slots.unreported() > 0 {
             return Ok(true); // `completions` tells what it is
         }
         self.armed = true;

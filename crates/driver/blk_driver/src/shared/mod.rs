@@ -13,7 +13,7 @@
 //!    sleeper clears it, and it takes completions after that, so each signal that it cleared stood for a
 //!    completion that could be taken.
 //! 2. Another thread that takes completions thereby withdraws the request for a signal. It asks again before
-//!    it unlocks. If there are more completions already, it wakes the sleeper itself ([`Guarded::rouses`]).
+//!    it unlocks. If there are more completions already, it wakes the sleeper itself ([`Guarded::must_wake_sleeper`]).
 //! 3. A thread also wakes the sleeper for requests that end without the device (a cancelled request, one that
 //!    was done at once, a broken ring), and for a deadline earlier than the sleeper's wake-up time. The
 //!    session writes its mail first and then wakes the sleeper through the same descriptor.
@@ -72,7 +72,7 @@ struct Sleeper {
 
 /// The notifications to give when a call ends.
 #[derive(Debug, Default)]
-struct Bells {
+struct Notifications {
     device: Option<Kick>,
     sleeper: bool,
 }
@@ -96,8 +96,8 @@ impl<L: RawMutex> SharedQueue<L> {
         let mut guarded = self.guarded.lock();
         let taken = guarded.push_all(requests);
         let device = if matches!(taken, Ok(1..)) { guarded.queue.prepare_kick() } else { None };
-        let bells = Bells { device, sleeper: guarded.rouses_after_push() };
-        self.unlock_and_ring(guarded, bells);
+        let notifications = Notifications { device, sleeper: guarded.sleeper_has_work() };
+        self.unlock_and_notify(guarded, notifications);
         taken
     }
 
@@ -108,8 +108,8 @@ impl<L: RawMutex> SharedQueue<L> {
     pub fn completions(&self, out: &mut [Completion]) -> Result<usize, QueueError> {
         let mut guarded = self.guarded.lock();
         let (taken, device) = guarded.queue.completions_and_kick(out);
-        let bells = Bells { device, sleeper: guarded.rouses() };
-        self.unlock_and_ring(guarded, bells);
+        let notifications = Notifications { device, sleeper: guarded.must_wake_sleeper() };
+        self.unlock_and_notify(guarded, notifications);
         taken
     }
 
@@ -160,7 +160,7 @@ impl<L: RawMutex> SharedQueue<L> {
             Ok(0) if until.is_none_or(|until| Instant::now() < until) => guarded.fall_asleep(until),
             taken => ControlFlow::Break(taken),
         };
-        self.unlock_and_ring(guarded, Bells { device, sleeper: false });
+        self.unlock_and_notify(guarded, Notifications { device, sleeper: false });
         next
     }
 
@@ -183,8 +183,8 @@ impl<L: RawMutex> SharedQueue<L> {
     pub fn cancel(&self, token: u64) -> bool {
         let mut guarded = self.guarded.lock();
         let found = guarded.queue.cancel(token);
-        let bells = Bells { device: None, sleeper: guarded.rouses_after_push() };
-        self.unlock_and_ring(guarded, bells);
+        let notifications = Notifications { device: None, sleeper: guarded.sleeper_has_work() };
+        self.unlock_and_notify(guarded, notifications);
         found
     }
 
@@ -210,18 +210,18 @@ impl<L: RawMutex> SharedQueue<L> {
     /// other threads do to the queue after the unlock, the doorbell is open and belongs to the intended
     /// session.
     #[inline]
-    fn unlock_and_ring(&self, guarded: MutexGuard<'_, L, Guarded>, bells: Bells) {
+    fn unlock_and_notify(&self, guarded: MutexGuard<'_, L, Guarded>, notifications: Notifications) {
         match self.policy {
             KickPolicy::Locked => {
-                bells.device.into_iter().for_each(Kick::notify);
+                notifications.device.into_iter().for_each(Kick::notify);
                 drop(guarded);
             }
             KickPolicy::Unlocked => {
                 drop(guarded);
-                bells.device.into_iter().for_each(Kick::notify);
+                notifications.device.into_iter().for_each(Kick::notify);
             }
         }
-        if bells.sleeper {
+        if notifications.sleeper {
             self.signal.ring();
         }
     }
@@ -259,15 +259,15 @@ impl Guarded {
     /// Whether the sleeper must be woken, because another thread took completions and thereby withdrew its request for
     /// a signal.
     #[inline]
-    fn rouses(&mut self) -> bool {
-        self.sleeper.is_some() && (self.queue.arm() != Ok(false) || self.rouses_after_push())
+    fn must_wake_sleeper(&mut self) -> bool {
+        self.sleeper.is_some() && (self.queue.arm() != Ok(false) || self.sleeper_has_work())
     }
 
     /// Whether the sleeper has work that the device does not know of.
     #[inline]
-    fn rouses_after_push(&self) -> bool {
+    fn sleeper_has_work(&self) -> bool {
         let Some(sleeper) = self.sleeper else { return false };
         let earlier = |deadline| sleeper.wake_up.is_none_or(|wake_up| deadline < wake_up);
-        self.queue.slots.untold() > 0 || self.queue.next_deadline().is_some_and(earlier)
+        self.queue.slots.unreported() > 0 || self.queue.next_deadline().is_some_and(earlier)
     }
 }

@@ -1,7 +1,7 @@
 /*
- * What the library says to a program that does it wrong: a code and a line of text, and the program goes on.
+ * Wrong calls return an error code and set a line of text, and the program continues.
  *
- * Elsewhere: what goes right (examples/read_write.c).
+ * Elsewhere: correct calls (examples/read_write.c).
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 
 static const uint64_t LIMIT_NS = UINT64_C(20) * 1000 * 1000 * 1000;
 
-/* The call returns `code`, and the text has `text` in it. */
+/* Checks that the call returns `code`, and that the text of an error contains `text`. */
 #define EXPECT(call, code, text) expect((call), (code), (text), #call, __LINE__)
 
 static void expect(int result, int code, const char *text, const char *call, int line)
@@ -159,7 +159,7 @@ static void requests(bareblk_device *device, bareblk_queue *queue)
     bareblk_buffer_release(buffer);
 }
 
-/* A notification outlives its queue and its device, and is one notification. */
+/* A notification outlives its queue and its device, and is sent once. */
 static void late_kick(bareblk_device *device, bareblk_queue *queue)
 {
     bareblk_kick kick, garbage = {{99, 99, 99, 99}}, nothing = {{0}};

@@ -67,7 +67,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         let mut has_chosen = false;
         loop {
             // A napping heir is woken early if no other thread may take the lock.
-            let has_heir = word.has_heir() && (has_chosen || !Self::is_door_shut(word));
+            let has_heir = word.has_heir() && (has_chosen || !Self::newcomers_are_stopped(word));
             if word.tail().is_none() || has_heir {
                 match self.let_go(word) {
                     Ok(()) => break,
@@ -86,7 +86,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     }
 
     /// Whether only the heir may take the lock.
-    pub(super) fn is_door_shut(word: Word) -> bool {
+    pub(super) fn newcomers_are_stopped(word: Word) -> bool {
         word.passed() > P::PASS_LIMIT
     }
 
@@ -145,7 +145,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     fn let_go(&self, word: Word) -> Result<(), Word> {
         let free = match word.tail() {
             None => Word::FREE,
-            Some(_) if Self::is_door_shut(word) => word.unlocked(),
+            Some(_) if Self::newcomers_are_stopped(word) => word.unlocked(),
             Some(_) => word.unlocked().passable_once_more(),
         };
         // Release pairs with the acquires of all that take the lock; acquire as in `release_slowly`.

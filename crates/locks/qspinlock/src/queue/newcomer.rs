@@ -30,7 +30,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             _ if word.is_locked() => None,
             None => Some(word.locked()),
             Some(tail) if Self::is_left_behind(tail) => Some(Word::HELD),
-            Some(_) if Self::is_door_shut(word) => None,
+            Some(_) if Self::newcomers_are_stopped(word) => None,
             Some(_) => Some(word.locked()),
         }
     }

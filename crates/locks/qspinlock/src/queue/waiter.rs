@@ -111,7 +111,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             }
         }
         if P::SERVES_THE_AWAKE || P::HEIR_NAP_NS > 0 {
-            self.shut_door();
+            self.stop_newcomers();
         }
         if let Some(turn) = self.look_as_heir(place, deadline) {
             return turn;
@@ -122,7 +122,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
 
     /// Stops newcomers: sets the pass count to its maximum. Not if the lock has just been granted to us: then
     /// there is no heir, and the count is not ours to change.
-    fn shut_door(&self) {
+    fn stop_newcomers(&self) {
         let mut word = Word(self.word.load(Relaxed));
         while word.has_heir() {
             // This publishes nothing.

@@ -1,5 +1,6 @@
 /*
- * Every mistake that a lock of each kind detects: the call returns a number of <errno.h>, and the lock is unchanged.
+ * Each mistake that a lock detects, for each kind of lock: the call returns an error number of <errno.h> and does not
+ * change the lock.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -1,5 +1,4 @@
-//! Counts the waiters that a signal picked while others waited, and that have not decided yet whether to pass
-//! it on.
+//! Counts the waiters that a signal picked while others waited, until each has decided whether to pass the signal on.
 //!
 //! - Counted under the list's lock, in the list's epoch: a forked child has none of its parent's threads.
 //! - The thread that waits here is about to destroy the variable: only counted threads still use it.

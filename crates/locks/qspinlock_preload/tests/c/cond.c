@@ -89,7 +89,7 @@ static void times(void)
     time_runs_out(&monotonic, CLOCK_REALTIME);
 }
 
-static void mutex_of_somebody_else_is_refused(void)
+static void mutex_of_another_thread_is_refused(void)
 {
     pthread_mutex_t checked = made(PTHREAD_MUTEX_ERRORCHECK);
     EQUAL(pthread_cond_wait(&cond, &checked), EPERM);
@@ -175,7 +175,7 @@ int main(void)
     signal_wakes_one_and_broadcast_all();
     times();
     recursive_mutex_is_let_go_and_had_again();
-    mutex_of_somebody_else_is_refused();
+    mutex_of_another_thread_is_refused();
     no_signal_is_lost();
     return 0;
 }

@@ -12,7 +12,7 @@ use super::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
 use super::{Control, worker_settings};
 
 /// Carries out `verb`.
-pub fn obey(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
+pub fn execute(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
     match verb {
         Verb::List => value(&ListAnswer::new(&control.report())),
         Verb::Stats => value(&StatsAnswer::new(&control.report())),
@@ -90,7 +90,7 @@ mod tests {
 
     fn done(line: &str) -> (Result<Value, Fault>, Vec<String>) {
         let told = Told::default();
-        let answer = obey(&parse(line.as_bytes()).unwrap().verb, &told);
+        let answer = execute(&parse(line.as_bytes()).unwrap().verb, &told);
         (answer, told.calls())
     }
 

@@ -63,8 +63,8 @@ impl ControlSocket {
     }
 
     /// The part of the socket that a live upgrade hands over.
-    pub fn door(&self) -> live_upgrade::Door {
-        live_upgrade::Door { socket: Arc::clone(&self.socket), path: self.path.clone() }
+    pub fn listener(&self) -> live_upgrade::ControlListener {
+        live_upgrade::ControlListener { socket: Arc::clone(&self.socket), path: self.path.clone() }
     }
 
     /// Serves clients until dropped.
@@ -76,7 +76,7 @@ impl ControlSocket {
         let quit = eventfd(0, flags).map_err(|errno| ControlError::Thread(errno.into()))?;
         let quit = Arc::new(quit);
         let clients = Arc::new(Clients::default());
-        let door = Door {
+        let acceptor = Acceptor {
             socket: self,
             quit: Arc::clone(&quit),
             clients: Arc::clone(&clients),
@@ -84,7 +84,7 @@ impl ControlSocket {
             limit: LogLimit::new(Instant::now()),
         };
         let thread = std::thread::Builder::new().name("bareblk-control".into());
-        let thread = thread.spawn(move || door.answer()).map_err(ControlError::Thread)?;
+        let thread = thread.spawn(move || acceptor.run()).map_err(ControlError::Thread)?;
         Ok(ControlServer { quit, clients, thread: Some(thread) })
     }
 }
@@ -115,7 +115,7 @@ impl Drop for ControlServer {
 }
 
 /// The state of the accepting thread.
-struct Door {
+struct Acceptor {
     socket: ControlSocket,
     quit: Arc<OwnedFd>,
     clients: Arc<Clients>,
@@ -123,9 +123,9 @@ struct Door {
     limit: LogLimit,
 }
 
-impl Door {
+impl Acceptor {
     /// Sleeps until a client connects or `quit` is signalled.
-    fn answer(mut self) {
+    fn run(mut self) {
         loop {
             let mut fds =
                 [PollFd::new(&*self.socket.socket, PollFlags::IN), PollFd::new(&self.quit, PollFlags::IN)];
@@ -137,7 +137,7 @@ impl Door {
                 return;
             }
             match accept_with(&*self.socket.socket, SocketFlags::CLOEXEC) {
-                Ok(stream) => self.let_in(stream.into()),
+                Ok(stream) => self.accept(stream.into()),
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(errno) => {
                     self.warn(&format!("client not accepted: {errno}"));
@@ -147,10 +147,10 @@ impl Door {
         }
     }
 
-    fn let_in(&mut self, stream: UnixStream) {
+    fn accept(&mut self, stream: UnixStream) {
         if let Err(fault) = check_peer(&stream) {
             self.warn(&fault.message);
-            return turn_away(&stream, fault);
+            return refuse(&stream, fault);
         }
         match self.clients.add(stream) {
             Ok(client) => self.start(client),
@@ -158,7 +158,7 @@ impl Door {
                 let message =
                     format!("{MAX_CLIENTS} clients are connected, which is the limit: end one, or try again");
                 self.warn(&message);
-                turn_away(&stream, Fault::new(ErrorKind::TooManyClients, message));
+                refuse(&stream, Fault::new(ErrorKind::TooManyClients, message));
             }
         }
     }
@@ -215,7 +215,7 @@ fn check_peer(stream: &UnixStream) -> Result<(), Fault> {
 }
 
 /// Sends the greeting and the reason, and never waits: two lines fit into the buffer of a new connection.
-fn turn_away(stream: &UnixStream, fault: Fault) {
+fn refuse(stream: &UnixStream, fault: Fault) {
     session::greet(stream);
     session::say_last(stream, fault);
 }

@@ -84,7 +84,7 @@ fn answer(line: &[u8], client: &Arc<Client>, clients: &Clients, control: &dyn Co
     if let Verb::LiveUpgrade(wanted) = request.verb {
         return live_upgrade(wanted, id, client, control);
     }
-    say(&client.stream, &Answer::new(id, dispatch::obey(&request.verb, control)))?;
+    say(&client.stream, &Answer::new(id, dispatch::execute(&request.verb, control)))?;
     Ok(Next::Line)
 }
 

@@ -87,14 +87,14 @@ pub enum Found {
     Beside,
 }
 
-/// Which file something is, and where it lies.
+/// An open file: its path without symbolic links, and its identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lies {
+pub struct FileLocation {
     pub real: PathBuf,
     pub file: FileId,
 }
 
-impl Lies {
+impl FileLocation {
     /// Describes an open file without a look-up of its path.
     pub fn of(file: &OwnedFd) -> io::Result<Self> {
         let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
@@ -108,7 +108,7 @@ impl Lies {
 struct Named {
     may_write: bool,
     /// The image's place and file when the helper last opened it.
-    opened: Option<Lies>,
+    opened: Option<FileLocation>,
 }
 
 /// The policy, with what has been opened and created so far.
@@ -188,11 +188,11 @@ impl Allowed {
     }
 
     /// Checks that the server may open an image in one of the folders that turned out to be this file.
-    pub fn image_beside(&self, path: &Path, lies: &Lies, written: bool) -> io::Result<()> {
-        self.in_a_folder(path, &lies.real)?;
+    pub fn image_beside(&self, path: &Path, location: &FileLocation, written: bool) -> io::Result<()> {
+        self.in_a_folder(path, &location.real)?;
         let is_it = |(path, named): (&PathBuf, &Named)| match &named.opened {
-            Some(opened) => opened.file == lies.file || opened.real == lies.real,
-            None => std::fs::canonicalize(path).is_ok_and(|real| real == lies.real),
+            Some(opened) => opened.file == location.file || opened.real == location.real,
+            None => std::fs::canonicalize(path).is_ok_and(|real| real == location.real),
         };
         if written && self.images.iter().filter(|(_, named)| !named.may_write).any(is_it) {
             return Err(denied(readonly(path)));
@@ -217,10 +217,10 @@ impl Allowed {
     }
 
     /// Remembers an image that the helper opened.
-    pub fn opened(&mut self, path: &Path, lies: Lies) {
-        self.opened.insert((lies.file.dev, lies.file.ino));
+    pub fn opened(&mut self, path: &Path, location: FileLocation) {
+        self.opened.insert((location.file.dev, location.file.ino));
         if let Some(named) = self.images.get_mut(path) {
-            named.opened = Some(lies);
+            named.opened = Some(location);
         }
     }
 
@@ -233,8 +233,8 @@ impl Allowed {
     }
 
     /// Remembers an image that the helper created.
-    pub fn made(&mut self, path: &Path, lies: &Lies) {
-        self.made.extend([(path.to_owned(), lies.file), (lies.real.clone(), lies.file)]);
+    pub fn made(&mut self, path: &Path, location: &FileLocation) {
+        self.made.extend([(path.to_owned(), location.file), (location.real.clone(), location.file)]);
     }
 
     /// The file that the helper created under this name, which it may remove once.
@@ -413,7 +413,7 @@ mod tests {
     fn only_images_that_were_opened_are_opened_again() {
         let mut allowed = allowed(&[]);
         let file = FileId { dev: 1, ino: 2 };
-        allowed.opened(Path::new("/named.raw"), Lies { real: "/named.raw".into(), file });
+        allowed.opened(Path::new("/named.raw"), FileLocation { real: "/named.raw".into(), file });
         assert!(allowed.reopen(FileId { dev: 1, ino: 2 }).is_ok());
         assert!(allowed.reopen(FileId { dev: 2, ino: 2 }).is_err());
     }
@@ -427,8 +427,9 @@ mod tests {
         let mut allowed = allowed(&[folder.path()]);
         assert_eq!(allowed.image(Path::new("/golden.raw"), false).unwrap(), Found::Named);
         assert!(allowed.image(Path::new("/golden.raw"), true).is_err());
-        let lies = |path: &Path| Lies::of(&std::fs::File::open(path).unwrap().into()).unwrap();
-        let may = |allowed: &Allowed, path: &Path, written| allowed.image_beside(path, &lies(path), written);
+        let location = |path: &Path| FileLocation::of(&std::fs::File::open(path).unwrap().into()).unwrap();
+        let may =
+            |allowed: &Allowed, path: &Path, written| allowed.image_beside(path, &location(path), written);
         assert!(allowed.image(&golden, true).is_ok() && may(&allowed, &golden, true).is_ok());
         allowed.extend_from_file(&format!("[[disk]]\nimage = {golden:?}\nreadonly = true\n"));
         assert!(allowed.image(&golden, false).is_ok() && allowed.image(&link, false).is_ok());
@@ -436,7 +437,7 @@ mod tests {
         // Once opened, the policy recognizes the file itself, under any name.
         let hard_link = folder.path().join("hard.raw");
         std::fs::hard_link(&golden, &hard_link).unwrap();
-        allowed.opened(&golden, lies(&golden));
+        allowed.opened(&golden, location(&golden));
         std::fs::rename(&link, &golden).unwrap();
         assert!(may(&allowed, &hard_link, true).is_err() && may(&allowed, &hard_link, false).is_ok());
     }
@@ -476,9 +477,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut allowed = allowed(&[Path::new("/")]);
         assert!(allowed.unlink(file.path()).is_err() && allowed.forget_made(file.path()).is_none());
-        let lies = Lies::of(&file.as_file().try_clone().unwrap().into()).unwrap();
-        allowed.made(file.path(), &lies);
-        assert_eq!(allowed.forget_made(file.path()), Some(lies.file));
+        let location = FileLocation::of(&file.as_file().try_clone().unwrap().into()).unwrap();
+        allowed.made(file.path(), &location);
+        assert_eq!(allowed.forget_made(file.path()), Some(location.file));
     }
 
     /// Another server's socket now has the name of one of our listeners, so our listener does not prove that the

@@ -24,7 +24,7 @@ use tracing::{debug, error};
 
 use super::accounts;
 use super::messages::{self, Answer, Ask, kind_to_number, queue_to_numbers};
-use super::policy::{Allowed, Found, Lies, MAX_CONFIGURATION_BYTES};
+use super::policy::{Allowed, FileLocation, Found, MAX_CONFIGURATION_BYTES};
 
 /// Most requests at a time: more than the server has threads that send any.
 const MAX_REQUESTS: usize = 256;
@@ -213,24 +213,24 @@ impl State {
             _ => HostOpener.open_image(path, request)?,
         };
         accept_kind(&image)?;
-        let lies = Lies::of(&image)?;
+        let location = FileLocation::of(&image)?;
         if found == Found::Beside && request.create.is_some() {
-            self.check_made(path, &lies)?;
+            self.check_made(path, &location)?;
         }
         self.change(|allowed| {
             if request.create.is_some() {
-                allowed.made(path, &lies);
+                allowed.made(path, &location);
             }
-            allowed.opened(path, lies);
+            allowed.opened(path, location);
         });
         Ok(opened(image))
     }
 
     /// Another process may have changed links on the way between the look and the creation.
-    fn check_made(&self, path: &Path, lies: &Lies) -> io::Result<()> {
-        let allowed = self.allowed().image_beside(path, lies, true);
+    fn check_made(&self, path: &Path, location: &FileLocation) -> io::Result<()> {
+        let allowed = self.allowed().image_beside(path, location, true);
         if allowed.is_err() {
-            let _ = std::fs::remove_file(&lies.real);
+            let _ = std::fs::remove_file(&location.real);
         }
         allowed
     }
@@ -244,15 +244,15 @@ impl State {
         }
         let written = flags & OFlags::RWMODE != OFlags::RDONLY;
         accept_kind(file)?;
-        let lies = Lies::of(file)?;
+        let location = FileLocation::of(file)?;
         if self.allowed().image(path, written)? == Found::Beside {
-            self.allowed().image_beside(path, &lies, written)?;
+            self.allowed().image_beside(path, &location, written)?;
         }
-        if FileId::from(&std::fs::metadata(path)?) != lies.file {
+        if FileId::from(&std::fs::metadata(path)?) != location.file {
             let text = format!("{} is not the file that is served", path.display());
             return Err(io::Error::other(text));
         }
-        self.change(|allowed| allowed.opened(path, lies));
+        self.change(|allowed| allowed.opened(path, location));
         Ok(said(Answer::Done))
     }
 
@@ -261,7 +261,7 @@ impl State {
     fn open_beside(&self, path: &Path, request: &OpenRequest, written: bool) -> io::Result<OwnedFd> {
         let pinned = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         accept_kind(&pinned)?;
-        self.allowed().image_beside(path, &Lies::of(&pinned)?, written)?;
+        self.allowed().image_beside(path, &FileLocation::of(&pinned)?, written)?;
         let link = PathBuf::from(format!("/proc/self/fd/{}", pinned.as_raw_fd()));
         HostOpener.open_image(&link, request)
     }

@@ -31,6 +31,6 @@ mod wire;
 
 pub use messages::Message;
 pub use new::{Taker, Wanted};
-pub use old::{Door, hand_over};
+pub use old::{ControlListener, hand_over};
 pub use terms::{AT_ONCE, VERSION};
 pub use wire::receive;

@@ -18,7 +18,7 @@ use crate::serving::Serving;
 
 /// The control socket, which is handed over with the disks.
 #[derive(Clone, Debug)]
-pub struct Door {
+pub struct ControlListener {
     pub socket: Arc<Socket>,
     pub path: PathBuf,
 }
@@ -27,7 +27,7 @@ pub struct Door {
 /// more and must end.
 pub fn hand_over(
     serving: &Serving,
-    door: &Door,
+    listener: &ControlListener,
     cut: &[String],
     channel: &UnixStream,
     agree: &mut dyn FnMut() -> io::Result<()>,
@@ -36,7 +36,7 @@ pub fn hand_over(
     agree()?;
     info!("another server asks to take over the disks");
     let outcome =
-        serving.with_server(|server| converse(serving, server, door, cut, channel)).and_then(|done| done);
+        serving.with_server(|server| converse(serving, server, listener, cut, channel)).and_then(|done| done);
     if let Err(error) = &outcome {
         warn!("live upgrade failed, this server keeps its disks: {error:#}");
         // Fails if the new server has disconnected, or has itself said no.
@@ -52,12 +52,12 @@ pub fn hand_over(
 fn converse(
     serving: &Serving,
     server: &Server,
-    door: &Door,
+    listener: &ControlListener,
     cut: &[String],
     channel: &UnixStream,
 ) -> Result<()> {
     expect(channel, "Begin", AT_ONCE)?;
-    offer(server, door, channel).context("cannot send the list of disks to the new server")?;
+    offer(server, listener, channel).context("cannot send the list of disks to the new server")?;
     expect(channel, "Ready", READY_TIMEOUT)?;
     server.cut_off(cut, CUT_TIMEOUT)?;
     let mut frozen = server.freeze(DRAIN_TIMEOUT).map_err(with_cure)?;
@@ -65,8 +65,8 @@ fn converse(
     tell_all(&mut frozen, channel, deadline).context("cannot hand over the sessions")?;
     expect(channel, "Prepared", left(deadline))?;
     serving.unless_stopping(|| {
-        door.socket.leave_file(true);
-        send(channel, &Message::Yours, &[], AT_ONCE).inspect_err(|_| door.socket.leave_file(false))?;
+        listener.socket.leave_file(true);
+        send(channel, &Message::Yours, &[], AT_ONCE).inspect_err(|_| listener.socket.leave_file(false))?;
         // This process keeps the descriptors until it ends.
         std::mem::forget(frozen.give_up());
         Ok(())
@@ -82,9 +82,9 @@ fn expect(channel: &UnixStream, name: &str, limit: Duration) -> Result<()> {
     }
 }
 
-fn offer(server: &Server, door: &Door, channel: &UnixStream) -> Result<()> {
-    let listener = Listener { path: door.path.clone().into(), managed: door.socket.is_managed() };
-    send(channel, &Message::Control(listener), &[door.socket.as_fd()], AT_ONCE)?;
+fn offer(server: &Server, listener: &ControlListener, channel: &UnixStream) -> Result<()> {
+    let described = Listener { path: listener.path.clone().into(), managed: listener.socket.is_managed() };
+    send(channel, &Message::Control(described), &[listener.socket.as_fd()], AT_ONCE)?;
     for offer in server.offers() {
         let fds: Vec<BorrowedFd<'_>> = [offer.file().as_fd(), offer.listener()]
             .into_iter()

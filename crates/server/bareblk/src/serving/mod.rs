@@ -30,7 +30,7 @@ use crate::config::difference::{Applied, Changed, Difference, NamedDisk, changed
 use crate::config::disk_settings::{DiskSettings, WorkerChoice};
 use crate::service::service_manager::ServiceManager;
 use crate::serving::open_disk::{
-    EngineSources, OpenImage, ReadyDisk, Told, most_workers, open_image, open_within, prepare,
+    DiskLogLine, EngineSources, OpenImage, ReadyDisk, most_workers, open_image, open_within, prepare,
 };
 use crate::serving::open_watch::OpenWatch;
 
@@ -66,8 +66,8 @@ pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Resul
 }
 
 impl Opened {
-    /// Prepares the server; front-ends can connect after [`Serving::open_doors`]. After a failure it removes the images
-    /// that this start created. It tells `manager` each change of the number of disks.
+    /// Prepares the server; front-ends can connect after [`Serving::accept_front_ends`]. After a failure it removes the
+    /// images that this start created. It reports each change of the number of disks to `manager`.
     pub fn start(self, manager: Arc<ServiceManager>) -> Result<Serving> {
         let Configuration { disks, server: settings, file } = self.configuration;
         let sources = Arc::<EngineSources>::default();
@@ -83,7 +83,7 @@ impl Opened {
             poll: settings.options.poll(),
             balance: settings.options.balance,
         };
-        let mut told = Vec::new();
+        let mut log_lines = Vec::new();
         let mut made = Vec::new();
         let mut named = Vec::new();
         let mut served = Vec::new();
@@ -91,7 +91,7 @@ impl Opened {
             named.push(NamedDisk { name: ready.config.name.clone(), settings: disk.clone() });
             served.push((ready.config, disk.socket));
             made.extend(ready.new);
-            told.push(ready.told);
+            log_lines.push(ready.log_line);
         }
         let server = Server::prepare(&config, &self.opener, served)?;
         named.iter().try_for_each(|disk| attach_to_named_workers(&server, disk))?;
@@ -101,7 +101,7 @@ impl Opened {
             stopping: AtomicBool::new(false),
             opener: self.opener,
             sources,
-            first: Mutex::new(Some(First { made, told })),
+            first: Mutex::new(Some(First { made, log_lines })),
             fate: Mutex::new(()),
             changes: Mutex::new(()),
             state: Mutex::new(State { disks: named, settings }),
@@ -121,7 +121,7 @@ struct State {
 #[derive(Debug)]
 struct First {
     made: Vec<NewImage<Arc<dyn Opener>>>,
-    told: Vec<Told>,
+    log_lines: Vec<DiskLogLine>,
 }
 
 /// The running server with its settings.
@@ -159,14 +159,15 @@ impl Serving {
     }
 
     /// Accepts front-ends from now on.
-    pub fn open_doors(&self) -> Result<()> {
-        self.with_server(Server::open_doors)??;
-        let Some(First { made, told }) = self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub fn accept_front_ends(&self) -> Result<()> {
+        self.with_server(Server::accept_front_ends)??;
+        let Some(First { made, log_lines }) =
+            self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
         else {
             return Ok(());
         };
         made.into_iter().for_each(NewImage::keep);
-        told.iter().zip(self.disks()).for_each(|(told, disk)| told.log(&disk.settings));
+        log_lines.iter().zip(self.disks()).for_each(|(line, disk)| line.log(&disk.settings));
         Ok(())
     }
 
@@ -273,7 +274,7 @@ impl Serving {
             })
         })??;
         ready.new.into_iter().for_each(NewImage::keep);
-        ready.told.log(&disk.settings);
+        ready.log_line.log(&disk.settings);
         self.state().disks.push(disk);
         self.manager.status(&self.status());
         Ok(())
@@ -452,7 +453,7 @@ impl Serving {
         let _fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
         // Relaxed: see `is_stopping`.
         let first = !self.stopping.swap(true, Ordering::Relaxed);
-        first.then(|| self.server.wind_down(timeout))
+        first.then(|| self.server.shut_down(timeout))
     }
 }
 

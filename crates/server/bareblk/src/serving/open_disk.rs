@@ -123,7 +123,7 @@ pub struct ReadyDisk {
     pub config: DiskConfig,
     /// The engine in which workers sleep; never one with a placement.
     pub engine: Arc<EngineSource>,
-    pub told: Told,
+    pub log_line: DiskLogLine,
     pub new: Option<New>,
 }
 
@@ -145,7 +145,7 @@ pub fn prepare(
     let placed = engine_source(settings.placement, &chosen.options, &settings.engine_config, workers)?;
     let path = image.path().display().to_string();
     let serial = options.serial.clone().unwrap_or_else(|| image.default_serial());
-    let told = Told {
+    let log_line = DiskLogLine {
         image: path.clone(),
         size_bytes: image.capacity_sectors() * SECTOR_BYTES,
         block_size: image.block_size(),
@@ -165,13 +165,13 @@ pub fn prepare(
         park: options.park(),
         image,
     };
-    Ok(ReadyDisk { config, engine, told, new })
+    Ok(ReadyDisk { config, engine, log_line, new })
 }
 
 impl ReadyDisk {
     /// The engine that was chosen.
     pub fn engine_kind(&self) -> EngineKind {
-        self.told.chosen.kind()
+        self.log_line.chosen.kind()
     }
 }
 
@@ -185,7 +185,7 @@ pub fn most_workers(choice: Option<&WorkerChoice>) -> Option<NonZeroUsize> {
 
 /// Facts for a disk's log line, collected before the server gets the image.
 #[derive(Debug)]
-pub struct Told {
+pub struct DiskLogLine {
     image: String,
     size_bytes: u64,
     block_size: u32,
@@ -194,7 +194,7 @@ pub struct Told {
     chosen: Arc<Chosen>,
 }
 
-impl Told {
+impl DiskLogLine {
     /// Call it once the disk is served: a failed start writes only its error.
     pub fn log(&self, settings: &DiskSettings) {
         warn_of_passed_over(&self.chosen);

@@ -1,4 +1,4 @@
-//! `bareblk serve`: opens the images, serves them, obeys signals, stops.
+//! `bareblk serve`: opens the images, serves them, handles signals, stops.
 //!
 //! `configuration → images (locked) → server → "serving" on standard output, READY → signals → stop → exit code`
 //!
@@ -65,7 +65,7 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     confined.limit_calls()?;
     let serving = Arc::new(opened.start(Arc::clone(&manager))?);
     let taken = taker.map(|taker| serving.with_server(|server| taker.take(server))?).transpose()?;
-    serving.open_doors()?;
+    serving.accept_front_ends()?;
     let control = control.map(|socket| serve_control(socket, &serving)).transpose()?;
     confined.log();
     descriptors::warn_if_short(limit, needed);
@@ -76,12 +76,12 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     }
     announce(&lines);
     manager.ready(&serving.status());
-    obey(Service { serving, manager, answer }, control, requests)
+    run(Service { serving, manager, answer }, control, requests)
 }
 
 fn serve_control(socket: ControlSocket, serving: &Arc<Serving>) -> Result<ControlServer> {
-    let door = socket.door();
-    Ok(socket.serve(Arc::new(ServingControl::new(Arc::clone(serving), door)))?)
+    let listener = socket.listener();
+    Ok(socket.serve(Arc::new(ServingControl::new(Arc::clone(serving), listener)))?)
 }
 
 /// Call it before the server opens, creates or waits for anything.
@@ -120,7 +120,7 @@ struct Service {
     answer: Option<SyncSender<()>>,
 }
 
-fn obey(service: Service, control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
+fn run(service: Service, control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
     let mut reloads = None;
     loop {
         match requests.next() {

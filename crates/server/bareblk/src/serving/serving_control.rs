@@ -17,7 +17,7 @@ use crate::control::Control;
 use crate::control::protocol::LiveUpgrade;
 use crate::control::refused::Refused;
 use crate::control::reports::{NotChanged, ReloadAnswer};
-use crate::live_upgrade::{self, Door, VERSION};
+use crate::live_upgrade::{self, ControlListener, VERSION};
 use crate::serving::Serving;
 
 /// A running server.
@@ -25,14 +25,14 @@ use crate::serving::Serving;
 pub struct ServingControl {
     serving: Arc<Serving>,
     /// The control socket, which a live upgrade hands over.
-    door: Door,
+    listener: ControlListener,
     /// A live upgrade holds this lock.
     taking: Mutex<()>,
 }
 
 impl ServingControl {
-    pub fn new(serving: Arc<Serving>, door: Door) -> Self {
-        Self { serving, door, taking: Mutex::new(()) }
+    pub fn new(serving: Arc<Serving>, listener: ControlListener) -> Self {
+        Self { serving, listener, taking: Mutex::new(()) }
     }
 }
 
@@ -108,7 +108,7 @@ impl Control for ServingControl {
                 "another live upgrade is running: try again when it is over".into(),
             ));
         };
-        live_upgrade::hand_over(&self.serving, &self.door, &wanted.cut, channel, agree)?;
+        live_upgrade::hand_over(&self.serving, &self.listener, &wanted.cut, channel, agree)?;
         let pid = getsockopt(channel, PeerCredentials).map_or(0, |peer| peer.pid());
         info!(pid, "another server has taken over all disks and connections; this one ends");
         self.serving.manager().main_process(pid);

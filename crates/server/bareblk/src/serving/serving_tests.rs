@@ -99,7 +99,7 @@ impl Bed {
         let opener: Arc<dyn Opener> = Arc::new(Hanging { begun: Mutex::new(begin), go_on: Mutex::new(wait) });
         let opened = open(&opener, config_file::read(&file, &[], opener.as_ref()).unwrap()).unwrap();
         let serving = Arc::new(opened.start(Arc::default()).unwrap());
-        serving.open_doors().unwrap();
+        serving.accept_front_ends().unwrap();
         Self { folder, begun, go_on, serving }
     }
 

@@ -1,7 +1,7 @@
 //! The balancer: a thread that reads the counters of workers and queues, applies the rule (`balance/`), and moves
 //! queues.
 //!
-//! `busy worker → Bell → reading → Decider → Balanced::move_queue → BalanceReport`
+//! `busy worker → BalancerWakeup → reading → Decider → Balanced::move_queue → BalanceReport`
 //!
 //! - It has no timer. A worker that was busy for the last [`PERIOD`] signals it, at most once per period for all
 //!   workers together. While no worker is busy, the balancer sleeps.
@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use crate::control::balance::{Decider, Move};
 use crate::data_path::assignment::balanced::{Balanced, Reading};
 use crate::data_path::report::{BalanceDecision, BalanceReport, MoveOutcome};
-use crate::data_path::worker::bell::{Bell, PERIOD};
+use crate::data_path::worker::balancer_wakeup::{BalancerWakeup, PERIOD};
 use crate::host::error_line::error_line;
 
 /// Readings use at most 1/`COST_LIMIT` of a CPU.
@@ -26,7 +26,7 @@ const COST_LIMIT: u32 = 100;
 /// A moving queue takes no new requests until its requests in flight complete, but at most for this long.
 const DRAIN_LIMIT: Duration = Duration::from_millis(100);
 /// Number of decisions that the report keeps.
-const KEPT: usize = 64;
+const HISTORY_LEN: usize = 64;
 
 /// Processor time of this thread.
 fn own_cpu_time() -> Duration {
@@ -37,13 +37,13 @@ fn own_cpu_time() -> Duration {
 /// A server's running balancer. It ends with the server.
 #[derive(Debug)]
 pub(crate) struct Balancer {
-    bell: Arc<Bell>,
-    report: Arc<Mutex<Kept>>,
+    wakeup: Arc<BalancerWakeup>,
+    history: Arc<Mutex<History>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct History {
     readings: u64,
     moves: u64,
     failed: u64,
@@ -54,12 +54,16 @@ impl Balancer {
     /// # Errors
     /// Out of descriptors.
     pub(crate) fn new() -> std::io::Result<Self> {
-        Ok(Self { bell: Arc::new(Bell::new()?), report: Arc::default(), thread: Mutex::default() })
+        Ok(Self {
+            wakeup: Arc::new(BalancerWakeup::new()?),
+            history: Arc::default(),
+            thread: Mutex::default(),
+        })
     }
 
-    /// The bell for workers. The server creates workers before it starts the balancer.
-    pub(crate) fn bell(&self) -> Arc<Bell> {
-        Arc::clone(&self.bell)
+    /// The event with which workers wake the balancer. The server creates workers before it starts the balancer.
+    pub(crate) fn wakeup(&self) -> Arc<BalancerWakeup> {
+        Arc::clone(&self.wakeup)
     }
 
     /// Starts the thread unless it already runs.
@@ -71,21 +75,21 @@ impl Balancer {
         if thread.is_some() {
             return Ok(());
         }
-        let (bell, kept) = (self.bell(), Arc::clone(&self.report));
+        let (wakeup, history) = (self.wakeup(), Arc::clone(&self.history));
         let builder = std::thread::Builder::new().name("bareblk-balance".into());
-        *thread = Some(builder.spawn(move || Rounds::new(balanced, bell, kept).run())?);
+        *thread = Some(builder.spawn(move || BalancerThread::new(balanced, wakeup, history).run())?);
         Ok(())
     }
 
     pub(crate) fn report(&self) -> BalanceReport {
-        let kept = self.report.lock().unwrap_or_else(PoisonError::into_inner);
-        let decisions = kept.decisions.iter().cloned().collect();
-        BalanceReport { readings: kept.readings, moves: kept.moves, failed: kept.failed, decisions }
+        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let decisions = history.decisions.iter().cloned().collect();
+        BalanceReport { readings: history.readings, moves: history.moves, failed: history.failed, decisions }
     }
 
     /// Forbids further readings and moves.
     pub(crate) fn quit(&self) {
-        self.bell.quit();
+        self.wakeup.quit();
     }
 
     /// Ends the thread after its current move.
@@ -107,36 +111,44 @@ impl Drop for Balancer {
 }
 
 /// The thread's own state.
-struct Rounds {
+struct BalancerThread {
     balanced: Box<dyn Balanced>,
-    bell: Arc<Bell>,
-    kept: Arc<Mutex<Kept>>,
+    wakeup: Arc<BalancerWakeup>,
+    history: Arc<Mutex<History>>,
     decider: Decider,
     last: Option<(Instant, Reading)>,
     /// Time since the last reading that the balancer itself caused: longer pauses and moves, but not the wait for a
-    /// bell.
+    /// busy worker.
     own_time: Duration,
     /// CPUs that this process may use.
     cpus: usize,
 }
 
-impl Rounds {
-    fn new(balanced: Box<dyn Balanced>, bell: Arc<Bell>, kept: Arc<Mutex<Kept>>) -> Self {
+impl BalancerThread {
+    fn new(balanced: Box<dyn Balanced>, wakeup: Arc<BalancerWakeup>, history: Arc<Mutex<History>>) -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { balanced, bell, kept, decider: Decider::default(), last: None, own_time: Duration::ZERO, cpus }
+        Self {
+            balanced,
+            wakeup,
+            history,
+            decider: Decider::default(),
+            last: None,
+            own_time: Duration::ZERO,
+            cpus,
+        }
     }
 
     fn run(mut self) {
-        while self.bell.wait() {
+        while self.wakeup.wait() {
             let (start, cpu_before) = (Instant::now(), own_cpu_time());
             let moves = self.decide(start);
             // Processor time, because wall-clock time is long exactly when CPUs are scarce and balancing matters.
             let cost = own_cpu_time().saturating_sub(cpu_before);
             let pause = PERIOD.max(cost.saturating_mul(COST_LIMIT));
-            self.bell.pause(start, pause);
+            self.wakeup.pause(start, pause);
             let moving = Instant::now();
             for wanted in moves {
-                if self.bell.is_quitting() {
+                if self.wakeup.is_quitting() {
                     return;
                 }
                 self.make(wanted);
@@ -147,12 +159,12 @@ impl Rounds {
 
     fn decide(&mut self, now: Instant) -> Vec<Move> {
         let reading = self.balanced.read();
-        self.keep(|kept| kept.readings += 1);
+        self.record(|history| history.readings += 1);
         let last =
             self.last.as_ref().map(|(at, last)| reading.since(last, now.saturating_duration_since(*at)));
         self.last = Some((now, reading));
         let Some(mut interval) = last else { return Vec::new() };
-        (interval.at, interval.cpus) = (now.saturating_duration_since(self.bell.origin), self.cpus);
+        (interval.at, interval.cpus) = (now.saturating_duration_since(self.wakeup.origin), self.cpus);
         interval.own_time = self.own_time;
         self.decider.decide(&interval)
     }
@@ -175,22 +187,22 @@ impl Rounds {
         let failed = matches!(outcome, MoveOutcome::Failed { .. });
         let Move { queue, from, to, why } = wanted;
         let decision = BalanceDecision { at, disk: queue.disk, queue: queue.queue, from, to, why, outcome };
-        self.keep(|kept| kept.note(decision, failed));
+        self.record(|history| history.note(decision, failed));
     }
 
-    fn keep(&self, change: impl FnOnce(&mut Kept)) {
-        change(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner));
+    fn record(&self, change: impl FnOnce(&mut History)) {
+        change(&mut self.history.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-impl Kept {
+impl History {
     fn note(&mut self, decision: BalanceDecision, failed: bool) {
         if failed {
             self.failed += 1;
         } else {
             self.moves += 1;
         }
-        if self.decisions.len() == KEPT {
+        if self.decisions.len() == HISTORY_LEN {
             self.decisions.pop_front();
         }
         self.decisions.push_back(decision);

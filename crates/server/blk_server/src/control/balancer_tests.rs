@@ -6,7 +6,7 @@ use crate::control::balance::tuning::STALE;
 use crate::data_path::assignment::balanced::{QueueName, QueueReading};
 use crate::data_path::counters::{QueueCounters, WorkerCounters};
 use crate::data_path::report::WorkerReport;
-use crate::data_path::worker::bell::BusyWatch;
+use crate::data_path::worker::balancer_wakeup::BusyWatch;
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 
 /// Long enough for a slow machine: only a hang takes longer.
@@ -63,13 +63,13 @@ impl Balanced for Arc<Fake> {
     }
 }
 
-/// Rings like a busy worker until the balancer decides.
+/// Wakes the balancer like a busy worker until it decides.
 fn first_decision(fake: &Arc<Fake>) -> BalanceReport {
     let balancer = Balancer::new().unwrap();
     balancer.start(Box::new(Arc::clone(fake))).unwrap();
     let deadline = Instant::now() + PATIENCE;
     loop {
-        balancer.bell().ring(Instant::now());
+        balancer.wakeup().wake(Instant::now());
         std::thread::sleep(Duration::from_millis(5));
         let report = balancer.report();
         if !report.decisions.is_empty() {
@@ -79,10 +79,11 @@ fn first_decision(fake: &Arc<Fake>) -> BalanceReport {
     }
 }
 
-fn readings(bell: &Bell) -> u64 {
+/// How often the balancer was woken since the last call.
+fn wakes(wakeup: &BalancerWakeup) -> u64 {
     let mut counter = [0u8; 8];
-    rustix::io::ioctl_fionbio(&bell.fd, true).unwrap();
-    rustix::io::read(&bell.fd, &mut counter).map_or(0, |_| u64::from_ne_bytes(counter))
+    rustix::io::ioctl_fionbio(&wakeup.fd, true).unwrap();
+    rustix::io::read(&wakeup.fd, &mut counter).map_or(0, |_| u64::from_ne_bytes(counter))
 }
 
 #[test]
@@ -115,7 +116,7 @@ fn readings_that_take_long_are_rare_and_still_lead_to_decisions() {
 }
 
 #[test]
-fn balancer_that_nobody_wakes_takes_no_reading_and_ends_when_told() {
+fn balancer_that_no_worker_wakes_takes_no_reading_and_ends_when_told() {
     let fake = Arc::new(Fake::default());
     let balancer = Balancer::new().unwrap();
     balancer.start(Box::new(Arc::clone(&fake))).unwrap();
@@ -126,57 +127,57 @@ fn balancer_that_nobody_wakes_takes_no_reading_and_ends_when_told() {
 }
 
 #[test]
-fn bell_is_heard_once_per_period_whoever_rings() {
-    let bell = Bell::new().unwrap();
-    (0..1_000).for_each(|ms| bell.ring(bell.origin + Duration::from_millis(ms)));
-    assert_eq!(readings(&bell), 10);
+fn calls_of_all_workers_wake_the_balancer_once_per_period() {
+    let wakeup = BalancerWakeup::new().unwrap();
+    (0..1_000).for_each(|ms| wakeup.wake(wakeup.origin + Duration::from_millis(ms)));
+    assert_eq!(wakes(&wakeup), 10);
 }
 
 #[test]
-fn bell_is_not_heard_during_a_pause() {
-    let bell = Bell::new().unwrap();
-    bell.pause(bell.origin, Duration::from_secs(2));
-    bell.ring(bell.origin + Duration::from_millis(1_999));
-    assert_eq!(readings(&bell), 0);
-    bell.ring(bell.origin + Duration::from_secs(2));
-    assert_eq!(readings(&bell), 1);
+fn calls_during_a_pause_do_not_wake_the_balancer() {
+    let wakeup = BalancerWakeup::new().unwrap();
+    wakeup.pause(wakeup.origin, Duration::from_secs(2));
+    wakeup.wake(wakeup.origin + Duration::from_millis(1_999));
+    assert_eq!(wakes(&wakeup), 0);
+    wakeup.wake(wakeup.origin + Duration::from_secs(2));
+    assert_eq!(wakes(&wakeup), 1);
 }
 
 #[test]
-fn worker_that_works_a_fiftieth_of_the_period_rings() {
-    let bell = Arc::new(Bell::new().unwrap());
-    let mut watch = BusyWatch::new(Arc::clone(&bell), bell.origin);
-    watch.look(bell.origin + PERIOD, PERIOD / 50);
-    assert_eq!(readings(&bell), 1);
+fn worker_that_works_a_fiftieth_of_the_period_wakes_the_balancer() {
+    let wakeup = Arc::new(BalancerWakeup::new().unwrap());
+    let mut watch = BusyWatch::new(Arc::clone(&wakeup), wakeup.origin);
+    watch.check(wakeup.origin + PERIOD, PERIOD / 50);
+    assert_eq!(wakes(&wakeup), 1);
 }
 
 #[test]
-fn worker_that_works_less_does_not_ring_and_looks_again_a_period_later() {
-    let bell = Arc::new(Bell::new().unwrap());
-    let mut watch = BusyWatch::new(Arc::clone(&bell), bell.origin);
-    watch.look(bell.origin + PERIOD, PERIOD / 60);
-    watch.look(bell.origin + 2 * PERIOD, PERIOD / 60 * 2);
-    assert_eq!(readings(&bell), 0);
-    assert_eq!(watch.next_look(), bell.origin + 3 * PERIOD);
+fn worker_that_works_less_does_not_wake_it_and_is_checked_again_a_period_later() {
+    let wakeup = Arc::new(BalancerWakeup::new().unwrap());
+    let mut watch = BusyWatch::new(Arc::clone(&wakeup), wakeup.origin);
+    watch.check(wakeup.origin + PERIOD, PERIOD / 60);
+    watch.check(wakeup.origin + 2 * PERIOD, PERIOD / 60 * 2);
+    assert_eq!(wakes(&wakeup), 0);
+    assert_eq!(watch.next_check(), wakeup.origin + 3 * PERIOD);
 }
 
 #[test]
-fn worker_that_slept_for_long_does_not_ring_for_a_short_burst() {
-    let bell = Arc::new(Bell::new().unwrap());
-    let mut watch = BusyWatch::new(Arc::clone(&bell), bell.origin);
-    watch.look(bell.origin + 100 * PERIOD, PERIOD);
-    assert_eq!(readings(&bell), 0);
+fn worker_that_slept_for_long_does_not_wake_it_for_a_short_burst() {
+    let wakeup = Arc::new(BalancerWakeup::new().unwrap());
+    let mut watch = BusyWatch::new(Arc::clone(&wakeup), wakeup.origin);
+    watch.check(wakeup.origin + 100 * PERIOD, PERIOD);
+    assert_eq!(wakes(&wakeup), 0);
 }
 
 #[test]
 fn only_the_last_decisions_are_kept() {
-    let mut kept = Kept::default();
+    let mut history = History::default();
     for queue in 0..100 {
         let (from, to) = (WorkerId(0), WorkerId(1));
         let outcome = MoveOutcome::Moved { took: Duration::ZERO };
         let (at, disk, why) = (SystemTime::UNIX_EPOCH, String::new(), String::new());
-        kept.note(BalanceDecision { at, disk, queue, from, to, why, outcome }, false);
+        history.note(BalanceDecision { at, disk, queue, from, to, why, outcome }, false);
     }
-    assert_eq!((kept.decisions.len(), kept.moves), (KEPT, 100));
-    assert_eq!(kept.decisions.back().map(|decision| decision.queue), Some(99));
+    assert_eq!((history.decisions.len(), history.moves), (HISTORY_LEN, 100));
+    assert_eq!(history.decisions.back().map(|decision| decision.queue), Some(99));
 }

@@ -1,7 +1,7 @@
 //! Hands a server's disks and front-end connections to another process.
 //!
 //! old: `offers → … the new server prepares … → freeze → Frozen ─ give_up (never touched again), or dropped: all resumes`
-//! new: `Server::prepare → facts compared → rebuild → Rebuilt ─ go → rings run → open_doors`
+//! new: `Server::prepare → facts compared → rebuild → Rebuilt ─ go → rings run → accept_front_ends`
 //!
 //! - All sessions drain their queues at the same time, so the pause is that of the slowest.
 //! - Until `give_up`, an abort loses nothing: dropping [`Frozen`] or [`Rebuilt`] restores the previous state.

@@ -29,7 +29,7 @@ use crate::data_path::disk::session_link::EndReason;
 use crate::data_path::report::ServerReport;
 use crate::data_path::worker::submissions::{SubmissionMeter, Submissions};
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
-use crate::data_path::worker::workers::Trade;
+use crate::data_path::worker::workers::SharedSettings;
 use crate::error::{AdminError, ServerError};
 use crate::host::listener::SocketConfig;
 
@@ -100,11 +100,11 @@ impl Server {
         disks: Vec<(DiskConfig, SocketConfig)>,
     ) -> Result<Self, ServerError> {
         let server = Self::prepare(config, opener, disks)?;
-        server.open_doors()?;
+        server.accept_front_ends()?;
         Ok(server)
     }
 
-    /// Like [`Server::start`], but accepts no front-end until [`Server::open_doors`]: new ones wait.
+    /// Like [`Server::start`], but accepts no front-end until [`Server::accept_front_ends`]: new ones wait.
     ///
     /// # Errors
     /// As [`Server::start`].
@@ -127,7 +127,7 @@ impl Server {
         disks: Vec<(DiskConfig, SocketConfig)>,
     ) -> Result<Self, ServerError> {
         let server = Self::start_with(config, opener, disks, Some(Arc::default()))?;
-        server.open_doors()?;
+        server.accept_front_ends()?;
         Ok(server)
     }
 
@@ -143,11 +143,16 @@ impl Server {
         }
         let balancer = (config.balance == Balance::Auto).then(Balancer::new).transpose();
         let balancer = balancer.map_err(ServerError::Thread)?;
-        let bell = balancer.as_ref().map(Balancer::bell);
-        let trade = Trade { base: Arc::clone(&config.engine), poll: config.poll, meter: meter.clone(), bell };
+        let balancer_wakeup = balancer.as_ref().map(Balancer::wakeup);
+        let shared = SharedSettings {
+            base: Arc::clone(&config.engine),
+            poll: config.poll,
+            meter: meter.clone(),
+            balancer_wakeup,
+        };
         let plain = [WorkerOptions::default()];
         let workers = if config.workers.is_empty() { &plain } else { config.workers.as_slice() };
-        let workers = WorkerSet::start(workers, trade)?;
+        let workers = WorkerSet::start(workers, shared)?;
         let exports = Exports::new(opener).map_err(ServerError::Thread)?;
         exports.add_all(disks)?;
         let (exports, workers, engine) = (Arc::new(exports), workers, Arc::clone(&config.engine));
@@ -160,7 +165,7 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError::Thread`].
-    pub fn open_doors(&self) -> Result<(), ServerError> {
+    pub fn accept_front_ends(&self) -> Result<(), ServerError> {
         let mut acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner);
         if acceptor.is_none() {
             *acceptor = Some(self.start_acceptor().map_err(ServerError::Thread)?);
@@ -334,13 +339,13 @@ impl Server {
     /// Stops as the module documentation describes, within `timeout`, and releases the images.
     #[must_use]
     pub fn stop(self, timeout: Duration) -> StopReport {
-        self.wind_down(timeout)
+        self.shut_down(timeout)
     }
 
     /// Stops a server that other threads still use. Ends their waits, refuses their later operations, and does not wait
     /// for them. Releases the images unless an operation hangs; dropping the server then waits for the hanging worker.
     #[must_use]
-    pub fn wind_down(&self, timeout: Duration) -> StopReport {
+    pub fn shut_down(&self, timeout: Duration) -> StopReport {
         let deadline = deadline_in(timeout);
         self.workers.stop_changes();
         if let Some(balancer) = &self.balancer {

@@ -22,7 +22,7 @@ use crate::data_path::disk::{Disk, DiskConfig};
 use crate::data_path::worker::Worker;
 use crate::data_path::worker::command::{Address, STEPS_WORKER};
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
-use crate::data_path::worker::workers::{Trade, WorkerThread};
+use crate::data_path::worker::workers::{SharedSettings, WorkerThread};
 use crate::host::signal::signal;
 use crate::session::shared::SessionShared;
 use crate::session::{Progress, Session};
@@ -67,10 +67,10 @@ impl InlineServer {
         let before = WORKER.replace(Some((Arc::clone(&wakeup), worker)));
         assert!(before.is_none(), "a thread can have only one inline server");
         STEPS_WORKER.set(Some(serve_commands));
-        let trade = Trade { base: Arc::clone(engine), poll, meter: None, bell: None };
+        let shared = SharedSettings { base: Arc::clone(engine), poll, meter: None, balancer_wakeup: None };
         let address = Address::new(id, commands, Arc::clone(&wakeup));
         let worker = WorkerThread::without_thread(address, WorkerOptions::default());
-        Ok(Self { disk, workers: WorkerSet::of_one(worker, trade), wakeup })
+        Ok(Self { disk, workers: WorkerSet::of_one(worker, shared), wakeup })
     }
 
     /// Opens a session for the front-end at the other end of `socket`.

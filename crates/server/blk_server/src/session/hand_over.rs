@@ -48,7 +48,7 @@ use crate::host::signal::adopt_passed;
 
 impl Session {
     /// Freezes if ordered to, and waits for the verdict. `Ended`: another process owns the session.
-    pub(super) fn obey_order(&mut self) -> Progress {
+    pub(super) fn freeze_if_ordered(&mut self) -> Progress {
         let Some(Order { timeout, frozen, verdict }) = self.shared.take_order() else {
             return Progress::GoesOn;
         };

@@ -151,7 +151,7 @@ impl Session {
                 }
             }
             Ok(Some(Incoming::Paused)) => {
-                return Ok(self.obey_order());
+                return Ok(self.freeze_if_ordered());
             }
             Err(error) => return Err(error.into()),
         }

@@ -8,7 +8,7 @@
 use virtio_blk::Negotiated;
 
 use super::{Session, Vring};
-use crate::data_path::disk::write_cache::{MemoryFile, Shown};
+use crate::data_path::disk::write_cache::{MemoryFile, StartingRing};
 use crate::data_path::queue::ring_start::assume_writethrough;
 
 /// Bits of a ring base that are 0 until the ring is used, in both formats: all except a packed ring's wrap counters.
@@ -35,7 +35,13 @@ impl Session {
 
     fn is_known(&self, at: usize) -> bool {
         let (session, memory, base) = (self.shared.id(), self.memory_file(at), self.vrings[at].base);
-        self.vrings[at].is_known || self.disk.guest_cache().knows(&Shown { queue: at, session, memory, base })
+        self.vrings[at].is_known
+            || self.disk.guest_cache().has_seen_all_choices(&StartingRing {
+                queue: at,
+                session,
+                memory,
+                base,
+            })
     }
 
     /// The file that contains the ring.

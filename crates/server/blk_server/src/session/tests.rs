@@ -18,7 +18,7 @@ use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::disk::write_cache::Wce;
 use crate::data_path::disk::{Disk, DiskConfig};
 use crate::data_path::worker::worker_options::WorkerOptions;
-use crate::data_path::worker::workers::Trade;
+use crate::data_path::worker::workers::SharedSettings;
 
 const VERSION_1: u64 = 1 << 32;
 
@@ -43,8 +43,8 @@ fn disk(image: &tempfile::NamedTempFile) -> Arc<Disk> {
 fn workers() -> Arc<WorkerSet> {
     let make = || Ok(Box::new(FakeEngine::new(EngineConfig::default())?.0) as Box<dyn io_engine::Engine>);
     let base = EngineSource::new("test", EngineConfig::default().depth, Box::new(make));
-    let trade = Trade { base, poll: Duration::ZERO, meter: None, bell: None };
-    WorkerSet::start(&[WorkerOptions::default()], trade).unwrap()
+    let shared = SharedSettings { base, poll: Duration::ZERO, meter: None, balancer_wakeup: None };
+    WorkerSet::start(&[WorkerOptions::default()], shared).unwrap()
 }
 
 /// A session whose queue 0 runs in fresh memory.

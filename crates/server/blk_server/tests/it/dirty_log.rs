@@ -185,7 +185,7 @@ fn data_of_reads_that_were_under_way_is_in_the_log_that_came_meanwhile(format: F
         add_transfer(&mut guest, kind::IN, number * 8, DATA + number * 0x1_0000 + 100, 4096);
     }
     guest.submit();
-    assert!(eventually(|| handle.held() == 4));
+    assert!(eventually(|| handle.hanging() == 4));
 
     let (first, second) = (Log::new(), Log::new());
     begin(&front_end, &[(0, guest.layout)], format.usual(), &first);
@@ -210,7 +210,7 @@ fn nothing_is_noted_once_logging_is_off_and_the_ring_never_stopped(format: Forma
     hold(&handle);
     let pending = add_transfer(&mut guest, kind::IN, 0, DATA, 4096);
     guest.submit();
-    assert!(eventually(|| handle.held() == 1));
+    assert!(eventually(|| handle.hanging() == 1));
     let log = Log::new();
 
     // If the server stopped the ring, it would wait for the request that hangs, and the replies would wait too.

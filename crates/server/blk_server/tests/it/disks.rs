@@ -144,10 +144,10 @@ fn requests_that_hang_are_given_up_when_the_time_is_over_and_those_of_other_disk
     let spared = add_transfer(&mut neighbour, kind::OUT, 0, 8 * MIB, 4096);
     guest.submit();
     neighbour.submit();
-    assert!(eventually(|| engine.held() == 2));
+    assert!(eventually(|| engine.hanging() == 2));
     rig.running().remove_disk("test1", true, BRIEFLY).unwrap();
     assert_eq!((hung.status(&guest), spared.status(&neighbour)), (IOERR, 0xff));
-    assert_eq!(engine.held(), 1);
+    assert_eq!(engine.hanging(), 1);
     let_go(&engine);
     neighbour.wait_for(spared.token);
     assert_eq!(spared.status(&neighbour), OK);
@@ -162,7 +162,7 @@ fn device_that_never_answers_keeps_its_disk_without_front_ends_until_it_is_remov
     engine.inject(When::Always, Fault::Stick, 1);
     let stuck = add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| engine.held() == 1));
+    assert!(eventually(|| engine.hanging() == 1));
     let refused = rig.running().remove_disk("test1", true, BRIEFLY);
     assert!(matches!(refused, Err(AdminError::StillInFlight { .. })), "{refused:?}");
     assert!(rig.connect_to(1).is_closed(), "nobody gets in, and nobody waits");
@@ -188,7 +188,7 @@ fn changes_of_a_disk_that_is_being_removed_are_refused_at_once_and_others_are_ma
     hold(&engine);
     let pending = add_transfer(&mut guest, kind::OUT, 0, 8 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| engine.held() == 1));
+    assert!(eventually(|| engine.hanging() == 1));
     std::thread::scope(|scope| {
         let removal = scope.spawn(|| rig.remove(1));
         let turned_away = || rig.connect_to(1).is_closed();

@@ -158,7 +158,7 @@ fn calls_that_complete_in_any_order_break_no_promise() {
 /// If a request were acknowledged before its last call completed, the model would detect it here.
 #[test]
 fn calls_that_hang_for_a_while_break_no_promise() {
-    every_mode_and_seed(|seed| scattered(seed, 5, Fault::Hold)).iter().for_each(|history| _ = holds(history));
+    every_mode_and_seed(|seed| scattered(seed, 5, Fault::Hang)).iter().for_each(|history| _ = holds(history));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn file_system_without_holes_breaks_no_promise() {
 }
 
 fn failing_sync(seed: u64) -> Vec<Mishap> {
-    let mut mishaps = scattered(seed, 7, Fault::Hold);
+    let mut mishaps = scattered(seed, 7, Fault::Hang);
     mishaps.push(mishap(60, When::Verb(Verb::Sync), Fault::Errno(Errno::IO)));
     mishaps
 }
@@ -203,7 +203,7 @@ fn sync_that_fails_ends_all_promises_but_breaks_none() {
 #[test]
 fn durable_writes_that_fail_break_no_promise() {
     let failing = |seed| {
-        let mut mishaps = scattered(seed, 7, Fault::Hold);
+        let mut mishaps = scattered(seed, 7, Fault::Hang);
         mishaps.push(mishap(60, When::Verb(Verb::Write), Fault::Errno(Errno::IO)));
         mishaps
     };

@@ -136,11 +136,11 @@ fn flush_that_waited_for_one_that_failed_fails_too() {
 #[test]
 fn durable_write_in_flight_while_a_flush_fails_is_not_called_durable() {
     let mut bed = Bed::start(CacheMode::Writeback, DURABLE);
-    bed.fake.inject(When::Verb(Verb::Write), Fault::Hold, 1);
+    bed.fake.inject(When::Verb(Verb::Write), Fault::Hang, 1);
     bed.fail_next(Verb::Sync, Errno::IO);
     let write = add_transfer(&mut bed.guest, kind::OUT, 0, 8 * MIB, 512);
     bed.guest.submit();
-    assert!(eventually(|| bed.fake.held() == 1));
+    assert!(eventually(|| bed.fake.hanging() == 1));
     assert_eq!(bed.flush(), IOERR);
     bed.fake.release().unwrap();
     assert!(eventually(|| write.status(&bed.guest) == 1));
@@ -149,10 +149,10 @@ fn durable_write_in_flight_while_a_flush_fails_is_not_called_durable() {
 #[test]
 fn flush_given_up_when_the_time_to_stop_is_over_is_no_failed_sync() {
     let mut bed = Bed::start(CacheMode::Writeback, feature::USUAL);
-    bed.fake.inject(When::Verb(Verb::Sync), Fault::Hold, 1);
+    bed.fake.inject(When::Verb(Verb::Sync), Fault::Hang, 1);
     let held = add_transfer(&mut bed.guest, kind::FLUSH, 0, 0, 0);
     bed.guest.submit();
-    assert!(eventually(|| bed.fake.held() == 1));
+    assert!(eventually(|| bed.fake.hanging() == 1));
     let report = bed.rig.server.take().unwrap().stop(std::time::Duration::from_millis(300));
     assert!(!report.unfinished.is_empty() && report.not_flushed.is_empty());
     assert!(eventually(|| held.status(&bed.guest) == 1));

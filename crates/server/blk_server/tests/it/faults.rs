@@ -76,10 +76,10 @@ fn request_that_the_host_cancels_of_its_own_is_ioerr() {
 #[test]
 fn request_given_up_when_the_time_to_stop_is_over_is_ioerr() {
     let mut bed = bed();
-    bed.fake.inject(When::Verb(Verb::Read), Fault::Hold, 1);
+    bed.fake.inject(When::Verb(Verb::Read), Fault::Hang, 1);
     let held = add_transfer(&mut bed.guest, kind::IN, 0, 8 * MIB, 512);
     bed.guest.submit();
-    assert!(eventually(|| bed.fake.held() == 1));
+    assert!(eventually(|| bed.fake.hanging() == 1));
     let report = bed.rig.server.take().unwrap().stop(Duration::from_millis(300));
     assert!(!report.unfinished.is_empty());
     assert!(eventually(|| held.status(&bed.guest) == 1));
@@ -138,10 +138,10 @@ fn endless_again_is_ioerr_in_the_end_and_the_server_goes_on() {
 #[test]
 fn request_that_hangs_completes_after_those_behind_it() {
     let mut bed = bed();
-    bed.fake.inject(When::Overlaps(Verb::Read, 0..512), Fault::Hold, 1);
+    bed.fake.inject(When::Overlaps(Verb::Read, 0..512), Fault::Hang, 1);
     let slow = bed.add_read(0, 0);
     bed.guest.submit();
-    assert!(eventually(|| bed.fake.held() == 1));
+    assert!(eventually(|| bed.fake.hanging() == 1));
     let others: Vec<_> = (1..10).map(|slot| bed.add_read(slot, slot)).collect();
     bed.guest.submit();
     let first: Vec<_> = (1..10).map(|_| bed.guest.next_used().unwrap().token).collect();
@@ -171,7 +171,7 @@ fn completions_in_any_order_find_their_requests() {
 fn one_failed_segment_fails_the_discard_after_all_others_are_done() {
     let mut bed = bed();
     bed.fake.inject(When::Overlaps(Verb::Allocate, 0..4096), Fault::Errno(Errno::IO), 1);
-    bed.fake.inject(When::Overlaps(Verb::Allocate, 8192..12_288), Fault::Hold, 1);
+    bed.fake.inject(When::Overlaps(Verb::Allocate, 8192..12_288), Fault::Hang, 1);
     let head = bed.guest.area();
     let segments = [segment_bytes(0, 8, 0), segment_bytes(16, 8, 0), segment_bytes(32, 8, 0)].concat();
     bed.guest.view.store(head, &rig::header_bytes(kind::DISCARD, 0)).unwrap();
@@ -179,7 +179,7 @@ fn one_failed_segment_fails_the_discard_after_all_others_are_done() {
     bed.guest.view.store(head + 0x800, &[0xff]).unwrap();
     let token = bed.guest.add(&[range(head, 16), range(head + 0x1000, 48)], &[range(head + 0x800, 1)]);
     bed.guest.submit();
-    assert!(eventually(|| bed.fake.held() == 1));
+    assert!(eventually(|| bed.fake.hanging() == 1));
     assert_eq!((bed.guest.ring.pop_used(), bed.status(0)), (Ok(None), 0xff));
     bed.fake.release().unwrap();
     assert_eq!((bed.guest.wait_for(token), bed.status(0)), (1, 1));

@@ -197,12 +197,12 @@ fn full_rings_of_one_disk_do_not_keep_another_out_of_a_full_engine() {
     hold(&handle);
     raws.iter().for_each(|raw| offer_up_to(raw, 1024));
     // The first disk has at least its reserve, and with the shared part nearly the whole engine.
-    assert!(eventually(|| handle.held() >= 32));
+    assert!(eventually(|| handle.hanging() >= 32));
     let pending = add_transfer(&mut other_guest, kind::OUT, 0, 8 * MIB, 4096);
     other_guest.submit();
     let done = || raws.iter().map(|raw| u32::from(raw.ring.used_idx())).sum::<u32>();
     while pending.status(&other_guest) == 0xff && done() < MANY {
-        assert!(eventually(|| handle.held() > 0));
+        assert!(eventually(|| handle.hanging() > 0));
         // Refills the rings, in which chains complete in order.
         raws.iter().for_each(|raw| offer_up_to(raw, raw.ring.used_idx() + 1024));
         handle.release().unwrap();

@@ -216,7 +216,7 @@ fn what_was_in_flight_when_a_server_died_is_done_by_its_successor_and_nothing_el
         bed.finish(17);
         hold(&handle);
         bed.begin_writes(20, 5);
-        assert!(eventually(|| handle.held() == 5));
+        assert!(eventually(|| handle.hanging() == 5));
 
         let crashed = bed.crash(&mut rig, || let_go(&handle));
         rig.start_server(Options::default());
@@ -268,7 +268,7 @@ fn stale_base_with_requests_in_flight_repeats_those_alone() {
         bed.finish(17);
         hold(&handle);
         bed.begin_writes(20, 2);
-        assert!(eventually(|| handle.held() == 2));
+        assert!(eventually(|| handle.hanging() == 2));
 
         let crashed = bed.crash(&mut rig, || let_go(&handle));
         rig.start_server(Options::default());
@@ -316,7 +316,7 @@ fn packed_ring_without_its_log_stays_stopped_after_a_death_at_work() {
     bed.finish(3);
     hold(&handle);
     bed.begin_writes(20, 2);
-    assert!(eventually(|| handle.held() == 2));
+    assert!(eventually(|| handle.hanging() == 2));
 
     let mut crashed = bed.crash(&mut rig, || let_go(&handle));
     rig.start_server(Options::default());
@@ -357,7 +357,7 @@ fn queue_that_moves_between_workers_keeps_its_log() {
         }
         hold(&handle);
         bed.begin_writes(20, 4);
-        assert!(eventually(|| handle.held() == 4));
+        assert!(eventually(|| handle.hanging() == 4));
 
         let crashed = bed.crash(&mut rig, || let_go(&handle));
         rig.start_server(Options { workers: 2, ..Options::default() });
@@ -378,7 +378,7 @@ fn stop_with_some_not_begun(format: Format, protocol: fn(u64) -> u64) -> usize {
     let mut bed = bed(&rig, format);
     hold(&handle);
     bed.begin_writes(20, COUNT);
-    assert!(eventually(|| handle.held() == COUNT as usize));
+    assert!(eventually(|| handle.hanging() == COUNT as usize));
     let crashed = bed.crash(&mut rig, || let_go(&handle));
 
     let config = EngineConfig { depth: 24, ..EngineConfig::default() };
@@ -387,13 +387,13 @@ fn stop_with_some_not_begun(format: Format, protocol: fn(u64) -> u64) -> usize {
     rig.start_server(options);
     let front_end = crashed.connect(&rig, format, protocol);
     Crashed::start(&front_end, &crashed.guest);
-    assert!(eventually(|| handle.held() > 0));
+    assert!(eventually(|| handle.hanging() > 0));
     std::thread::scope(|scope| {
         let stopping = scope.spawn(|| front_end.stop_queue(0));
         wait_for_stop(&rig, 0);
         assert!(!stopping.is_finished(), "stopped with requests in flight");
-        let held = handle.held();
-        assert!(held < COUNT as usize, "{held} of {COUNT} are begun: too much room");
+        let hanging = handle.hanging();
+        assert!(hanging < COUNT as usize, "{hanging} of {COUNT} are begun: too much room");
         let_go(&handle);
         stopping.join().unwrap();
     });
@@ -481,7 +481,7 @@ fn other_log_for_a_running_ring_is_refused_and_the_same_one_again_changes_nothin
         let mut bed = bed(&rig, format);
         hold(&engine);
         bed.begin_writes(0, 3);
-        assert!(eventually(|| engine.held() == 3));
+        assert!(eventually(|| engine.hanging() == 3));
         let other = Log::get(&bed.front_end, 1);
         assert_eq!(bed.front_end.acked(code::SET_INFLIGHT_FD, &other.body, &[other.fd.as_fd()]), 1);
         assert!(contents(&other.view(), other.bytes()).iter().all(|&byte| byte == 0), "written to");

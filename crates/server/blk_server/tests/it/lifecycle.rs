@@ -28,7 +28,7 @@ fn stop_finishes_what_is_in_flight_and_is_clean() {
     let pending: Vec<_> =
         (0..4).map(|n| add_transfer(&mut guest, kind::OUT, n * 8, (8 + n) * MIB, 4096)).collect();
     guest.submit();
-    assert!(eventually(|| engine.held() == 4));
+    assert!(eventually(|| engine.hanging() == 4));
     let server = rig.server.take().unwrap();
     let stopping = std::thread::spawn(move || server.stop(PATIENCE));
     std::thread::sleep(CALM);
@@ -52,7 +52,7 @@ fn requests_put_after_the_stop_began_stay_in_the_ring_for_the_next_server(ring: 
     hold(&engine);
     let first = add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| engine.held() == 1));
+    assert!(eventually(|| engine.hanging() == 1));
     let server = rig.server.take().unwrap();
     let stopping = std::thread::spawn(move || server.stop(PATIENCE));
     assert!(witness.is_closed());
@@ -84,7 +84,7 @@ fn stop_with_a_request_that_never_ends_reports_the_disk_and_removes_the_socket()
     engine.inject(When::Always, Fault::Stick, 1);
     add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| engine.held() == 1));
+    assert!(eventually(|| engine.hanging() == 1));
     let report = rig.server.take().unwrap().stop(Duration::from_millis(300));
     assert_eq!(report.unfinished, ["test0"]);
     assert!(!rig.socket.exists());

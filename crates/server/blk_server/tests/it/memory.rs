@@ -223,7 +223,7 @@ fn removal_is_answered_only_after_the_requests_in_flight_are_complete() {
     hold(&engine);
     let pending = add_transfer(&mut guest, kind::IN, 0, EXTRA, 4096);
     guest.submit();
-    assert!(eventually(|| engine.held() == 1));
+    assert!(eventually(|| engine.hanging() == 1));
     let gone = single_region_bytes(&front_end.memory.regions()[1]);
     front_end.send_flags(code::REM_MEM_REG, 9, &gone, &[]);
     front_end.socket().set_read_timeout(Some(CALM)).unwrap();
@@ -248,7 +248,7 @@ fn requests_put_while_a_removal_drains_the_queue_are_served_after_it() {
     hold(&engine);
     let first = add_transfer(&mut guest, kind::IN, 0, EXTRA, 4096);
     guest.submit();
-    assert!(eventually(|| engine.held() == 1));
+    assert!(eventually(|| engine.hanging() == 1));
     let gone = single_region_bytes(&front_end.memory.regions()[1]);
     front_end.send_flags(code::REM_MEM_REG, 9, &gone, &[]);
     std::thread::sleep(CALM);

@@ -135,14 +135,14 @@ fn queue_with_a_request_that_hangs_stays_and_goes_on() {
     hold(&handle);
     let pending = add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| handle.held() == 1));
+    assert!(eventually(|| handle.hanging() == 1));
     let refused = server(&rig).attach("test0", 0, WorkerId(1), SHORT).unwrap_err();
     assert!(matches!(refused, AdminError::NotDrained { queue: 0, stays: WorkerId(0), .. }), "{refused}");
     assert_eq!(worker_of(&rig, 0), 0);
     // The worker takes the next request although the one before it hangs.
     add_transfer(&mut guest, kind::IN, 8, 9 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| handle.held() == 2));
+    assert!(eventually(|| handle.hanging() == 2));
     let_go(&handle);
     assert!((0..2).all(|_| guest.next_used().is_some()));
     assert_eq!(pending.status(&guest), 0);
@@ -192,7 +192,7 @@ fn guest_that_stops_its_queue_during_a_move_that_hangs_gets_its_answer() {
     hold(&handle);
     add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| handle.held() == 1));
+    assert!(eventually(|| handle.hanging() == 1));
     std::thread::scope(|scope| {
         let moving = scope.spawn(|| server(&rig).attach("test0", 0, WorkerId(1), ENOUGH));
         let stopping = scope.spawn(|| front_end.stop_queue(0));
@@ -309,7 +309,7 @@ fn slow_engine_beside_the_base_engine_wakes_a_sleeping_worker() {
     hold(&handle);
     add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| handle.held() == 1));
+    assert!(eventually(|| handle.hanging() == 1));
     let sleeps = || server(&rig).report().workers[0].counters.sleeps;
     let before = sleeps();
     std::thread::sleep(Duration::from_millis(200));
@@ -370,7 +370,7 @@ fn kick_for_the_base_engine_wakes_a_worker_that_sleeps_on_two() {
     hold(&handle);
     add_transfer(&mut other, kind::IN, 0, 8 * MIB, 4096);
     other.submit();
-    assert!(eventually(|| handle.held() == 1));
+    assert!(eventually(|| handle.hanging() == 1));
     for _ in 0..5 {
         // Polling has ended by then.
         std::thread::sleep(SHORT);

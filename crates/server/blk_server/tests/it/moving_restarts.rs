@@ -18,7 +18,7 @@ fn hang(handle: &FakeHandle, guest: &mut Guest) {
     hold(handle);
     add_transfer(guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| handle.held() == 1));
+    assert!(eventually(|| handle.hanging() == 1));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn stop_does_not_wait_for_a_move_that_hangs() {
     std::thread::scope(|scope| {
         let moving = scope.spawn(|| server(&rig).attach("test0", 0, WorkerId(1), Duration::from_secs(3600)));
         std::thread::sleep(SHORT);
-        let report = server(&rig).wind_down(CALM);
+        let report = server(&rig).shut_down(CALM);
         assert_eq!(report.unfinished, ["test0"]);
         let moved = moving.join().unwrap();
         assert!(matches!(moved, Err(AdminError::Stopping)), "{moved:?}");

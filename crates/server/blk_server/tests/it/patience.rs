@@ -47,10 +47,10 @@ fn interrupt_comes_in_time_although_too_few_requests_complete() {
     let rig = Rig::start(Options { coalescing: coalescing(64), ..options });
     let (_front_end, mut guest) = ready(&rig, PLAIN);
     // One request stays in flight, so that completions might wait for it.
-    handle.inject(When::Always, Fault::Hold, 1);
+    handle.inject(When::Always, Fault::Hang, 1);
     add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| handle.held() == 1));
+    assert!(eventually(|| handle.hanging() == 1));
     for sector in 1..4 {
         let pending = add_transfer(&mut guest, kind::IN, sector * 8, 9 * MIB, 4096);
         guest.submit();
@@ -122,15 +122,15 @@ fn interrupt_does_not_wait_for_a_request_that_fails_and_is_parked() {
     let hold = ParkPolicy { what: ParkWhat::Any, retry_after: None };
     let (mut worker, mut guest) = by_hand(engine, image, hold);
 
-    fake.inject(When::Overlaps(Verb::Read, 4096..8192), Fault::Hold, 1);
+    fake.inject(When::Overlaps(Verb::Read, 4096..8192), Fault::Hang, 1);
     let waits = add_transfer(&mut guest, kind::IN, 8, 8 * MIB, 4096);
     let done = add_transfer(&mut guest, kind::IN, 0, 9 * MIB, 4096);
     guest.submit();
     worker.serve();
-    assert_eq!((fake.held(), done.status(&guest)), (1, 0));
+    assert_eq!((fake.hanging(), done.status(&guest)), (1, 0));
     // The released read is now beyond the end of the image, and is held.
     file.set_len(0).unwrap();
     fake.release().unwrap();
     worker.serve();
-    assert_eq!((fake.held(), waits.status(&guest), take_signals(&guest.call)), (0, 0xff, 1));
+    assert_eq!((fake.hanging(), waits.status(&guest), take_signals(&guest.call)), (0, 0xff, 1));
 }

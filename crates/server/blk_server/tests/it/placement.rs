@@ -249,7 +249,7 @@ fn completion_worker_that_does_not_run_dry_in_time_stays_and_goes_on() {
     fake.inject(When::Verb(Verb::Read), Fault::Stick, 1);
     add_transfer(&mut guests[0], kind::IN, 0, 8 * MIB, 4096);
     guests[0].submit();
-    assert!(eventually(|| fake.held() > 0));
+    assert!(eventually(|| fake.hanging() > 0));
     let stays = server(&rig).set_completion_worker("test1", Some(WorkerId(1)), Duration::from_millis(50));
     let stays = stays.unwrap_err().to_string();
     assert_eq!(
@@ -294,7 +294,7 @@ fn stuck_from_the_start() -> (Rig, Fakes, FrontEnd, Guest) {
 fn completion_worker_that_a_starting_queue_asks_for_in_vain_is_given_up() {
     // The completion worker may be ready before the first request. Then nothing hangs, and the test tries again.
     let stuck = (0..20).map(|_| stuck_from_the_start()).find(|(_, fakes, ..)| {
-        let is_stuck = || fakes.lock().unwrap().first().is_some_and(|fake| fake.held() > 0);
+        let is_stuck = || fakes.lock().unwrap().first().is_some_and(|fake| fake.hanging() > 0);
         (0..20).any(|_| {
             is_stuck() || {
                 std::thread::sleep(Duration::from_millis(10));

@@ -91,9 +91,9 @@ fn tag_that_is_still_in_flight_stops_the_queue_and_its_first_request_completes(r
     let rig = Rig::start(options);
     let (front_end, guest, mut other) = two_guests(&rig, ring);
     let mut raw = hostile_over(guest, ring);
-    fake.inject(When::Verb(Verb::Read), Fault::Hold, 1);
+    fake.inject(When::Verb(Verb::Read), Fault::Hang, 1);
     raw.offer_read();
-    assert!(eventually(|| fake.held() == 1));
+    assert!(eventually(|| fake.hanging() == 1));
     raw.offer_read();
     assert!(raw.guest().err_signalled());
     fake.release().unwrap();
@@ -106,9 +106,9 @@ fn head_in_flight_whose_chain_was_spoilt_meanwhile_stops_the_queue_too() {
     let (options, fake) = faulty(Options::default());
     let rig = Rig::start(options);
     let (front_end, mut raw, mut other) = two_queues(&rig);
-    fake.inject(When::Verb(Verb::Read), Fault::Hold, 1);
+    fake.inject(When::Verb(Verb::Read), Fault::Hang, 1);
     raw.offer_read();
-    assert!(eventually(|| fake.held() == 1));
+    assert!(eventually(|| fake.hanging() == 1));
     raw.set(&[readable(0, 16, 0)]);
     raw.offer(0);
     assert!(raw.guest.err_signalled());
@@ -143,9 +143,9 @@ fn packed_chain_longer_than_what_is_not_in_flight_stops_the_queue_and_what_is_co
     let (options, fake) = faulty(Options::default());
     let rig = Rig::start(options);
     let (front_end, mut raw, mut other) = two_packed_queues(&rig);
-    fake.inject(When::Verb(Verb::Read), Fault::Hold, 1);
+    fake.inject(When::Verb(Verb::Read), Fault::Hang, 1);
     raw.offer_read();
-    assert!(eventually(|| fake.held() == 1));
+    assert!(eventually(|| fake.hanging() == 1));
     // Its last descriptor is in the slot of the ring's first.
     raw.offer(1, &[&[readable(raw.area(), 16, 0); 253][..], &[last(raw.area(), 1)]].concat());
     assert!(raw.guest.err_signalled());
@@ -159,9 +159,9 @@ fn buffer_id_in_flight_of_an_unusable_chain_stops_the_queue_too() {
     let (options, fake) = faulty(Options::default());
     let rig = Rig::start(options);
     let (front_end, mut raw, mut other) = two_packed_queues(&rig);
-    fake.inject(When::Verb(Verb::Read), Fault::Hold, 1);
+    fake.inject(When::Verb(Verb::Read), Fault::Hang, 1);
     raw.offer_read();
-    assert!(eventually(|| fake.held() == 1));
+    assert!(eventually(|| fake.hanging() == 1));
     raw.offer(0, &[table(raw.area(), 5)]);
     assert!(raw.guest.err_signalled());
     fake.release().unwrap();

@@ -97,7 +97,7 @@ fn front_end_that_vanishes_leaves_its_buffers_mapped_until_the_requests_are_comp
         add_transfer(&mut guest, kind::IN, n * 8, (8 + n) * MIB, 4096);
     }
     guest.submit();
-    assert!(eventually(|| engine.held() == 8));
+    assert!(eventually(|| engine.hanging() == 8));
     drop((front_end, guest));
     std::thread::sleep(CALM);
     assert_eq!(mappings(&file), 1);
@@ -177,7 +177,7 @@ fn stop_is_answered_after_the_requests_in_flight_with_the_base_that_follows_them
     let pending: Vec<_> =
         (0..3).map(|n| add_transfer(&mut guest, kind::IN, n * 8, (8 + n) * MIB, 4096)).collect();
     guest.submit();
-    assert!(eventually(|| engine.held() == 3));
+    assert!(eventually(|| engine.hanging() == 3));
     front_end.send(code::GET_VRING_BASE, &vring_state(0, 0), &[]);
     assert!(is_unanswered(&front_end));
     let_go(&engine);
@@ -344,7 +344,7 @@ fn reset_waits_for_the_requests_in_flight(ring: Format) {
     hold(&engine);
     let pending = add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096);
     guest.submit();
-    assert!(eventually(|| engine.held() == 1));
+    assert!(eventually(|| engine.hanging() == 1));
     front_end.send_flags(code::RESET_DEVICE, 9, &[], &[]);
     assert!(is_unanswered(&front_end));
     let_go(&engine);

@@ -37,7 +37,7 @@ struct Running {
     used_place: Place,
     used_idx: u16,
     /// The first unpublished one: position and bytes.
-    held_back: Option<(Place, [u8; 8])>,
+    unpublished_first: Option<(Place, [u8; 8])>,
     pushed: u16,
     /// Descriptors that return to the log when they are published.
     freed: u16,
@@ -247,7 +247,7 @@ impl Running {
             has_log,
             used_place,
             used_idx,
-            held_back: None,
+            unpublished_first: None,
             pushed: 0,
             freed: 0,
             asked_at: used_idx,
@@ -388,8 +388,8 @@ impl Running {
                 let write = if written_bytes == 0 { 0 } else { 2 };
                 let (len, flags) = (u64::from(written_bytes), u64::from(from.used_flags() | write));
                 let wanted = (len | u64::from(tag) << 32 | flags << 48).to_le_bytes();
-                if self.held_back.is_none() {
-                    self.held_back = Some((from, wanted));
+                if self.unpublished_first.is_none() {
+                    self.unpublished_first = Some((from, wanted));
                 } else {
                     check_slot(guest, from, wanted);
                 }
@@ -412,7 +412,7 @@ impl Running {
             Model::Packed(model) => {
                 model.log_room = model.log_room.map(|left| left + freed);
                 assert!(self.has_log || model.log_room.is_none());
-                if let Some((place, wanted)) = self.held_back.take() {
+                if let Some((place, wanted)) = self.unpublished_first.take() {
                     check_slot(guest, place, wanted);
                 }
             }

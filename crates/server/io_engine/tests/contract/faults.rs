@@ -135,10 +135,10 @@ fn shuffled_results_reach_their_own_ops() {
 #[test]
 fn released_call_wakes_the_sleeping_worker() {
     let mut bed = fake().expect(FAKE);
-    bed.handle().inject(When::Always, Fault::Hold, 1);
+    bed.handle().inject(When::Always, Fault::Hang, 1);
     bed.push(1, OpKind::Read { range: bed.range(0, 4096) }, &[(0, 4096)]);
     bed.engine.submit().unwrap();
-    assert_eq!((bed.handle().held(), bed.engine.in_flight()), (1, 1));
+    assert_eq!((bed.handle().hanging(), bed.engine.in_flight()), (1, 1));
     let handle = bed.handle();
     let releaser = std::thread::spawn(move || handle.release().unwrap());
     while bed.events.is_empty() {
@@ -163,7 +163,7 @@ fn release_is_not_reported_and_every_token_is_the_callers() {
 #[test]
 fn cancelled_call_completes_as_cancelled() {
     let mut bed = fake().expect(FAKE);
-    bed.handle().inject(When::Always, Fault::Hold, 1);
+    bed.handle().inject(When::Always, Fault::Hang, 1);
     bed.push(1, OpKind::Read { range: bed.range(0, 4096) }, &[(0, 4096)]);
     bed.engine.submit().unwrap();
     bed.engine.cancel_all();
@@ -174,7 +174,7 @@ fn cancelled_call_completes_as_cancelled() {
 fn cancelling_one_file_leaves_the_ops_of_another_alone() {
     let mut bed = fake().expect(FAKE);
     let other = bed.engine.attach_file(spec(&bed.image)).unwrap();
-    bed.handle().inject(When::Always, Fault::Hold, 4);
+    bed.handle().inject(When::Always, Fault::Hang, 4);
     bed.push(1, OpKind::Flush, &[]);
     bed.push(2, OpKind::Flush, &[]);
     bed.push(3, OpKind::Read { range: bed.range(0, 4096) }, &[(0, 4096)]);
@@ -205,12 +205,12 @@ fn cancelled_op_is_not_resumed() {
 #[test]
 fn op_waiting_for_a_bounce_buffer_is_cancelled_at_once() {
     let Some(mut bed) = fake_that_bounces() else { return };
-    bed.handle().inject(When::Always, Fault::Hold, u64::MAX);
+    bed.handle().inject(When::Always, Fault::Hang, u64::MAX);
     for i in 0..12 {
         bed.push(i, OpKind::Read { range: bed.range(0, 4096) }, &[(i * 8192 + 1, 4096)]);
     }
     bed.engine.submit().unwrap();
-    assert_eq!(bed.handle().held(), 8, "one per bounce buffer");
+    assert_eq!(bed.handle().hanging(), 8, "one per bounce buffer");
     bed.engine.cancel_all();
     let done = bed.finish(12);
     assert!(done.iter().all(|c| c.result == Err(OpError::Cancelled)));
@@ -231,7 +231,7 @@ fn memory_of_a_call_that_never_ends_is_leaked_not_freed() {
 #[test]
 fn detaching_a_file_in_use_panics() {
     let mut bed = fake().expect(FAKE);
-    bed.handle().inject(When::Always, Fault::Hold, 1);
+    bed.handle().inject(When::Always, Fault::Hang, 1);
     bed.push(1, OpKind::Read { range: bed.range(0, 4096) }, &[(0, 4096)]);
     let file = bed.file;
     let detached = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bed.engine.detach_file(file)));
@@ -343,10 +343,10 @@ fn flush_that_fails_is_reported() {
 #[test]
 fn flushes_during_a_sync_share_the_next_one() {
     let mut bed = fake().expect(FAKE);
-    bed.handle().inject(When::Verb(Verb::Sync), Fault::Hold, 1);
+    bed.handle().inject(When::Verb(Verb::Sync), Fault::Hang, 1);
     (0..5).for_each(|token| bed.push(token, OpKind::Flush, &[]));
     bed.engine.submit().unwrap();
-    assert_eq!((bed.handle().held(), bed.handle().calls()), (1, 1));
+    assert_eq!((bed.handle().hanging(), bed.handle().calls()), (1, 1));
     bed.handle().release().unwrap();
     assert!(bed.finish(5).iter().all(|completion| completion.result == Ok(())));
     assert_eq!(bed.handle().calls(), 2);
@@ -355,7 +355,7 @@ fn flushes_during_a_sync_share_the_next_one() {
 #[test]
 fn flush_that_fails_takes_all_that_shared_it_along() {
     let mut bed = fake().expect(FAKE);
-    bed.handle().inject(When::Call(0), Fault::Hold, 1);
+    bed.handle().inject(When::Call(0), Fault::Hang, 1);
     bed.handle().inject(When::Call(1), Fault::Errno(Errno::IO), 1);
     (0..4).for_each(|token| bed.push(token, OpKind::Flush, &[]));
     bed.engine.submit().unwrap();
@@ -369,7 +369,7 @@ fn flush_that_fails_takes_all_that_shared_it_along() {
 #[test]
 fn flushes_that_wait_for_a_sync_are_cancelled_with_it() {
     let mut bed = fake().expect(FAKE);
-    bed.handle().inject(When::Verb(Verb::Sync), Fault::Hold, 1);
+    bed.handle().inject(When::Verb(Verb::Sync), Fault::Hang, 1);
     (0..3).for_each(|token| bed.push(token, OpKind::Flush, &[]));
     bed.engine.submit().unwrap();
     bed.engine.cancel_all();
@@ -394,7 +394,7 @@ fn on(file: FileId, bed: &Bed, token: u64, kind: OpKind, pieces: &[(u64, u64)]) 
 fn file_whose_calls_hang_has_its_share_of_ops_and_another_one_its_own() {
     let mut bed = fake().expect(FAKE);
     let other = bed.engine.attach_file(spec(&bed.image)).unwrap();
-    bed.handle().inject(When::Verb(Verb::Write), Fault::Hold, u64::MAX);
+    bed.handle().inject(When::Verb(Verb::Write), Fault::Hang, u64::MAX);
     let range = bed.range(0, 512);
     let mut hangs = |token| {
         let op = bed.op(token, write(range), &[(0, 512)]);
@@ -416,7 +416,7 @@ fn file_whose_calls_hang_has_its_share_of_ops_and_another_one_its_own() {
 fn hung_misaligned_writes_leave_bounce_buffers_to_another_file() {
     let Some(mut bed) = fake_that_bounces() else { return };
     let other = bed.engine.attach_file(spec(&bed.image)).unwrap();
-    bed.handle().inject(When::Verb(Verb::Write), Fault::Hold, u64::MAX);
+    bed.handle().inject(When::Verb(Verb::Write), Fault::Hang, u64::MAX);
     let range = bed.range(0, 4096);
     (0..20).for_each(|token| bed.push(token, write(range), &[(1, 4096)]));
     bed.engine.submit().unwrap();

@@ -39,7 +39,7 @@ use crate::data_path::report::{QueueReport, WorkerReport};
 use crate::data_path::worker::command::{Address, Command, Unsuitable, WorkerGone};
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 use crate::data_path::worker::worker_thread::warn_if_crowded;
-use crate::data_path::worker::workers::{Trade, WorkerThread};
+use crate::data_path::worker::workers::{SharedSettings, WorkerThread};
 use crate::error::AdminError;
 use crate::error::ServerError;
 
@@ -181,7 +181,7 @@ impl Table {
 /// All workers of a server, and their queues.
 #[derive(Debug)]
 pub(crate) struct WorkerSet {
-    trade: Trade,
+    shared: SharedSettings,
     admin: Mutex<()>,
     table: Mutex<Table>,
     /// True once the server stops: changes then end early.
@@ -191,25 +191,25 @@ pub(crate) struct WorkerSet {
 impl WorkerSet {
     /// # Errors
     /// A thread or an engine does not start, or a thread cannot run as its options say.
-    pub(crate) fn start(workers: &[WorkerOptions], trade: Trade) -> Result<Arc<Self>, ServerError> {
+    pub(crate) fn start(workers: &[WorkerOptions], shared: SharedSettings) -> Result<Arc<Self>, ServerError> {
         warn_if_crowded(workers);
         let mut table = Table::default();
         for options in workers {
             let id = table.next_id();
-            table.workers.push(WorkerThread::start(id, options.clone(), &trade)?);
+            table.workers.push(WorkerThread::start(id, options.clone(), &shared)?);
         }
         let (table, stopping) = (Mutex::new(table), AtomicBool::new(false));
-        Ok(Arc::new(Self { trade, admin: Mutex::default(), table, stopping }))
+        Ok(Arc::new(Self { shared, admin: Mutex::default(), table, stopping }))
     }
 
     /// The workers of a server that steps its only worker itself.
     #[cfg(feature = "test-util")]
-    pub(crate) fn of_one(worker: WorkerThread, trade: Trade) -> Arc<Self> {
+    pub(crate) fn of_one(worker: WorkerThread, shared: SharedSettings) -> Arc<Self> {
         let mut table = Table::default();
         table.next_id();
         table.workers.push(worker);
         let (table, stopping) = (Mutex::new(table), AtomicBool::new(false));
-        Arc::new(Self { trade, admin: Mutex::default(), table, stopping })
+        Arc::new(Self { shared, admin: Mutex::default(), table, stopping })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -337,7 +337,7 @@ impl WorkerSet {
     pub(crate) fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
         // Starts the worker without a lock: a worker in a frozen control group may take forever to start.
         let id = self.table().next_id();
-        let worker = WorkerThread::start(id, options, &self.trade)?;
+        let worker = WorkerThread::start(id, options, &self.shared)?;
         let mut table = self.table();
         let place = table.workers.partition_point(|other| other.address.id < id);
         table.workers.insert(place, worker);

@@ -46,7 +46,7 @@ impl MemoryFile {
 
 /// A ring that a session wants to start.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shown {
+pub(crate) struct StartingRing {
     pub(crate) queue: usize,
     pub(crate) session: u64,
     pub(crate) memory: Option<MemoryFile>,
@@ -136,8 +136,8 @@ impl GuestChoice {
         }
     }
 
-    /// Whether this process has missed no choice of the ring's guest.
-    pub(crate) fn knows(&self, ring: &Shown) -> bool {
+    /// Whether this process has seen every choice of the ring's guest.
+    pub(crate) fn has_seen_all_choices(&self, ring: &StartingRing) -> bool {
         match self.known().get(ring.queue) {
             Some(Known::Opened(memory)) => ring.memory == Some(*memory),
             // A later session may be that of a guest that was elsewhere meanwhile.
@@ -196,20 +196,20 @@ mod tests {
         assert_eq!(choice.mode_for(usual_driver()), WriteCache::Writeback);
     }
 
-    fn shown(queue: usize, session: u64, inode: u64, base: u32) -> Shown {
-        Shown { queue, session, memory: Some(MemoryFile { device: 0, inode }), base }
+    fn starting_ring(queue: usize, session: u64, inode: u64, base: u32) -> StartingRing {
+        StartingRing { queue, session, memory: Some(MemoryFile { device: 0, inode }), base }
     }
 
     #[test]
     fn opened_ring_is_known_in_its_memory_to_all_sessions() {
         let choice = choice();
-        choice.ring_opened(1, shown(1, 1, 7, 0).memory);
-        assert!(choice.knows(&shown(1, 9, 7, 3)));
-        let others = [shown(0, 1, 7, 0), shown(1, 1, 8, 0), shown(2, 1, 7, 0)];
-        assert!(!others.iter().any(|ring| choice.knows(ring)));
-        assert!(!choice.knows(&Shown { memory: None, ..shown(1, 9, 7, 3) }));
+        choice.ring_opened(1, starting_ring(1, 1, 7, 0).memory);
+        assert!(choice.has_seen_all_choices(&starting_ring(1, 9, 7, 3)));
+        let others = [starting_ring(0, 1, 7, 0), starting_ring(1, 1, 8, 0), starting_ring(2, 1, 7, 0)];
+        assert!(!others.iter().any(|ring| choice.has_seen_all_choices(ring)));
+        assert!(!choice.has_seen_all_choices(&StartingRing { memory: None, ..starting_ring(1, 9, 7, 3) }));
         choice.ring_forgotten(1);
-        assert!(!choice.knows(&shown(1, 9, 7, 3)));
+        assert!(!choice.has_seen_all_choices(&starting_ring(1, 9, 7, 3)));
     }
 
     #[test]
@@ -217,10 +217,13 @@ mod tests {
         let choice = choice();
         choice.session_begins(4);
         choice.session_begins(5);
-        choice.ring_opened(0, shown(0, 4, 7, 0).memory);
+        choice.ring_opened(0, starting_ring(0, 4, 7, 0).memory);
         choice.ring_left(0, 17);
         choice.session_begins(6);
-        assert!(choice.knows(&shown(0, 5, 8, 17)));
-        assert!(!choice.knows(&shown(0, 5, 7, 16)) && !choice.knows(&shown(0, 6, 7, 17)));
+        assert!(choice.has_seen_all_choices(&starting_ring(0, 5, 8, 17)));
+        assert!(
+            !choice.has_seen_all_choices(&starting_ring(0, 5, 7, 16))
+                && !choice.has_seen_all_choices(&starting_ring(0, 6, 7, 17))
+        );
     }
 }

@@ -38,11 +38,11 @@ impl Worker {
         while !self.quit
             && let Ok(command) = self.commands.try_recv()
         {
-            self.obey(command);
+            self.execute(command);
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn execute(&mut self, command: Command) {
         match command {
             Command::Start(start, done) => {
                 let started = self.start(&start);

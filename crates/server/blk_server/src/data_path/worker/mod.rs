@@ -9,7 +9,7 @@
 //! - Other threads send [`Command`]s to the worker and share no state with it.
 //! - A disk's queues may be on several workers, and move between them (`worker/commands.rs`).
 
-pub(crate) mod bell;
+pub(crate) mod balancer_wakeup;
 pub(crate) mod buffers;
 pub(crate) mod command;
 pub(crate) mod poller;
@@ -38,7 +38,7 @@ use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::disk::session_link::EndReason;
 use crate::data_path::queue::submit_context::SubmitContext;
 use crate::data_path::queue::{Queue, TimeSample};
-use crate::data_path::worker::bell::{Bell, BusyWatch};
+use crate::data_path::worker::balancer_wakeup::{BalancerWakeup, BusyWatch};
 use crate::data_path::worker::command::Command;
 use crate::data_path::worker::poller::Poller;
 use crate::data_path::worker::submissions::SubmissionMeter;
@@ -169,11 +169,11 @@ impl Worker {
         self
     }
 
-    /// Sets the bell that the worker rings when it is busy.
-    pub(crate) fn with_bell(mut self, bell: Option<Arc<Bell>>) -> Self {
-        self.balance = bell.map(|bell| {
-            let watch = BusyWatch::new(bell, Instant::now());
-            self.timers.set(Timer::BusyCheck, Some(watch.next_look()));
+    /// Sets the event with which the worker wakes the balancer when it is busy.
+    pub(crate) fn with_balancer_wakeup(mut self, balancer_wakeup: Option<Arc<BalancerWakeup>>) -> Self {
+        self.balance = balancer_wakeup.map(|wakeup| {
+            let watch = BusyWatch::new(wakeup, Instant::now());
+            self.timers.set(Timer::BusyCheck, Some(watch.next_check()));
             watch
         });
         self
@@ -444,8 +444,8 @@ impl Worker {
 
     fn check_busy(&mut self, now: Instant) {
         if let Some(watch) = &mut self.balance {
-            watch.look(now, self.counted.submission_time + self.counted.completion_time);
-            self.timers.set(Timer::BusyCheck, Some(watch.next_look()));
+            watch.check(now, self.counted.submission_time + self.counted.completion_time);
+            self.timers.set(Timer::BusyCheck, Some(watch.next_check()));
         }
     }
 

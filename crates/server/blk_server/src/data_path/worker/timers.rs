@@ -13,7 +13,7 @@ pub(crate) enum Timer {
     Retry,
     /// Checks for stuck requests.
     StuckCheck,
-    /// Rings for the balancer if the worker was busy.
+    /// Wakes the balancer if the worker was busy.
     BusyCheck,
 }
 

@@ -13,7 +13,7 @@ use tracing::error;
 use crate::data_path::counters::WorkerMeter;
 use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::worker::Worker;
-use crate::data_path::worker::bell::Bell;
+use crate::data_path::worker::balancer_wakeup::BalancerWakeup;
 use crate::data_path::worker::command::{Address, Command};
 use crate::data_path::worker::submissions::SubmissionMeter;
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
@@ -22,15 +22,15 @@ use crate::error::ServerError;
 
 /// Settings that all workers of a server share.
 #[derive(Clone, Debug)]
-pub(crate) struct Trade {
+pub(crate) struct SharedSettings {
     /// The engine in which workers sleep. Also the default engine of disks.
     pub(crate) base: Arc<EngineSource>,
     /// Limit of the polling window.
     pub(crate) poll: Duration,
     /// The meter of a server that measures its request path.
     pub(crate) meter: Option<Arc<SubmissionMeter>>,
-    /// Rings the balancer; `None` if the server does not balance queues.
-    pub(crate) bell: Option<Arc<Bell>>,
+    /// Wakes the balancer; `None` if the server does not balance queues.
+    pub(crate) balancer_wakeup: Option<Arc<BalancerWakeup>>,
 }
 
 /// A worker's thread. It ends when this value is dropped.
@@ -53,22 +53,26 @@ impl WorkerThread {
 
     /// # Errors
     /// The thread or its engine does not start, or the thread cannot run as its options say.
-    pub(crate) fn start(id: WorkerId, options: WorkerOptions, trade: &Trade) -> Result<Self, ServerError> {
+    pub(crate) fn start(
+        id: WorkerId,
+        options: WorkerOptions,
+        shared: &SharedSettings,
+    ) -> Result<Self, ServerError> {
         let (commands, received) = channel();
         let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wakeup = Arc::new(wakeup.map_err(|errno| ServerError::Thread(errno.into()))?);
         let meter = Arc::<WorkerMeter>::default();
         let (started, start_result) = sync_channel(1);
-        let (bell, counters, trade) = (Arc::clone(&wakeup), Arc::clone(&meter), trade.clone());
-        let as_told = options.clone();
+        let (commands_wakeup, counters, shared) = (Arc::clone(&wakeup), Arc::clone(&meter), shared.clone());
+        let own_options = options.clone();
         let body = move || {
             let _guard = AbortOnPanic;
             // This thread starts the engine, so that the engine's memory comes from the thread's node.
             let start = || {
-                worker_thread::apply(&as_told).map_err(|source| ServerError::Worker { id, source })?;
-                let worker = Worker::new(id, trade.base, received, bell, trade.poll);
+                worker_thread::apply(&own_options).map_err(|source| ServerError::Worker { id, source })?;
+                let worker = Worker::new(id, shared.base, received, commands_wakeup, shared.poll);
                 let worker = worker.map_err(ServerError::Engine)?;
-                let node = worker_thread::log_start(id, &as_told);
+                let node = worker_thread::log_start(id, &own_options);
                 worker_thread::prepare_signals(id);
                 // The thread's options are applied. From now on it only serves.
                 sandbox::enter(Role::Worker).map_err(|source| ServerError::Sandbox { id, source })?;
@@ -76,7 +80,9 @@ impl WorkerThread {
             };
             match start() {
                 Ok((worker, node)) => {
-                    let mut worker = worker.with_meters(counters, trade.meter).with_bell(trade.bell);
+                    let mut worker = worker
+                        .with_meters(counters, shared.meter)
+                        .with_balancer_wakeup(shared.balancer_wakeup);
                     let _ = started.send(Ok(node));
                     worker.run();
                 }

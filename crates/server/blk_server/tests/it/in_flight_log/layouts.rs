@@ -37,7 +37,7 @@ fn dies_and_is_followed(
     bed.finish(17);
     hold(&handle);
     bed.begin_writes(20, count);
-    assert!(eventually(|| handle.held() as u64 == count), "{} of {count} are begun", handle.held());
+    assert!(eventually(|| handle.hanging() as u64 == count), "{} of {count} are begun", handle.hanging());
 
     let crashed = bed.crash(&mut rig, || let_go(&handle));
     rig.start_server(options(then));

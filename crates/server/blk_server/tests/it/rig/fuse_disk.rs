@@ -74,7 +74,7 @@ struct State {
     drops_syncs: bool,
     failed: u64,
     hangs: bool,
-    held: Vec<Box<dyn FnOnce() + Send>>,
+    hanging: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -155,16 +155,16 @@ impl FuseDisk {
 
     /// Calls without an answer.
     pub fn hanging(&self) -> usize {
-        self.shared.state().held.len()
+        self.shared.state().hanging.len()
     }
 
     /// Answers the calls that hang, and all later ones.
     pub fn let_go(&self) {
         let mut state = self.shared.state();
         state.hangs = false;
-        let held = std::mem::take(&mut state.held);
+        let hanging = std::mem::take(&mut state.hanging);
         drop(state);
-        held.into_iter().for_each(|answer| answer());
+        hanging.into_iter().for_each(|answer| answer());
     }
 }
 
@@ -209,7 +209,7 @@ impl Host {
     fn answer(&self, answer: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state();
         if state.hangs {
-            state.held.push(Box::new(answer));
+            state.hanging.push(Box::new(answer));
             return;
         }
         drop(state);

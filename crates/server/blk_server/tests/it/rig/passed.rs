@@ -24,7 +24,7 @@ pub fn faulty() -> (Options, FakeHandle) {
 
 /// Every request hangs from now on, until `let_go`.
 pub fn hold(handle: &FakeHandle) {
-    handle.inject(When::Always, Fault::Hold, u64::MAX);
+    handle.inject(When::Always, Fault::Hang, u64::MAX);
 }
 
 pub fn let_go(handle: &FakeHandle) {

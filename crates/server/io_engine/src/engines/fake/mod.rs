@@ -36,7 +36,7 @@ impl FakeEngine {
             handle: handle.clone(),
             watcher,
             queue: VecDeque::new(),
-            held: Vec::new(),
+            hanging: Vec::new(),
             results: Vec::new(),
             budget: 0,
         };
@@ -52,7 +52,7 @@ struct Queued {
 }
 
 #[derive(Debug)]
-struct Held {
+struct Hanging {
     queued: Queued,
     /// Ignores cancellation, as a request in a dead device does.
     stuck: bool,
@@ -64,7 +64,7 @@ pub struct FakeBackend {
     handle: FakeHandle,
     watcher: EpollWatcher,
     queue: VecDeque<Queued>,
-    held: Vec<Held>,
+    hanging: Vec<Hanging>,
     results: Vec<RawResult>,
     budget: usize,
 }
@@ -77,9 +77,9 @@ impl FakeBackend {
     fn run(&mut self, queued: Queued) {
         let Queued { user_data, fd, call } = queued;
         let result = match self.handle.judge(&call) {
-            Verdict::Hold { stuck } => {
-                self.held.push(Held { queued, stuck });
-                self.handle.set_held(self.held.len());
+            Verdict::Hang { stuck } => {
+                self.hanging.push(Hanging { queued, stuck });
+                self.handle.set_hanging(self.hanging.len());
                 return;
             }
             Verdict::Fail(errno) => -errno.raw_os_error(),
@@ -90,10 +90,10 @@ impl FakeBackend {
 
     fn run_released(&mut self) {
         if self.handle.take_release() {
-            let held = std::mem::take(&mut self.held);
-            self.handle.set_held(0);
-            for held in held {
-                let Queued { user_data, fd, call } = held.queued;
+            let hanging = std::mem::take(&mut self.hanging);
+            self.handle.set_hanging(0);
+            for hanging in hanging {
+                let Queued { user_data, fd, call } = hanging.queued;
                 self.results.push(RawResult { user_data, result: run_call(fd, &call, None) });
             }
         }
@@ -168,9 +168,10 @@ impl IoBackend for FakeBackend {
 
     fn cancel(&mut self, user_data: u64) {
         let names = |queued: &Queued| queued.user_data == user_data;
-        if let Some(place) = self.held.iter().position(|held| names(&held.queued) && !held.stuck) {
-            self.held.remove(place);
-            self.handle.set_held(self.held.len());
+        if let Some(place) = self.hanging.iter().position(|hanging| names(&hanging.queued) && !hanging.stuck)
+        {
+            self.hanging.remove(place);
+            self.handle.set_hanging(self.hanging.len());
             self.results.push(RawResult { user_data, result: -libc::ECANCELED });
         }
     }

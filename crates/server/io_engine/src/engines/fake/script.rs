@@ -33,7 +33,7 @@ pub enum Fault {
     /// The call moves at most this many bytes.
     Short(u64),
     /// The call hangs until it is released or cancelled.
-    Hold,
+    Hang,
     /// The call hangs until it is released. It cannot be cancelled.
     Stick,
 }
@@ -54,14 +54,14 @@ pub struct Rule {
 pub(super) enum Verdict {
     Run { at_most_bytes: Option<u64> },
     Fail(Errno),
-    Hold { stuck: bool },
+    Hang { stuck: bool },
 }
 
 #[derive(Debug, Default)]
 struct Script {
     rules: Vec<Rule>,
     calls: u64,
-    held: usize,
+    hanging: usize,
     release: bool,
     shuffle: Option<u64>,
     space_left_bytes: Option<u64>,
@@ -108,8 +108,8 @@ impl FakeHandle {
 
     /// Number of calls that currently hang.
     #[must_use]
-    pub fn held(&self) -> usize {
-        self.with(|script| script.held)
+    pub fn hanging(&self) -> usize {
+        self.with(|script| script.hanging)
     }
 
     /// Releases every call that hangs, and wakes the engine.
@@ -130,8 +130,8 @@ impl FakeHandle {
         self.with(|script| std::mem::take(&mut script.release))
     }
 
-    pub(super) fn set_held(&self, held: usize) {
-        self.with(|script| script.held = held);
+    pub(super) fn set_hanging(&self, hanging: usize) {
+        self.with(|script| script.hanging = hanging);
     }
 
     /// A number below `count`.
@@ -154,8 +154,8 @@ impl FakeHandle {
             match rule.map(Rule::take) {
                 Some(Fault::Errno(errno)) => Verdict::Fail(errno),
                 Some(Fault::Short(bytes)) => Verdict::Run { at_most_bytes: Some(bytes) },
-                Some(Fault::Hold) => Verdict::Hold { stuck: false },
-                Some(Fault::Stick) => Verdict::Hold { stuck: true },
+                Some(Fault::Hang) => Verdict::Hang { stuck: false },
+                Some(Fault::Stick) => Verdict::Hang { stuck: true },
                 None => script.take_space(call),
             }
         })

@@ -212,7 +212,7 @@ impl Participant {
             owner.sync(&mut self.group.registry());
         }
         if owner.retiring && owner.inner().in_flight() == 0 {
-            self.resign();
+            self.give_up_ownership();
             return self.hand_over(true);
         }
         Ok(())
@@ -220,7 +220,7 @@ impl Participant {
 
     /// Drops the engine, which is empty, so that the next owner can start one.
     #[cold]
-    fn resign(&mut self) {
+    fn give_up_ownership(&mut self) {
         let Some(owner) = self.owner.take() else { return };
         self.epoll_wait.forget_inner();
         let (channels, ended) = owner.end();
@@ -363,7 +363,7 @@ impl Drop for Participant {
         }
         self.cancel_all();
         self.finish_others();
-        self.resign();
+        self.give_up_ownership();
         let group = Arc::clone(&self.group);
         let mut registry = group.registry();
         if let Some(entry) = registry.entry(self.id) {

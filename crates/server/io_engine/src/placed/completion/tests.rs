@@ -136,7 +136,7 @@ fn change_has_a_time_limit_only_while_no_caller_waits_for_it() {
     let (make, handles) = fake();
     let placement = placement(make, "count:1", Some(0));
     let mut first = Worker::start(placement.engine(0).unwrap(), 0, &bed);
-    handles.lock().unwrap()[0].inject(When::Always, Fault::Hold, 1);
+    handles.lock().unwrap()[0].inject(When::Always, Fault::Hang, 1);
     first.push(first.op(0, 0, true));
     let mut second = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     let mut due_after = |change: &dyn Fn()| {
@@ -240,7 +240,7 @@ fn cancelling_gives_up_the_workers_own_ops_and_nobody_elses() {
     let placement = placement(make, "count:1", Some(0));
     let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
-    fake.inject(When::Always, Fault::Hold, 4);
+    fake.inject(When::Always, Fault::Hang, 4);
     let (ready, waits) = std::sync::mpsc::channel();
     let (go, told) = std::sync::mpsc::channel();
     let other = on_thread(placement.engine(1).unwrap(), 1, &bed, move |worker| {
@@ -253,7 +253,7 @@ fn cancelling_gives_up_the_workers_own_ops_and_nobody_elses() {
     });
     waits.recv().unwrap();
     (0..2).for_each(|token| owner.push(owner.op(token, token, true)));
-    while fake.held() < 4 {
+    while fake.hanging() < 4 {
         assert!(owner.pass(false).is_empty());
     }
     go.send(()).unwrap();
@@ -296,7 +296,7 @@ fn dropping_a_worker_leaves_its_memory_with_the_owner_until_the_kernel_is_done()
     (0..2).for_each(|token| other.push(other.op(token, token, true)));
     other.engine.submit().unwrap();
     owner.engine.submit().unwrap();
-    assert_eq!(fake.held(), 2);
+    assert_eq!(fake.hanging(), 2);
     drop(other);
     assert!(owner.pass(false).is_empty());
     assert!(
@@ -318,7 +318,7 @@ fn dropping_the_owner_passes_on_what_others_have_in_flight() {
     let placement = placement(make, "count:1", Some(0));
     let owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
-    fake.inject(When::Always, Fault::Hold, 2);
+    fake.inject(When::Always, Fault::Hang, 2);
     let other = on_thread(placement.engine(1).unwrap(), 1, &bed, move |worker| {
         (0..6).for_each(|token| worker.push(worker.op(token, token, true)));
         let ended = worker.finish(6);
@@ -326,7 +326,7 @@ fn dropping_the_owner_passes_on_what_others_have_in_flight() {
         ended
     });
     let mut owner = owner;
-    while fake.held() < 2 {
+    while fake.hanging() < 2 {
         owner.pass(false);
     }
     let releases = std::thread::spawn(move || {

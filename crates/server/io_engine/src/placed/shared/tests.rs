@@ -119,7 +119,7 @@ fn cancelling_gives_up_the_workers_own_ops_and_nobody_elses() {
     let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     let fake = handles.lock().unwrap()[0].clone();
-    fake.inject(When::Always, Fault::Hold, 4);
+    fake.inject(When::Always, Fault::Hang, 4);
     for worker in [&mut owner, &mut other] {
         (0..2).for_each(|token| worker.push(worker.op(token, token, true)));
         worker.engine.submit().unwrap();
@@ -143,7 +143,7 @@ fn worker_that_leaves_with_ops_in_flight_gives_them_up_and_others_keep_theirs() 
     let before = Arc::strong_count(&bed.memory);
     let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
-    fake.inject(When::Always, Fault::Hold, 4);
+    fake.inject(When::Always, Fault::Hang, 4);
     (0..2).for_each(|token| owner.push(owner.op(token, token, true)));
     owner.engine.submit().unwrap();
     let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
