@@ -9,6 +9,7 @@ mod packed_device;
 mod packed_driver;
 mod packed_hand_over;
 mod packed_resume;
+mod reference;
 mod rig;
 mod schedules;
 mod threads;

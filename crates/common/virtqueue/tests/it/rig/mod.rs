@@ -1,6 +1,8 @@
 //! Shared by the tests of both halves: a small memory with a ring in it, and descriptors.
 #![allow(dead_code)] // each test binary uses a part
 
+pub mod tables;
+
 use std::sync::Arc;
 
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
