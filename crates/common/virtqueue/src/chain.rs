@@ -179,8 +179,8 @@ impl Chain {
     }
 }
 
-/// The place in a ring or table where [`Chain::read_plain`] stopped. No descriptor is read twice, because the driver
-/// may change it meanwhile.
+/// The place in a ring or table where [`Chain::read_plain`] stopped. The [`Walk`] reads no descriptor again: the driver
+/// may have changed it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stopped {
     pub at: At,

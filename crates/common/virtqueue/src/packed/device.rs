@@ -378,7 +378,7 @@ impl DeviceQueue {
         while count < room {
             let descriptor = read.take().unwrap_or_else(|| {
                 let slot = self.next_avail.forward(count).slot();
-                // Relaxed: as above.
+                // Relaxed: `pop` acquired the whole chain with its first descriptor.
                 let (addr, meta) = (self.ring.addr(slot), self.ring.meta(slot, Relaxed));
                 if let Some(log) = &mut self.log {
                     log.note(addr, meta);
