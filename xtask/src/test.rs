@@ -50,7 +50,7 @@ const STEPS: &[Step] = &[
     Step::new("loom", sizes::LOOM),
     Step::new("miri", sizes::MIRI.smoke).long(sizes::MIRI.full).wants(Wants::Miri),
     Step::new("lock", sizes::MIRI_LOCK.smoke).long(sizes::MIRI_LOCK.full).wants(Wants::Miri),
-    Step::new("mutants", sizes::MUTANTS.smoke).long(sizes::MUTANTS.full).wants(Wants::Miri),
+    Step::new("mutants", sizes::MUTANTS).wants(Wants::Miri),
     Step::new("fuzz", sizes::FUZZ.smoke).long(sizes::FUZZ.full),
     Step::new("benches", sizes::BENCHES.smoke).long(sizes::BENCHES.full).wants(Wants::BenchTargets),
     Step::new("ratchet", &["xtask", "bench", "--ratchet"]).uses_packages(),

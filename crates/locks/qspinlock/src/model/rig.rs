@@ -173,8 +173,6 @@ pub(super) enum Interleavings {
     All,
     /// Interleavings with at most this many preemptions; the second limit is for a long run.
     Preempted(usize, usize),
-    /// Interleavings with at most this many preemptions; in a long run, all interleavings.
-    PreemptedOrAll(usize),
 }
 
 /// Runs the model in each of the selected interleavings.
@@ -188,8 +186,7 @@ pub(super) fn check(which: Interleavings, model: impl Fn() + Sync + Send + 'stat
     builder.preemption_bound = match which {
         Interleavings::All => None,
         Interleavings::Preempted(_, long) if is_long() => Some(long),
-        Interleavings::PreemptedOrAll(_) if is_long() => None,
-        Interleavings::Preempted(smoke, _) | Interleavings::PreemptedOrAll(smoke) => Some(smoke),
+        Interleavings::Preempted(smoke, _) => Some(smoke),
     };
     let _trace = platform::PrintsTrace;
     builder.check(model);
