@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::args::ctl_args::{Choice, CtlArgs, CtlCommand, Timeout, WorkersCommand};
 use crate::args::usage::Wrong;
+use crate::args::values::NewSize;
 use crate::control::placement::PlacementAnswer;
 use crate::control::protocol::{
     Add, Attach, Placement, Remove, Resize, Resume, TimeoutMs, Verb, WorkersRemove,
@@ -32,8 +33,12 @@ pub fn run(args: CtlArgs) -> Result<()> {
         CtlCommand::Stats { watch } => watch.map(Duration::from_secs),
         _ => None,
     };
-    let verb = verb(args.command)?;
+    let grows = matches!(args.command, CtlCommand::Resize { size: NewSize { is_growth: true, .. }, .. });
+    let mut verb = verb(args.command)?;
     let mut server = Connection::open(&socket)?;
+    if let (true, Verb::Resize(resize)) = (grows, &mut verb) {
+        resize.size_bytes = grown(&mut server, &resize.disk, resize.size_bytes)?;
+    }
     if let Some(pause) = watch {
         return keep_watching(&mut server, json, pause);
     }
@@ -70,13 +75,26 @@ fn verb(command: CtlCommand) -> Result<Verb> {
         CtlCommand::Remove { disk, force, timeout } => {
             Verb::Remove(Remove { disk, force, timeout_ms: timeout_ms(timeout)? })
         }
-        CtlCommand::Resize { disk, size, force } => Verb::Resize(Resize { disk, size_bytes: size, force }),
+        CtlCommand::Resize { disk, size, force } => {
+            Verb::Resize(Resize { disk, size_bytes: size.bytes, force })
+        }
         CtlCommand::Resume { disk, timeout } => {
             Verb::Resume(Resume { disk, timeout_ms: timeout_ms(timeout)? })
         }
         CtlCommand::Reload => Verb::Reload,
         CtlCommand::Shutdown => Verb::Shutdown,
     })
+}
+
+/// The size of a disk that gets `more_bytes` more. If someone else resizes it meanwhile, the server may refuse the sum,
+/// because it is then less than the size.
+fn grown(server: &mut Connection, disk: &str, more_bytes: u64) -> Result<u64> {
+    let disks = read::<ListAnswer>(server.ask(&Verb::List)?.into_ok()?)?.disks;
+    let Some(found) = disks.iter().find(|other| other.name == disk) else {
+        bail!("there is no disk `{disk}`");
+    };
+    let (now_bytes, sum) = (found.size_bytes, found.size_bytes.checked_add(more_bytes));
+    sum.with_context(|| format!("{disk} has {now_bytes} bytes and cannot grow by {more_bytes}"))
 }
 
 fn timeout_ms(timeout: Timeout) -> Result<TimeoutMs> {

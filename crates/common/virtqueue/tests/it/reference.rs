@@ -262,7 +262,7 @@ fn position(ring: &Ring, taken: u16) -> u16 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 4000 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn chains_are_read_as_the_specification_says(ring in rings()) {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use crate::args::values::{image_bytes, number};
+use crate::args::values::{NewSize, new_size, number};
 use crate::args::worker_args::WorkerArgs;
 use crate::control::limits::MAX_TIMEOUT_MS;
 
@@ -30,6 +30,7 @@ Examples:
   bareblk ctl add name=data image=/images/data.raw socket=/run/vm1-data.sock queues=4
       adds a disk; the settings are the keys of a [[disk]] table in bareblk.toml
   bareblk ctl resize data 40G
+  bareblk ctl resize data +10G
   bareblk ctl resume data
       retries held requests, once the image's file system has space again
   bareblk ctl remove data
@@ -122,9 +123,9 @@ pub enum CtlCommand {
     Resize {
         /// The disk's name
         disk: String,
-        /// The new size (K, M, G, T: powers of 1024)
-        #[arg(value_parser = image_bytes)]
-        size: u64,
+        /// The new size (K, M, G, T: powers of 1024), or +SIZE: how much larger
+        #[arg(value_parser = new_size)]
+        size: NewSize,
         /// Allow a smaller size; the data beyond the new end is lost
         #[arg(long)]
         force: bool,

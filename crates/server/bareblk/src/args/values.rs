@@ -23,6 +23,9 @@ pub const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
 /// Longest name of a disk: it appears in log lines and commands.
 const MAX_NAME_CHARS: usize = 64;
 
+/// Most digits after the point of a size: more never make a whole number of bytes, and would overflow.
+const MAX_DECIMALS: usize = 18;
+
 /// A value that never makes the settings invalid.
 const GOOD_SERIAL: &str = "-";
 const GOOD_QUEUES: u16 = 1;
@@ -159,20 +162,36 @@ pub fn socket_mode(text: &str) -> Result<u32> {
     }
 }
 
-/// "64M" → 67108864.
+/// "64M" → 67108864, "1.5G" → 1610612736, "20GiB" → 21474836480.
 pub fn size_bytes(text: &str) -> Result<u64> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match &text[digits.len()..] {
-        "" => 0,
-        "K" | "k" => 10,
-        "M" | "m" => 20,
-        "G" | "g" => 30,
-        "T" | "t" => 40,
-        _ => bail!("give a number of bytes, optionally followed by K, M, G or T"),
-    };
-    let number: u64 =
-        digits.parse().map_err(|_| anyhow!("give a whole number, optionally followed by K, M, G or T"))?;
-    number.checked_mul(1 << shift).context("at most 16777215T are possible")
+    let usage = "give a number of bytes, or one with K, M, G or T (powers of 1024), such as 20G or 1.5T";
+    let (digits, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
+    let unit_bytes = 1_u128
+        << match unit.strip_suffix("iB").unwrap_or(unit) {
+            "" if unit.is_empty() => 0,
+            "K" | "k" => 10,
+            "M" | "m" => 20,
+            "G" | "g" => 30,
+            "T" | "t" => 40,
+            _ => bail!(usage),
+        };
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, "0"));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number(whole) || !is_number(fraction) {
+        bail!(usage);
+    }
+    let too_large = || anyhow!("{text} is more than the 16777215T that are possible");
+    let whole: u64 = whole.parse().map_err(|_| too_large())?;
+    if fraction.len() > MAX_DECIMALS {
+        bail!("give at most {MAX_DECIMALS} digits after the point");
+    }
+    let scale = 10_u128.pow(u32::try_from(fraction.len()).unwrap_or(0));
+    let fraction_bytes = u128::from(fraction.parse::<u64>()?) * unit_bytes;
+    if !fraction_bytes.is_multiple_of(scale) {
+        bail!("{text} is not a whole number of bytes");
+    }
+    let bytes = u128::from(whole) * unit_bytes + fraction_bytes / scale;
+    u64::try_from(bytes).map_err(|_| too_large())
 }
 
 /// Parses a size such as "20G" that is a multiple of a sector.
@@ -181,6 +200,20 @@ pub fn image_bytes(text: &str) -> Result<u64> {
         bytes if bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES) => Ok(bytes),
         _ => bail!("give a multiple of {SECTOR_BYTES}"),
     }
+}
+
+/// The size that `bareblk ctl resize` gives a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewSize {
+    pub bytes: u64,
+    /// Whether to add `bytes` to the current size: "+1G".
+    pub is_growth: bool,
+}
+
+/// Parses "20G" or "+1G".
+pub fn new_size(text: &str) -> Result<NewSize> {
+    let more = text.strip_prefix('+');
+    Ok(NewSize { bytes: image_bytes(more.unwrap_or(text))?, is_growth: more.is_some() })
 }
 
 pub fn default_poll_us() -> u64 {
@@ -223,12 +256,36 @@ mod tests {
     }
 
     #[test]
+    fn sizes_may_have_a_fraction_and_the_unit_in_full() {
+        let sizes = ["1.5G", "0.5K", "20GiB", "4KiB", "1.50T"].map(|text| size_bytes(text).unwrap());
+        assert_eq!(sizes, [3 << 29, 512, 20 << 30, 4 << 10, 3 << 39]);
+        assert_eq!(image_bytes("0.7G").unwrap_err().to_string(), "0.7G is not a whole number of bytes");
+        assert!(
+            size_bytes("0.0000000000000000000001T").unwrap_err().to_string().contains("at most 18 digits")
+        );
+        assert_eq!(size_bytes("0.000000000000000000T").unwrap(), 0);
+    }
+
+    #[test]
+    fn plus_before_a_size_means_more_only_where_there_is_a_disk() {
+        assert_eq!(new_size("+1.5G").unwrap(), NewSize { bytes: 3 << 29, is_growth: true });
+        assert_eq!(new_size("1G").unwrap(), NewSize { bytes: 1 << 30, is_growth: false });
+        assert!(image_bytes("+1G").is_err());
+        for text in ["+", "++1G", "-1G", "+0", "+100", "+-1G"] {
+            assert!(new_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn size_without_digits_or_with_an_unknown_suffix_is_refused() {
-        assert!(size_bytes("").is_err());
-        assert!(size_bytes("G").is_err());
-        assert!(size_bytes("5X").is_err());
-        assert!(size_bytes("-5G").is_err());
-        assert!(size_bytes("1.5G").is_err());
+        for text in
+            ["", "G", "5X", "-5G", "+5G", "1.G", ".5G", "1.5.5G", "5 G", "5iB", "5GB", "5Gib", "1e9", "٣G"]
+        {
+            assert!(
+                size_bytes(text).unwrap_err().to_string().starts_with("give a number of bytes"),
+                "{text}"
+            );
+        }
     }
 
     #[test]

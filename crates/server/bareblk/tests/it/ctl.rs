@@ -164,6 +164,9 @@ fn disk_is_added_served_resized_and_removed() {
     assert_eq!(ok(&place, &["list"])["disks"][1]["queues_offered"], 4);
     output(ctl(&place, &["resize", "more", "2M"]));
     assert_eq!(ok(&place, &["list"])["disks"][1]["size_bytes"], 2 * MIB);
+    output(ctl(&place, &["resize", "more", "+1.5M"]));
+    assert_eq!(ok(&place, &["list"])["disks"][1]["size_bytes"], 3 * MIB + MIB / 2);
+    assert_says(&refusal(ctl(&place, &["resize", "more", "+16777215T"])), &["more", "cannot grow"]);
     eventually("the disk is free to go", || {
         assert_cmd::Command::from_std(ctl(&place, &["remove", "more"]))
             .output()
@@ -211,6 +214,7 @@ fn disks_that_do_not_exist_are_named_in_the_refusal() {
     let _server = controlled(&place);
     let words = [
         &["resize", "none", "4M"][..],
+        &["resize", "none", "+4M"],
         &["remove", "none"],
         &["attach", "none", "0", "0"],
         &["placement", "none"],

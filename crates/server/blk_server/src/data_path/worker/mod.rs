@@ -14,6 +14,7 @@ pub(crate) mod buffers;
 pub(crate) mod command;
 pub(crate) mod poller;
 pub(crate) mod submissions;
+pub(crate) mod timed_passes;
 pub(crate) mod timers;
 pub(crate) mod turn;
 pub(crate) mod worker_options;
@@ -42,6 +43,7 @@ use crate::data_path::worker::balancer_wakeup::{BalancerWakeup, BusyWatch};
 use crate::data_path::worker::command::Command;
 use crate::data_path::worker::poller::Poller;
 use crate::data_path::worker::submissions::SubmissionMeter;
+use crate::data_path::worker::timed_passes::{MEAN_GAP, TimedPasses};
 use crate::data_path::worker::timers::{Timer, Timers};
 use crate::data_path::worker::turn::Turns;
 use crate::data_path::worker::worker_options::WorkerId;
@@ -53,8 +55,6 @@ const IDLE_PASSES: u32 = 64;
 const STUCK_CHECK: Duration = Duration::from_secs(10);
 /// Watch token of the worker's wakeup fd. Queue numbers have 32 bits, so they never equal it.
 const WAKEUP: WatchToken = WatchToken(1 << 32);
-/// One pass in this many is timed, for the counters.
-const TIMED_PASSES: u64 = 16;
 
 /// A queue and the worker's state for it.
 struct WorkerQueue {
@@ -115,6 +115,7 @@ pub(crate) struct Worker {
     poller: Poller,
     seen_faults: u64,
     timers: Timers,
+    timed: TimedPasses,
     counted: WorkerCounters,
     counters: Arc<WorkerMeter>,
     /// The meter of a server that measures its request path.
@@ -149,6 +150,7 @@ impl Worker {
             poller: Poller::new(poll),
             seen_faults: sigbus::faults(),
             timers,
+            timed: TimedPasses::new(id),
             counted: WorkerCounters::default(),
             counters: Arc::default(),
             meter: None,
@@ -200,7 +202,7 @@ impl Worker {
     /// Does steps 2 to 8 for all available work. Returns whether there was any.
     #[inline]
     pub(crate) fn pass(&mut self, now: Instant) -> bool {
-        let timed = self.counted.busy_passes.is_multiple_of(TIMED_PASSES);
+        let timed = self.timed.is_due(self.counted.busy_passes);
         let taken = self.take_requests(now); // 2–5: chains to ops
         self.submit(); // 5: one system call for the whole batch
         let submitted = (timed || self.meter.is_some()).then(Instant::now);
@@ -329,10 +331,9 @@ impl Worker {
         }
         self.counted.busy_passes += 1;
         let sample = submitted.map_or_else(TimeSample::default, |submitted| {
-            #[allow(clippy::cast_possible_truncation)] // 16
-            let weight = TIMED_PASSES as u32;
-            let submission = (submitted - now) * weight;
-            let completion = submitted.elapsed() * weight;
+            self.timed.timed(self.counted.busy_passes);
+            let submission = (submitted - now) * MEAN_GAP;
+            let completion = submitted.elapsed() * MEAN_GAP;
             self.counted.submission_time += submission;
             self.counted.completion_time += completion;
             TimeSample::new(submission, taken, completion, completed)
