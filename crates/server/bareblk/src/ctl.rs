@@ -30,7 +30,7 @@ use connection::{Connection, Reply};
 pub fn run(args: CtlArgs) -> Result<()> {
     let (socket, json) = (args.socket(), args.json);
     let watch = match args.command {
-        CtlCommand::Stats { watch } => watch.map(Duration::from_secs),
+        CtlCommand::Stats { watch } => watch,
         _ => None,
     };
     let grows = matches!(args.command, CtlCommand::Resize { size: NewSize { is_growth: true, .. }, .. });

@@ -1,8 +1,10 @@
 //! The subcommands and options of `bareblk ctl`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use blk_server::MAX_QUEUES;
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
@@ -14,6 +16,9 @@ use crate::control::limits::MAX_TIMEOUT_MS;
 pub const DEFAULT_SOCKET: &str = "/run/bareblk/control.sock";
 /// Environment variable with another path.
 pub const SOCKET_VARIABLE: &str = "BAREBLK_CONTROL";
+
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
 pub const EXAMPLES: &str = "\
 Examples:
@@ -40,15 +45,15 @@ Permissions:
   Only root and the user who runs the server may connect. The protocol: docs/reference/control.md.
 
 Environment:
-  BAREBLK_CONTROL  the server's control socket, instead of --socket
+  BAREBLK_CONTROL  the server's control socket, instead of --control
 
 Exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage";
 
 #[derive(Debug, Args)]
 pub struct CtlArgs {
     /// The server's control socket [default: $BAREBLK_CONTROL, or /run/bareblk/control.sock]
-    #[arg(long, value_name = "PATH", global = true)]
-    pub socket: Option<PathBuf>,
+    #[arg(long, alias = "socket", value_name = "PATH", global = true)]
+    pub control: Option<PathBuf>,
 
     /// Print the server's answer unchanged, as one line of JSON
     #[arg(long, global = true)]
@@ -63,7 +68,7 @@ impl CtlArgs {
     pub fn socket(&self) -> PathBuf {
         let variable =
             || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-        self.socket.clone().or_else(variable).unwrap_or_else(|| DEFAULT_SOCKET.into())
+        self.control.clone().or_else(variable).unwrap_or_else(|| DEFAULT_SOCKET.into())
     }
 }
 
@@ -73,9 +78,9 @@ pub enum CtlCommand {
     List,
     /// Show the counters of disks, queues and workers
     Stats {
-        /// Repeat every SECONDS seconds, and show rates
-        #[arg(long, value_name = "SECONDS", value_parser = number("whole seconds, without a unit,", 1..=3600_u64))]
-        watch: Option<u64>,
+        /// Repeat every SECONDS seconds, such as 0.5, and show rates
+        #[arg(long, value_name = "SECONDS", value_parser = pause)]
+        watch: Option<Duration>,
     },
     /// List, add or remove workers
     Workers {
@@ -87,8 +92,10 @@ pub enum CtlCommand {
         /// The disk's name, from `bareblk ctl list`
         disk: String,
         /// The queue's number, from 0
+        #[arg(value_parser = number("the number of a queue,", 0..=MAX_QUEUES - 1))]
         queue: u16,
         /// The worker's number, from `bareblk ctl workers`
+        #[arg(value_parser = worker)]
         worker: u32,
         #[command(flatten)]
         timeout: Timeout,
@@ -152,6 +159,7 @@ pub enum WorkersCommand {
     /// Remove a worker; its queues move to the others first
     Remove {
         /// Number of the worker
+        #[arg(value_parser = worker)]
         worker: u32,
         #[command(flatten)]
         timeout: Timeout,
@@ -175,6 +183,19 @@ fn choice(text: &str) -> Result<Choice> {
     }
     let worker = text.parse().context("give the number of a worker (from `bareblk ctl workers`), or none")?;
     Ok(Choice(Some(worker)))
+}
+
+fn worker(text: &str) -> Result<u32> {
+    text.parse().map_err(|_| anyhow!("give the number of a worker (from `bareblk ctl workers`)"))
+}
+
+/// The time between two readings: a tenth of a second to an hour.
+fn pause(text: &str) -> Result<Duration> {
+    let pause = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    match pause {
+        Some(pause) if (SHORTEST_PAUSE..=LONGEST_PAUSE).contains(&pause) => Ok(pause),
+        _ => bail!("give seconds, without a unit, from 0.1 to 3600"),
+    }
 }
 
 /// `queues=4` is a number, `readonly=true` a boolean and `image=disk.raw` a text, as in TOML; a value in quotes is
@@ -203,6 +224,26 @@ mod tests {
         assert_eq!((choice("none").unwrap(), choice("7").unwrap()), (Choice(None), Choice(Some(7))));
         for text in ["", "None", "-1", "4294967296"] {
             assert!(choice(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn worker_that_is_no_number_is_refused_in_plain_words() {
+        assert_eq!(worker("7").unwrap(), 7);
+        for text in ["", "abc", "-1", "4294967296"] {
+            assert!(
+                worker(text).unwrap_err().to_string().starts_with("give the number of a worker"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn readings_are_a_tenth_of_a_second_to_an_hour_apart() {
+        assert_eq!(pause("0.5").unwrap(), Duration::from_millis(500));
+        assert_eq!([pause("0.1").unwrap(), pause("3600").unwrap()], [SHORTEST_PAUSE, LONGEST_PAUSE]);
+        for text in ["0", "0.05", "3600.1", "-1", "1s", "", "nan", "inf", "1e300"] {
+            assert!(pause(text).unwrap_err().to_string().ends_with("from 0.1 to 3600"), "{text}");
         }
     }
 

@@ -131,7 +131,7 @@ fn what_now(verb: &Verb) -> &'static str {
 
 fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
     let shown = path.display();
-    let advice = format!("name the server's control socket with --socket or {SOCKET_VARIABLE}");
+    let advice = format!("name the server's control socket with --control or {SOCKET_VARIABLE}");
     match error.kind() {
         io::ErrorKind::NotFound => {
             anyhow!("there is no server at {shown}: start one with --control {shown}, or {advice}")

@@ -31,7 +31,7 @@ fn controlled(place: &Place) -> Server {
 
 fn ctl(place: &Place, words: &[&str]) -> Command {
     let mut command = bareblk();
-    command.arg("ctl").args(words).arg("--socket").arg(place.socket("c"));
+    command.arg("ctl").args(words).arg("--control").arg(place.socket("c"));
     command
 }
 
@@ -131,7 +131,7 @@ fn stats_name_the_process_and_count_its_time() {
 fn watched_stats_are_printed_until_nobody_reads_them() {
     let place = Place::new();
     let _server = controlled(&place);
-    let mut watcher = ctl(&place, &["stats", "--watch", "1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut watcher = ctl(&place, &["stats", "--watch", "0.5"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(watcher.stdout.take().unwrap()).lines();
     assert_says(&lines.next().unwrap().unwrap(), &["0 requests/s", "– µs of processor time each"]);
     drop(lines);

@@ -18,7 +18,7 @@ use crate::rig::{Place, bareblk, eventually, output};
 
 fn ctl(control: &Path, words: &[&str]) -> Value {
     let mut command = bareblk();
-    command.args(["ctl", "--json", "--socket"]).arg(control).args(words);
+    command.args(["ctl", "--json", "--control"]).arg(control).args(words);
     serde_json::from_str(&output(command)).unwrap()
 }
 

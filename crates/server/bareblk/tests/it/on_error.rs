@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 
 fn ctl(control: &Path, words: &[&str]) -> Command {
     let mut command = bareblk();
-    command.arg("ctl").arg("--socket").arg(control).args(words);
+    command.arg("ctl").arg("--control").arg(control).args(words);
     command
 }
 

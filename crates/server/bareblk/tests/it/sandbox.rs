@@ -33,7 +33,7 @@ fn controlled(place: &Place, words: &[&str]) -> Command {
 
 fn ctl(place: &Place, words: &[&str]) -> Command {
     let mut command = bareblk();
-    command.arg("ctl").args(words).arg("--socket").arg(place.socket("control"));
+    command.arg("ctl").args(words).arg("--control").arg(place.socket("control"));
     command
 }
 

@@ -230,7 +230,7 @@ fn new_server_may_have_further_disks_and_can_be_changed_as_the_old_one_could() {
     assert_eq!(Load::connect(b.2.clone(), Rings::Packed, Overlap::No, 10).seen.reconnects, 0);
     let ctl = |args: &[String]| {
         let mut command = bareblk();
-        command.arg("ctl").arg("--socket").arg(&control).args(args);
+        command.arg("ctl").arg("--control").arg(&control).args(args);
         output(command)
     };
     let added = [
