@@ -47,7 +47,8 @@ const STEPS: &[Step] = &[
         .wants(Wants::Target(AARCH64)),
     Step::new("msrv", &["rustup", "run", MSRV, "cargo", "check", "--workspace"])
         .wants(Wants::Toolchain(MSRV)),
-    Step::new("loom", sizes::LOOM),
+    // Two models at a time in one process are slower: each execution maps and unmaps its threads' stacks.
+    Step::new("loom", sizes::LOOM).env("RUST_TEST_THREADS", "1"),
     Step::new("miri", sizes::MIRI.smoke).long(sizes::MIRI.full).wants(Wants::Miri),
     Step::new("lock", sizes::MIRI_LOCK.smoke).long(sizes::MIRI_LOCK.full).wants(Wants::Miri),
     Step::new("mutants", sizes::MUTANTS).wants(Wants::Miri),
