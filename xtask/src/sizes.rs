@@ -1,6 +1,6 @@
 //! The sizes of the slow checks, as a smoke test and in full, in one table.
 //!
-//! The full sizes together take about an hour on two cores: a run that takes a night is not repeated after a change.
+//! The full sizes are meant for a run of one to two hours on two cores, which has not been measured yet.
 //!
 //! `cargo xtask test --long` sets [`LONG_ENV`] for all programs that it starts. A user may set it for a single test.
 
@@ -63,7 +63,7 @@ pub const LOOM: &[&str] = &[
     "model",
 ];
 /// A handful of mutants of the lock, each of which a check must notice. It is faster one at a time, because each job
-/// builds the dependencies. `cargo xtask mutants` runs all of them, for an hour.
+/// builds the dependencies. `cargo xtask mutants` runs all of them.
 pub const MUTANTS: &[&str] = &["xtask", "mutants", "--smoke", "--jobs", "1"];
 /// Fuzzing: checks that programs and seeds exist (the targets run among the tests), or runs libFuzzer on each target.
 pub const FUZZ: Size<&[&str]> =

@@ -166,7 +166,10 @@ fn disk_is_added_served_resized_and_removed() {
     assert_eq!(ok(&place, &["list"])["disks"][1]["size_bytes"], 2 * MIB);
     output(ctl(&place, &["resize", "more", "+1.5M"]));
     assert_eq!(ok(&place, &["list"])["disks"][1]["size_bytes"], 3 * MIB + MIB / 2);
-    assert_says(&refusal(ctl(&place, &["resize", "more", "+16777215T"])), &["more", "cannot grow"]);
+    assert_says(
+        &refusal(ctl(&place, &["resize", "more", "+18446744073709551104"])),
+        &["more", "cannot grow"],
+    );
     eventually("the disk is free to go", || {
         assert_cmd::Command::from_std(ctl(&place, &["remove", "more"]))
             .output()
