@@ -1,10 +1,12 @@
 //! `cargo xtask test`: runs what CI runs, step by step, from one table.
 //!
 //! - Quick checks come first. The workspace's tests come last, so that their closing lines stay in view.
+//! - Steps that mostly use one processor run at the same time as the others (`beside.rs`).
 //! - `--long` takes each step's long variant and keeps the result in `bench_results/<date>-long/`.
 //! - A test that skips itself for a reason that the machine does not explain fails the run (`skips.rs`, `machine.rs`).
 //! - `--only` and names of crates choose a part (`plan.rs`).
 
+mod beside;
 mod counts;
 mod lanes;
 mod machine;
@@ -17,11 +19,13 @@ mod times;
 mod wants;
 
 use std::process::ExitCode;
+use std::thread;
 use std::time::Instant;
 
 use anyhow::Result;
 
 use crate::setup;
+use beside::{Beside, Stop};
 use counts::Tests;
 use plan::Plan;
 use skips::{Judged, Skips};
@@ -31,9 +35,14 @@ use xtask::sizes;
 
 /// Steps in the order they run.
 const STEPS: &[Step] = &[
-    Step::new("format", &["cargo", "fmt", "--all", "--check"]).takes_crates(),
-    Step::new("layers", &["xtask", "layers"]),
-    Step::new("tidy", &["xtask", "tidy"]),
+    Step::new("format", &["cargo", "fmt", "--all", "--check"]).takes_crates().quick(),
+    Step::new("layers", &["xtask", "layers"]).quick(),
+    Step::new("tidy", &["xtask", "tidy"]).quick(),
+    // Two models at a time in one process are slower: each execution maps and unmaps its threads' stacks.
+    Step::new("loom", sizes::LOOM).env("RUST_TEST_THREADS", "1").beside(),
+    Step::new("miri", sizes::MIRI.smoke).long(sizes::MIRI.full).wants(Wants::Miri).beside(),
+    Step::new("lock", sizes::MIRI_LOCK.smoke).long(sizes::MIRI_LOCK.full).wants(Wants::Miri).beside(),
+    Step::new("mutants", sizes::MUTANTS).wants(Wants::Miri).beside(),
     Step::new(
         "clippy",
         &["cargo", "clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"],
@@ -47,11 +56,6 @@ const STEPS: &[Step] = &[
         .wants(Wants::Target(AARCH64)),
     Step::new("msrv", &["rustup", "run", MSRV, "cargo", "check", "--workspace"])
         .wants(Wants::Toolchain(MSRV)),
-    // Two models at a time in one process are slower: each execution maps and unmaps its threads' stacks.
-    Step::new("loom", sizes::LOOM).env("RUST_TEST_THREADS", "1"),
-    Step::new("miri", sizes::MIRI.smoke).long(sizes::MIRI.full).wants(Wants::Miri),
-    Step::new("lock", sizes::MIRI_LOCK.smoke).long(sizes::MIRI_LOCK.full).wants(Wants::Miri),
-    Step::new("mutants", sizes::MUTANTS).wants(Wants::Miri),
     Step::new("fuzz", sizes::FUZZ.smoke).long(sizes::FUZZ.full),
     Step::new("benches", sizes::BENCHES.smoke).long(sizes::BENCHES.full).wants(Wants::BenchTargets),
     Step::new("ratchet", &["xtask", "bench", "--ratchet"]).uses_packages(),
@@ -96,11 +100,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let Plan { steps, crates } = prepared(args)?;
     let (tests, skips, programs) = (Tests::default(), Skips::new()?, Vec::new());
     let mut run = Run { is_long: args.long, crates, at_once: args.at_once, tests, skips, programs };
+    let started = Instant::now();
     let finished = run_steps(&steps, args.keep_going, &mut run)?;
     let skipped = run.skips.judged(|reason| machine::explains(reason, args.long));
     print!("\n{}", skips::table(&skipped, &left_out(&finished)));
     print!("\n{}", times::programs(&run.programs, args.at_once));
-    print!("\n{}", times::steps(&finished));
+    print!("\n{}", times::steps(&finished, started.elapsed()));
     print!("{}", times::failed(&run.programs));
     let failed = has_failed(&finished, &skipped);
     if args.long {
@@ -127,17 +132,41 @@ fn left_out(finished: &[Finished]) -> Vec<(&str, &str)> {
     finished.iter().filter_map(|step| Some((step.name, step.outcome.skipped_because()?))).collect()
 }
 
-fn run_steps(steps: &[&Step], keep_going: bool, run: &mut Run) -> Result<Vec<Finished>> {
+/// Runs the steps that may run beside others on a second thread, unless there are no others.
+fn run_steps(steps: &[&'static Step], keep_going: bool, run: &mut Run) -> Result<Vec<Finished>> {
+    let (beside, others): (Vec<&Step>, Vec<&Step>) = steps.iter().partition(|step| step.is_beside);
+    if others.is_empty() {
+        return run_in_turn(&beside, run, &Stop::new(keep_going));
+    }
+    let (quick, others) = others.split_at(others.iter().take_while(|step| step.is_quick).count());
+    let stop = Stop::new(keep_going);
+    let mut finished = run_in_turn(quick, run, &stop)?;
+    let beside = Beside { steps: beside, is_long: run.is_long, skips: run.skips.path().to_owned() };
+    let (others, beside) = thread::scope(|scope| {
+        let second = scope.spawn(|| beside.run(&stop));
+        let others = run_in_turn(others, run, &stop);
+        (others, second.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let (others, (beside, tests)) = (others?, beside?);
+    finished.extend(beside);
+    finished.extend(others);
+    run.tests.add(tests);
+    run.tests.skip(run.skips.read()?);
+    Ok(finished)
+}
+
+fn run_in_turn(steps: &[&Step], run: &mut Run, stop: &Stop) -> Result<Vec<Finished>> {
     let mut finished: Vec<Finished> = Vec::new();
     for step in steps {
-        let stopped = !keep_going && finished.iter().any(|step| step.outcome == Outcome::Failed);
         let started = Instant::now();
-        let outcome = if stopped {
-            Outcome::Skipped("an earlier step failed".to_owned())
-        } else {
-            println!("\n=== {} ===", step.name);
-            step.run(run)?
+        let outcome = match stop.outcome() {
+            Some(outcome) => outcome,
+            None => {
+                println!("\n=== {} ===", step.name);
+                step.run(run)?
+            }
         };
+        stop.note(&outcome);
         finished.push(Finished { name: step.name, outcome, took: started.elapsed() });
     }
     Ok(finished)

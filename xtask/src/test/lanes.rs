@@ -103,7 +103,11 @@ fn gather(news: &Receiver<News>, total: usize) -> Result<Vec<Done>> {
     error.map_or(Ok(done), Err)
 }
 
-fn run_one(mut job: Job) -> Result<Done> {
+/// Runs one program to its end.
+///
+/// # Errors
+/// It cannot be started, or its output cannot be kept.
+pub(super) fn run_one(mut job: Job) -> Result<Done> {
     let kept = || format!("cannot keep {}", job.output.display());
     let file = File::create(&job.output).with_context(kept)?;
     let copy = file.try_clone().with_context(kept)?;
@@ -148,7 +152,8 @@ fn failed_tests(output: &str) -> Vec<String> {
     failed.map(|line| line["test ".len()..line.len() - " ... FAILED".len()].to_owned()).collect()
 }
 
-fn line(done: &Done) -> String {
+/// A line with the result, followed by the output of a failed program.
+pub(super) fn line(done: &Done) -> String {
     let Done { name, took, tests, passed, said, .. } = done;
     let took = took.as_secs_f64();
     if *passed {

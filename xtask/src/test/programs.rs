@@ -48,8 +48,7 @@ pub(super) fn run(
     });
     println!("built {} test programs in {:.1} s", programs.len(), started.elapsed().as_secs_f64());
     let built = Done::step(BUILD, started.elapsed());
-    let folder = workspace::build_dir()?.join("test-output");
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let folder = output_folder()?;
     println!("at once: {at_once}; output: {}/", folder.display());
     let mut jobs: Vec<Job> = programs.iter().map(|program| program.job(&folder)).collect();
     if programs.iter().any(|program| program.name.ends_with(" lib")) {
@@ -60,6 +59,13 @@ pub(super) fn run(
     let mut done = lanes::run(jobs, at_once)?;
     done.push(built);
     Ok(Some(done))
+}
+
+/// The folder for the output of programs and of steps that run beside others.
+pub(super) fn output_folder() -> Result<PathBuf> {
+    let folder = workspace::build_dir()?.join("test-output");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    Ok(folder)
 }
 
 fn build(selection: &[String]) -> Result<Option<Vec<Program>>> {

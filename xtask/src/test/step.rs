@@ -30,6 +30,10 @@ pub(super) struct Step {
     /// Whether the step runs programs of Debian packages.
     pub(super) uses_packages: bool,
     runs_programs: bool,
+    /// Whether the step ends within seconds, and runs before all others.
+    pub(super) is_quick: bool,
+    /// Whether the step runs at the same time as the others (`beside.rs`).
+    pub(super) is_beside: bool,
 }
 
 /// The state of a run.
@@ -82,8 +86,18 @@ impl fmt::Display for Outcome {
 
 impl Step {
     pub(super) const fn new(name: &'static str, smoke: &'static [&'static str]) -> Self {
-        let (takes_crates, uses_packages, runs_programs) = (false, false, false);
-        Self { name, smoke, long: None, env: None, wants: None, takes_crates, uses_packages, runs_programs }
+        Self {
+            name,
+            smoke,
+            long: None,
+            env: None,
+            wants: None,
+            takes_crates: false,
+            uses_packages: false,
+            runs_programs: false,
+            is_quick: false,
+            is_beside: false,
+        }
     }
 
     pub(super) const fn long(mut self, long: &'static [&'static str]) -> Self {
@@ -111,6 +125,18 @@ impl Step {
         self
     }
 
+    /// The step ends within seconds.
+    pub(super) const fn quick(mut self) -> Self {
+        self.is_quick = true;
+        self
+    }
+
+    /// Most of the step's time is spent in one thread.
+    pub(super) const fn beside(mut self) -> Self {
+        self.is_beside = true;
+        self
+    }
+
     /// The step's words are those of `cargo test`; `programs.rs` runs the programs.
     pub(super) const fn runs_programs(mut self) -> Self {
         (self.runs_programs, self.uses_packages) = (true, true);
@@ -119,7 +145,7 @@ impl Step {
 
     /// Runs the step. Adds its tests and its skips to `run`.
     pub(super) fn run(&self, run: &mut Run) -> Result<Outcome> {
-        if let Some(why) = self.wants.map(Wants::missing).transpose()?.flatten() {
+        if let Some(why) = self.missing()? {
             println!("{}", Outcome::Skipped(why.clone()));
             return Ok(Outcome::Skipped(why));
         }
@@ -127,6 +153,11 @@ impl Step {
         let passed = if self.runs_programs { self.run_programs(run)? } else { self.run_command(run)? };
         run.tests.skip(run.skips.read()?);
         Ok(if passed { Outcome::Passed } else { Outcome::Failed })
+    }
+
+    /// Why the step cannot run on this machine; None if it can.
+    pub(super) fn missing(&self) -> Result<Option<String>> {
+        Ok(self.wants.map(Wants::missing).transpose()?.flatten())
     }
 
     fn run_command(&self, run: &mut Run) -> Result<bool> {
@@ -156,7 +187,8 @@ impl Step {
         words.flat_map(limited).collect()
     }
 
-    fn command(&self, is_long: bool, crates: &[String]) -> Result<Command> {
+    /// The step's command in one of its two sizes, for all crates or some.
+    pub(super) fn command(&self, is_long: bool, crates: &[String]) -> Result<Command> {
         let words = self.words(is_long, crates);
         let mut command = match words[0].as_str() {
             "cargo" => Command::new(workspace::cargo()),
