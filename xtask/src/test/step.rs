@@ -192,7 +192,8 @@ impl Step {
         let words = self.words(is_long, crates);
         let mut command = match words[0].as_str() {
             "cargo" => Command::new(workspace::cargo()),
-            "xtask" => Command::new(std::env::current_exe()?),
+            // Names this program even if another build has replaced its file meanwhile.
+            "xtask" => Command::new("/proc/self/exe"),
             other => Command::new(other),
         };
         command.args(&words[1..]).current_dir(workspace::root()).envs(self.env);
