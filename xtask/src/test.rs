@@ -57,7 +57,7 @@ const STEPS: &[Step] = &[
     Step::new("msrv", &["rustup", "run", MSRV, "cargo", "check", "--workspace"])
         .wants(Wants::Toolchain(MSRV)),
     Step::new("fuzz", sizes::FUZZ.smoke).long(sizes::FUZZ.full),
-    Step::new("benches", sizes::BENCHES.smoke).long(sizes::BENCHES.full).wants(Wants::BenchTargets),
+    Step::new("benches", sizes::BENCHES).wants(Wants::BenchTargets),
     Step::new("ratchet", &["xtask", "bench", "--ratchet"]).uses_packages(),
     Step::new("tests", &["cargo", "test", "--workspace", "--all-features"]).takes_crates().runs_programs(),
 ];
