@@ -216,7 +216,7 @@ mod tests {
         let refused = parse_for_tests(&later).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "byte 46 of options is not 0, this library knows its first 40 bytes only"
+            "byte 46 of options is not 0, but this library knows only its first 40 bytes"
         );
     }
 

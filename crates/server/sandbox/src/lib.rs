@@ -53,7 +53,7 @@ pub enum SandboxError {
         source: io::Error,
     },
     /// The filter cannot be built or installed.
-    #[error("the kernel takes no filter of system calls (seccomp): {reason}")]
+    #[error("the kernel does not accept a filter of system calls (seccomp): {reason}")]
     Filter {
         /** The message of seccompiler. */
         reason: String,

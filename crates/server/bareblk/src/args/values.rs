@@ -180,7 +180,7 @@ pub fn size_bytes(text: &str) -> Result<u64> {
     if !is_number(whole) || !is_number(fraction) {
         bail!(usage);
     }
-    let too_large = || anyhow!("{text} is more than the 16777215T that are possible");
+    let too_large = || anyhow!("{text} is more than the maximum, 16777215T");
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
     if fraction.len() > MAX_DECIMALS {
         bail!("give at most {MAX_DECIMALS} digits after the point");

@@ -101,7 +101,7 @@ fn reply(result: Reply, back: OwnedFd) {
     let (answer, opened) = result.unwrap_or_else(|error| (Answer::Failed(error.into()), None));
     let fds: Vec<_> = opened.iter().map(AsFd::as_fd).collect();
     if let Err(error) = messages::send(&back, &answer, &fds) {
-        debug!("the server did not take an answer of the sandbox's helper: {error}");
+        debug!("the server did not receive an answer of the sandbox's helper: {error}");
     }
     drop(opened);
     drop(back);

@@ -48,7 +48,7 @@ pub enum WireError {
     #[error("descriptors of a frame were lost: this process has no room for them (RLIMIT_NOFILE)")]
     DescriptorsLost,
     /// On one line, whatever the other process has sent.
-    #[error("a message is not understood: {}", .0.to_string().escape_debug())]
+    #[error("a message cannot be parsed: {}", .0.to_string().escape_debug())]
     NotUnderstood(serde_json::Error),
     #[error("the connection failed")]
     Io(#[from] io::Error),

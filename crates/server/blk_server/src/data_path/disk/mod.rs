@@ -253,7 +253,7 @@ impl Disk {
             warn!(
                 disk,
                 worker = worker.0,
-                "image not opened again, its workers share it: {}",
+                "cannot open the image again, so its workers share one file description: {}",
                 error_line(&error)
             );
             Arc::clone(self.image.file())

@@ -205,7 +205,7 @@ impl Queue {
             .sum();
         if lost > 0 {
             let (disk, queue) = (self.disk.name(), self.index);
-            warn!(disk, queue, lost, "parked requests have lost their memory to the front-end and fail");
+            warn!(disk, queue, lost, "the front-end removed the memory of parked requests, so these fail");
             self.parked.retry_all();
         }
     }

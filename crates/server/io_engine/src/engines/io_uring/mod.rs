@@ -326,7 +326,7 @@ impl IoBackend for Uring {
                     return Ok(Target::Registered(index));
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "file not registered with io_uring: used by its number")
+                    tracing::debug!(%error, "cannot register the file with io_uring: using its descriptor")
                 }
             }
         }
@@ -343,7 +343,7 @@ impl IoBackend for Uring {
             polled.unregister_file(index);
         }
         if let Err(error) = self.ring.submitter().register_files_update(index, &[-1]) {
-            tracing::warn!(%error, "io_uring keeps a file that was detached");
+            tracing::warn!(%error, "io_uring keeps a detached file open");
         }
         if self.features.sqpoll {
             self.wait_for_thread();

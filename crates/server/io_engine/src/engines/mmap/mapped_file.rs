@@ -239,7 +239,7 @@ impl MappedFile {
         match mapped {
             Err(error) if !self.has_warned => {
                 self.has_warned = true;
-                tracing::warn!(%error, "a file in memory cannot be mapped again: it is used by plain calls");
+                tracing::warn!(%error, "cannot map a file in memory again: using system calls for it");
             }
             _ => {}
         }
