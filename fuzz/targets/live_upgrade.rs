@@ -1,4 +1,4 @@
-//! libFuzzer's program for the target `live_upgrade`. Elsewhere: the target
+//! libFuzzer's program for the target `live_upgrade`. See also: the target
 //! (`crates/server/fuzz_targets/src/live_upgrade.rs`).
 #![no_main]
 

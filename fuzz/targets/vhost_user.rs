@@ -1,4 +1,4 @@
-//! libFuzzer's program for the target `vhost_user`. Elsewhere: the target
+//! libFuzzer's program for the target `vhost_user`. See also: the target
 //! (`crates/server/fuzz_targets/src/vhost_user.rs`).
 #![no_main]
 

@@ -5,7 +5,7 @@
 //!                                                              and the oldest (`oldest`, in the newest)
 //! ```
 //!
-//! Elsewhere: how queues are walked (`queue/chain.rs`), where nodes come from (the platform).
+//! See also: how queues are walked (`queue/chain.rs`), where nodes come from (the platform).
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

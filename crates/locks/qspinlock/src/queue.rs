@@ -19,7 +19,7 @@
 //! 3. `locked` is clear while there is a queue only if there is an heir that is awake, or a running thread is
 //!    about to make one: if waiters sleep, some thread is responsible for waking them.
 //!
-//! Elsewhere: what policies choose (`policy.rs`), what a node is (`node.rs`), `lock_api` (`raw.rs`).
+//! See also: what policies choose (`policy.rs`), what a node is (`node.rs`), `lock_api` (`raw.rs`).
 
 mod chain;
 mod holder;

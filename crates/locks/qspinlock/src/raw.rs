@@ -1,6 +1,6 @@
 //! The queued locks behind `lock_api` 0.5.
 //!
-//! Elsewhere: `lock_api` 0.4 (`api_04.rs`), how the locks work (`queue.rs`).
+//! See also: `lock_api` 0.4 (`api_04.rs`), how the locks work (`queue.rs`).
 
 #[cfg(feature = "std")]
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ unsafe impl<P: Policy, S: Platform> lock_api::RawMutex for QueueLock<P, S> {
 
     #[inline]
     unsafe fn unlock(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.release() }
     }
 
@@ -40,7 +40,7 @@ unsafe impl<P: Policy, S: Platform> lock_api::RawMutex for QueueLock<P, S> {
 // SAFETY: 1. as above; 2. `release_fairly` hands over to the oldest waiter; 3. `bump` does not unwind.
 unsafe impl<P: Policy, S: Platform> lock_api::RawMutexFair for QueueLock<P, S> {
     unsafe fn unlock_fair(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.release_fairly() }
     }
 }

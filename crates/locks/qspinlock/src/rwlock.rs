@@ -26,7 +26,7 @@
 //! it comes later, it sees the flag and wakes the waiter. Between the exchange and the sleep the kernel
 //! compares the word once more.
 //!
-//! Elsewhere: the bits (`rwlock/counts.rs`), the queue (`queue.rs`), `lock_api` (`rwlock/raw.rs`).
+//! See also: the bits (`rwlock/counts.rs`), the queue (`queue.rs`), `lock_api` (`rwlock/raw.rs`).
 
 mod counts;
 #[cfg(not(all(test, loom)))]
@@ -254,7 +254,7 @@ impl<S: Platform> QueueRwLock<S> {
     /// As for [`release_read`](Self::release_read); afterwards the caller has access again.
     pub unsafe fn bump_read(&self) {
         if self.queue.is_held() {
-            // SAFETY: the caller promises the same.
+            // SAFETY: the caller keeps this function's contract, which is the same.
             unsafe { self.release_read_fairly() };
             self.read();
         }
@@ -372,7 +372,7 @@ impl<S: Platform> QueueRwLock<S> {
     pub unsafe fn bump_write(&self) {
         let is_wanted = if self.is_queued() { self.queue.is_wanted() } else { self.queue.is_held() };
         if is_wanted {
-            // SAFETY: the caller promises the same.
+            // SAFETY: the caller keeps this function's contract, which is the same.
             unsafe { self.release_write_fairly() };
             self.write();
         }

@@ -1,6 +1,6 @@
 //! The implementation of the calls, shared by all kinds of locks.
 //!
-//! Elsewhere: the exported functions and their descriptions (`native.rs` and the other kinds' files).
+//! See also: the exported functions and their descriptions (`native.rs` and the other kinds' files).
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,6 @@
 //! `qspin_fair_t`: first in, first out among waiters, and no thread waits for a sleeping one.
 //!
-//! Elsewhere: the implementation of the calls (`calls.rs`).
+//! See also: the implementation of the calls (`calls.rs`).
 
 use std::ffi::c_int;
 use std::mem::{align_of, size_of};

@@ -1,6 +1,6 @@
 //! `qspin_fifo_t`: first in, first out, without exception, with waiters that sleep.
 //!
-//! Elsewhere: the implementation of the calls (`calls.rs`).
+//! See also: the implementation of the calls (`calls.rs`).
 
 use std::ffi::c_int;
 use std::mem::{align_of, size_of};

@@ -9,7 +9,7 @@
 //! - Each kind has a file of the same shape (`kinds_are_alike` in `tests/it/header.rs`): the header is generated, and its
 //!   generator sees neither macros nor generics.
 //!
-//! Items that C sees have their C names here too. Elsewhere: the locks (`qspinlock`), replacing a program's own
+//! Items that C sees have their C names here too. See also: the locks (`qspinlock`), replacing a program's own
 //! (`qspinlock_preload`).
 
 #![allow(non_camel_case_types)]

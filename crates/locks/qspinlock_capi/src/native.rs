@@ -1,6 +1,6 @@
 //! `qspin_native_t`: first in, first out, spinning only.
 //!
-//! Elsewhere: the implementation of the calls (`calls.rs`).
+//! See also: the implementation of the calls (`calls.rs`).
 
 use std::ffi::c_int;
 use std::mem::{align_of, size_of};

@@ -1,6 +1,6 @@
 //! `qspin_rwlock_t`: many readers or one writer, first in, first out.
 //!
-//! Elsewhere: exclusive locks (`fair.rs` and the other kinds' files).
+//! See also: exclusive locks (`fair.rs` and the other kinds' files).
 
 use std::ffi::c_int;
 use std::mem::{align_of, size_of};

@@ -1,6 +1,6 @@
 //! The target of requests, and the client's options that fio does not have.
 //!
-//! Elsewhere: the requests (`job/mod.rs`), access to targets (`file.rs`, `queue.rs`, `shared.rs`).
+//! See also: the requests (`job/mod.rs`), access to targets (`file.rs`, `queue.rs`, `shared.rs`).
 
 pub(crate) mod connection;
 

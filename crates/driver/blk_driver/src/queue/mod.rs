@@ -12,7 +12,7 @@
 //! - Without a back-end, the queue still takes requests, into the old ring, until the next back-end connects
 //!   (`restart.rs`). Deadlines apply as usual.
 //!
-//! Spec: virtio 1.3 §2.7, §2.8, §5.2.6. Elsewhere: checks of a request (`fill.rs`), sleeping (`wait.rs`),
+//! Spec: virtio 1.3 §2.7, §2.8, §5.2.6. See also: checks of a request (`fill.rs`), sleeping (`wait.rs`),
 //! blocking calls (`blocking.rs`), several owners (`shared/`), the session (`device.rs`).
 
 pub(crate) mod area;

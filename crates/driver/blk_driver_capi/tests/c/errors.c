@@ -1,7 +1,7 @@
 /*
  * Wrong calls return an error code and set a line of text, and the program continues.
  *
- * Elsewhere: correct calls (examples/read_write.c).
+ * See also: correct calls (examples/read_write.c).
  */
 #include <stdint.h>
 #include <stdio.h>

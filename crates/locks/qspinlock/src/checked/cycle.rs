@@ -6,7 +6,7 @@
 //! if all its records existed at the same time: each holder releases only after its own wait ends, so none of
 //! the waits ends.
 //!
-//! Elsewhere: the records (`holders.rs`).
+//! See also: the records (`holders.rs`).
 
 use core::fmt;
 use core::ptr;

@@ -101,7 +101,7 @@ fn count_not_checked() {
 }
 
 impl<L> Checked<L> {
-    /// None after four billion locks have been used.
+    /// `None` after four billion locks have been used.
     fn id(&self) -> Option<LockId> {
         // Relaxed: only the number is read.
         LockId::new(self.id.load(Relaxed)).or_else(|| self.assign_id())

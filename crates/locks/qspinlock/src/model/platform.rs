@@ -8,7 +8,7 @@
 //!
 //! A deadline passes when [`tick`] is called; a thread may see that as late as the memory model allows.
 //!
-//! Elsewhere: Linux (`linux/`).
+//! See also: Linux (`linux/`).
 
 use core::marker::PhantomData;
 use std::cell::{Cell, RefCell};

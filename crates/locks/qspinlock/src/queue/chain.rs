@@ -4,7 +4,7 @@
 //! stores what it found in the newest node for the next walk. So each waiter is visited once, however long
 //! the queue is.
 //!
-//! Elsewhere: joining at the newest end (`newcomer.rs`).
+//! See also: joining at the newest end (`newcomer.rs`).
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 

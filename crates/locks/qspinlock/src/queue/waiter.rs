@@ -1,6 +1,6 @@
 //! A waiter in the queue: polls its own node, sleeps on it, becomes the heir or the holder, or times out.
 //!
-//! Elsewhere: what the holder does to it (`holder.rs`).
+//! See also: what the holder does to it (`holder.rs`).
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -133,7 +133,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Polls the lock for a while; none if it stayed held.
+    /// Polls the lock for a while; `None` if it stayed held.
     fn look_as_heir(&self, place: Place, deadline: Option<Deadline>) -> Option<Turn> {
         let mut look = 0;
         while !P::SLEEPS || look < P::HEIR_LOOKS {

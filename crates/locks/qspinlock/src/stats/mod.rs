@@ -21,7 +21,7 @@
 //! - If a signal handler counts while it interrupts counting code, a count may be too low by one.
 //! - A forked child starts with its parent's counts; call [`reset`] to clear them.
 //!
-//! Elsewhere: totals for all of a thread's acquisitions (`metered.rs`).
+//! See also: totals for all of a thread's acquisitions (`metered.rs`).
 
 mod mode;
 mod profile;

@@ -2,7 +2,7 @@
 //!
 //! Without a report these threads would wait forever: a test that hangs has failed.
 //!
-//! Elsewhere: exclusion (`tests/it/contract.rs`).
+//! See also: exclusion (`tests/it/contract.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +22,7 @@ fn lock() -> Lock {
     Lock::new(0)
 }
 
-/// The panic message of `body`; none if it did not panic.
+/// The panic message of `body`; `None` if it did not panic.
 fn report(body: impl FnOnce()) -> Option<String> {
     catch_unwind(AssertUnwindSafe(body)).err().map(|payload| *payload.downcast::<String>().unwrap())
 }

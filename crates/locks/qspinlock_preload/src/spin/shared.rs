@@ -8,7 +8,7 @@
 //! takes the lock as `WANTED`, because others may still sleep. Not fair. A process that dies with the lock
 //! leaves it held, as with glibc's.
 //!
-//! Elsewhere: how it is told apart from a private lock (`spin.rs`).
+//! See also: how it is told apart from a private lock (`spin.rs`).
 
 use std::ffi::c_int;
 use std::sync::atomic::{

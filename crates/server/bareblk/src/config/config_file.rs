@@ -210,7 +210,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The options of each `[[worker]]`; none if the top-level keys describe the workers.
+    /// The options of each `[[worker]]`; `None` if the top-level keys describe the workers.
     fn workers(&mut self, tables: &[(usize, DeTable<'_>)], top: &Words) -> Vec<WorkerOptions> {
         let alike: Vec<String> = Schema::of::<WorkersArgs>(&[]).keys().map(str::to_owned).collect();
         let given = top.iter().find(|(key, _)| alike.contains(key));

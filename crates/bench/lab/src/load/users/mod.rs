@@ -12,7 +12,7 @@
 //! - CPU time and waiting cover the whole sample, including the time after the deadline: a thread cannot leave a lock
 //!   that only spins before it has acquired it.
 //!
-//! Elsewhere: the jobs (`system.rs`), the compared locks (`experiments/`).
+//! See also: the jobs (`system.rs`), the compared locks (`experiments/`).
 
 pub(crate) mod locks;
 

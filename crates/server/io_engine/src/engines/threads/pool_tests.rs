@@ -1,6 +1,6 @@
 //! The pool with real threads. A call that waits is a read of one byte from an empty pipe.
 //!
-//! Elsewhere: which thread takes which job (`schedule.rs`).
+//! See also: which thread takes which job (`schedule.rs`).
 
 use std::io::{PipeWriter, Write};
 
