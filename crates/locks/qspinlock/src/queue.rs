@@ -165,7 +165,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         word.tail().is_none() || self.keep_if_allowed(word)
     }
 
-    /// As the holder of a lock that has waiters, who may not be allowed to have taken it.
+    /// Called after this thread took a lock that has waiters. Hands the lock over if this thread may not pass
+    /// them.
     #[inline]
     fn keep_if_allowed(&self, word: Word) -> bool {
         if Self::newcomers_are_stopped(word) {

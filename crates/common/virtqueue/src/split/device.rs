@@ -263,7 +263,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Reads the rest of a chain that is not plain in the ring: most have an indirect table.
+    /// Reads the rest of a chain whose descriptors in the ring are not plain. Most such chains have an indirect
+    /// table.
     #[inline(never)] // keeps the caller small
     fn walk_rest(&self, head: u16, stopped: &Stopped, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         let walked = match stopped.at {

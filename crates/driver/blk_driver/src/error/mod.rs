@@ -1,4 +1,4 @@
-//! The errors of the crate, at its bottom: no file here imports one that does work.
+//! The errors of the crate. The files in this folder import no file that does work.
 //!
 //! See also: why a request failed (`request.rs`).
 

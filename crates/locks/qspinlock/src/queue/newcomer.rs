@@ -18,7 +18,7 @@ pub(super) struct Place {
 
 /// The unit of `Node::met_queue_at`.
 const MET_UNIT_NS: u64 = 64;
-/// The shortest and the longest sleep between two looks of a thread without a node.
+/// The shortest and the longest sleep between two attempts of a thread without a node.
 const SHORTEST_SLEEP_NS: u64 = 1_000;
 const LONGEST_SLEEP_NS: u64 = 1_000_000;
 

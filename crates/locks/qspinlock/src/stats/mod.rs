@@ -1,4 +1,5 @@
-//! Lock statistics per source line that takes a lock: how often, how contended, how long waited for and held.
+//! Lock statistics for each source line that takes a lock: acquisitions, contention, waiting times and holding
+//! times.
 //!
 //! ```text
 //! Profiled::lock ─▶ this thread's row for the caller's line ◀─ Linux::note(event) from the slow path

@@ -4,7 +4,7 @@
 //! FREE ─▶ HELD ─▶ WANTED (held, and threads may sleep) ─▶ FREE, and one thread is woken
 //! ```
 //!
-//! A waiter looks for a while, less and less often, then sleeps on the word itself. A thread that has slept
+//! A waiter polls for a while, less and less often, then sleeps on the word itself. A thread that has slept
 //! takes the lock as `WANTED`, because others may still sleep. Not fair. A process that dies with the lock
 //! leaves it held, as with glibc's.
 //!
@@ -24,7 +24,7 @@ use crate::thread::keeping_errno;
 
 const HELD: u32 = FOREIGN | 1;
 const WANTED: u32 = FOREIGN | 2;
-/// Looks before a waiter sleeps, with 1, 2, 4, … spin hints in between.
+/// Number of polls before a waiter sleeps, with 1, 2, 4, … spin hints in between.
 const LOOKS: u32 = 10;
 
 #[repr(transparent)]

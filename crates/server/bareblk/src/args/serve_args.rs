@@ -156,11 +156,11 @@ pub struct DiskArgs {
     #[arg(long, value_name = "N,US")]
     pub coalesce: Option<Coalescing>,
 
-    /// Requests that fail on the host: report the error to the guest, or hold (park) and retry them; see below
+    /// Requests that fail on the host: report the error to the guest, or park and retry them (hold); see below
     #[arg(long, value_name = "report|hold|hold-on-enospc", value_enum, default_value_t = OnError::Report, hide_possible_values = true)]
     on_error: OnError,
 
-    /// Seconds between retries of held (parked) requests; 0: retry only on `bareblk ctl resume`
+    /// Seconds between retries of parked requests; 0: retry only on `bareblk ctl resume`
     #[arg(long, value_name = "S", default_value_t = DEFAULT_RETRY_AFTER_S, value_parser = values::timeout_s)]
     retry_after: u64,
 
