@@ -155,7 +155,7 @@ impl<L: RawMutexTimed<Duration = Duration>> Checked<L> {
         let addr = self.addr();
         if let Some(held) = me.table.find(id) {
             let taken = held.site();
-            panic!("lock {addr:#x} is asked for at {site} by the thread that took it at {taken}");
+            panic!("lock {addr:#x} is requested at {site} by the thread that took it at {taken}");
         }
         let _wanted = me.want(id, addr, site);
         loop {

@@ -85,7 +85,7 @@ fn of_two_threads_that_wait_for_each_other_one_reports_and_the_other_goes_on() {
     let locks = [lock(), lock()];
     let (reports, got_both) = take_in_a_circle(&locks);
     assert_eq!((reports.len(), got_both), (1, 1), "{reports:?}");
-    assert!(reports[0].starts_with("2 threads wait for each other: this one asks at "), "{reports:?}");
+    assert!(reports[0].starts_with("2 threads wait for each other: this one waits at "), "{reports:?}");
     assert!(locks.iter().all(|lock| !lock.is_locked()));
 }
 
