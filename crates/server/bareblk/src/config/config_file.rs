@@ -305,7 +305,7 @@ impl<'a> Reader<'a> {
         let own = self.schema.words(table, &self.source, &mut self.problems);
         for key in ["image", "socket"] {
             if !table.iter().any(|(known, _)| known.get_ref() == key) {
-                self.problem(line, format!("[[disk]] without `{key}`: each needs image and socket"));
+                self.problem(line, format!("[[disk]] has no `{key}`: each disk needs image and socket"));
             }
         }
         if self.problems.len() > before {

@@ -274,14 +274,14 @@ fn targets(loads: &[Load], cores: usize) -> Vec<Target> {
             0.10,
         ),
         target(
-            format!("in process, no loss of more than {:.0} % by unlocked exceeds the noise", 100.0 * NOISE),
+            format!("in process, unlocked has no loss of more than {:.0} % beyond the noise", 100.0 * NOISE),
             ids(&in_process),
             1.0 - NOISE,
             0.25,
         ),
         target(
             format!(
-                "over sockets, no loss of more than {:.0} % by unlocked exceeds the noise",
+                "over sockets, unlocked has no loss of more than {:.0} % beyond the noise",
                 100.0 * NOISE
             ),
             ids(&|load| matches!(load.way, Way::Socket { .. }) && !load.is_crowded(cores)),
