@@ -274,8 +274,8 @@ typedef struct bareblk_segment {
 // bareblk_notify sends it and empties it. Zeroed memory is an empty one.
 //
 // Any thread may send it, even after the queue and the device were freed. It holds resources until it is sent, so send
-// every one, once: of a structure and its copies, pass only one to bareblk_notify. Send it soon: until then the device
-// may sleep, and threads that push more requests are told that the device needs no notification.
+// each notification exactly once: of a structure and its copies, pass only one to bareblk_notify. Send it soon: until
+// then the device may sleep, and bareblk_prepare_kick reports to other threads that the device needs no notification.
 typedef struct bareblk_kick {
     // Private to this library.
     size_t opaque[4];

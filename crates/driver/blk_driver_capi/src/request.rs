@@ -68,13 +68,13 @@ pub unsafe extern "C" fn bareblk_push_read(
     deadline_ns: u64,
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         unsafe { queue.take_ranges(buffers, count) }?;
         let bareblk_queue { queue, ranges, .. } = queue;
         queue.push(&request(Work::Read { sector, data: ranges }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -93,13 +93,13 @@ pub unsafe extern "C" fn bareblk_push_write(
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
         let durability = durability(flags)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         unsafe { queue.take_ranges(buffers, count) }?;
         let bareblk_queue { queue, ranges, .. } = queue;
         queue.push(&request(Work::Write { sector, data: ranges, durability }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn bareblk_push_flush(
         queue.queue.push(&request(Work::Flush, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -131,13 +131,13 @@ pub unsafe extern "C" fn bareblk_push_discard(
     deadline_ns: u64,
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         unsafe { queue.take_segments(segments, count, 0) }?;
         let bareblk_queue { queue, segments, .. } = queue;
         queue.push(&request(Work::Discard { segments }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -152,13 +152,13 @@ pub unsafe extern "C" fn bareblk_push_write_zeroes(
     deadline_ns: u64,
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         unsafe { queue.take_segments(segments, count, BAREBLK_UNMAP) }?;
         let bareblk_queue { queue, segments, .. } = queue;
         queue.push(&request(Work::WriteZeroes { segments }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn bareblk_push_get_id(
         queue.queue.push(&request(Work::GetId { data }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -187,7 +187,7 @@ impl bareblk_queue {
     /// # Safety
     /// `buffers` is NULL, or `count` of them are valid there.
     unsafe fn take_ranges(&mut self, buffers: *const bareblk_range, count: usize) -> Result<(), Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         let given = unsafe { pointers::slice(buffers, count, MAX_RANGES, "buffers") }?;
         self.ranges.clear();
         for &buffer in given {
@@ -206,7 +206,7 @@ impl bareblk_queue {
         count: usize,
         known: u32,
     ) -> Result<(), Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         let given = unsafe { pointers::slice(segments, count, MAX_SEGMENTS, "segments") }?;
         self.segments.clear();
         for &bareblk_segment { sector, sectors, flags } in given {

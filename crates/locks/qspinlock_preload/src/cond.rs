@@ -107,7 +107,7 @@ impl Cond {
 
     pub(crate) fn signal(&self) -> c_int {
         if self.is_passed() {
-            // SAFETY: the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the object is the C library's.
             return unsafe { real::cond_signal(self.raw()) };
         }
         if let Some(picked) = self.waiters.pick_oldest(|epoch| self.owing.add(epoch)) {
@@ -118,7 +118,7 @@ impl Cond {
 
     pub(crate) fn broadcast(&self) -> c_int {
         if self.is_passed() {
-            // SAFETY: the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the object is the C library's.
             return unsafe { real::cond_broadcast(self.raw()) };
         }
         for picked in self.waiters.pick_all() {
@@ -206,7 +206,7 @@ impl Cond {
             return EINVAL; // the C library would misread its bytes
         }
         let Some(time) = until else {
-            // SAFETY: both are the C library's, as the caller says.
+            // SAFETY: the caller guarantees that both objects are the C library's.
             return unsafe { real::cond_wait(self.raw(), mutex.raw()) };
         };
         // SAFETY: as above; the time is on this stack.
@@ -215,7 +215,7 @@ impl Cond {
 
     pub(crate) fn destroy(&self) -> c_int {
         if self.is_passed() {
-            // SAFETY: the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the object is the C library's.
             return unsafe { real::cond_destroy(self.raw()) };
         }
         if !self.waiters.settle() {
@@ -312,7 +312,7 @@ unsafe extern "C-unwind" fn pthread_cond_timedwait(
     let mutex_to_unlock = unsafe { Mutex::of(mutex) };
     if waited_for.is_passed() && mutex_to_unlock.is_passed() {
         // Only the C library knows where its clock is stored.
-        // SAFETY: both are the C library's, as the caller says.
+        // SAFETY: the caller guarantees that both objects are the C library's.
         return unsafe { real::cond_timedwait(cond, mutex, at) };
     }
     // SAFETY: the caller keeps the POSIX contract of this call.

@@ -169,7 +169,7 @@ impl Mutex {
         match self.kind() {
             // SAFETY: as above.
             Kind::Plain => unsafe { release(&self.lock) },
-            // SAFETY: the mutex is the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the mutex is the C library's.
             Kind::Passed => unsafe { real::mutex_unlock(self.raw()) },
             Kind::Destroyed => EINVAL,
             _ if !self.is_mine() => EPERM,
@@ -213,7 +213,7 @@ impl Mutex {
 
     pub(crate) fn destroy(&self) -> c_int {
         match self.kind() {
-            // SAFETY: the mutex is the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the mutex is the C library's.
             Kind::Passed => unsafe { real::mutex_destroy(self.raw()) },
             _ if self.lock.is_held() => EBUSY,
             _ => {

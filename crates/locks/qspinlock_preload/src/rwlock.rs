@@ -152,7 +152,7 @@ impl RwLock {
     #[inline]
     fn unlock(&self) -> c_int {
         if self.is_passed() {
-            // SAFETY: the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the object is the C library's.
             return unsafe { real::rwlock_unlock(self.raw()) };
         }
         if self.is_mine() {
@@ -235,7 +235,7 @@ pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_destroy(lock: *mut pthread
     // SAFETY: the caller keeps the POSIX contract of this call.
     let destroyed = unsafe { RwLock::of(lock) };
     if destroyed.is_passed() {
-        // SAFETY: the C library's, as the caller says.
+        // SAFETY: the caller guarantees that the object is the C library's.
         return unsafe { real::rwlock_destroy(lock) };
     }
     if destroyed.lock.is_held() { EBUSY } else { 0 }

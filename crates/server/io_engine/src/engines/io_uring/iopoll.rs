@@ -93,7 +93,7 @@ impl PolledRing {
     /// has returned the result.
     #[inline]
     pub unsafe fn queue(&mut self, entry: &squeue::Entry, target: Target) -> Result<(), QueueFull> {
-        // SAFETY: 1. the caller keeps buffers and file until it has the result.
+        // SAFETY: 1. the caller keeps buffers and file alive until it has the result.
         unsafe { self.ring.submission().push(entry) }.map_err(|_| QueueFull)?;
         if let (Target::Registered(index), Some(file)) =
             (target, self.file_of.get_mut(op_of(entry.get_user_data())))

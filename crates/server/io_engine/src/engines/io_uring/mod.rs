@@ -372,10 +372,10 @@ impl IoBackend for Uring {
         if let Some(polled) = &mut self.polled
             && polled.takes(target, call.verb)
         {
-            // SAFETY: 1. the caller keeps buffers and file until it has the result.
+            // SAFETY: 1. the caller keeps buffers and file alive until it has the result.
             return unsafe { polled.queue(&entry, target) };
         }
-        // SAFETY: 1. the caller keeps buffers and file until it has the result.
+        // SAFETY: 1. the caller keeps buffers and file alive until it has the result.
         unsafe { self.ring.submission().push(&entry) }.map_err(|_| QueueFull)?;
         self.calls += 1;
         Ok(())

@@ -110,7 +110,7 @@ impl MappedFile {
         }
         self.used_last_page |= end_bytes > mapping.last_page_bytes();
         let copied_bytes = match call.verb {
-            // SAFETY: 1. the caller guarantees the buffers.
+            // SAFETY: 1. the caller guarantees that the buffers are valid.
             Verb::Read => unsafe { copy::read(mapping, call.offset_bytes, &call.buffers) },
             // SAFETY: as above.
             Verb::Write if mapping.is_writable() => unsafe {
@@ -181,7 +181,7 @@ impl MappedFile {
         if moves_data && self.has_grown_to(end_of(call)) {
             self.map_again();
         }
-        // SAFETY: 1. the caller guarantees the buffers.
+        // SAFETY: 1. the caller guarantees that the buffers are valid.
         let result = unsafe { plain::execute(self.file.as_raw_fd(), &cut(call), 0) };
         if let (Verb::Write, Some(presence)) = (call.verb, &self.presence) {
             presence.written(call.offset_bytes, u64::try_from(result).unwrap_or(0));
@@ -205,7 +205,7 @@ impl MappedFile {
     /// # Safety
     /// As [`IoBackend::queue`](crate::IoBackend::queue).
     pub(super) unsafe fn write_alone(&mut self, call: &Call) -> i32 {
-        // SAFETY: 1. the caller guarantees the buffers.
+        // SAFETY: 1. the caller guarantees that the buffers are valid.
         let Some(copied_bytes) = (unsafe { self.copy(call) }) else { return -libc::EINVAL };
         // This `judge` says nothing about the batch's other copies, which used the mapping earlier.
         let of_the_batch = self.trusted_end_bytes;

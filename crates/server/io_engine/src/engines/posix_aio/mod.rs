@@ -297,7 +297,7 @@ impl IoBackend for PosixAio {
             unreachable!("calls come for registered files")
         };
         let staged = &mut self.staged;
-        // SAFETY: 1. the caller keeps buffers and file until it has the result.
+        // SAFETY: 1. the caller keeps buffers and file alive until it has the result.
         let taken = unsafe {
             self.requests.take(user_data, FileId(index), call, |slot| {
                 let (descriptor, fd) = file.pick();
