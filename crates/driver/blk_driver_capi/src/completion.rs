@@ -80,7 +80,7 @@ pub unsafe extern "C" fn bareblk_wait(
     unsafe { on_queue(queue, take) }
 }
 
-/// Most completions per call: the result must be able to count them.
+/// Maximum number of completions per call: the result must be able to count them.
 #[allow(clippy::cast_sign_loss)] // it is positive
 const MAX_COMPLETIONS: usize = c_int::MAX as usize;
 

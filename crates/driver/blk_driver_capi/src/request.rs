@@ -41,7 +41,7 @@ pub const BAREBLK_DURABLE: u32 = 1;
 /// Flag of a segment of a write-zeroes: the device may deallocate the sectors.
 pub const BAREBLK_UNMAP: u32 = 1;
 
-/// Most buffers that a list may have, because of the 16 bits of a queue's size (virtio 1.3 §2.7). Devices take fewer.
+/// Maximum number of buffers that a list may have, because of the 16 bits of a queue's size (virtio 1.3 §2.7). Devices take fewer.
 const MAX_RANGES: usize = 1 << 15;
 
 /// Adds a read to the queue: the sectors from `sector` on (in units of 512 bytes) into `count` buffers (from 1 to

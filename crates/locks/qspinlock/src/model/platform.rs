@@ -22,7 +22,7 @@ use loom::thread::{self, Thread};
 
 use crate::{Clock, Deadline, Event, NODES_PER_THREAD, Node, Platform, Slept};
 
-/// Most threads with their own nodes in a model.
+/// Maximum number of threads with their own nodes in a model.
 const MOST_THREADS: u32 = 3;
 /// Nodes that threads without a node borrow.
 const COMMON_NODES: u32 = 2;

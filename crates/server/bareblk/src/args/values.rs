@@ -23,7 +23,7 @@ pub const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
 /// Longest name of a disk: it appears in log lines and commands.
 const MAX_NAME_CHARS: usize = 64;
 
-/// Most digits after the point of a size: more never make a whole number of bytes, and would overflow.
+/// Maximum number of digits after the point of a size: more never make a whole number of bytes, and would overflow.
 const MAX_DECIMALS: usize = 18;
 
 /// A value that never makes the settings invalid.

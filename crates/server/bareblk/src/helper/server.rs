@@ -26,7 +26,7 @@ use super::accounts;
 use super::messages::{self, Answer, Ask, kind_to_number, queue_to_numbers};
 use super::policy::{Allowed, FileLocation, Found, MAX_CONFIGURATION_BYTES};
 
-/// Most requests at a time: more than the server has threads that send any.
+/// Maximum number of requests at a time: more than the server has threads that send any.
 const MAX_REQUESTS: usize = 256;
 
 /// An answer, with a descriptor if the request opened something.

@@ -37,7 +37,7 @@ fn direct_bed_bypasses_the_page_cache() {
 mod in_a_guest {
     use xtask::guest::{GuestImage, OwnTests, TestsPassed};
 
-    /// The least number of tests in a run: beds times cases, plus the tests above.
+    /// Minimum number of tests in a run: beds times cases, plus the tests above.
     const LEAST_TESTS: usize = 31 * 33 + 2;
 
     /// The guest's tmpfs has no O_DIRECT, which came with Linux 6.6.
