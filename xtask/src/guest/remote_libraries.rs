@@ -45,7 +45,7 @@ pub(super) fn write_shell(programs: &[&Path], library: &Path, folder: &Path) -> 
     Ok(shell)
 }
 
-/// As `nm` writes it: `name`, `name@VERSION`, `name@@VERSION`.
+/// Like `nm` writes it: `name`, `name@VERSION`, `name@@VERSION`.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Symbol(String);
 

@@ -74,9 +74,9 @@ pub struct DeviceConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("configuration space read at {offset_bytes} for {size_bytes} bytes, but the space has {max_bytes}")]
 pub struct ConfigReadError {
-    /// As received.
+    /// The offset that the driver sent.
     pub offset_bytes: u32,
-    /// As received.
+    /// The size that the driver sent.
     pub size_bytes: u32,
     /// [`MAX_CONFIG_BYTES`].
     pub max_bytes: u32,

@@ -44,7 +44,7 @@ impl From<&Completion> for bareblk_completion {
 /// requests whose deadline has passed. For a write with BAREBLK_DURABLE, it sends the flush that follows the write, and
 /// notifies the device of it.
 ///
-/// Returns the number of completions that it stored; 0 if no request has ended. Or returns an error:
+/// Returns the number of completions that it stored; 0 if no request has ended. On failure, returns an error:
 /// BAREBLK_ERR_INVALID; on a queue that cannot continue, and only after all its completions were taken,
 /// BAREBLK_ERR_DISCONNECTED or BAREBLK_ERR_DEVICE.
 #[unsafe(no_mangle)]
@@ -126,7 +126,7 @@ impl bareblk_queue {
 /// already.
 ///
 /// Returns 0 if none has: poll the descriptor. Returns 1 if bareblk_completions has something to report: call it now,
-/// because there may be no signal for that. Or returns an error: BAREBLK_ERR_INVALID.
+/// because there may be no signal for that. On failure, returns an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_arm(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller keeps the rules of the header.

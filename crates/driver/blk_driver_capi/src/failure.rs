@@ -293,7 +293,7 @@ impl<const N: usize> Text<N> {
         }
     }
 
-    /// As much of `text` as fits.
+    /// Appends as much of `text` as fits.
     pub(crate) fn append(&mut self, text: fmt::Arguments<'_>) {
         // The only possible error is a full buffer.
         let _ = self.write_fmt(text);

@@ -46,7 +46,7 @@ const WANTED: usize = 0x4b49_434b;
 /// unlock. The call overwrites `kick` without reading it: a notification in it that was not sent is lost.
 ///
 /// Returns 1 if the device must be notified: call bareblk_notify. Returns 0 if not; `kick` is empty then, and
-/// bareblk_notify has no effect. Or returns an error: BAREBLK_ERR_INVALID; `kick` is unchanged or empty then.
+/// bareblk_notify has no effect. On failure, returns an error: BAREBLK_ERR_INVALID; `kick` is unchanged or empty then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_prepare_kick(queue: *mut bareblk_queue, kick: *mut bareblk_kick) -> c_int {
     let prepare = |queue: &mut bareblk_queue| {

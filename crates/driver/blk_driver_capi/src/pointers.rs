@@ -87,10 +87,10 @@ pub(crate) unsafe fn slice<'a, T>(
 /// [`slice`] to be written.
 ///
 /// # Errors
-/// As [`slice`].
+/// Those of [`slice`].
 ///
 /// # Safety
-/// As [`slice`], and no other code uses them.
+/// Like [`slice`], and no other code uses them.
 pub(crate) unsafe fn slice_mut<'a, T>(
     pointer: *mut T,
     count: usize,

@@ -79,7 +79,7 @@ pub unsafe extern "C" fn bareblk_push_read(
 }
 
 /// Adds a write to the queue: `count` buffers to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0 for a
-/// write that is durable only after the next flush. Otherwise as bareblk_push_read; the errors also include
+/// write that is durable only after the next flush. Otherwise like bareblk_push_read; the errors also include
 /// BAREBLK_ERR_READ_ONLY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_write(
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn bareblk_push_write(
 }
 
 /// Adds a flush to the queue: it makes all writes durable that completed before it. On a device without a write cache
-/// it ends at once. Otherwise as bareblk_push_read.
+/// it ends at once. Otherwise like bareblk_push_read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_flush(
     queue: *mut bareblk_queue,
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn bareblk_push_discard(
 }
 
 /// Adds a write-zeroes to the queue: the `count` segments (from 1 to bareblk_info.max_write_zeroes_segments) read as
-/// zeroes once it has completed. Otherwise as bareblk_push_discard.
+/// zeroes once it has completed. Otherwise like bareblk_push_discard.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_write_zeroes(
     queue: *mut bareblk_queue,

@@ -119,7 +119,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Releases the lock to the oldest waiter, if there is one, whatever the policy.
     ///
     /// # Safety
-    /// As for [`release`](Self::release).
+    /// The same as for [`release`](Self::release).
     #[inline]
     pub unsafe fn release_fairly(&self) {
         if !self.let_go_at_once() {
@@ -140,7 +140,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// thread holds the lock.
     ///
     /// # Safety
-    /// As for [`release`](Self::release), if it is held at all.
+    /// The same as for [`release`](Self::release), if the lock is held at all.
     #[inline]
     #[must_use]
     pub unsafe fn try_release_unwanted(&self) -> bool {

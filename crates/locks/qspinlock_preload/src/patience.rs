@@ -142,7 +142,7 @@ pub(crate) unsafe fn release(lock: &Lock) -> c_int {
 }
 
 /// # Safety
-/// As for [`release`].
+/// The same as for [`release`].
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn release_slowly(lock: &Lock) -> c_int {
@@ -158,7 +158,7 @@ pub(crate) unsafe fn release_slowly(lock: &Lock) -> c_int {
 /// pass it meanwhile, and a thread that backs off because the lock is busy would wait for nothing.
 ///
 /// # Safety
-/// As for [`release`].
+/// The same as for [`release`].
 pub(crate) unsafe fn release_fairly(lock: &Lock) -> c_int {
     if !lock.is_held() {
         return EPERM;

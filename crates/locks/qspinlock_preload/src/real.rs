@@ -70,7 +70,7 @@ macro_rules! real {
             /// The C library's call of that name.
             ///
             /// # Safety
-            /// As the C library's documentation says.
+            /// See the C library's documentation.
             pub(crate) unsafe fn $call($($arg: $type),*) -> c_int {
                 let address = symbols::$call.address();
                 if address.is_null() {

@@ -48,7 +48,7 @@ unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
 /// The lock as if it were private, for exchanges that do nothing if it is not.
 ///
 /// # Safety
-/// As for [`spin`].
+/// The same as for [`spin`].
 #[inline]
 unsafe fn private<'a>(lock: *mut pthread_spinlock_t) -> &'a Lock {
     // SAFETY: aligned and alive, as the caller says, and accessed only as one atomic.
@@ -86,7 +86,7 @@ unsafe extern "C-unwind" fn pthread_spin_trylock(lock: *mut pthread_spinlock_t) 
 }
 
 /// # Safety
-/// As for [`spin`].
+/// The same as for [`spin`].
 #[inline]
 unsafe fn spin_lock(lock: *mut pthread_spinlock_t, patience: Patience) -> c_int {
     // SAFETY: the caller keeps the POSIX contract of this call. Only a free private lock has the exchanged value, so no look is

@@ -285,7 +285,7 @@ impl Queue {
         taken
     }
 
-    /// As [`Queue::completions`], for an owner with a lock: returns the notification instead of sending it.
+    /// Like [`Queue::completions`], for an owner with a lock: returns the notification instead of sending it.
     pub(crate) fn completions_and_kick(
         &mut self,
         out: &mut [Completion],

@@ -120,8 +120,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         self.step_down(place, state::HALTED, Turn::Look)
     }
 
-    /// Stops newcomers: sets the pass count to its maximum. Not if the lock has just been granted to us: then
-    /// there is no heir, and the count is not ours to change.
+    /// Stops newcomers: sets the pass count to its maximum. Does nothing if the lock has just been granted to us:
+    /// then there is no heir, and the count is not ours to change.
     fn stop_newcomers(&self) {
         let mut word = Word(self.word.load(Relaxed));
         while word.has_heir() {

@@ -1,12 +1,12 @@
-//! A spin lock between processes: no queue, because nodes belong to one process, and no memory but its word.
+//! A spin lock between processes. It has no queue, because nodes belong to one process, and uses no memory but its word.
 //!
 //! ```text
 //! FREE ─▶ HELD ─▶ WANTED (held, and threads may sleep) ─▶ FREE, and one thread is woken
 //! ```
 //!
 //! A waiter polls for a while, less and less often, then sleeps on the word itself. A thread that has slept
-//! takes the lock as `WANTED`, because others may still sleep. Not fair. A process that dies with the lock
-//! leaves it held, as with glibc's.
+//! takes the lock as `WANTED`, because others may still sleep. The lock is not fair. If a process dies
+//! with the lock, it stays held, like a spin lock of glibc.
 //!
 //! See also: how it is told apart from a private lock (`spin.rs`).
 

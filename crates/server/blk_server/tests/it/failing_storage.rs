@@ -193,7 +193,7 @@ fn parked_read_of_a_truncated_image_is_done_when_the_image_is_whole_again() {
     }
 }
 
-/// Not every host can map a file on disk.
+/// `mmap` tests use a file in RAM, because not every host can map a file on disk.
 fn ram(engine: EngineKind) -> Option<PathBuf> {
     (engine == EngineKind::Mmap).then(|| "/dev/shm".into())
 }

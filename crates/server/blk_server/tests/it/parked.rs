@@ -503,7 +503,7 @@ fn stop_that_may_not_leave_them_answers_them() {
     bed.answered(&pending, IOERR);
 }
 
-/// As in an upgrade of the server while the disk is full.
+/// What happens in an upgrade of the server while the disk is full.
 #[test]
 fn server_that_stops_leaves_parked_requests_in_the_log_and_the_next_one_does_them() {
     for format in BOTH {

@@ -103,7 +103,7 @@ impl Queue {
         self.has_retries()
     }
 
-    /// Whether the next pass retries parked requests. Not during a drain, which would then take longer.
+    /// Whether the next pass retries parked requests. During a drain it does not, because the drain would take longer.
     #[inline]
     pub(crate) fn has_retries(&self) -> bool {
         self.parked.has_retries() && self.state != State::Draining

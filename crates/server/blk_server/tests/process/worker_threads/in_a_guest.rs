@@ -164,7 +164,7 @@ fn worker_is_in_its_group_and_the_groups_limit_holds_for_it_alone() {
     assert_eq!(cpu_stat("free", "nr_throttled"), 0);
 }
 
-/// As in docs/how-to/workers.md: the process in its own group, its workers in threaded groups below.
+/// The layout of docs/how-to/workers.md: the process in its own group, its workers in threaded groups below.
 #[test]
 fn groups_below_the_processs_own_are_named_without_a_slash() {
     let _alone = alone();

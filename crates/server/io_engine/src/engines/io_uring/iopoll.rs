@@ -89,7 +89,7 @@ impl PolledRing {
     }
 
     /// # Safety
-    /// As [`IoBackend::queue`](crate::IoBackend::queue): the memory that `entry` points to must stay valid until `pop`
+    /// Like [`IoBackend::queue`](crate::IoBackend::queue): the memory that `entry` points to must stay valid until `pop`
     /// has returned the result.
     #[inline]
     pub unsafe fn queue(&mut self, entry: &squeue::Entry, target: Target) -> Result<(), QueueFull> {

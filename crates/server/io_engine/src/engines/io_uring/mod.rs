@@ -66,7 +66,7 @@ impl IoUringEngine {
     /// Makes an engine with the newest features that this kernel has.
     ///
     /// # Errors
-    /// As [`IoUringEngine::with`].
+    /// Those of [`IoUringEngine::with`].
     pub fn new(config: EngineConfig) -> io::Result<Self> {
         Self::with(&IoUringOptions::default(), &config)
     }
@@ -84,7 +84,7 @@ impl IoUringEngine {
     /// Makes an engine as if the kernel were no newer than `age`, to test the fallbacks.
     ///
     /// # Errors
-    /// As [`IoUringEngine::with`].
+    /// Those of [`IoUringEngine::with`].
     pub fn as_if_on(age: KernelAge, config: EngineConfig) -> io::Result<Self> {
         Ok(Self::over(Uring::make(age, &IoUringOptions::default(), &config)?, &config))
     }
@@ -93,7 +93,7 @@ impl IoUringEngine {
     /// completes them by interrupt. For tests of two rings without a device that supports polling.
     ///
     /// # Errors
-    /// As [`IoUringEngine::with`].
+    /// Those of [`IoUringEngine::with`].
     pub fn as_if_polled(options: &IoUringOptions, config: EngineConfig) -> io::Result<Self> {
         Ok(Self::over(Uring::make_polled(options, &config)?, &config))
     }

@@ -131,7 +131,7 @@ pub(super) enum Kind {
     SubmissionPolled(Duration),
     /// Reads and writes whose completions are polled for.
     CompletionPolled,
-    /// As `CompletionPolled`, but completed by interrupts: for tests without a device that supports polling.
+    /// Like `CompletionPolled`, but completed by interrupts: for tests without a device that supports polling.
     Pretended,
 }
 

@@ -83,7 +83,7 @@ impl MappedFile {
     }
 
     /// # Safety
-    /// As [`IoBackend::queue`](crate::IoBackend::queue).
+    /// Like [`IoBackend::queue`](crate::IoBackend::queue).
     #[inline]
     pub unsafe fn prefetch(&self, call: &Call) {
         let Some(mapping) = &self.mapping else { return };
@@ -100,7 +100,7 @@ impl MappedFile {
     /// Copies the call's data if all of it is inside the mapping. Returns the bytes copied.
     ///
     /// # Safety
-    /// As [`IoBackend::queue`](crate::IoBackend::queue).
+    /// Like [`IoBackend::queue`](crate::IoBackend::queue).
     #[inline]
     pub unsafe fn copy(&mut self, call: &Call) -> Option<u32> {
         let mapping = self.mapping.as_ref()?;
@@ -174,7 +174,7 @@ impl MappedFile {
     /// Makes the system call that replaces a copy.
     ///
     /// # Safety
-    /// As [`IoBackend::queue`](crate::IoBackend::queue).
+    /// Like [`IoBackend::queue`](crate::IoBackend::queue).
     #[cold]
     pub unsafe fn call_plainly(&mut self, call: &Call) -> i32 {
         let moves_data = matches!(call.verb, Verb::Read | Verb::Write);
@@ -203,7 +203,7 @@ impl MappedFile {
     /// hugetlbfs has no system calls that write, so this makes one copy and judges it separately.
     ///
     /// # Safety
-    /// As [`IoBackend::queue`](crate::IoBackend::queue).
+    /// Like [`IoBackend::queue`](crate::IoBackend::queue).
     pub(super) unsafe fn write_alone(&mut self, call: &Call) -> i32 {
         // SAFETY: 1. the caller guarantees that the buffers are valid.
         let Some(copied_bytes) = (unsafe { self.copy(call) }) else { return -libc::EINVAL };
