@@ -24,7 +24,7 @@ pub(crate) fn read_tree() -> Result<Vec<SourceFile>> {
     Ok(paths.filter_map(|path| read_text(&root, path)).collect())
 }
 
-/// None if the file is not text, or if it is deleted and the deletion is not committed yet.
+/// `None` if the file is not text, or if it is deleted and the deletion is not committed yet.
 fn read_text(root: &Path, path: &str) -> Option<SourceFile> {
     let text = fs::read_to_string(root.join(path)).ok()?;
     Some(SourceFile { path: path.to_owned(), text })

@@ -13,10 +13,10 @@ pub(super) const FORMATS: [(&str, &str, &[&str]); 2] =
 /// With `--callgrind` the benchmark runs 1000 batches of 64 requests.
 const COUNTED_REQUESTS: u64 = 64_000;
 
-/// As it is measured.
+/// Builds the benchmark as it is measured.
 pub(super) const RELEASE: &[&str] =
     &["bench", "--package", "blk_server", "--bench", "device_half", "--no-run"];
-/// As the tests build it, so that counting needs no build of its own.
+/// Builds the benchmark as the tests do, so that counting needs no build of its own.
 pub(super) const AS_IN_TESTS: &[&str] =
     &["test", "--workspace", "--all-features", "--bench", "device_half", "--no-run"];
 

@@ -18,7 +18,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// None if the guest did nothing.
+    /// `None` if the guest did nothing.
     fn server_cpu_us_per_io(&self) -> Option<f64> {
         per_io(self.server_cpu.as_secs_f64() * 1e6, self.guest.ios)
     }

@@ -16,7 +16,7 @@ pub(crate) struct Book {
     pub(crate) pages: Vec<String>,
 }
 
-/// None without a table of contents.
+/// `None` without a table of contents.
 pub(crate) fn book(files: &[SourceFile]) -> Option<Book> {
     let summary = files.iter().find(|file| file.path == SUMMARY)?;
     let mut book = Book::default();

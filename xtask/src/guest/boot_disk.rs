@@ -49,7 +49,7 @@ impl GuestImage {
     /// the firmware could read (the first one boots), the guest finds a file `/read-by-firmware/N`, counted from 0.
     ///
     /// # Errors
-    /// As [`write_boot_disk`](Self::write_boot_disk).
+    /// Those of [`write_boot_disk`](Self::write_boot_disk).
     pub fn write_boot_disks(&self, firmware: Firmware, disks: &[&Path], script: &str) -> Result<u64> {
         let first = disks.first().context("a guest that boots from its disk needs one")?;
         let tools = fs::read(self.tools())?;

@@ -44,7 +44,7 @@ impl GuestImage {
     /// Like [`prepare`](Self::prepare), with the kernel of another Debian release and this machine's programs.
     ///
     /// # Errors
-    /// As [`prepare`](Self::prepare).
+    /// Those of [`prepare`](Self::prepare).
     pub fn prepare_with_kernel_of(folder: &DebianFolder, progress: &mut dyn FnMut(&str)) -> Result<Self> {
         Self::prepare_in(folder.cache(), Source::Folder(folder), progress)
     }

@@ -13,7 +13,7 @@ const EXIT_MARK: &str = "BAREBLK-GUEST-EXIT ";
 pub struct GuestOutput {
     /// Everything on the serial console, QEMU's own messages (`qemu: …`) included.
     pub console: String,
-    /// The script's exit status; none if the guest ended before the script did.
+    /// The script's exit status; `None` if the guest ended before the script did.
     pub exit_code: Option<i32>,
     /// From QEMU's start to its end.
     pub wall: Duration,

@@ -146,7 +146,7 @@ fn passed(output: GuestOutput) -> Result<TestsPassed> {
     }
 }
 
-/// The count in `test result: ok. 5 passed; 0 failed; …`; none for any other line, such as one with failures.
+/// The count in `test result: ok. 5 passed; 0 failed; …`; `None` for any other line, such as one with failures.
 fn passed_count(line: &str) -> Option<usize> {
     let rest = line.strip_prefix("test result: ok. ")?;
     rest.split_once(" passed; 0 failed;")?.0.parse().ok()

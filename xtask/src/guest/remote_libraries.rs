@@ -1,7 +1,7 @@
 //! Empty shells in place of the libraries by which fio reaches storage that no guest has: Ceph, Gluster, NBD, RDMA, PMEM.
 //!
 //! Debian's fio is linked with all of them, and the loader resolves every symbol at each start. Under emulation that takes
-//! most of a second, and their 80 MB have to be unpacked at each boot. Elsewhere: other programs' libraries
+//! most of a second, and their 80 MB have to be unpacked at each boot. See also: other programs' libraries
 //! (`initramfs.rs`).
 
 use std::collections::BTreeSet;
@@ -45,7 +45,7 @@ pub(super) fn write_shell(programs: &[&Path], library: &Path, folder: &Path) -> 
     Ok(shell)
 }
 
-/// As `nm` writes it: `name`, `name@VERSION`, `name@@VERSION`.
+/// Like `nm` writes it: `name`, `name@VERSION`, `name@@VERSION`.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Symbol(String);
 

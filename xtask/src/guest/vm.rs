@@ -24,7 +24,7 @@ const ORPHAN_GRACE: Duration = Duration::from_secs(30);
 /// Linux 6.12 crashes in `__kmalloc`.
 const TCG_CPU: &str = "max,cx16=off";
 
-/// The executor of the guest's instructions.
+/// What executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accel {
     /// QEMU's emulator: slow, but the same everywhere.

@@ -136,7 +136,7 @@ fn qualifier_length(before: &str) -> usize {
     before.len() - rest.len()
 }
 
-/// The method call whose parentheses contain `at`, and the argument's index; none outside method calls.
+/// The method call whose parentheses contain `at`, and the argument's index; `None` outside method calls.
 fn call_around(code: &str, at: usize) -> Option<(String, usize)> {
     let (mut depth, mut commas) = (0_usize, 0);
     for (offset, c) in code[..at].char_indices().rev() {

@@ -82,7 +82,10 @@ pub(super) fn summary(judged: &[Judged]) -> String {
 /// The table in docs.
 pub(super) fn markdown(judged: &[Judged], explained: &[Survivor]) -> String {
     let mut text = format!(
-        "# Which check notices a weakened lock\n\nWritten by `cargo xtask mutants`. {}.\n\n\
+        "# Which check notices a weakened lock\n\n\
+         Each row is a mutant: an ordering that was weakened, a wake or a re-check that was removed, or a bug that another\n\
+         lock had. `cargo xtask mutants` writes this page.\n\n\
+         {}.\n\n\
          Checks run in this order, and the table names the first that fails: compiler, loom (models), tests, Miri (16 seeds).\n\n\
          | place | what | noticed by |\n|---|---|---|\n",
         summary(judged)
@@ -108,8 +111,10 @@ fn noticed_by(mutant: &Mutant, verdict: &Verdict, explained: &[Survivor]) -> Str
     match verdict {
         Verdict::Noticed { check, how } => format!("{check}: {how}").replace('|', "\\|"),
         Verdict::Survived => match explained.iter().find(|one| one.mutant == mutant.name) {
-            Some(Survivor { kind: Kind::Equivalent, why, .. }) => format!("no check, equivalent: {why}"),
-            Some(Survivor { kind: Kind::BlindSpot, why, .. }) => format!("no check, a blind spot: {why}"),
+            Some(Survivor { kind: Kind::Equivalent, why, .. }) => {
+                format!("no check (equivalent to the original): {why}")
+            }
+            Some(Survivor { kind: Kind::BlindSpot, why, .. }) => format!("no check (a blind spot): {why}"),
             None => "**no check, unexplained**".to_owned(),
         },
     }

@@ -155,7 +155,7 @@ fn imports(module: &Module, code: &str, known: &Names<'_>) -> BTreeMap<Module, B
     found
 }
 
-/// The path from the crate's root; none for a path into another crate.
+/// The path from the crate's root; `None` for a path into another crate.
 fn absolute(module: &[String], path: &[String], modules: &Modules) -> Option<Module> {
     let (first, rest) = path.split_first()?;
     match first.as_str() {

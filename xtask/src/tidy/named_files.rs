@@ -1,6 +1,6 @@
 //! Files that comments and pages name exist: `queue/mod.rs` in backticks is the end of some file's path.
 //!
-//! Elsewhere: links (`links.rs`). Decisions and the changelog may name what was.
+//! See also: links (`links.rs`). Decisions and the changelog may name what was.
 
 use std::collections::HashSet;
 

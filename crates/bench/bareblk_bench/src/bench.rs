@@ -118,7 +118,7 @@ fn say_what_has_no_effect(jobs: &[Job]) {
     }
 }
 
-/// Not `eprintln!`, which panics when nothing reads standard error any more.
+/// Unlike `eprintln!`, does not panic when nothing reads standard error any more.
 fn eprintln_or_not(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }

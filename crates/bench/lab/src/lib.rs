@@ -8,7 +8,7 @@
 //!   ratios within one round.
 //! - An interrupted run reports nothing.
 //!
-//! Elsewhere: the measured parts (`blk_server`, `io_engine`), the command line (`bareblk`).
+//! See also: the measured parts (`blk_server`, `io_engine`), the command line (`bareblk`).
 #![forbid(unsafe_code)]
 
 mod experiment;

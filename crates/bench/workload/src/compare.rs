@@ -189,7 +189,7 @@ impl Comparison {
         }
     }
 
-    /// As text for people, ending with a line break.
+    /// Returns text for people, which ends with a line break.
     #[must_use]
     pub fn text(&self) -> String {
         let [a, b] = [0, 1].map(|place| self.name(place));

@@ -7,7 +7,7 @@
 //! - The target is not trusted: its answers are checked, and each wait for it has a limit.
 //! - Nothing is allocated per request during a run (verify allocates one record per block).
 //!
-//! Elsewhere: experiments and reports (`lab`), the command line (`bareblk`).
+//! See also: experiments and reports (`lab`), the command line (`bareblk`).
 #![forbid(unsafe_code)]
 
 mod error;

@@ -12,7 +12,7 @@
 //! - A front-end that truncates the file under a region causes a SIGBUS that the process survives: see
 //!   [`sigbus`].
 //!
-//! Elsewhere: the meaning of the bytes (`virtqueue`, `virtio_blk`), the origin of the fds (`blk_server`).
+//! See also: the meaning of the bytes (`virtqueue`, `virtio_blk`), the origin of the fds (`blk_server`).
 
 mod backing;
 mod closing;

@@ -168,7 +168,7 @@ impl GuestMemory {
     /// Returns a copy of this memory map with `region` added.
     ///
     /// # Errors
-    /// As [`GuestMemory::new`].
+    /// Those of [`GuestMemory::new`].
     pub fn with_region(&self, region: Arc<Region>) -> Result<Self, MemoryError> {
         Self::new(self.regions.iter().cloned().chain([region]).collect())
     }

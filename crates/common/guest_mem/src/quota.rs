@@ -59,7 +59,7 @@ impl Resource {
 /// Why a disk's request for a resource was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{wanted} more {} are needed, {left} are left for this disk, which has {taken}, of {limit} for all disks: {}",
+    "{wanted} more {} are needed, but {left} are left for this disk, which has {taken} of {limit} for all disks: {}",
     resource.name(), resource.cure()
 )]
 pub struct QuotaError {
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(refused, expected);
         assert_eq!(
             refused.to_string(),
-            "18446744073709551615 more file descriptors are needed, 5 are left for this disk, which has 70, of 100 for \
+            "18446744073709551615 more file descriptors are needed, but 5 are left for this disk, which has 70 of 100 for \
              all disks: raise the hard limit of open files (ulimit -Hn, LimitNOFILE=)"
         );
         assert!(first.charge(Descriptors, 5).is_ok());

@@ -71,7 +71,7 @@ pub enum MapError {
     },
     /// An access to a page of the file may have to wait.
     #[error(
-        "memory region at guest address {guest_addr:#x} is {file}, whose pages may have to be waited for: share a memfd, or a file \
+        "memory region at guest address {guest_addr:#x} is {file}, and an access to its pages may block: share a memfd, or a file \
          on tmpfs or hugetlbfs (QEMU: memory-backend-memfd; libvirt: <source type='memfd'/>)"
     )]
     NotMemory {

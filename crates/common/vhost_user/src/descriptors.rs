@@ -14,7 +14,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-/// Most descriptors that the kernel passes at once (unix(7)).
+/// Maximum number of descriptors that the kernel passes at once (unix(7)).
 pub const SCM_MAX_FD: usize = 253;
 
 /// The result of one [`receive`].

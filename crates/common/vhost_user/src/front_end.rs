@@ -27,11 +27,11 @@ pub struct FrontEnd {
 pub struct Reply {
     /// The number of the request that this answers.
     pub code: u32,
-    /// As received.
+    /// The flags of the received header.
     pub flags: u32,
-    /// Without the header.
+    /// The message without its header.
     pub body: Vec<u8>,
-    /// In their order of arrival.
+    /// The received descriptors, in their order of arrival.
     pub fds: Vec<OwnedFd>,
 }
 

@@ -8,7 +8,7 @@
 //! The request numbers, feature bits and body structs are those of the `vhost` crate
 //! (docs/decisions/0051-one-framer.md).
 //!
-//! Spec: vhost-user, "Message structure". Elsewhere: what a message does (`blk_server`), the order of messages
+//! Spec: vhost-user, "Message structure". See also: what a message does (`blk_server`), the order of messages
 //! (`blk_driver`).
 #![forbid(unsafe_code)]
 

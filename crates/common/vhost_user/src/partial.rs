@@ -133,7 +133,7 @@ mod tests {
     use crate::descriptors::send;
     use crate::header::message_bytes;
 
-    /// Most descriptors in these tests.
+    /// Maximum number of descriptors in these tests.
     const FEW: usize = 2;
 
     fn put(socket: &UnixStream, bytes: &[u8], fds: usize) {

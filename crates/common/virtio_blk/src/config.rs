@@ -18,16 +18,16 @@ use crate::features::WriteCache;
 /// Length of the structure.
 pub const CONFIG_BYTES: usize = 96;
 
-/// Most bytes that a front-end may read in one request (vhost-user, `VHOST_USER_GET_CONFIG`).
+/// Maximum number of bytes that a front-end may read in one request (vhost-user, `VHOST_USER_GET_CONFIG`).
 pub const MAX_CONFIG_BYTES: u32 = 256;
 
 /// Offset of `writeback`: the only byte that a driver may write.
 pub const WRITEBACK_OFFSET_BYTES: u32 = 32;
 
-/// `IOV_MAX` minus header and status: the most buffers of a request that fit one system call.
+/// `IOV_MAX` minus header and status: the largest number of buffers for which one system call suffices.
 const MOST_SEGMENTS: u32 = 1022;
 
-/// Most data buffers in a request of a queue with `queue_size` entries: a chain must not be longer than the
+/// Maximum number of data buffers in a request of a queue with `queue_size` entries: a chain must not be longer than the
 /// queue, and header and status need an entry each. A queue of 2 gets 1, the smallest useful value; data and
 /// status then share a descriptor.
 #[must_use]
@@ -58,13 +58,13 @@ pub struct DeviceConfig {
     pub num_queues: u16,
     /// Longest segment of a DISCARD.
     pub max_discard_sectors: u32,
-    /// Most segments of a DISCARD; at most [`crate::MAX_SEGMENTS`].
+    /// Maximum number of segments of a DISCARD; at most [`crate::MAX_SEGMENTS`].
     pub max_discard_seg: u32,
     /// Alignment for a DISCARD.
     pub discard_sector_alignment: u32,
     /// Longest segment of a WRITE_ZEROES.
     pub max_write_zeroes_sectors: u32,
-    /// Most segments of a WRITE_ZEROES; at most [`crate::MAX_SEGMENTS`].
+    /// Maximum number of segments of a WRITE_ZEROES; at most [`crate::MAX_SEGMENTS`].
     pub max_write_zeroes_seg: u32,
     /// Whether a WRITE_ZEROES with `unmap` can deallocate blocks.
     pub write_zeroes_may_unmap: bool,
@@ -74,9 +74,9 @@ pub struct DeviceConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("configuration space read at {offset_bytes} for {size_bytes} bytes, but the space has {max_bytes}")]
 pub struct ConfigReadError {
-    /// As received.
+    /// The offset that the driver sent.
     pub offset_bytes: u32,
-    /// As received.
+    /// The size that the driver sent.
     pub size_bytes: u32,
     /// [`MAX_CONFIG_BYTES`].
     pub max_bytes: u32,

@@ -83,8 +83,8 @@ pub enum FeatureError {
     /// A legacy driver has another byte order and other layout rules.
     #[error(
         "driver accepted feature bits {accepted:#x} without VERSION_1 ({version_1:#x}): a legacy driver, which no \
-         vhost-user server serves; with QEMU add disable-legacy=on to the device (firmware such as OVMF drives a \
-         transitional one as legacy)"
+         vhost-user server serves; with QEMU add disable-legacy=on to the device (firmware such as OVMF otherwise \
+         uses its legacy interface)"
     )]
     Legacy {
         /** The bits that the driver accepted. */

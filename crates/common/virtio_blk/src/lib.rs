@@ -7,7 +7,7 @@
 //! - Everything the driver wrote is read once; a [`Request`] refers to guest memory only for its data
 //!   buffers.
 //!
-//! Spec: virtio 1.3 §5.2. Elsewhere: rings (`virtqueue`), the range of the image (`disk_image`), I/O.
+//! Spec: virtio 1.3 §5.2. See also: rings (`virtqueue`), the range of the image (`disk_image`), I/O.
 #![forbid(unsafe_code)]
 
 pub mod features;

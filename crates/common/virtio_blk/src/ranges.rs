@@ -12,7 +12,7 @@ use guest_mem::{AccessError, MemoryView};
 
 use crate::data::Data;
 
-/// Most segments in one request: the upper limit for the advertised `max_discard_seg` and
+/// Maximum number of segments in one request: the upper limit for the advertised `max_discard_seg` and
 /// `max_write_zeroes_seg`. Limits the work that one request can cause; QEMU's own devices advertise 1.
 pub const MAX_SEGMENTS: usize = 16;
 

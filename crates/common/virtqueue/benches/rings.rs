@@ -97,7 +97,7 @@ impl Bench {
         done
     }
 
-    /// One batch; returns the time of the device half.
+    /// Runs one batch. Returns the time of the device half.
     fn batch(&mut self) -> Duration {
         black_box(self.driver_fills());
         let started = Instant::now();

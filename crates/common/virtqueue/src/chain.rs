@@ -122,7 +122,8 @@ impl Chain {
         (self.readable_bytes, self.writable_bytes) = (0, 0);
     }
 
-    /// Fills the chain if it is like most: all buffers are in one table and in order, and none is empty.
+    /// Fills the chain if it is *plain*, as most are: all buffers are in one table and in order, and none is
+    /// empty.
     ///
     /// `read` returns the words of the descriptor with this index, or `None` if the table has none. The first one has
     /// index `index`, and the chain has at most `limit`.

@@ -56,14 +56,14 @@ impl DeviceQueue {
         }
     }
 
-    /// As `new`, with an in-flight log that outlives this device. The queue first pops the chains that its predecessor
+    /// Like `new`, with an in-flight log that outlives this device. The queue first pops the chains that its predecessor
     /// took and did not publish, in their original order, and then continues with the ring.
     ///
     /// `base` is used only for a packed ring that was never used with this log: a split ring and a log hold
     /// the position themselves.
     ///
     /// # Errors
-    /// As [`DeviceQueue::new`], and [`RingFault::Log`].
+    /// Those of [`DeviceQueue::new`], and [`RingFault::Log`].
     pub fn with_log(
         view: &MemoryView,
         layout: RingLayout,

@@ -10,7 +10,7 @@
 //! - Nothing is allocated between `new` and `drop`.
 //!
 //! Spec: virtio 1.3 §2.7 (split), §2.8 (packed).
-//! Elsewhere: I/O, threads, file descriptors (`blk_server`), the meaning of a chain (`virtio_blk`).
+//! See also: I/O, threads, file descriptors (`blk_server`), the meaning of a chain (`virtio_blk`).
 #![forbid(unsafe_code)]
 
 mod buffers;

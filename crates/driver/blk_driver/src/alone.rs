@@ -53,7 +53,7 @@ pub fn alone(
     alone_with(queue_size, features, Limits::all(), pool, bell)
 }
 
-/// As [`alone`], with a device that has these `limits`.
+/// Like [`alone`], with a device that has these `limits`.
 pub(crate) fn alone_with(
     queue_size: u16,
     features: RingFeatures,

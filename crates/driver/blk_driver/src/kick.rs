@@ -22,7 +22,7 @@ use super::Arc; // std's; in `kick_model.rs`, which includes this file again, lo
 
 /// A way to wake a device.
 pub trait Doorbell: Send + Sync + fmt::Debug {
-    /// Rings. Never blocks, and may be called after the listener is gone.
+    /// Rings the doorbell. Never blocks, and may be called after the listener is gone.
     fn ring(&self);
 }
 

@@ -24,7 +24,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Spec: virtio 1.3 §5.2; vhost-user. Elsewhere: rings (`virtqueue`), the meaning of a request (`virtio_blk`).
+//! Spec: virtio 1.3 §5.2; vhost-user. See also: rings (`virtqueue`), the meaning of a request (`virtio_blk`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc; // `kick.rs` takes it from here, so that the model can use loom's

@@ -274,8 +274,8 @@ typedef struct bareblk_segment {
 // bareblk_notify sends it and empties it. Zeroed memory is an empty one.
 //
 // Any thread may send it, even after the queue and the device were freed. It holds resources until it is sent, so send
-// every one, once: of a structure and its copies, pass only one to bareblk_notify. Send it soon: until then the device
-// may sleep, and threads that push more requests are told that the device needs no notification.
+// each notification exactly once: of a structure and its copies, pass only one to bareblk_notify. Send it soon: until
+// then the device may sleep, and bareblk_prepare_kick reports to other threads that the device needs no notification.
 typedef struct bareblk_kick {
     // Private to this library.
     size_t opaque[4];
@@ -486,7 +486,7 @@ int bareblk_push_read(struct bareblk_queue *queue,
                       uint64_t deadline_ns);
 
 // Adds a write to the queue: `count` buffers to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0 for a
-// write that is durable only after the next flush. Otherwise as bareblk_push_read; the errors also include
+// write that is durable only after the next flush. Otherwise like bareblk_push_read; the errors also include
 // BAREBLK_ERR_READ_ONLY.
 int bareblk_push_write(struct bareblk_queue *queue,
                        uint64_t sector,
@@ -497,7 +497,7 @@ int bareblk_push_write(struct bareblk_queue *queue,
                        uint64_t deadline_ns);
 
 // Adds a flush to the queue: it makes all writes durable that completed before it. On a device without a write cache
-// it ends at once. Otherwise as bareblk_push_read.
+// it ends at once. Otherwise like bareblk_push_read.
 int bareblk_push_flush(struct bareblk_queue *queue,
                        uint64_t token,
                        uint64_t deadline_ns);
@@ -512,7 +512,7 @@ int bareblk_push_discard(struct bareblk_queue *queue,
                          uint64_t deadline_ns);
 
 // Adds a write-zeroes to the queue: the `count` segments (from 1 to bareblk_info.max_write_zeroes_segments) read as
-// zeroes once it has completed. Otherwise as bareblk_push_discard.
+// zeroes once it has completed. Otherwise like bareblk_push_discard.
 int bareblk_push_write_zeroes(struct bareblk_queue *queue,
                               const struct bareblk_segment *segments,
                               size_t count,
@@ -532,7 +532,7 @@ int bareblk_push_get_id(struct bareblk_queue *queue,
 // unlock. The call overwrites `kick` without reading it: a notification in it that was not sent is lost.
 //
 // Returns 1 if the device must be notified: call bareblk_notify. Returns 0 if not; `kick` is empty then, and
-// bareblk_notify has no effect. Or returns an error: BAREBLK_ERR_INVALID; `kick` is unchanged or empty then.
+// bareblk_notify has no effect. On failure, returns an error: BAREBLK_ERR_INVALID; `kick` is unchanged or empty then.
 int bareblk_prepare_kick(struct bareblk_queue *queue,
                          struct bareblk_kick *kick);
 
@@ -551,7 +551,7 @@ int bareblk_submit(struct bareblk_queue *queue);
 // requests whose deadline has passed. For a write with BAREBLK_DURABLE, it sends the flush that follows the write, and
 // notifies the device of it.
 //
-// Returns the number of completions that it stored; 0 if no request has ended. Or returns an error:
+// Returns the number of completions that it stored; 0 if no request has ended. On failure, returns an error:
 // BAREBLK_ERR_INVALID; on a queue that cannot continue, and only after all its completions were taken,
 // BAREBLK_ERR_DISCONNECTED or BAREBLK_ERR_DEVICE.
 int bareblk_completions(struct bareblk_queue *queue,
@@ -570,7 +570,7 @@ int bareblk_wait(struct bareblk_queue *queue,
 // already.
 //
 // Returns 0 if none has: poll the descriptor. Returns 1 if bareblk_completions has something to report: call it now,
-// because there may be no signal for that. Or returns an error: BAREBLK_ERR_INVALID.
+// because there may be no signal for that. On failure, returns an error: BAREBLK_ERR_INVALID.
 int bareblk_arm(struct bareblk_queue *queue);
 
 // Returns the file descriptor that becomes readable when a request ends, for poll and epoll; or an error:
@@ -607,7 +607,7 @@ int bareblk_read_blocking(struct bareblk_queue *queue,
                           uint64_t limit_ns);
 
 // Writes `count` bytes (a multiple of 512) from `data` to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0
-// for a write that is durable only after the next flush. Otherwise as bareblk_read_blocking; the errors also include
+// for a write that is durable only after the next flush. Otherwise like bareblk_read_blocking; the errors also include
 // BAREBLK_ERR_READ_ONLY. After an error, a part may have been written.
 int bareblk_write_blocking(struct bareblk_queue *queue,
                            uint64_t sector,
@@ -616,7 +616,7 @@ int bareblk_write_blocking(struct bareblk_queue *queue,
                            uint32_t flags,
                            uint64_t limit_ns);
 
-// Makes all writes durable that completed before the call. Otherwise as bareblk_read_blocking, but it needs no room in
+// Makes all writes durable that completed before the call. Otherwise like bareblk_read_blocking, but it needs no room in
 // the pool.
 int bareblk_flush_blocking(struct bareblk_queue *queue,
                            uint64_t limit_ns);
@@ -636,7 +636,7 @@ int bareblk_write_zeroes_blocking(struct bareblk_queue *queue,
                                   uint64_t limit_ns);
 
 // Stores the device's serial in `id`: BAREBLK_ID_BYTES bytes, padded with zeroes; a serial of that length has no NUL
-// at its end. `count`: size of `id` in bytes, at least BAREBLK_ID_BYTES. Otherwise as bareblk_read_blocking.
+// at its end. `count`: size of `id` in bytes, at least BAREBLK_ID_BYTES. Otherwise like bareblk_read_blocking.
 int bareblk_get_id_blocking(struct bareblk_queue *queue,
                             void *id,
                             size_t count,

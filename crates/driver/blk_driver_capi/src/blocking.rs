@@ -31,12 +31,12 @@ pub unsafe extern "C" fn bareblk_read_blocking(
         queue.queue.read_blocking(sector, out, Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, read) }
 }
 
 /// Writes `count` bytes (a multiple of 512) from `data` to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0
-/// for a write that is durable only after the next flush. Otherwise as bareblk_read_blocking; the errors also include
+/// for a write that is durable only after the next flush. Otherwise like bareblk_read_blocking; the errors also include
 /// BAREBLK_ERR_READ_ONLY. After an error, a part may have been written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_write_blocking(
@@ -54,11 +54,11 @@ pub unsafe extern "C" fn bareblk_write_blocking(
         queue.queue.write_blocking(sector, data, durability, Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, write) }
 }
 
-/// Makes all writes durable that completed before the call. Otherwise as bareblk_read_blocking, but it needs no room in
+/// Makes all writes durable that completed before the call. Otherwise like bareblk_read_blocking, but it needs no room in
 /// the pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_flush_blocking(queue: *mut bareblk_queue, limit_ns: u64) -> c_int {
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn bareblk_flush_blocking(queue: *mut bareblk_queue, limit
         queue.queue.flush_blocking(Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, flush) }
 }
 
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn bareblk_discard_blocking(
         queue.discard_blocking(segments, Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, discard) }
 }
 
@@ -106,12 +106,12 @@ pub unsafe extern "C" fn bareblk_write_zeroes_blocking(
         queue.write_zeroes_blocking(segments, Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, zero) }
 }
 
 /// Stores the device's serial in `id`: BAREBLK_ID_BYTES bytes, padded with zeroes; a serial of that length has no NUL
-/// at its end. `count`: size of `id` in bytes, at least BAREBLK_ID_BYTES. Otherwise as bareblk_read_blocking.
+/// at its end. `count`: size of `id` in bytes, at least BAREBLK_ID_BYTES. Otherwise like bareblk_read_blocking.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_get_id_blocking(
     queue: *mut bareblk_queue,
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn bareblk_get_id_blocking(
         *out = queue.queue.get_id_blocking(Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, ask) }
 }
 

@@ -34,7 +34,7 @@ pub unsafe extern "C" fn bareblk_buffer_take(
         unsafe { pointers::store(buffer, Box::into_raw(taken), "buffer") }?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_device(device, take) }
 }
 
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn bareblk_buffer_take(
 /// pointer. Returns 0 if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_addr(buffer: *const bareblk_buffer) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     let buffer = unsafe { pointers::shared(buffer, "buffer") };
     buffer.map_or(0, |buffer| buffer.buffer.range().addr)
 }
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn bareblk_buffer_addr(buffer: *const bareblk_buffer) -> u
 /// device may read and change the bytes at any moment. Returns NULL if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_data(buffer: *const bareblk_buffer) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     let buffer = unsafe { pointers::shared(buffer, "buffer") };
     buffer.map_or(std::ptr::null_mut(), |buffer| buffer.buffer.host_ptr().cast())
 }
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn bareblk_buffer_write(
     count: usize,
 ) -> c_int {
     guarded(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         let buffer = &unsafe { pointers::shared(buffer, "buffer") }?.buffer;
         inside(buffer, offset_bytes, count)?;
         // SAFETY: the caller's promise: `count` bytes that do not change.
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn bareblk_buffer_read(
     count: usize,
 ) -> c_int {
     guarded(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         let buffer = &unsafe { pointers::shared(buffer, "buffer") }?.buffer;
         inside(buffer, offset_bytes, count)?;
         // SAFETY: the caller's promise: no other thread uses these `count` bytes.

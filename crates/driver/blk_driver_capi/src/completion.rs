@@ -44,7 +44,7 @@ impl From<&Completion> for bareblk_completion {
 /// requests whose deadline has passed. For a write with BAREBLK_DURABLE, it sends the flush that follows the write, and
 /// notifies the device of it.
 ///
-/// Returns the number of completions that it stored; 0 if no request has ended. Or returns an error:
+/// Returns the number of completions that it stored; 0 if no request has ended. On failure, returns an error:
 /// BAREBLK_ERR_INVALID; on a queue that cannot continue, and only after all its completions were taken,
 /// BAREBLK_ERR_DISCONNECTED or BAREBLK_ERR_DEVICE.
 #[unsafe(no_mangle)]
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn bareblk_completions(
         // SAFETY: the caller's promise: `max` of them may be written.
         unsafe { queue.take_completions(completions, max, None) }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, take) }
 }
 
@@ -76,11 +76,11 @@ pub unsafe extern "C" fn bareblk_wait(
         // SAFETY: the caller's promise: `max` of them may be written.
         unsafe { queue.take_completions(completions, max, Some(limit)) }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, take) }
 }
 
-/// Most completions per call: the result must be able to count them.
+/// Maximum number of completions per call: the result must be able to count them.
 #[allow(clippy::cast_sign_loss)] // it is positive
 const MAX_COMPLETIONS: usize = c_int::MAX as usize;
 
@@ -95,7 +95,7 @@ impl bareblk_queue {
         max: usize,
         mut limit: Option<Duration>,
     ) -> Result<c_int, Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         let out = unsafe { pointers::slice_mut(out, max, MAX_COMPLETIONS, "completions") }?;
         let mut stored = 0;
         for pass in out.chunks_mut(self.completions.len()) {
@@ -126,10 +126,10 @@ impl bareblk_queue {
 /// already.
 ///
 /// Returns 0 if none has: poll the descriptor. Returns 1 if bareblk_completions has something to report: call it now,
-/// because there may be no signal for that. Or returns an error: BAREBLK_ERR_INVALID.
+/// because there may be no signal for that. On failure, returns an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_arm(queue: *mut bareblk_queue) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.arm()?.into())) }
 }
 
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn bareblk_arm(queue: *mut bareblk_queue) -> c_int {
 /// exists, and belongs to the queue: do not read from it, and do not close it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_completion_fd(queue: *mut bareblk_queue) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.completion_fd().as_raw_fd())) }
 }
 
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn bareblk_clear_signal(queue: *mut bareblk_queue) -> c_in
         queue.queue.clear_signal();
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, clear) }
 }
 
@@ -165,6 +165,6 @@ pub unsafe extern "C" fn bareblk_cancel(queue: *mut bareblk_queue, token: u64) -
     let cancel = |queue: &mut bareblk_queue| {
         if queue.queue.cancel(token) { Ok(0) } else { Err(Failure::NoSuchToken { token }) }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, cancel) }
 }

@@ -192,15 +192,17 @@ pub extern "C" fn bareblk_code_text(code: i32) -> *const c_char {
 pub(crate) enum Failure {
     #[error("{argument} is NULL")]
     Null { argument: &'static str },
-    #[error("{argument} is {value}, it must be from {min} to {max}")]
+    #[error("{argument} is {value}, but it must be from {min} to {max}")]
     OutOfRange { argument: &'static str, value: i128, min: i128, max: i128 },
     #[error("{argument} is not aligned to {align_bytes} bytes")]
     Misaligned { argument: &'static str, align_bytes: usize },
-    #[error("{argument} {value:#x} has bits that mean nothing, {known:#x} are known")]
+    #[error("{argument} {value:#x} has unknown bits; known are {known:#x}")]
     UnknownFlags { argument: &'static str, value: u32, known: u32 },
-    #[error("byte {at_bytes} of {argument} is not 0, this library knows its first {known_bytes} bytes only")]
+    #[error(
+        "byte {at_bytes} of {argument} is not 0, but this library knows only its first {known_bytes} bytes"
+    )]
     UnknownFields { argument: &'static str, at_bytes: usize, known_bytes: usize },
-    #[error("byte {offset_bytes} and {count} more are outside a buffer of {len_bytes} bytes")]
+    #[error("{count} bytes from byte {offset_bytes} on are not all inside a buffer of {len_bytes} bytes")]
     OutsideBuffer { offset_bytes: u32, count: usize, len_bytes: u32 },
     #[error("no request in flight has the token {token}")]
     NoSuchToken { token: u64 },
@@ -291,7 +293,7 @@ impl<const N: usize> Text<N> {
         }
     }
 
-    /// As much of `text` as fits.
+    /// Appends as much of `text` as fits.
     pub(crate) fn append(&mut self, text: fmt::Arguments<'_>) {
         // The only possible error is a full buffer.
         let _ = self.write_fmt(text);

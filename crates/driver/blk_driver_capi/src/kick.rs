@@ -17,8 +17,8 @@ use crate::queue::{bareblk_queue, on_queue};
 /// bareblk_notify sends it and empties it. Zeroed memory is an empty one.
 ///
 /// Any thread may send it, even after the queue and the device were freed. It holds resources until it is sent, so send
-/// every one, once: of a structure and its copies, pass only one to bareblk_notify. Send it soon: until then the device
-/// may sleep, and threads that push more requests are told that the device needs no notification.
+/// each notification exactly once: of a structure and its copies, pass only one to bareblk_notify. Send it soon: until
+/// then the device may sleep, and bareblk_prepare_kick reports to other threads that the device needs no notification.
 #[repr(C)]
 #[derive(Debug)]
 pub struct bareblk_kick {
@@ -46,7 +46,7 @@ const WANTED: usize = 0x4b49_434b;
 /// unlock. The call overwrites `kick` without reading it: a notification in it that was not sent is lost.
 ///
 /// Returns 1 if the device must be notified: call bareblk_notify. Returns 0 if not; `kick` is empty then, and
-/// bareblk_notify has no effect. Or returns an error: BAREBLK_ERR_INVALID; `kick` is unchanged or empty then.
+/// bareblk_notify has no effect. On failure, returns an error: BAREBLK_ERR_INVALID; `kick` is unchanged or empty then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_prepare_kick(queue: *mut bareblk_queue, kick: *mut bareblk_kick) -> c_int {
     let prepare = |queue: &mut bareblk_queue| {
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn bareblk_prepare_kick(queue: *mut bareblk_queue, kick: *
         unsafe { pointers::store(kick.cast::<Content>(), content, "kick") }?;
         Ok(1)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, prepare) }
 }
 
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn bareblk_prepare_kick(queue: *mut bareblk_queue, kick: *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_notify(kick: *mut bareblk_kick) -> c_int {
     guarded(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         if let Some(kick) = unsafe { take(kick) }? {
             kick.notify();
         }
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn bareblk_submit(queue: *mut bareblk_queue) -> c_int {
         queue.queue.submit();
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, submit) }
 }
 

@@ -13,8 +13,9 @@
 //! The header is generated (`tests/it/header.rs`). This crate makes no decisions.
 
 #![allow(non_camel_case_types)]
-// The comment above an exported function becomes the header's text, for C programmers. What they promise with every
-// call is said once, at the head of the header (`cbindgen.toml`): "the caller's promise" of the SAFETY comments.
+// The comment above an exported function becomes the header's text, for C programmers. The head of the header
+// (`cbindgen.toml`) has the rules that callers must keep in every call: "the rules of the header", or "the caller's
+// promise", in SAFETY comments.
 #![allow(clippy::missing_safety_doc)]
 
 mod failure;

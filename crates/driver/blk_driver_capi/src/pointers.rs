@@ -7,7 +7,7 @@ use std::mem::size_of;
 
 use crate::failure::Failure;
 
-/// Integers only, without padding: any bytes are a value.
+/// Consists of integers without padding, so that any bytes are a valid value.
 ///
 /// # Safety
 /// Each type must be `repr(C)`, have no padding, and consist of integers.
@@ -53,7 +53,7 @@ pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, argument: &'static str) -
 /// NULL, or not aligned.
 ///
 /// # Safety
-/// Otherwise `pointer` may be written; what is there need not be a value.
+/// Otherwise the memory at `pointer` may be written; it need not contain a valid value.
 pub(crate) unsafe fn store<T>(pointer: *mut T, value: T, argument: &'static str) -> Result<(), Failure> {
     check(pointer, argument)?;
     // SAFETY: not NULL and aligned as checked; may be written by the caller's promise.
@@ -87,10 +87,10 @@ pub(crate) unsafe fn slice<'a, T>(
 /// [`slice`] to be written.
 ///
 /// # Errors
-/// As [`slice`].
+/// Those of [`slice`].
 ///
 /// # Safety
-/// As [`slice`], and no other code uses them.
+/// Like [`slice`], and no other code uses them.
 pub(crate) unsafe fn slice_mut<'a, T>(
     pointer: *mut T,
     count: usize,

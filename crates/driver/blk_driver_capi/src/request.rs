@@ -41,7 +41,7 @@ pub const BAREBLK_DURABLE: u32 = 1;
 /// Flag of a segment of a write-zeroes: the device may deallocate the sectors.
 pub const BAREBLK_UNMAP: u32 = 1;
 
-/// Most buffers that a list may have, because of the 16 bits of a queue's size (virtio 1.3 §2.7). Devices take fewer.
+/// Maximum number of buffers that a list may have, because of the 16 bits of a queue's size (virtio 1.3 §2.7). Devices take fewer.
 const MAX_RANGES: usize = 1 << 15;
 
 /// Adds a read to the queue: the sectors from `sector` on (in units of 512 bytes) into `count` buffers (from 1 to
@@ -68,18 +68,18 @@ pub unsafe extern "C" fn bareblk_push_read(
     deadline_ns: u64,
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         unsafe { queue.take_ranges(buffers, count) }?;
         let bareblk_queue { queue, ranges, .. } = queue;
         queue.push(&request(Work::Read { sector, data: ranges }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
 /// Adds a write to the queue: `count` buffers to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0 for a
-/// write that is durable only after the next flush. Otherwise as bareblk_push_read; the errors also include
+/// write that is durable only after the next flush. Otherwise like bareblk_push_read; the errors also include
 /// BAREBLK_ERR_READ_ONLY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_write(
@@ -93,18 +93,18 @@ pub unsafe extern "C" fn bareblk_push_write(
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
         let durability = durability(flags)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         unsafe { queue.take_ranges(buffers, count) }?;
         let bareblk_queue { queue, ranges, .. } = queue;
         queue.push(&request(Work::Write { sector, data: ranges, durability }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
 /// Adds a flush to the queue: it makes all writes durable that completed before it. On a device without a write cache
-/// it ends at once. Otherwise as bareblk_push_read.
+/// it ends at once. Otherwise like bareblk_push_read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_flush(
     queue: *mut bareblk_queue,
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn bareblk_push_flush(
         queue.queue.push(&request(Work::Flush, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -131,18 +131,18 @@ pub unsafe extern "C" fn bareblk_push_discard(
     deadline_ns: u64,
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         unsafe { queue.take_segments(segments, count, 0) }?;
         let bareblk_queue { queue, segments, .. } = queue;
         queue.push(&request(Work::Discard { segments }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
 /// Adds a write-zeroes to the queue: the `count` segments (from 1 to bareblk_info.max_write_zeroes_segments) read as
-/// zeroes once it has completed. Otherwise as bareblk_push_discard.
+/// zeroes once it has completed. Otherwise like bareblk_push_discard.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_write_zeroes(
     queue: *mut bareblk_queue,
@@ -152,13 +152,13 @@ pub unsafe extern "C" fn bareblk_push_write_zeroes(
     deadline_ns: u64,
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         unsafe { queue.take_segments(segments, count, BAREBLK_UNMAP) }?;
         let bareblk_queue { queue, segments, .. } = queue;
         queue.push(&request(Work::WriteZeroes { segments }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn bareblk_push_get_id(
         queue.queue.push(&request(Work::GetId { data }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -187,7 +187,7 @@ impl bareblk_queue {
     /// # Safety
     /// `buffers` is NULL, or `count` of them are valid there.
     unsafe fn take_ranges(&mut self, buffers: *const bareblk_range, count: usize) -> Result<(), Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         let given = unsafe { pointers::slice(buffers, count, MAX_RANGES, "buffers") }?;
         self.ranges.clear();
         for &buffer in given {
@@ -206,7 +206,7 @@ impl bareblk_queue {
         count: usize,
         known: u32,
     ) -> Result<(), Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the rules of the header.
         let given = unsafe { pointers::slice(segments, count, MAX_SEGMENTS, "segments") }?;
         self.segments.clear();
         for &bareblk_segment { sector, sectors, flags } in given {

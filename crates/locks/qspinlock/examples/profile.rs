@@ -1,6 +1,6 @@
 //! Many threads take three locks on four lines; prints their statistics.
 //!
-//! `cargo run --release -p qspinlock --features stats --example profile`. Elsewhere: how to read the table
+//! `cargo run --release -p qspinlock --features stats --example profile`. See also: how to read the table
 //! (`docs/how-to/qspinlock-statistics.md`).
 #![allow(missing_docs)]
 

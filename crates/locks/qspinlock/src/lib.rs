@@ -10,7 +10,7 @@
 //! - Models check the orderings: `RUSTFLAGS="--cfg loom" cargo test -p qspinlock --lib --target-dir
 //!   target/loom`.
 //!
-//! Elsewhere: the data behind a lock (`blk_driver::SharedQueue`), the C interface (`qspinlock_capi`).
+//! See also: the data behind a lock (`blk_driver::SharedQueue`), the C interface (`qspinlock_capi`).
 #![no_std]
 
 #[cfg(any(feature = "std", test))]

@@ -7,7 +7,7 @@
 //!   only increment a counter in thread-local storage.
 //! - For an uncontended lock, the "waiting" time is the time to take it plus one clock reading.
 //!
-//! Elsewhere: the locks themselves, times per source line (`stats/`).
+//! See also: the locks themselves, times per source line (`stats/`).
 
 use core::cell::Cell;
 use core::fmt;

@@ -5,7 +5,7 @@
 //!                                                              and the oldest (`oldest`, in the newest)
 //! ```
 //!
-//! Elsewhere: how queues are walked (`queue/chain.rs`), where nodes come from (the platform).
+//! See also: how queues are walked (`queue/chain.rs`), where nodes come from (the platform).
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -29,8 +29,8 @@ pub struct Node {
     pub(crate) oldest: AtomicU32,
     /// The [epoch](crate::Platform::epoch) in which the waiter queued.
     pub(crate) epoch: AtomicU32,
-    /// In a thread's first node: when the thread last found a held lock with a queue ([`Clock::Monotonic`], in units of
-    /// 64 ns, wrapping).
+    /// The time at which the thread last found a held lock with a queue ([`Clock::Monotonic`], in units of 64 ns,
+    /// wrapping). Used only in a thread's first node.
     ///
     /// [`Clock::Monotonic`]: crate::Clock::Monotonic
     pub(crate) met_queue_at: AtomicU32,
@@ -38,9 +38,9 @@ pub struct Node {
     pub(crate) lock: AtomicUsize,
 }
 
-/// The values of a node's `state`. The waiter and the holder of the lock both change it, always by
-/// read-modify-write (except for the two that no other thread can be changing): each sees the other's last
-/// change.
+/// The values of a node's `state`. The waiter and the holder of the lock both change it. Each change is a
+/// read-modify-write, so each of them sees the other's last change. The exceptions are two changes during which
+/// no other thread can change the state.
 ///
 /// ```text
 /// FREE ─▶ CLAIMED ─▶ WAITING ◀──▶ HALTED        the waiter: claims a node, queues and spins, sleeps

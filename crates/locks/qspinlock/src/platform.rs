@@ -51,7 +51,7 @@ pub unsafe trait Platform: 'static {
     /// All nodes that can exist, at most [`MAX_NODES`](crate::MAX_NODES). They are never moved or freed.
     fn nodes() -> &'static [Node];
 
-    /// The first of this thread's [`NODES_PER_THREAD`](crate::NODES_PER_THREAD) consecutive nodes; none if
+    /// The first of this thread's [`NODES_PER_THREAD`](crate::NODES_PER_THREAD) consecutive nodes; `None` if
     /// there are more threads than slots.
     fn own_nodes() -> Option<u32>;
 

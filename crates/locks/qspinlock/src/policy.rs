@@ -2,7 +2,7 @@
 //!
 //! Policies are types, chosen at compile time; none of them costs a branch on the fast path.
 //!
-//! Elsewhere: the mechanism (`queue.rs`).
+//! See also: the mechanism (`queue.rs`).
 
 /// A policy. [`Native`], [`Fifo`], [`Fair`] and [`Hybrid`] implement this trait. Other implementations allow
 /// experiments.

@@ -19,7 +19,7 @@
 //! 3. `locked` is clear while there is a queue only if there is an heir that is awake, or a running thread is
 //!    about to make one: if waiters sleep, some thread is responsible for waking them.
 //!
-//! Elsewhere: what policies choose (`policy.rs`), what a node is (`node.rs`), `lock_api` (`raw.rs`).
+//! See also: what policies choose (`policy.rs`), what a node is (`node.rs`), `lock_api` (`raw.rs`).
 
 mod chain;
 mod holder;
@@ -119,7 +119,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Releases the lock to the oldest waiter, if there is one, whatever the policy.
     ///
     /// # Safety
-    /// As for [`release`](Self::release).
+    /// The same as for [`release`](Self::release).
     #[inline]
     pub unsafe fn release_fairly(&self) {
         if !self.let_go_at_once() {
@@ -140,7 +140,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// thread holds the lock.
     ///
     /// # Safety
-    /// As for [`release`](Self::release), if it is held at all.
+    /// The same as for [`release`](Self::release), if the lock is held at all.
     #[inline]
     #[must_use]
     pub unsafe fn try_release_unwanted(&self) -> bool {
@@ -165,7 +165,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         word.tail().is_none() || self.keep_if_allowed(word)
     }
 
-    /// As the holder of a lock that has waiters, who may not be allowed to have taken it.
+    /// Called after this thread took a lock that has waiters. Hands the lock over if this thread may not pass
+    /// them.
     #[inline]
     fn keep_if_allowed(&self, word: Word) -> bool {
         if Self::newcomers_are_stopped(word) {

@@ -1,6 +1,6 @@
 //! The queued locks behind `lock_api` 0.5.
 //!
-//! Elsewhere: `lock_api` 0.4 (`api_04.rs`), how the locks work (`queue.rs`).
+//! See also: `lock_api` 0.4 (`api_04.rs`), how the locks work (`queue.rs`).
 
 #[cfg(feature = "std")]
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::Linux;
 use crate::{Platform, Policy, QueueLock};
 
-// SAFETY: 1. `queue.rs` argues for exclusion; 2. moving or dropping a locked lock touches only its own memory
+// SAFETY: 1. `queue.rs` has the argument for mutual exclusion; 2. moving or dropping a locked lock touches only its own memory
 // and nodes, which are never freed; 3. no operation unwinds.
 unsafe impl<P: Policy, S: Platform> lock_api::RawMutex for QueueLock<P, S> {
     const INIT: Self = Self::new();
@@ -28,7 +28,7 @@ unsafe impl<P: Policy, S: Platform> lock_api::RawMutex for QueueLock<P, S> {
 
     #[inline]
     unsafe fn unlock(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.release() }
     }
 
@@ -40,7 +40,7 @@ unsafe impl<P: Policy, S: Platform> lock_api::RawMutex for QueueLock<P, S> {
 // SAFETY: 1. as above; 2. `release_fairly` hands over to the oldest waiter; 3. `bump` does not unwind.
 unsafe impl<P: Policy, S: Platform> lock_api::RawMutexFair for QueueLock<P, S> {
     unsafe fn unlock_fair(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.release_fairly() }
     }
 }

@@ -26,7 +26,7 @@
 //! it comes later, it sees the flag and wakes the waiter. Between the exchange and the sleep the kernel
 //! compares the word once more.
 //!
-//! Elsewhere: the bits (`rwlock/counts.rs`), the queue (`queue.rs`), `lock_api` (`rwlock/raw.rs`).
+//! See also: the bits (`rwlock/counts.rs`), the queue (`queue.rs`), `lock_api` (`rwlock/raw.rs`).
 
 mod counts;
 #[cfg(not(all(test, loom)))]
@@ -149,8 +149,8 @@ impl<S> QueueRwLock<S> {
 
 /// Readers.
 impl<S: Platform> QueueRwLock<S> {
-    /// Takes the lock together with other readers, however long that takes. Not for a thread that already
-    /// holds it.
+    /// Takes the lock together with other readers, however long that takes. The calling thread must not hold it
+    /// already.
     #[inline]
     pub fn read(&self) {
         if !self.enter_unless(WRITER | WAITING) {
@@ -242,7 +242,7 @@ impl<S: Platform> QueueRwLock<S> {
     /// Like [`release_read`](Self::release_read), but newcomers do not pass the threads in line.
     ///
     /// # Safety
-    /// As for [`release_read`](Self::release_read).
+    /// The same as for [`release_read`](Self::release_read).
     pub unsafe fn release_read_fairly(&self) {
         self.mark_for_next();
         self.uncount(Release);
@@ -251,10 +251,10 @@ impl<S: Platform> QueueRwLock<S> {
     /// Lets in the threads that already wait, if there are any, and then takes the lock again.
     ///
     /// # Safety
-    /// As for [`release_read`](Self::release_read); afterwards the caller has access again.
+    /// The same as for [`release_read`](Self::release_read); afterwards the caller has access again.
     pub unsafe fn bump_read(&self) {
         if self.queue.is_held() {
-            // SAFETY: the caller promises the same.
+            // SAFETY: the caller keeps this function's contract, which is the same.
             unsafe { self.release_read_fairly() };
             self.read();
         }
@@ -295,7 +295,7 @@ impl<S: Platform> QueueRwLock<S> {
 
 /// Writers.
 impl<S: Platform> QueueRwLock<S> {
-    /// Takes the lock exclusively, however long that takes. Not for a thread that already holds it.
+    /// Takes the lock exclusively, however long that takes. The calling thread must not hold it already.
     #[inline]
     pub fn write(&self) {
         if !self.take_if_free() {
@@ -341,7 +341,7 @@ impl<S: Platform> QueueRwLock<S> {
     /// Like [`release_write`](Self::release_write), but newcomers do not pass the threads in line.
     ///
     /// # Safety
-    /// As for [`release_write`](Self::release_write).
+    /// The same as for [`release_write`](Self::release_write).
     pub unsafe fn release_write_fairly(&self) {
         self.release_write_in_line(true);
     }
@@ -368,11 +368,11 @@ impl<S: Platform> QueueRwLock<S> {
     /// Lets in the threads that already wait, if there are any, and then takes the lock again.
     ///
     /// # Safety
-    /// As for [`release_write`](Self::release_write); afterwards the caller has access again.
+    /// The same as for [`release_write`](Self::release_write); afterwards the caller has access again.
     pub unsafe fn bump_write(&self) {
         let is_wanted = if self.is_queued() { self.queue.is_wanted() } else { self.queue.is_held() };
         if is_wanted {
-            // SAFETY: the caller promises the same.
+            // SAFETY: the caller keeps this function's contract, which is the same.
             unsafe { self.release_write_fairly() };
             self.write();
         }
@@ -381,7 +381,7 @@ impl<S: Platform> QueueRwLock<S> {
     /// Turns a writer's access into a reader's: no other writer gets in between.
     ///
     /// # Safety
-    /// As for [`release_write`](Self::release_write); afterwards the caller has access for reading.
+    /// The same as for [`release_write`](Self::release_write); afterwards the caller has access for reading.
     ///
     /// # Panics
     /// With debug assertions, if no writer holds the lock. Without them such a call has no effect.

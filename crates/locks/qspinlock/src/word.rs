@@ -19,7 +19,7 @@
 //! behaviour in Rust. Every change is a read-modify-write, so an acquire that reads any of them is ordered
 //! after all earlier releases.
 //!
-//! Elsewhere: which thread may change which bit (`queue.rs`).
+//! See also: which thread may change which bit (`queue.rs`).
 
 /// A value of the lock's word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

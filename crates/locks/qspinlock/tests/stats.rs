@@ -2,7 +2,7 @@
 //!
 //! The switch and the counts are process-wide, so the tests in this file run one at a time.
 //!
-//! Elsewhere: the cost of statistics (`benches/stats.rs`), more lines than rows (`tests/stats_bounds.rs`).
+//! See also: the cost of statistics (`benches/stats.rs`), more lines than rows (`tests/stats_bounds.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::hint::black_box;
@@ -66,7 +66,7 @@ unsafe impl RawMutex for Eventful {
     }
     unsafe fn unlock(&self, guard: Self::Guard) {
         Linux::note(Event::Kicked);
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.0.unlock(guard) }
     }
     fn is_locked(&self) -> bool {

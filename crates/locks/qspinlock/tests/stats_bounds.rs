@@ -2,7 +2,7 @@
 //!
 //! Runs as its own process: a new thread takes over an ended thread's table with the rows in use.
 //!
-//! Elsewhere: everything else about statistics (`tests/stats.rs`).
+//! See also: everything else about statistics (`tests/stats.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use lock_api::Mutex;

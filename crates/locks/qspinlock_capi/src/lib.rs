@@ -9,13 +9,14 @@
 //! - Each kind has a file of the same shape (`kinds_are_alike` in `tests/it/header.rs`): the header is generated, and its
 //!   generator sees neither macros nor generics.
 //!
-//! Items that C sees have their C names here too. Elsewhere: the locks (`qspinlock`), replacing a program's own
+//! Items that C sees have their C names here too. See also: the locks (`qspinlock`), replacing a program's own
 //! (`qspinlock_preload`).
 
 #![allow(non_camel_case_types)]
-// The comment above an exported function becomes the header's text, for C programmers. What they promise with every
-// call is said once, at the head of the header (`cbindgen.toml`): "the caller's promise" of the SAFETY comments is that
-// a pointer that is not NULL points to what its type says, alive during the call.
+// The comment above an exported function becomes the header's text, for C programmers. The head of the header
+// (`cbindgen.toml`) has the rules that callers must keep in every call. In SAFETY comments, "the rules of the header"
+// (or "the caller's promise") are: a pointer that is not NULL points to a value of its type, which lives until the call
+// returns.
 #![allow(clippy::missing_safety_doc)]
 
 mod native;

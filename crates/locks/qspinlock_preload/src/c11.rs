@@ -4,7 +4,7 @@
 //! the same unions. So they must be replaced together with the pthread calls. `call_once`, `tss_*` and `thrd_*` do not
 //! use these objects.
 //!
-//! Elsewhere: the locks (`mutex.rs`), the condition variables (`cond.rs`).
+//! See also: the locks (`mutex.rs`), the condition variables (`cond.rs`).
 
 use std::ffi::c_int;
 
@@ -49,27 +49,27 @@ unsafe extern "C-unwind" fn mtx_init(mutex: *mut pthread_mutex_t, kind: c_int) -
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mtx_destroy(mutex: *mut pthread_mutex_t) {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { Mutex::of(mutex) }.destroy();
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mtx_lock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     thrd(unsafe { Mutex::of(mutex) }.lock(Patience::Endless))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mtx_trylock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     thrd(unsafe { Mutex::of(mutex) }.lock(Patience::None))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mtx_timedlock(mutex: *mut pthread_mutex_t, at: *const timespec) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     match unsafe { Time::new(libc::CLOCK_REALTIME, at) } {
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the caller keeps the POSIX contract of this call.
         Ok(time) => thrd(unsafe { Mutex::of(mutex) }.lock(Patience::Until(time))),
         Err(error) => thrd(error),
     }
@@ -77,7 +77,7 @@ unsafe extern "C-unwind" fn mtx_timedlock(mutex: *mut pthread_mutex_t, at: *cons
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mtx_unlock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     thrd(unsafe { Mutex::of(mutex) }.unlock())
 }
 
@@ -90,27 +90,27 @@ unsafe extern "C-unwind" fn cnd_init(cond: *mut pthread_cond_t) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn cnd_destroy(cond: *mut pthread_cond_t) {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { Cond::of(cond) }.destroy();
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn cnd_signal(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     thrd(unsafe { Cond::of(cond) }.signal())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn cnd_broadcast(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     thrd(unsafe { Cond::of(cond) }.broadcast())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn cnd_wait(cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let cond = unsafe { Cond::of(cond) };
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     thrd(cond.wait(unsafe { Mutex::of(mutex) }, None))
 }
 
@@ -120,13 +120,13 @@ unsafe extern "C-unwind" fn cnd_timedwait(
     mutex: *mut pthread_mutex_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let time = match unsafe { Time::new(libc::CLOCK_REALTIME, at) } {
         Ok(time) => time,
         Err(error) => return thrd(error),
     };
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let cond = unsafe { Cond::of(cond) };
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     thrd(cond.wait(unsafe { Mutex::of(mutex) }, Some(time)))
 }

@@ -33,7 +33,7 @@
 //! work only with mutexes that are also the C library's (`EINVAL` with others); the ones here work with any
 //! mutex.
 //!
-//! Elsewhere: the list (`cond/waiters.rs`), sleeping and cancellation (`cond/waiter.rs`).
+//! See also: the list (`cond/waiters.rs`), sleeping and cancellation (`cond/waiter.rs`).
 
 mod owing;
 mod waiter;
@@ -107,7 +107,7 @@ impl Cond {
 
     pub(crate) fn signal(&self) -> c_int {
         if self.is_passed() {
-            // SAFETY: the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the object is the C library's.
             return unsafe { real::cond_signal(self.raw()) };
         }
         if let Some(picked) = self.waiters.pick_oldest(|epoch| self.owing.add(epoch)) {
@@ -118,7 +118,7 @@ impl Cond {
 
     pub(crate) fn broadcast(&self) -> c_int {
         if self.is_passed() {
-            // SAFETY: the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the object is the C library's.
             return unsafe { real::cond_broadcast(self.raw()) };
         }
         for picked in self.waiters.pick_all() {
@@ -206,7 +206,7 @@ impl Cond {
             return EINVAL; // the C library would misread its bytes
         }
         let Some(time) = until else {
-            // SAFETY: both are the C library's, as the caller says.
+            // SAFETY: the caller guarantees that both objects are the C library's.
             return unsafe { real::cond_wait(self.raw(), mutex.raw()) };
         };
         // SAFETY: as above; the time is on this stack.
@@ -215,7 +215,7 @@ impl Cond {
 
     pub(crate) fn destroy(&self) -> c_int {
         if self.is_passed() {
-            // SAFETY: the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the object is the C library's.
             return unsafe { real::cond_destroy(self.raw()) };
         }
         if !self.waiters.settle() {
@@ -265,7 +265,7 @@ unsafe extern "C-unwind" fn pthread_cond_init(
         made.reset(if clock == libc::CLOCK_MONOTONIC { Clock::Monotonic } else { Clock::Realtime });
         return 0;
     }
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let result = unsafe { real::cond_init(cond, attr) };
     // Guards against a C library that keeps its flag at a place unknown to this library.
     if result == 0 && !made.is_passed() { ENOTSUP } else { result }
@@ -273,19 +273,19 @@ unsafe extern "C-unwind" fn pthread_cond_init(
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_cond_destroy(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { Cond::of(cond) }.destroy()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_cond_signal(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { Cond::of(cond) }.signal()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_cond_broadcast(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { Cond::of(cond) }.broadcast()
 }
 
@@ -294,9 +294,9 @@ unsafe extern "C-unwind" fn pthread_cond_wait(
     cond: *mut pthread_cond_t,
     mutex: *mut pthread_mutex_t,
 ) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let cond = unsafe { Cond::of(cond) };
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     cond.wait(unsafe { Mutex::of(mutex) }, None)
 }
 
@@ -306,16 +306,16 @@ unsafe extern "C-unwind" fn pthread_cond_timedwait(
     mutex: *mut pthread_mutex_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let waited_for = unsafe { Cond::of(cond) };
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let mutex_to_unlock = unsafe { Mutex::of(mutex) };
     if waited_for.is_passed() && mutex_to_unlock.is_passed() {
         // Only the C library knows where its clock is stored.
-        // SAFETY: both are the C library's, as the caller says.
+        // SAFETY: the caller guarantees that both objects are the C library's.
         return unsafe { real::cond_timedwait(cond, mutex, at) };
     }
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { pthread_cond_clockwait(cond, mutex, waited_for.clock_id(), at) }
 }
 
@@ -326,13 +326,13 @@ unsafe extern "C-unwind" fn pthread_cond_clockwait(
     clock: clockid_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let time = match unsafe { Time::new(clock, at) } {
         Ok(time) => time,
         Err(error) => return error,
     };
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let cond = unsafe { Cond::of(cond) };
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     cond.wait(unsafe { Mutex::of(mutex) }, Some(time))
 }

@@ -11,7 +11,7 @@
 //! - Only recursive and error-checking mutexes use `owner` and `count`. A thread that reads its own number in
 //!   `owner` wrote it itself, so it can read `owner` without the lock.
 //!
-//! Elsewhere: waiting (`patience.rs`, `qspinlock`), condition variables (`cond.rs`).
+//! See also: waiting (`patience.rs`, `qspinlock`), condition variables (`cond.rs`).
 
 use std::ffi::c_int;
 use std::sync::atomic::{
@@ -169,7 +169,7 @@ impl Mutex {
         match self.kind() {
             // SAFETY: as above.
             Kind::Plain => unsafe { release(&self.lock) },
-            // SAFETY: the mutex is the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the mutex is the C library's.
             Kind::Passed => unsafe { real::mutex_unlock(self.raw()) },
             Kind::Destroyed => EINVAL,
             _ if !self.is_mine() => EPERM,
@@ -213,7 +213,7 @@ impl Mutex {
 
     pub(crate) fn destroy(&self) -> c_int {
         match self.kind() {
-            // SAFETY: the mutex is the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the mutex is the C library's.
             Kind::Passed => unsafe { real::mutex_destroy(self.raw()) },
             _ if self.lock.is_held() => EBUSY,
             _ => {
@@ -239,12 +239,12 @@ pub(crate) unsafe extern "C-unwind" fn pthread_mutex_init(
         return 0;
     }
     // Only the C library can read attributes. For replaced mutexes it writes zeros and a kind.
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let result = unsafe { real::mutex_init(mutex, attr) };
     if result != 0 {
         return result;
     }
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     if unsafe { is_special(attr) } != made.is_passed() {
         return ENOTSUP; // guards against a C library that encodes kinds in a way unknown to this library
     }
@@ -272,19 +272,19 @@ unsafe fn is_special(attr: *const pthread_mutexattr_t) -> bool {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_mutex_destroy(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { Mutex::of(mutex) }.destroy()
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_mutex_lock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { Mutex::of(mutex) }.lock(Patience::Endless)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_mutex_trylock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { Mutex::of(mutex) }.lock(Patience::None)
 }
 
@@ -293,7 +293,7 @@ pub(crate) unsafe extern "C-unwind" fn pthread_mutex_timedlock(
     mutex: *mut pthread_mutex_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { pthread_mutex_clocklock(mutex, libc::CLOCK_REALTIME, at) }
 }
 
@@ -303,9 +303,9 @@ pub(crate) unsafe extern "C-unwind" fn pthread_mutex_clocklock(
     clock: clockid_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     match unsafe { Time::new(clock, at) } {
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the caller keeps the POSIX contract of this call.
         Ok(time) => unsafe { Mutex::of(mutex) }.lock(Patience::Until(time)),
         Err(error) => error,
     }
@@ -313,6 +313,6 @@ pub(crate) unsafe extern "C-unwind" fn pthread_mutex_clocklock(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_mutex_unlock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { Mutex::of(mutex) }.unlock()
 }

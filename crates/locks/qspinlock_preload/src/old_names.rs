@@ -12,7 +12,7 @@ macro_rules! old_name {
     ($($old:ident = $new:path, ($($arg:ident: $type:ty),*);)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $old($($arg: $type),*) -> c_int {
-            // SAFETY: the caller keeps the contract.
+            // SAFETY: the caller keeps the POSIX contract of this call.
             unsafe { $new($($arg),*) }
         }
     )*};

@@ -1,6 +1,6 @@
 //! Takes and releases a queued lock for C callers: how long a call waits, and its error number.
 //!
-//! Elsewhere: how threads wait (`qspinlock`, `cond/waiter.rs`).
+//! See also: how threads wait (`qspinlock`, `cond/waiter.rs`).
 
 use std::ffi::c_int;
 
@@ -43,7 +43,7 @@ impl Time {
     /// `at` points to a timespec.
     pub(crate) unsafe fn new(clock: libc::clockid_t, at: *const libc::timespec) -> Result<Self, c_int> {
         let clock = clock_of(clock)?;
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         Ok(Self { clock, at: unsafe { *at } })
     }
 
@@ -137,12 +137,12 @@ pub(crate) unsafe fn release(lock: &Lock) -> c_int {
     if unsafe { lock.try_release_unwanted() } {
         return 0;
     }
-    // SAFETY: the caller promises the same.
+    // SAFETY: the caller keeps this function's contract, which is the same.
     unsafe { release_slowly(lock) }
 }
 
 /// # Safety
-/// As for [`release`].
+/// The same as for [`release`].
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn release_slowly(lock: &Lock) -> c_int {
@@ -158,7 +158,7 @@ pub(crate) unsafe fn release_slowly(lock: &Lock) -> c_int {
 /// pass it meanwhile, and a thread that backs off because the lock is busy would wait for nothing.
 ///
 /// # Safety
-/// As for [`release`].
+/// The same as for [`release`].
 pub(crate) unsafe fn release_fairly(lock: &Lock) -> c_int {
     if !lock.is_held() {
         return EPERM;

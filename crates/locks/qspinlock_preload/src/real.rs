@@ -70,7 +70,7 @@ macro_rules! real {
             /// The C library's call of that name.
             ///
             /// # Safety
-            /// As the C library's documentation says.
+            /// See the C library's documentation.
             pub(crate) unsafe fn $call($($arg: $type),*) -> c_int {
                 let address = symbols::$call.address();
                 if address.is_null() {
@@ -80,7 +80,7 @@ macro_rules! real {
                 let call = unsafe {
                     std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> c_int>(address)
                 };
-                // SAFETY: the caller promises the same.
+                // SAFETY: the caller keeps this function's contract, which is the same.
                 unsafe { call($($arg),*) }
             }
         )*

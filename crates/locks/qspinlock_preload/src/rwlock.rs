@@ -11,7 +11,7 @@
 //!   readers keeps writers out. With `PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP` all threads wait in line.
 //! - `owner` is the writer's thread. A thread that reads its own number there wrote it itself.
 //!
-//! Elsewhere: waiting (`qspinlock`).
+//! See also: waiting (`qspinlock`).
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -152,7 +152,7 @@ impl RwLock {
     #[inline]
     fn unlock(&self) -> c_int {
         if self.is_passed() {
-            // SAFETY: the C library's, as the caller says.
+            // SAFETY: the caller guarantees that the object is the C library's.
             return unsafe { real::rwlock_unlock(self.raw()) };
         }
         if self.is_mine() {
@@ -219,7 +219,7 @@ pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_init(
     // SAFETY: the caller's memory for a lock, with any bytes.
     let made = unsafe { RwLock::of(lock) };
     if shared != libc::PTHREAD_PROCESS_PRIVATE {
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the caller keeps the POSIX contract of this call.
         let result = unsafe { real::rwlock_init(lock, attr) };
         // Guards against a C library that keeps its flag at a place unknown to this library.
         return if result == 0 && !made.is_passed() { ENOTSUP } else { result };
@@ -232,10 +232,10 @@ pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_init(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_destroy(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let destroyed = unsafe { RwLock::of(lock) };
     if destroyed.is_passed() {
-        // SAFETY: the C library's, as the caller says.
+        // SAFETY: the caller guarantees that the object is the C library's.
         return unsafe { real::rwlock_destroy(lock) };
     }
     if destroyed.lock.is_held() { EBUSY } else { 0 }
@@ -243,13 +243,13 @@ pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_destroy(lock: *mut pthread
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_rdlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { RwLock::of(lock) }.read(Patience::Endless)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_tryrdlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { RwLock::of(lock) }.read(Patience::None)
 }
 
@@ -258,7 +258,7 @@ unsafe extern "C-unwind" fn pthread_rwlock_timedrdlock(
     lock: *mut pthread_rwlock_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { pthread_rwlock_clockrdlock(lock, libc::CLOCK_REALTIME, at) }
 }
 
@@ -268,9 +268,9 @@ unsafe extern "C-unwind" fn pthread_rwlock_clockrdlock(
     clock: clockid_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     match unsafe { Time::new(clock, at) } {
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the caller keeps the POSIX contract of this call.
         Ok(time) => unsafe { RwLock::of(lock) }.read(Patience::Until(time)),
         Err(error) => error,
     }
@@ -278,13 +278,13 @@ unsafe extern "C-unwind" fn pthread_rwlock_clockrdlock(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_wrlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { RwLock::of(lock) }.write(Patience::Endless)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_trywrlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { RwLock::of(lock) }.write(Patience::None)
 }
 
@@ -293,7 +293,7 @@ unsafe extern "C-unwind" fn pthread_rwlock_timedwrlock(
     lock: *mut pthread_rwlock_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { pthread_rwlock_clockwrlock(lock, libc::CLOCK_REALTIME, at) }
 }
 
@@ -303,9 +303,9 @@ unsafe extern "C-unwind" fn pthread_rwlock_clockwrlock(
     clock: clockid_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     match unsafe { Time::new(clock, at) } {
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the caller keeps the POSIX contract of this call.
         Ok(time) => unsafe { RwLock::of(lock) }.write(Patience::Until(time)),
         Err(error) => error,
     }
@@ -313,6 +313,6 @@ unsafe extern "C-unwind" fn pthread_rwlock_clockwrlock(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_unlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { RwLock::of(lock) }.unlock()
 }

@@ -8,7 +8,7 @@
 //!   1 looks held. POSIX has no static initialiser; zeros count as a free private lock on both.
 //! - Any thread may unlock it, not only the one that locked it.
 //!
-//! Elsewhere: queues (`qspinlock`).
+//! See also: queues (`qspinlock`).
 
 mod shared;
 
@@ -40,7 +40,7 @@ unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
         // SAFETY: as above; a `SharedSpin` is just such a word.
         Spin::Shared(unsafe { &*lock.cast::<SharedSpin>() })
     } else {
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the caller keeps the POSIX contract of this call.
         Spin::Private(unsafe { private(lock) })
     }
 }
@@ -48,7 +48,7 @@ unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
 /// The lock as if it were private, for exchanges that do nothing if it is not.
 ///
 /// # Safety
-/// As for [`spin`].
+/// The same as for [`spin`].
 #[inline]
 unsafe fn private<'a>(lock: *mut pthread_spinlock_t) -> &'a Lock {
     // SAFETY: aligned and alive, as the caller says, and accessed only as one atomic.
@@ -65,7 +65,7 @@ unsafe extern "C-unwind" fn pthread_spin_init(lock: *mut pthread_spinlock_t, sha
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_destroy(lock: *mut pthread_spinlock_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let held = match unsafe { spin(lock) } {
         Spin::Private(lock) => lock.is_held(),
         Spin::Shared(lock) => lock.is_held(),
@@ -75,26 +75,26 @@ unsafe extern "C-unwind" fn pthread_spin_destroy(lock: *mut pthread_spinlock_t) 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_lock(lock: *mut pthread_spinlock_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { spin_lock(lock, Patience::Endless) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_trylock(lock: *mut pthread_spinlock_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     unsafe { spin_lock(lock, Patience::None) }
 }
 
 /// # Safety
-/// As for [`spin`].
+/// The same as for [`spin`].
 #[inline]
 unsafe fn spin_lock(lock: *mut pthread_spinlock_t, patience: Patience) -> c_int {
-    // SAFETY: the caller keeps the contract. Only a free private lock has the exchanged value, so no look is
+    // SAFETY: the caller keeps the POSIX contract of this call. Only a free private lock has the exchanged value, so no look is
     // needed first.
     if unsafe { private(lock) }.try_acquire_unwanted() {
         return 0;
     }
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     match unsafe { spin(lock) } {
         Spin::Private(lock) => take_slowly(lock, patience),
         Spin::Shared(lock) => lock.lock(patience),
@@ -103,13 +103,13 @@ unsafe fn spin_lock(lock: *mut pthread_spinlock_t, patience: Patience) -> c_int 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_unlock(lock: *mut pthread_spinlock_t) -> c_int {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     let maybe_private = unsafe { private(lock) };
     // SAFETY: the caller says that it holds the lock. Only a held private lock has the value exchanged here.
     if unsafe { maybe_private.try_release_unwanted() } {
         return 0;
     }
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller keeps the POSIX contract of this call.
     match unsafe { spin(lock) } {
         // SAFETY: as above.
         Spin::Private(lock) => unsafe { release_slowly(lock) },

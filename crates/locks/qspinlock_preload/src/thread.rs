@@ -1,6 +1,6 @@
 //! The calling thread's identity, and its `errno`.
 //!
-//! Elsewhere: nodes of threads (`qspinlock::Linux`).
+//! See also: nodes of threads (`qspinlock::Linux`).
 
 use std::ffi::c_int;
 

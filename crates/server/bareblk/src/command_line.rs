@@ -50,7 +50,7 @@ fn is_help(error: &clap::Error) -> bool {
 /// Prints an error's line; returns the exit code.
 #[must_use]
 pub fn complain(line: &str, code: ExitCode) -> ExitCode {
-    // Not `eprintln!`, which panics if standard error is closed.
+    // `eprintln!` would panic if standard error is closed.
     let _ = writeln!(io::stderr(), "bareblk: {line}");
     code
 }

@@ -130,7 +130,7 @@ fn shown(verb: &Verb, ok: Value) -> Result<String> {
         }
         Verb::WorkersAdd(_) => format!("worker {}\n", ok["worker"]),
         Verb::Add(_) => format!("{}\n", tables::plain(ok["disk"].as_str().unwrap_or_default())),
-        Verb::Resume(_) => format!("retrying {} held requests\n", ok["resumed"]),
+        Verb::Resume(_) => format!("retrying {} parked requests\n", ok["resumed"]),
         Verb::Reload => tables::changes(&read(ok)?),
         _ => String::new(),
     })

@@ -52,9 +52,7 @@ fn filter(verbose: u8, rust_log: Option<OsString>) -> Result<EnvFilter> {
     let wanted = rust_log.filter(|text| !text.is_empty()).unwrap_or_else(|| level.into());
     let wanted = wanted.to_string_lossy();
     // The error is not passed on as a source, because its text already contains its own source.
-    EnvFilter::builder()
-        .parse(&*wanted)
-        .map_err(|error| anyhow!("cannot understand RUST_LOG={wanted}: {error}"))
+    EnvFilter::builder().parse(&*wanted).map_err(|error| anyhow!("cannot parse RUST_LOG={wanted}: {error}"))
 }
 
 #[cfg(test)]
@@ -76,7 +74,7 @@ mod tests {
     #[test]
     fn senseless_rust_log_is_named() {
         let error = filter(0, Some("a=b=c".into())).unwrap_err();
-        assert!(format!("{error:#}").starts_with("cannot understand RUST_LOG=a=b=c: "));
+        assert!(format!("{error:#}").starts_with("cannot parse RUST_LOG=a=b=c: "));
         assert_eq!(format!("{error:#}").matches("error parsing level filter").count(), 1, "{error:#}");
     }
 }

@@ -37,8 +37,8 @@ fn qemu(args: &VmmArgs, socket: &str) -> String {
         "\
 # Add to QEMU's command line. The memory is the guest's (-m), once for all disks; bareblk shares it.
 # QEMU makes one queue per vCPU unless num-queues says otherwise.
-# Without disable-legacy=on, firmware such as OVMF drives the disk as a legacy one, and does not boot.
-# QEMU 9.2 or newer prefers reconnect-ms=1000 to reconnect=1; some day it will take nothing else.
+# Without disable-legacy=on, firmware such as OVMF uses the disk as a legacy device, and does not boot.
+# QEMU 9.2 or newer prefers reconnect-ms=1000 to reconnect=1, which is deprecated.
 -m {memory} \\
 -object memory-backend-memfd,id=bareblk-mem,size={memory},share=on \\
 -machine memory-backend=bareblk-mem \\

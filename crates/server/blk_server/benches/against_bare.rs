@@ -1,13 +1,12 @@
 //! Random 4 KiB requests on an image in memory, 64 at a time: the device half with a real engine, and a bare loop
 //! that copies the same blocks from the same file to the same buffers, on the same thread, in turns.
 //!
-//! `cargo bench -p blk_server --bench against_bare [-- OPTION=VALUE …]`:
-//! `rounds=30`, `ms=50` (of each, per round), `engine=mmap`, `op=read|write`, `mib=1024`, `packed=yes`,
-//! `image=/dev/shm` (folder of the image), `memory=FOLDER` (of the guest's memory; a memfd otherwise),
-//! `buffers=row|spread` (64 blocks side by side, or anywhere in 1 GiB).
-//! `profile=SECONDS`: only the device half and its driver, for a profiler that is started with it.
-//! Instructions outside the copy: `valgrind --tool=callgrind --toggle-collect='*InlineWorker*serve*' … callgrind`.
-//! On the clock are the device half, with its kick and call, and the copies; not the driver.
+//! `cargo bench -p blk_server --bench against_bare [-- OPTION=VALUE …]`: `rounds=30`, `ms=50` (of each, per round),
+//! `engine=mmap`, `op=read|write`, `mib=1024`, `packed=yes`, `image=/dev/shm` (folder of the image), `memory=FOLDER`
+//! (of the guest's memory; a memfd otherwise), `buffers=row|spread` (64 blocks side by side, or anywhere in 1 GiB).
+//! `profile=SECONDS`: only the device half and its driver, for a profiler that is started with it. Instructions outside
+//! the copy: `valgrind --tool=callgrind --toggle-collect='*InlineWorker*serve*' … callgrind`. The measured time covers
+//! the device half, with its kick and call, and the copies, but not the driver.
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_precision_loss)]
 
 use std::collections::HashMap;
@@ -27,10 +26,10 @@ mod rig;
 const DEPTH: u64 = 64;
 const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / 512;
 const SPREAD_BYTES: u64 = 1 << 30;
-/// Written at once: a tmpfs with `huge=always` takes a huge page for it.
+/// Written in one call, so that a tmpfs with `huge=always` uses huge pages.
 const PIECE_BYTES: u64 = 2 << 20;
 
-/// xorshift64: the same places for both.
+/// xorshift64, so that both use the same places.
 struct Random(u64);
 
 impl Random {
@@ -139,7 +138,7 @@ impl Pair {
         start.elapsed()
     }
 
-    /// Every page of both mappings is there before the clock runs: the first write to each is a fault of its own.
+    /// Touches every page of both mappings before the measurement, because the first write to a page causes a fault.
     fn touch_all(&mut self) {
         for first in (0..self.blocks).step_by(DEPTH as usize) {
             self.next_in_order = Some(first);

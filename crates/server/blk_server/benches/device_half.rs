@@ -1,7 +1,7 @@
 //! Measures one request in the device half: kick, ring, parsing, in-flight slot, status, call; no I/O.
 //!
-//! A driver fills the ring with reads and kicks; the real worker loop serves them on this thread with an
-//! engine that completes at once and moves no data. Only the device half is on the clock.
+//! A driver fills the ring with reads and kicks; the real worker loop serves them on this thread with an engine
+//! that completes at once and moves no data. Only the device half is timed.
 //!
 //! `cargo bench -p blk_server --bench device_half` measures time. Instructions, per batch of 64 × 1000:
 //! `valgrind --tool=callgrind --toggle-collect='*InlineWorker*serve*' <bench binary> --callgrind`,
@@ -36,7 +36,7 @@ impl Bench {
         Self { rig: Rig::new(engine, image.path(), memory, packed), next_sector: 0, _image: image }
     }
 
-    /// One batch; returns the time of the device half.
+    /// Runs one batch. Returns the time of the device half.
     fn batch(&mut self, depth: u64) -> Duration {
         for slot in 0..depth {
             self.rig.add(slot, virtio_blk::kind::IN, self.next_sector, DATA_BASE + slot * BLOCK_BYTES);

@@ -85,7 +85,7 @@ pub enum AdminError {
         name: String,
     },
     /// The name is taken.
-    #[error("there is a disk `{name}` already", name = name.escape_debug())]
+    #[error("a disk named `{name}` already exists", name = name.escape_debug())]
     DiskExists {
         /** The disk's name. */
         name: String,

@@ -157,7 +157,7 @@ pub enum ImageError {
     },
     /// Another program holds the image's lock.
     #[error(
-        "image {} is locked by {}, after waiting {} s: stop that first, or wait longer with --lock-timeout",
+        "image {} is locked by {}, and was not released within {} s: stop that program, or wait longer with --lock-timeout",
         path.display(), HolderList(holders), waited.as_secs()
     )]
     Locked {
@@ -208,8 +208,8 @@ pub enum ResizeError {
     },
     /// A block device's size cannot be set here.
     #[error(
-        "image {} is a block device of {size_bytes} bytes, not {wanted_bytes}: resize the device itself (lvextend, \
-         say), then tell the server",
+        "image {} is a block device of {size_bytes} bytes, not {wanted_bytes}: resize the device itself (for example with \
+         lvextend), then tell the server",
         path.display()
     )]
     BlockDevice {

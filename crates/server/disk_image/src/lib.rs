@@ -7,7 +7,7 @@
 //! - Only [`Image::check`] makes a [`CheckedRange`], so an engine that takes one cannot access anything
 //!   outside the image.
 //!
-//! Elsewhere: reading and writing (`io_engine`), the meaning of a request (`virtio_blk`), formats other than
+//! See also: reading and writing (`io_engine`), the meaning of a request (`virtio_blk`), formats other than
 //! raw.
 #![forbid(unsafe_code)]
 

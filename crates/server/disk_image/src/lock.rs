@@ -205,7 +205,7 @@ fn command(process: &Path) -> String {
     std::fs::read_to_string(process.join("comm")).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Names in a directory; none if it cannot be read.
+/// Names in a directory; `None` if it cannot be read.
 fn entries(folder: &Path) -> impl Iterator<Item = String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok())

@@ -24,7 +24,7 @@ pub struct OpenRequest {
     /// Create the file with this many bytes and mode 0600; fail if it exists (`O_CREAT | O_EXCL`).
     pub create: Option<u64>,
     /// Claim a block device (`O_EXCL`): fails with `EBUSY` if the kernel or another program has claimed it,
-    /// and keeps the kernel from mounting it. Not for files.
+    /// and keeps the kernel from mounting it. Has no meaning for files.
     pub exclusive: bool,
 }
 

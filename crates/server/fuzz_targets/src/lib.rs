@@ -42,9 +42,9 @@ pub struct Target {
     pub name: &'static str,
     /// Runs the target once. Panics on a failure.
     pub run: fn(&[u8]),
-    /// As `run`, while a second thread writes to the memory that the code under test reads.
+    /// Like `run`, while a second thread writes to the memory that the code under test reads.
     pub run_with_second_thread: Option<fn(&[u8])>,
-    /// As `run`, but slower: with all threads of a real server.
+    /// Like `run`, but slower: with all threads of a real server.
     pub run_with_real_server: Option<fn(&[u8])>,
     /// Names and contents of the generated seeds.
     pub seeds: fn() -> Vec<(String, Vec<u8>)>,

@@ -39,7 +39,7 @@ fn play(bytes: &[u8]) -> Vec<u8> {
     bed.put_back()
 }
 
-/// As [`run`], with a second thread.
+/// Like [`run`], with a second thread.
 pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let choices = input.u8();

@@ -41,7 +41,7 @@ pub(crate) fn run(bytes: &[u8]) {
     play(bytes, |_| Peer::new(), all_acts);
 }
 
-/// As [`run`], while a second thread overwrites the shared memory: rings, logs, requests.
+/// Like [`run`], while a second thread overwrites the shared memory: rings, logs, requests.
 pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     play(
         bytes,
@@ -53,7 +53,7 @@ pub(crate) fn run_with_second_thread(bytes: &[u8]) {
     );
 }
 
-/// As [`run`], with a server that has its own threads.
+/// Like [`run`], with a server that has its own threads.
 pub(crate) fn run_with_real_server(bytes: &[u8]) {
     play(bytes, Peer::of_a_real_server, all_acts);
 }

@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p io_engine --bench choose`
 //!
-//! Elsewhere: what requests cost (`request.rs`).
+//! See also: what requests cost (`request.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::path::Path;

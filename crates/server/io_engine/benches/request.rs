@@ -6,7 +6,7 @@
 //! engines have their own threads and io_uring has kernel threads. Only the rows of `O_DIRECT` include a device; in
 //! the page cache and on tmpfs there is none.
 //!
-//! Elsewhere: rings and requests (`blk_server`'s benchmark).
+//! See also: rings and requests (`blk_server`'s benchmark).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::fs::File;

@@ -3,7 +3,7 @@
 //!
 //! `cargo bench -p io_engine --bench uring_options [-- SECONDS]`. Rounds are interleaved. Processor time is that of
 //! the whole process, including a kernel thread that submits. If the device cannot be polled, `iopoll` shows the cost
-//! of the option in that case. Elsewhere: our own code (`request.rs`).
+//! of the option in that case. See also: our own code (`request.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::sync::Arc;

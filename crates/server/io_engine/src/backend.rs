@@ -99,7 +99,7 @@ pub trait IoBackend: Send {
     /// Whether several threads may make the later calls, one at a time.
     ///
     /// # Errors
-    /// As [`Engine::check_shareable`](crate::Engine::check_shareable).
+    /// Those of [`Engine::check_shareable`](crate::Engine::check_shareable).
     fn check_shareable(&self) -> io::Result<()> {
         Err(not_shareable(&self.describe()))
     }
@@ -193,7 +193,7 @@ pub trait IoBackend: Send {
     /// Watches a descriptor that may be permanently ready.
     ///
     /// # Errors
-    /// As [`IoBackend::watch`].
+    /// Those of [`IoBackend::watch`].
     fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
         self.watch(fd, token)
     }

@@ -293,7 +293,7 @@ pub trait Engine: Send {
     /// busy loop.
     ///
     /// # Errors
-    /// As [`Engine::watch`].
+    /// Those of [`Engine::watch`].
     fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
         self.watch(fd, token)
     }

@@ -10,7 +10,7 @@
 //!   misaligned buffers.
 //! - Engines share all code but the system calls, so the fake's faults test production code.
 //!
-//! Elsewhere: the image and the range (`disk_image`), the meaning of a request (`virtio_blk`).
+//! See also: the image and the range (`disk_image`), the meaning of a request (`virtio_blk`).
 
 mod backend;
 mod choose;

@@ -12,7 +12,7 @@
 //! - A call that is not on a thread's list is not carried out; the process reports the call and ends
 //!   (`report.rs`).
 //!
-//! Elsewhere: work that needs more rights (opening images, binding sockets), which another process does
+//! See also: work that needs more rights (opening images, binding sockets), which another process does
 //! (`bareblk/src/helper`); restrictions of an io_uring ring (`io_engine/src/engines/io_uring/setup.rs`).
 
 mod privileges;
@@ -53,7 +53,7 @@ pub enum SandboxError {
         source: io::Error,
     },
     /// The filter cannot be built or installed.
-    #[error("the kernel takes no filter of system calls (seccomp): {reason}")]
+    #[error("the kernel does not accept a filter of system calls (seccomp): {reason}")]
     Filter {
         /** The message of seccompiler. */
         reason: String,

@@ -59,8 +59,8 @@ fn describe(mut line: &mut [u8], verdict: i32) -> usize {
     // Fails only for lack of space; the buffer then holds the start of the line.
     let _ = writeln!(
         line,
-        "bareblk: sandbox: {role} thread made system call {call} ({name}), which it may not make: not carried out, \
-         the server ends; is the list too short, serve with --sandbox off (docs/reference/sandbox.md)"
+        "bareblk: sandbox: {role} thread made system call {call} ({name}), which is not on its list: the call was refused, \
+         and the server ends; if the list is incomplete, use --sandbox off (docs/reference/sandbox.md)"
     );
     line.len()
 }

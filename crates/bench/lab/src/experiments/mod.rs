@@ -1,6 +1,6 @@
 //! The experiments, each in its own file.
 //!
-//! Elsewhere: the common code (`experiment.rs`, `runner.rs`).
+//! See also: the common code (`experiment.rs`, `runner.rs`).
 
 mod aio;
 

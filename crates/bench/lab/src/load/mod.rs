@@ -3,7 +3,7 @@
 //! - Every load writes the same kind of requests to the same file, keeps the same number in flight, and first runs for
 //!   an uncounted [`WARM_UP`].
 //!
-//! Elsewhere: which variant uses which load (`experiments/`).
+//! See also: which variant uses which load (`experiments/`).
 
 pub(crate) mod disk;
 

@@ -1,7 +1,7 @@
 //! Other processes that keep every core busy, next to the threads under test.
 //!
-//! - One counting shell per core. Each checks periodically whether this process still exists and otherwise ends.
-//!   Dropping this value ends them.
+//! - Each core has one shell that counts. The shell checks periodically whether this process still exists, and ends if
+//!   it does not. Dropping this value ends them.
 
 use std::process::{Child, Command, Stdio};
 

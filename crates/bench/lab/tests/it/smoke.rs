@@ -77,7 +77,7 @@ fn kick_runs_every_lock_and_policy_under_every_load_and_fills_every_column() {
     for cell in &result.cells {
         assert!(cell.unavailable.is_none() && cell.measures[0].samples[0].is_some(), "{cell:?}");
     }
-    // Not in every cell: within 5 ms on a busy machine, a lock that only spins may complete no request.
+    // Not every cell has a result: within 5 ms on a busy machine, a lock that only spins may complete no request.
     for column in &result.experiment.columns {
         let filled = result.cells.iter().filter(|cell| cell.summary(&column.id).is_some()).count();
         assert!(filled > 0, "nothing in {}", column.id);

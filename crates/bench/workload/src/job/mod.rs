@@ -2,7 +2,7 @@
 //!
 //! `options.rs sets fields one by one → Job → check() (valid combinations) → offsets.rs, worker.rs`
 //!
-//! Elsewhere: names of options (`options.rs`), job files (`file.rs`), where the requests go (`target/mod.rs`).
+//! See also: names of options (`options.rs`), job files (`file.rs`), where the requests go (`target/mod.rs`).
 
 pub(crate) mod file;
 

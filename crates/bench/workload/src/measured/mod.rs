@@ -4,7 +4,7 @@
 //!   completion; `lat`: the sum. As in fio.
 //! - A flush (`fsync=`) counts neither as a read nor as a write.
 //!
-//! Elsewhere: layouts (`report/json.rs`, `report/text.rs`).
+//! See also: layouts (`report/json.rs`, `report/text.rs`).
 
 pub(crate) mod cpu;
 

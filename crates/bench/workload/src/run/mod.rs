@@ -5,7 +5,7 @@
 //! - The first thread that fails ends the others; the outcome then has the error and the measurements so far.
 //! - Not measured: opening, connecting, filling buffers, reading back for verify.
 //!
-//! Elsewhere: one thread (`worker.rs`), sampling (`watcher.rs`).
+//! See also: one thread (`worker.rs`), sampling (`watcher.rs`).
 
 pub(crate) mod offsets;
 

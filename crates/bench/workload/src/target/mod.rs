@@ -1,6 +1,6 @@
 //! The target of requests, and the client's options that fio does not have.
 //!
-//! Elsewhere: the requests (`job/mod.rs`), access to targets (`file.rs`, `queue.rs`, `shared.rs`).
+//! See also: the requests (`job/mod.rs`), access to targets (`file.rs`, `queue.rs`, `shared.rs`).
 
 pub(crate) mod connection;
 
@@ -132,7 +132,7 @@ pub struct Client {
     /// Whether to notify the device while the lock of a shared queue is held. `None`: notifies without the lock. A
     /// queue with only one job has no lock.
     pub kick_locked: Option<bool>,
-    /// The lock of shared queues. `None`: the standard library's; a queue with only one job has no lock.
+    /// The lock of each queue. `None`: shared queues have the standard library's lock, and a queue of one job has none.
     pub lock: Option<LockKind>,
     /// Polls for completions instead of sleeping.
     pub poll: bool,

@@ -8,7 +8,6 @@
 //!   leader checks the list after it stops leading. A follower that is promoted but does not lead promotes the next.
 //! - Each mailbox has its own lock, and leading uses a `try_lock`: threads contend only for the queue's lock, which is
 //!   the one being measured.
-//!   measured, the queue's.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};

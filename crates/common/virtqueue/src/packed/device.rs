@@ -114,10 +114,10 @@ impl DeviceQueue {
         })
     }
 
-    /// As [`DeviceQueue::new`], with a log: see [`crate::DeviceQueue::with_log`].
+    /// Like [`DeviceQueue::new`], with a log: see [`crate::DeviceQueue::with_log`].
     ///
     /// # Errors
-    /// As [`DeviceQueue::new`]; [`RingFault::Log`].
+    /// Those of [`DeviceQueue::new`], and [`RingFault::Log`].
     pub fn with_log(
         view: &MemoryView,
         layout: RingLayout,

@@ -6,7 +6,7 @@
 //! - Length, id and flags of a descriptor are one 64-bit word here: one load reads them together, and one
 //!   release store makes a whole batch visible.
 //!
-//! Elsewhere: the buffers of a chain (`chain.rs`), indirect tables (`tables.rs`).
+//! See also: the buffers of a chain (`chain.rs`), indirect tables (`tables.rs`).
 
 mod cursor;
 mod device;

@@ -92,10 +92,10 @@ impl DeviceQueue {
         })
     }
 
-    /// As [`DeviceQueue::new`], with a log: see [`crate::DeviceQueue::with_log`].
+    /// Like [`DeviceQueue::new`], with a log: see [`crate::DeviceQueue::with_log`].
     ///
     /// # Errors
-    /// As [`DeviceQueue::new`]; [`RingFault::Log`].
+    /// Those of [`DeviceQueue::new`], and [`RingFault::Log`].
     pub fn with_log(
         view: &MemoryView,
         layout: RingLayout,
@@ -263,7 +263,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Reads the rest of a chain that is not plain in the ring: most have an indirect table.
+    /// Reads the rest of a chain whose descriptors in the ring are not plain. Most such chains have an indirect
+    /// table.
     #[inline(never)] // keeps the caller small
     fn walk_rest(&self, head: u16, stopped: &Stopped, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         let walked = match stopped.at {

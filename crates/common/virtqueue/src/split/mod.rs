@@ -3,7 +3,7 @@
 //! - [`DeviceQueue`] serves requests. [`DriverQueue`] makes them.
 //! - [`RawRing`]: a driver that follows no rules, for tests and fuzzing.
 //!
-//! Elsewhere: notification arithmetic (`notify.rs`), the buffers of a chain (`chain.rs`).
+//! See also: notification arithmetic (`notify.rs`), the buffers of a chain (`chain.rs`).
 
 mod device;
 mod driver;

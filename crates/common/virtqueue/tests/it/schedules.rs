@@ -275,7 +275,7 @@ impl<D: Device> World<D> {
     }
 
     fn driver_sleeps(&mut self) -> Result<(), TestCaseError> {
-        // Some chains are visible but undecided; the decision comes next.
+        // For some visible chains, the device has not decided yet whether to notify. It decides next.
         let more = self.driver.arm_interrupts().unwrap();
         prop_assert_eq!(more, self.visible > 0);
         self.driver_asleep = !more;

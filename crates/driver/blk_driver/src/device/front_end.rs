@@ -22,9 +22,9 @@ use crate::error::MessageError;
 
 /// Offset, size and flags before the configuration's bytes (vhost-user, "Virtio device config space").
 const CONFIG_HEAD_BYTES: usize = size_of::<VhostUserConfig>();
-/// Most regions of SET_MEM_TABLE (vhost-user, "Memory region description").
+/// Maximum number of regions of SET_MEM_TABLE (vhost-user, "Memory region description").
 pub(super) const MAX_TABLE_REGIONS: usize = 8;
-/// Most bytes per request (vhost-user, `VHOST_USER_GET_CONFIG`).
+/// Maximum number of bytes per request (vhost-user, `VHOST_USER_GET_CONFIG`).
 const MAX_CONFIG_BYTES: usize = 256;
 
 type Result<T, E = MessageError> = std::result::Result<T, E>;

@@ -11,17 +11,17 @@ pub struct DeviceInfo {
     pub block_size_bytes: u32,
     /// Usable queues of the device.
     pub num_queues: u16,
-    /// Most buffers per request.
+    /// Maximum number of buffers per request.
     pub max_segments: u32,
     /// The device accepts no writes.
     pub read_only: bool,
     /// The device has a cache to flush.
     pub flush: bool,
-    /// Most segments of a discard; 0: no discard.
+    /// Maximum number of segments of a discard; 0: no discard.
     pub max_discard_segments: u32,
     /// Per segment.
     pub max_discard_sectors: u32,
-    /// Most segments of a write zeroes; 0: no write zeroes.
+    /// Maximum number of segments of a write zeroes; 0: no write zeroes.
     pub max_write_zeroes_segments: u32,
     /// Per segment.
     pub max_write_zeroes_sectors: u32,

@@ -20,7 +20,7 @@ pub enum BlockingError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// Other requests are in flight.
-    #[error("{in_flight} requests are in flight, a blocking call wants a queue for itself")]
+    #[error("{in_flight} requests are in flight, but a blocking call needs a queue without other requests")]
     Busy {
         /** Without requests of blocking calls that timed out. */
         in_flight: usize,

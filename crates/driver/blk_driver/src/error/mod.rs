@@ -1,6 +1,6 @@
-//! The errors of the crate, at its bottom: no file here imports one that does work.
+//! The errors of the crate. The files in this folder import no file that does work.
 //!
-//! Elsewhere: why a request failed (`request.rs`).
+//! See also: why a request failed (`request.rs`).
 
 mod blocking;
 mod connect;

@@ -15,7 +15,7 @@ pub enum MakeQueueError {
     #[error(transparent)]
     Memory(#[from] guest_mem::MemoryError),
     /// No descriptor for completion signals.
-    #[error("no descriptor to signal completions with")]
+    #[error("cannot create the eventfd that signals completions")]
     Signal(#[source] std::io::Error),
 }
 

@@ -6,7 +6,7 @@
 //!   driver's own memory gets guest addresses from `OWN_MEMORY_START` on, above any user's memory.
 //! - Rings, headers, status bytes and tables are in regions that are never open to requests.
 //!
-//! Elsewhere: the layout of a queue's private region (`queue/area.rs`), telling the back-end (`device.rs`).
+//! See also: the layout of a queue's private region (`queue/area.rs`), telling the back-end (`device.rs`).
 
 mod map;
 mod options;

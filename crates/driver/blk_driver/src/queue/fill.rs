@@ -26,7 +26,7 @@ const ID_BYTES: u32 = DEVICE_ID_BYTES as u32;
 /// The device's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Most buffers per request.
+    /// Maximum number of buffers per request.
     pub max_segments: u16,
     /// The device has a cache to flush (`VIRTIO_BLK_F_FLUSH`).
     pub flush: bool,
@@ -41,9 +41,9 @@ pub(crate) struct Limits {
 /// Limits for discard, or for write zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SegmentLimits {
-    /// Most segments per request.
+    /// Maximum number of segments per request.
     pub segments: u32,
-    /// Most sectors per segment.
+    /// Maximum number of sectors per segment.
     pub sectors: u32,
 }
 

@@ -12,7 +12,7 @@
 //! - Without a back-end, the queue still takes requests, into the old ring, until the next back-end connects
 //!   (`restart.rs`). Deadlines apply as usual.
 //!
-//! Spec: virtio 1.3 §2.7, §2.8, §5.2.6. Elsewhere: checks of a request (`fill.rs`), sleeping (`wait.rs`),
+//! Spec: virtio 1.3 §2.7, §2.8, §5.2.6. See also: checks of a request (`fill.rs`), sleeping (`wait.rs`),
 //! blocking calls (`blocking.rs`), several owners (`shared/`), the session (`device.rs`).
 
 pub(crate) mod area;
@@ -285,7 +285,7 @@ impl Queue {
         taken
     }
 
-    /// As [`Queue::completions`], for an owner with a lock: returns the notification instead of sending it.
+    /// Like [`Queue::completions`], for an owner with a lock: returns the notification instead of sending it.
     pub(crate) fn completions_and_kick(
         &mut self,
         out: &mut [Completion],

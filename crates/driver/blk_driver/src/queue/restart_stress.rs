@@ -54,7 +54,7 @@ struct Taken {
     written_bytes: u32,
 }
 
-/// A device that answers out of order, and leaves the rest when it stops.
+/// A device that answers out of order, and leaves requests unanswered when it stops.
 struct Device {
     ring: DeviceQueue,
     view: MemoryView,
@@ -86,7 +86,7 @@ impl Device {
         }
     }
 
-    /// Answers half of them, the last one first.
+    /// Answers half of the requests, the last one first.
     fn answer_some(&mut self) {
         for taken in self.taken.split_off(self.taken.len() / 2) {
             self.view.store(taken.status_addr, &[0]).unwrap();

@@ -23,7 +23,7 @@ impl Queue {
     /// Like [`Queue::completions`], but sleeps up to `limit` if there is nothing; 0 when the time is up.
     ///
     /// # Errors
-    /// As [`Queue::completions`].
+    /// Those of [`Queue::completions`].
     pub fn wait(&mut self, out: &mut [Completion], limit: Duration) -> Result<usize, QueueError> {
         let mut taken = self.completions(out)?;
         if taken > 0 || out.is_empty() {

@@ -20,7 +20,7 @@
 //! 4. A thread that gets the turn looks first. A sleeper that took fewer completions than there were, or
 //!    whose time was up, gives the turn back on every path, and one of the waiting threads looks next.
 //!
-//! Why a notification without the lock is correct: docs/decisions/0017. Elsewhere: the locks (`qspinlock`, or
+//! Why a notification without the lock is correct: docs/decisions/0017. See also: the locks (`qspinlock`, or
 //! any lock with `lock_api`).
 
 mod turn;

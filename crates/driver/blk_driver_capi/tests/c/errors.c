@@ -1,7 +1,7 @@
 /*
  * Wrong calls return an error code and set a line of text, and the program continues.
  *
- * Elsewhere: correct calls (examples/read_write.c).
+ * See also: correct calls (examples/read_write.c).
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -145,7 +145,7 @@ static void requests(bareblk_device *device, bareblk_queue *queue)
     EXPECT(bareblk_push_read(queue, 0, &half, SIZE_MAX, 0, 0), BAREBLK_ERR_INVALID, "it must be from 0 to 32768");
     EXPECT(bareblk_push_read(queue, 0, (bareblk_range *)(own + 1 - (uintptr_t)own % 2), 1, 0, 0), BAREBLK_ERR_INVALID,
            "not aligned");
-    EXPECT(bareblk_push_write(queue, 0, &half, 1, 6, 0, 0), BAREBLK_ERR_INVALID, "flags 0x6 has bits that mean nothing");
+    EXPECT(bareblk_push_write(queue, 0, &half, 1, 6, 0, 0), BAREBLK_ERR_INVALID, "flags 0x6 has unknown bits");
     EXPECT(bareblk_push_discard(queue, &flagged, 1, 0, 0), BAREBLK_ERR_INVALID, "flags of a segment 0x1");
     EXPECT(bareblk_push_discard(queue, &flagged, 17, 0, 0), BAREBLK_ERR_INVALID, "it must be from 0 to 16");
     EXPECT(bareblk_push_get_id(queue, half, 0, 0) == 0, 1, "");

@@ -67,7 +67,7 @@ fn cancelled_request_ends_at_once_and_its_buffers_return_when_the_device_is_done
     let connected = Connected::to(&disk);
     assert_eq!(connected.push_flush(9, BAREBLK_FOREVER), 0);
 
-    // SAFETY: the queue is alive, and this thread's.
+    // SAFETY: the queue is alive, and only this thread uses it.
     assert_eq!(unsafe { bareblk_cancel(connected.queue, 9) }, 0);
 
     assert_eq!(connected.wait(), Ok(vec![(9, BAREBLK_ERR_CANCELLED as i32)]));
@@ -83,7 +83,7 @@ fn request_whose_deadline_is_now_ends_before_the_device_has_seen_it() {
 
     assert_eq!(connected.push_flush(9, 0), 0);
 
-    // SAFETY: the queue is alive, and this thread's.
+    // SAFETY: the queue is alive, and only this thread uses it.
     assert_eq!(unsafe { bareblk_queue_next_deadline(connected.queue, &raw mut left_ns) }, 1);
     assert_eq!(left_ns, 0);
     assert_eq!(connected.wait(), Ok(vec![(9, BAREBLK_ERR_DEADLINE as i32)]));
@@ -95,7 +95,7 @@ fn queue_without_deadlines_says_so() {
     let connected = Connected::to(&disk);
     let mut left_ns = 1;
     assert_eq!(connected.push_flush(9, BAREBLK_FOREVER), 0);
-    // SAFETY: the queue is alive, and this thread's.
+    // SAFETY: the queue is alive, and only this thread uses it.
     assert_eq!(unsafe { bareblk_queue_next_deadline(connected.queue, &raw mut left_ns) }, 0);
     assert_eq!(left_ns, BAREBLK_FOREVER);
 }
@@ -109,7 +109,7 @@ fn queue_takes_requests_until_it_is_full_and_all_of_them_end() {
         pushed += 1;
     }
     assert_eq!(last_error(), format!("the queue is full: {pushed} requests are in flight"));
-    // SAFETY: the queue is alive, and this thread's.
+    // SAFETY: the queue is alive, and only this thread uses it.
     assert_eq!(unsafe { bareblk_queue_in_flight(connected.queue) }, 256);
 
     connected.submit();
@@ -131,10 +131,10 @@ fn queue_takes_requests_until_it_is_full_and_all_of_them_end() {
 fn armed_queue_signals_its_descriptor_when_something_ends() {
     let disk = Disk::serve();
     let connected = Connected::to(&disk);
-    // SAFETY: the queue is alive, and this thread's.
+    // SAFETY: the queue is alive, and only this thread uses it.
     assert_eq!(unsafe { bareblk_arm(connected.queue) }, 0);
     assert_eq!(connected.push_flush(1, BAREBLK_FOREVER), 0);
-    // SAFETY: the queue is alive, and this thread's.
+    // SAFETY: the queue is alive, and only this thread uses it.
     let fd = unsafe { bareblk_completion_fd(connected.queue) };
 
     connected.submit();
@@ -143,7 +143,7 @@ fn armed_queue_signals_its_descriptor_when_something_ends() {
     let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().unwrap();
     let signalled = server::wait_readable(&copy);
     assert!(signalled);
-    // SAFETY: the queue is alive, and this thread's.
+    // SAFETY: the queue is alive, and only this thread uses it.
     assert_eq!(unsafe { bareblk_clear_signal(connected.queue) }, 0);
     assert_eq!(
         std::fs::File::from(copy).read(&mut [0; 8]).unwrap_err().kind(),

@@ -6,7 +6,7 @@
 //! if all its records existed at the same time: each holder releases only after its own wait ends, so none of
 //! the waits ends.
 //!
-//! Elsewhere: the records (`holders.rs`).
+//! See also: the records (`holders.rs`).
 
 use core::fmt;
 use core::ptr;
@@ -89,8 +89,8 @@ impl fmt::Display for Cycle {
         write!(f, "{count} threads wait for each other: this one")?;
         for (number, Wait { wanted, held, .. }) in self.waits().enumerate() {
             let (addr, asked, taken) = (wanted.record.addr(), wanted.record.site(), held.record.site());
-            let holder = if number + 1 == count { "this one" } else { "one which" };
-            write!(f, " asks at {asked} for lock {addr:#x}, taken at {taken} by {holder}")?;
+            let holder = if number + 1 == count { "this one" } else { "one that" };
+            write!(f, " waits at {asked} for lock {addr:#x}, taken at {taken} by {holder}")?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@
 //!   (unless it changed exactly 2^32 times). Address and location are for reports only.
 //! - A record is made after its lock is acquired and removed before the lock is released.
 //!
-//! Elsewhere: who waits for whom (`cycle.rs`).
+//! See also: who waits for whom (`cycle.rs`).
 
 use core::cell::Cell;
 use core::panic::Location;
@@ -166,7 +166,7 @@ impl Holder {
 }
 
 impl Me {
-    /// Records an acquisition; none if there is no room. Uses an exchange, because a signal handler may claim
+    /// Records an acquisition; `None` if there is no room. Uses an exchange, because a signal handler may claim
     /// the record first.
     pub(super) fn take(self, lock: LockId, addr: usize, site: &'static Location<'static>) -> Option<Taken> {
         let claim = |record: &'static Record| {
@@ -197,7 +197,7 @@ impl Drop for Wanted {
     }
 }
 
-/// None if too many threads are alive.
+/// `None` if too many threads are alive.
 pub(super) fn me() -> Option<Me> {
     MINE.get().or_else(register)
 }

@@ -101,7 +101,7 @@ fn count_not_checked() {
 }
 
 impl<L> Checked<L> {
-    /// None after four billion locks have been used.
+    /// `None` after four billion locks have been used.
     fn id(&self) -> Option<LockId> {
         // Relaxed: only the number is read.
         LockId::new(self.id.load(Relaxed)).or_else(|| self.assign_id())
@@ -155,7 +155,7 @@ impl<L: RawMutexTimed<Duration = Duration>> Checked<L> {
         let addr = self.addr();
         if let Some(held) = me.table.find(id) {
             let taken = held.site();
-            panic!("lock {addr:#x} is asked for at {site} by the thread that took it at {taken}");
+            panic!("lock {addr:#x} is requested at {site} by the thread that took it at {taken}");
         }
         let _wanted = me.want(id, addr, site);
         loop {

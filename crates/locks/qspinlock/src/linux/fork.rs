@@ -4,7 +4,7 @@
 //! that finds the epoch wiped runs in a child, and starts a new epoch. This registers no handlers and
 //! allocates nothing from the heap, so it works for any fork, made by any call, even from a signal handler.
 //!
-//! Elsewhere: what queues do with an epoch (`queue/chain.rs`).
+//! See also: what queues do with an epoch (`queue/chain.rs`).
 
 use core::sync::atomic::{
     AtomicPtr, AtomicU32,

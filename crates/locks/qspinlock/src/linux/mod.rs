@@ -5,7 +5,7 @@
 //!   locks work before the first line of `main` and in destructors that run late.
 //! - `errno` is preserved across the calls made here: C code reads it after it has unlocked.
 //!
-//! Elsewhere: which thread has which nodes (`linux/slots.rs`), forks (`linux/fork.rs`).
+//! See also: which thread has which nodes (`linux/slots.rs`), forks (`linux/fork.rs`).
 
 mod errno;
 mod fork;
@@ -99,7 +99,7 @@ pub fn now(clock: Clock) -> Deadline {
     Deadline { clock, at_ns: seconds.saturating_mul(NS_PER_S).saturating_add(ns) }
 }
 
-/// The deadline `timeout` from now; none if that is beyond the clock's range.
+/// The deadline `timeout` from now; `None` if that is beyond the clock's range.
 pub(crate) fn deadline_in(timeout: Duration) -> Option<Deadline> {
     let now = now(Clock::Monotonic);
     let at_ns = u64::try_from(timeout.as_nanos()).ok().and_then(|ns| now.at_ns.checked_add(ns))?;

@@ -8,7 +8,7 @@
 //!
 //! A deadline passes when [`tick`] is called; a thread may see that as late as the memory model allows.
 //!
-//! Elsewhere: Linux (`linux/`).
+//! See also: Linux (`linux/`).
 
 use core::marker::PhantomData;
 use std::cell::{Cell, RefCell};
@@ -22,7 +22,7 @@ use loom::thread::{self, Thread};
 
 use crate::{Clock, Deadline, Event, NODES_PER_THREAD, Node, Platform, Slept};
 
-/// Most threads with their own nodes in a model.
+/// Maximum number of threads with their own nodes in a model.
 const MOST_THREADS: u32 = 3;
 /// Nodes that threads without a node borrow.
 const COMMON_NODES: u32 = 2;

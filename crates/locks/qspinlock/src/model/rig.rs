@@ -10,7 +10,7 @@ use std::sync::Arc; // not loom's: it is not part of the model, and loom's adds 
 use super::platform::{self, Modelled};
 use crate::{Deadline, Event, Policy, QueueLock};
 
-/// The model's version of `Fifo`, which the shipped lock uses, without looks.
+/// The model's version of the shipped policy `Fifo`, without polls before sleep.
 pub(crate) struct SleepyFifo;
 
 impl Policy for SleepyFifo {
@@ -23,10 +23,10 @@ impl Policy for SleepyFifo {
     const HEIR_LOOKS: u32 = 0;
 }
 
-/// First in, first out: unlocking hands the lock over. Waiters sleep after `LOOKS` looks.
+/// First in, first out: unlocking hands the lock over. Waiters sleep after `LOOKS` polls.
 pub(super) struct Handing<const LOOKS: u32>;
 
-/// Newcomers may pass `PASS` times. Waiters and heirs sleep after `LOOKS` looks.
+/// Newcomers may pass `PASS` times. Waiters and heirs sleep after `LOOKS` polls.
 pub(super) struct Passing<const PASS: u32, const LOOKS: u32>;
 
 /// Like [`Passing`], but newcomers do not pass a waiter that is awake.
@@ -35,7 +35,7 @@ pub(super) struct ServingTheAwake<const PASS: u32, const LOOKS: u32>;
 /// An heir naps before it sleeps. Deadlines pass only in models that call `tick`.
 pub(super) struct Napping<const PASS: u32>;
 
-/// Newcomers look once at a lock that is held, before they queue.
+/// Newcomers poll a held lock once before they queue.
 pub(super) struct Looking<const PASS: u32>;
 
 /// The next waiter is woken before its turn.

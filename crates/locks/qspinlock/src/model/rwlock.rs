@@ -3,7 +3,7 @@
 //! Threads sleep whenever they can: none looks twice. Writers write a number under the lock and readers read
 //! it; loom checks the accesses. A lost wake is a deadlock.
 //!
-//! Elsewhere: the queue alone (`two.rs`, `three.rs`).
+//! See also: the queue alone (`two.rs`, `three.rs`).
 
 use loom::cell::UnsafeCell;
 use loom::thread::{self, JoinHandle};

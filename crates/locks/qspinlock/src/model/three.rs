@@ -1,6 +1,6 @@
 //! Models of three threads and the queued lock, with a bound on preemptions: queues of two, waiters' order.
 //!
-//! Elsewhere: two threads (`two.rs`).
+//! See also: two threads (`two.rs`).
 
 use super::platform::{self, Futex, SOON, Spurious, Strict, StrictInChild};
 use super::rig::{Guarded, Handing, Interleavings, Passing, ServingTheAwake, assert_happened, check};

@@ -1,6 +1,6 @@
 //! Models of the ticket lock: all interleavings, and all values that its orderings let a thread read.
 //!
-//! Elsewhere: the queued lock (`two.rs`, `three.rs`).
+//! See also: the queued lock (`two.rs`, `three.rs`).
 
 use loom::cell::UnsafeCell;
 use loom::model::Builder;

@@ -2,7 +2,7 @@
 //!
 //! Each model runs with both futexes (`platform.rs`). Look limits are 0, so that threads sleep whenever they
 //! can, or 1, so that they also get the lock without sleeping.
-//! Elsewhere: three threads (`three.rs`).
+//! See also: three threads (`three.rs`).
 
 use super::platform::{self, Futex, PAST, SOON, Spurious, Strict};
 use super::rig::{

@@ -4,7 +4,7 @@
 //! stores what it found in the newest node for the next walk. So each waiter is visited once, however long
 //! the queue is.
 //!
-//! Elsewhere: joining at the newest end (`newcomer.rs`).
+//! See also: joining at the newest end (`newcomer.rs`).
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -39,13 +39,14 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         oldest
     }
 
-    /// Removes `oldest`, just found from `tail`, from the queue. The two differ. Only for the lock's holder.
+    /// Removes `oldest`, which was just found from `tail` and is not `tail`, from the queue. Only the lock's
+    /// holder may call it.
     pub(super) fn unlink_oldest(tail: NodeNumber, oldest: NodeNumber) {
         set_link(&Self::node(tail).oldest, link(&Self::node(oldest).newer));
     }
 
-    /// In a forked child: whether `tail` belongs to a thread of the parent, which does not exist here; then
-    /// so do all before it.
+    /// Whether `tail` belongs to a thread of the parent, which does not exist in this forked child. If so, all
+    /// waiters before it are the parent's, too.
     pub(super) fn is_left_behind(tail: NodeNumber) -> bool {
         let epoch = S::epoch();
         if epoch == FIRST_EPOCH {

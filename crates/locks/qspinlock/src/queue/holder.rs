@@ -1,6 +1,6 @@
 //! The lock's holder: finds the oldest waiter, and hands over to it or makes it the heir and releases.
 //!
-//! Elsewhere: finding the oldest waiter (`chain.rs`).
+//! See also: finding the oldest waiter (`chain.rs`).
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -120,7 +120,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         None
     }
 
-    /// Removes the oldest waiter from the queue as seen in `word`; none if the queue has changed so much that the
+    /// Removes the oldest waiter from the queue as seen in `word`; `None` if the queue has changed so much that the
     /// caller must read the word again.
     fn take_out_oldest(&self, word: Word, tail: NodeNumber) -> Option<NodeNumber> {
         if Self::is_left_behind(tail) {

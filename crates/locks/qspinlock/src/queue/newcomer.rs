@@ -1,6 +1,6 @@
 //! A newcomer: overtakes the queue if the policy allows it, or queues at the end.
 //!
-//! Elsewhere: waiting in the queue (`waiter.rs`).
+//! See also: waiting in the queue (`waiter.rs`).
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -18,12 +18,12 @@ pub(super) struct Place {
 
 /// The unit of `Node::met_queue_at`.
 const MET_UNIT_NS: u64 = 64;
-/// The shortest and the longest sleep between two looks of a thread without a node.
+/// The shortest and the longest sleep between two attempts of a thread without a node.
 const SHORTEST_SLEEP_NS: u64 = 1_000;
 const LONGEST_SLEEP_NS: u64 = 1_000_000;
 
 impl<P: Policy, S: Platform> QueueLock<P, S> {
-    /// The word after a newcomer has taken the lock; none if it may not take it.
+    /// The word after a newcomer has taken the lock; `None` if it may not take it.
     #[inline]
     fn taken_by_newcomer(word: Word) -> Option<Word> {
         match word.tail() {

@@ -1,6 +1,6 @@
 //! A waiter in the queue: polls its own node, sleeps on it, becomes the heir or the holder, or times out.
 //!
-//! Elsewhere: what the holder does to it (`holder.rs`).
+//! See also: what the holder does to it (`holder.rs`).
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -120,8 +120,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         self.step_down(place, state::HALTED, Turn::Look)
     }
 
-    /// Stops newcomers: sets the pass count to its maximum. Not if the lock has just been granted to us: then
-    /// there is no heir, and the count is not ours to change.
+    /// Stops newcomers: sets the pass count to its maximum. Does nothing if the lock has just been granted to us:
+    /// then there is no heir, and the count is not ours to change.
     fn stop_newcomers(&self) {
         let mut word = Word(self.word.load(Relaxed));
         while word.has_heir() {
@@ -133,7 +133,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Polls the lock for a while; none if it stayed held.
+    /// Polls the lock for a while; `None` if it stayed held.
     fn look_as_heir(&self, place: Place, deadline: Option<Deadline>) -> Option<Turn> {
         let mut look = 0;
         while !P::SLEEPS || look < P::HEIR_LOOKS {

@@ -17,7 +17,7 @@
 //! Every change is a read-modify-write of the whole word, so an acquire that reads any of them is ordered
 //! after all earlier releases.
 //!
-//! Elsewhere: which thread may change which bit (`rwlock.rs`).
+//! See also: which thread may change which bit (`rwlock.rs`).
 
 pub(super) const WRITER: u32 = 1;
 pub(super) const WAITING: u32 = 1 << 1;

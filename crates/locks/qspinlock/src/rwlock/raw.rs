@@ -1,6 +1,6 @@
 //! The reader/writer locks behind `lock_api` 0.5.
 //!
-//! Elsewhere: `lock_api` 0.4 (`raw_04.rs`), recursive readers (`recursive.rs`), how the lock works
+//! See also: `lock_api` 0.4 (`raw_04.rs`), recursive readers (`recursive.rs`), how the lock works
 //! (`rwlock.rs`).
 
 #[cfg(feature = "std")]
@@ -11,7 +11,7 @@ use crate::Platform;
 #[cfg(feature = "std")]
 use crate::{Deadline, Linux};
 
-// SAFETY: 1. `rwlock.rs` argues for exclusion, with acquire and release; 2. moving or dropping a held lock
+// SAFETY: 1. `rwlock.rs` has the argument for mutual exclusion, with acquire and release; 2. moving or dropping a held lock
 // touches only its own memory; 3. no operation unwinds if its contract is kept.
 unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
     const INIT: Self = Self::new();
@@ -32,7 +32,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_shared(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.release_read() }
     }
 
@@ -48,7 +48,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_exclusive(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.release_write() }
     }
 
@@ -64,22 +64,22 @@ unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
 // SAFETY: as above; after a fair release newcomers queue behind the threads that already wait.
 unsafe impl<S: Platform> lock_api::RawRwLockFair for QueueRwLock<S> {
     unsafe fn unlock_shared_fair(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.release_read_fairly() }
     }
 
     unsafe fn unlock_exclusive_fair(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.release_write_fairly() }
     }
 
     unsafe fn bump_shared(&self, (): &mut ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.bump_read() }
     }
 
     unsafe fn bump_exclusive(&self, (): &mut ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.bump_write() }
     }
 }
@@ -88,7 +88,7 @@ unsafe impl<S: Platform> lock_api::RawRwLockFair for QueueRwLock<S> {
 unsafe impl<S: Platform> lock_api::RawRwLockDowngrade for QueueRwLock<S> {
     #[inline]
     unsafe fn downgrade(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.downgrade() }
     }
 }

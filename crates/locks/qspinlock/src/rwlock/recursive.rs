@@ -1,6 +1,6 @@
 //! The reader/writer lock with recursive readers, for `lock_api` 0.5, which has no separate trait for them.
 //!
-//! Elsewhere: how the lock works (`rwlock.rs`).
+//! See also: how the lock works (`rwlock.rs`).
 
 #[cfg(feature = "std")]
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for RecursiveQueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_shared(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.0.release_read() }
     }
 
@@ -68,7 +68,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for RecursiveQueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_exclusive(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.0.release_write() }
     }
 
@@ -85,7 +85,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for RecursiveQueueRwLock<S> {
 unsafe impl<S: Platform> lock_api::RawRwLockDowngrade for RecursiveQueueRwLock<S> {
     #[inline]
     unsafe fn downgrade(&self, (): ()) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { self.0.downgrade() }
     }
 }

@@ -1,6 +1,6 @@
 //! Counts at their limit, and unlocking a lock that is not held.
 //!
-//! Elsewhere: threads (`tests/it/rwlock.rs`).
+//! See also: threads (`tests/it/rwlock.rs`).
 #![allow(clippy::unwrap_used)]
 
 use core::sync::atomic::Ordering::Relaxed;

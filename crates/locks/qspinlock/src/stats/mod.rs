@@ -1,4 +1,5 @@
-//! Lock statistics per source line that takes a lock: how often, how contended, how long waited for and held.
+//! Lock statistics for each source line that takes a lock: acquisitions, contention, waiting times and holding
+//! times.
 //!
 //! ```text
 //! Profiled::lock ─▶ this thread's row for the caller's line ◀─ Linux::note(event) from the slow path
@@ -21,7 +22,7 @@
 //! - If a signal handler counts while it interrupts counting code, a count may be too low by one.
 //! - A forked child starts with its parent's counts; call [`reset`] to clear them.
 //!
-//! Elsewhere: totals for all of a thread's acquisitions (`metered.rs`).
+//! See also: totals for all of a thread's acquisitions (`metered.rs`).
 
 mod mode;
 mod profile;

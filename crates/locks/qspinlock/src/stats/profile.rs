@@ -3,7 +3,7 @@
 //! - Counts are read while threads count: each is whole, but two counts of one line may be a moment apart.
 //! - A reader writes nothing in the threads' tables. A reset only remembers the counts so far.
 //!
-//! Elsewhere: the counting (`table.rs`).
+//! See also: the counting (`table.rs`).
 
 use core::fmt;
 use core::time::Duration;

@@ -5,7 +5,7 @@
 //! - Contention: the first try failed. Until the thread has the lock, its events belong to the caller's line.
 //! - Release: if it wakes a waiter, that event belongs to the line that took the lock.
 //!
-//! Elsewhere: the counters (`table.rs`).
+//! See also: the counters (`table.rs`).
 
 use core::fmt;
 use core::panic::Location;

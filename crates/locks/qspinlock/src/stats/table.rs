@@ -10,7 +10,7 @@
 //! - An event goes to the row of the thread's current operation (`CURRENT`), which `Profiled` sets.
 //! - A row begins with the cache line that every acquisition touches; the counts of slow paths follow.
 //!
-//! Elsewhere: merging rows (`profile.rs`), when to count what (`profiled.rs`).
+//! See also: merging rows (`profile.rs`), when to count what (`profiled.rs`).
 
 use core::cell::Cell;
 use core::panic::Location;

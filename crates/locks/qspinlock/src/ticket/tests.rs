@@ -1,6 +1,6 @@
 //! Tests that look at the ticket lock's word: order of service, the wrap.
 //!
-//! Elsewhere: tests for every lock (`tests/it/contract.rs`), all interleavings (`model/`).
+//! See also: tests for every lock (`tests/it/contract.rs`), all interleavings (`model/`).
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

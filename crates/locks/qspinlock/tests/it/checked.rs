@@ -2,7 +2,7 @@
 //!
 //! Without a report these threads would wait forever: a test that hangs has failed.
 //!
-//! Elsewhere: exclusion (`tests/it/contract.rs`).
+//! See also: exclusion (`tests/it/contract.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +22,7 @@ fn lock() -> Lock {
     Lock::new(0)
 }
 
-/// The panic message of `body`; none if it did not panic.
+/// The panic message of `body`; `None` if it did not panic.
 fn report(body: impl FnOnce()) -> Option<String> {
     catch_unwind(AssertUnwindSafe(body)).err().map(|payload| *payload.downcast::<String>().unwrap())
 }
@@ -85,7 +85,7 @@ fn of_two_threads_that_wait_for_each_other_one_reports_and_the_other_goes_on() {
     let locks = [lock(), lock()];
     let (reports, got_both) = take_in_a_circle(&locks);
     assert_eq!((reports.len(), got_both), (1, 1), "{reports:?}");
-    assert!(reports[0].starts_with("2 threads wait for each other: this one asks at "), "{reports:?}");
+    assert!(reports[0].starts_with("2 threads wait for each other: this one waits at "), "{reports:?}");
     assert!(locks.iter().all(|lock| !lock.is_locked()));
 }
 

@@ -1,6 +1,6 @@
 //! Checks `lock_api`'s contract for each of our locks.
 //!
-//! Elsewhere: fairness (`src/ticket/tests.rs`), all interleavings of two threads (`src/model/`).
+//! See also: fairness (`src/ticket/tests.rs`), all interleavings of two threads (`src/model/`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The shipped queued locks on Linux's futexes, with few threads and rounds. Sized for Miri, which interprets
 //! every step; each seed gives another order of steps, and other old values to read.
 //!
-//! Elsewhere: all interleavings (`src/model/`), many threads (`queued.rs`).
+//! See also: all interleavings (`src/model/`), many threads (`queued.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! release. Checks that the lock excludes, that the threads finish, and that the lock ends in its initial
 //! state.
 //!
-//! Elsewhere: shipped policies (`queued.rs`), all interleavings of few threads (`src/model/`).
+//! See also: shipped policies (`queued.rs`), all interleavings of few threads (`src/model/`).
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::cell::UnsafeCell;

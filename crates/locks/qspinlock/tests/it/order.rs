@@ -3,7 +3,7 @@
 //! While the lock is held, only a new waiter changes its word: so a test waits for the word to change to know
 //! that a thread has queued. A waiter that must not run is kept in a signal handler.
 //!
-//! Elsewhere: long runs with many threads (`torture`), exclusion (`queued.rs`).
+//! See also: long runs with many threads (`torture`), exclusion (`queued.rs`).
 #![cfg(not(any(loom, miri)))]
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 

@@ -1,6 +1,6 @@
 //! The queued locks with real threads: exclusion, progress, order.
 //!
-//! Elsewhere: `lock_api`'s contract for all locks (`contract.rs`), long runs (`torture/`).
+//! See also: `lock_api`'s contract for all locks (`contract.rs`), long runs (`torture/`).
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The reader/writer locks with real threads: who may be inside together, who comes first, who times out.
 //!
-//! Elsewhere: all interleavings of a few threads (`src/model/rwlock.rs`), full counts (`src/rwlock/tests.rs`).
+//! See also: all interleavings of a few threads (`src/model/rwlock.rs`), full counts (`src/rwlock/tests.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 #![cfg(not(loom))]
 

@@ -1,6 +1,6 @@
 //! The calls for an uncontended lock, and what they leave unchanged.
 //!
-//! Elsewhere: contended locks (`queued.rs`).
+//! See also: contended locks (`queued.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::thread;

@@ -2,7 +2,7 @@
 //!
 //! Late destructors are those of `pthread_key_create`, in a round after all of Rust's own have run.
 //!
-//! Elsewhere: how nodes pass from thread to thread (`src/linux/slots.rs`).
+//! See also: how nodes pass from thread to thread (`src/linux/slots.rs`).
 
 use std::ffi::c_void;
 use std::sync::OnceLock;

@@ -3,7 +3,7 @@
 //!
 //! The children only lock: after a fork from a process with many threads, little else is allowed.
 //!
-//! Elsewhere: how the kernel signals forks (`src/linux/fork.rs`).
+//! See also: how the kernel signals forks (`src/linux/fork.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 use std::thread;

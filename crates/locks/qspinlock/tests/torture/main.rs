@@ -8,7 +8,7 @@
 //!   without a slot takes the path of timed waits that have used up their nodes, which is reached.
 //! - A pass only says that this machine and these schedules found nothing.
 //!
-//! Elsewhere: single situations (`tests/it/order.rs`), all interleavings of a few threads (`src/model/`).
+//! See also: single situations (`tests/it/order.rs`), all interleavings of a few threads (`src/model/`).
 #![cfg(not(any(loom, miri)))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation, missing_docs)]
 

@@ -1,6 +1,6 @@
 //! Many readers and writers: a writer is alone, readers are inside only with readers, and both kinds get in.
 //!
-//! Elsewhere: the order of readers and writers (`tests/it/rwlock.rs`), forks.
+//! See also: the order of readers and writers (`tests/it/rwlock.rs`), forks.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,7 +1,7 @@
 //! Compiles C and C++ programs against the header and runs them: the example, and a program that makes every mistake
 //! that a lock can detect.
 //!
-//! Elsewhere: the header by itself (`header.rs`), and the correctness of the locks (`qspinlock`'s own tests).
+//! See also: the header by itself (`header.rs`), and the correctness of the locks (`qspinlock`'s own tests).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;

@@ -3,7 +3,7 @@
 //!
 //! To generate the header again: `BAREBLK_WRITE_HEADER=1 cargo test -p qspinlock_capi --test it header`
 //!
-//! Elsewhere: programs that use it (`c_programs.rs`).
+//! See also: programs that use it (`c_programs.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;

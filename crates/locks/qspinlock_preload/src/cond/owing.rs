@@ -3,7 +3,7 @@
 //! - Counted under the list's lock, in the list's epoch: a forked child has none of its parent's threads.
 //! - The thread that waits here is about to destroy the variable: only counted threads still use it.
 //!
-//! Elsewhere: which waiters are counted and why (`cond.rs`).
+//! See also: which waiters are counted and why (`cond.rs`).
 
 use std::sync::atomic::{
     AtomicU64,

@@ -8,7 +8,7 @@
 //! One compare-exchange on the waiter's own word decides how a wait ends: `waiting → picked` by the
 //! signalling thread (with the list's lock) or `waiting → left` by the waiter itself (without it).
 //!
-//! Elsewhere: the list of waiters (`waiters.rs`).
+//! See also: the list of waiters (`waiters.rs`).
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};

@@ -8,7 +8,7 @@
 //! and removes itself from the list only if it won. Until then it is in the list and signals skip it:
 //! [`Waiters::settle`] waits for it.
 //!
-//! Elsewhere: sleeping (`waiter.rs`).
+//! See also: sleeping (`waiter.rs`).
 
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{

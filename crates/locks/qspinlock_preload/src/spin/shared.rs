@@ -1,14 +1,14 @@
-//! A spin lock between processes: no queue, because nodes belong to one process, and no memory but its word.
+//! A spin lock between processes. It has no queue, because nodes belong to one process, and uses no memory but its word.
 //!
 //! ```text
 //! FREE ─▶ HELD ─▶ WANTED (held, and threads may sleep) ─▶ FREE, and one thread is woken
 //! ```
 //!
-//! A waiter looks for a while, less and less often, then sleeps on the word itself. A thread that has slept
-//! takes the lock as `WANTED`, because others may still sleep. Not fair. A process that dies with the lock
-//! leaves it held, as with glibc's.
+//! A waiter polls for a while, less and less often, then sleeps on the word itself. A thread that has slept
+//! takes the lock as `WANTED`, because others may still sleep. The lock is not fair. If a process dies
+//! with the lock, it stays held, like a spin lock of glibc.
 //!
-//! Elsewhere: how it is told apart from a private lock (`spin.rs`).
+//! See also: how it is told apart from a private lock (`spin.rs`).
 
 use std::ffi::c_int;
 use std::sync::atomic::{
@@ -24,7 +24,7 @@ use crate::thread::keeping_errno;
 
 const HELD: u32 = FOREIGN | 1;
 const WANTED: u32 = FOREIGN | 2;
-/// Looks before a waiter sleeps, with 1, 2, 4, … spin hints in between.
+/// Number of polls before a waiter sleeps, with 1, 2, 4, … spin hints in between.
 const LOOKS: u32 = 10;
 
 #[repr(transparent)]

@@ -1,4 +1,4 @@
-/* pthread_cond_*: signals, broadcasts, timeouts on both clocks, return codes. Elsewhere: cancellation (cancel.c). */
+/* pthread_cond_*: signals, broadcasts, timeouts on both clocks, return codes. See also: cancellation (cancel.c). */
 #include "check.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;

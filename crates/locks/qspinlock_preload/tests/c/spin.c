@@ -1,4 +1,4 @@
-/* pthread_spin_*, private locks: exclusion, return codes, and the bytes. Elsewhere: shared locks (spin_shared.c). */
+/* pthread_spin_*, private locks: exclusion, return codes, and the bytes. See also: shared locks (spin_shared.c). */
 #include "check.h"
 
 enum { THREADS = 4, ROUNDS = 50000 };

@@ -1,6 +1,6 @@
 //! Condition variables of C programs under the library. The programs (`c/`) contain the expectations.
 //!
-//! Elsewhere: condition variables that are passed on (`locks.rs`).
+//! See also: condition variables that are passed on (`locks.rs`).
 
 use crate::preloaded;
 

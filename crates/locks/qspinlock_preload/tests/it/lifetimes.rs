@@ -1,7 +1,7 @@
 //! C programs under the library whose locks have difficult lifetimes: forks, before and after `main`, inside
 //! an allocator, among C++ destructors.
 //!
-//! Elsewhere: return values of the calls (`locks.rs`, `conditions.rs`).
+//! See also: return values of the calls (`locks.rs`, `conditions.rs`).
 
 use crate::preloaded;
 

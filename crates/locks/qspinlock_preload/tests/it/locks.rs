@@ -1,7 +1,7 @@
 //! Spin locks, mutexes and reader/writer locks of C programs under the library. The programs (`c/`) contain
 //! the expectations.
 //!
-//! Elsewhere: condition variables (`conditions.rs`), forks and exits (`lifetimes.rs`).
+//! See also: condition variables (`conditions.rs`), forks and exits (`lifetimes.rs`).
 
 use crate::preloaded;
 

@@ -3,7 +3,7 @@
 //!
 //! A program that is not installed is skipped, with its name; `cargo xtask test` installs all of them.
 //!
-//! Elsewhere: single calls (`locks.rs`, `conditions.rs`). Results by program: `docs/how-to/qspinlock-preload.md`.
+//! See also: single calls (`locks.rs`, `conditions.rs`). Results by program: `docs/how-to/qspinlock-preload.md`.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::collections::BTreeSet;

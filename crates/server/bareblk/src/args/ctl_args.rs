@@ -37,7 +37,7 @@ Examples:
   bareblk ctl resize data 40G
   bareblk ctl resize data +10G
   bareblk ctl resume data
-      retries held requests, once the image's file system has space again
+      retries parked requests, once the image's file system has space again
   bareblk ctl remove data
   bareblk ctl stats --json | jq .ok.workers
 
@@ -137,7 +137,7 @@ pub enum CtlCommand {
         #[arg(long)]
         force: bool,
     },
-    /// Retry the requests that a disk holds (--on-error hold)
+    /// Retry a disk's parked requests (--on-error hold)
     Resume {
         /// The disk's name
         disk: String,

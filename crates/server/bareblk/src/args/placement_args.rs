@@ -9,7 +9,7 @@ use io_engine::{EngineConfig, EngineKind, EngineOptions, HandOver};
 
 use crate::args::usage::{Contradiction, Wrong};
 
-/// The least depth of which two workers each get enough.
+/// The minimum depth: two workers each get enough of it.
 const LEAST_DEPTH: u32 = 64;
 
 #[derive(Debug, Clone, Args)]

@@ -73,11 +73,14 @@ Signals:
 Environment:
   RUST_LOG         log filter, instead of -v: debug, or blk_server=trace,warn
   NO_COLOR         if set, the log is not coloured; it never is outside a terminal
-  NOTIFY_SOCKET    socket of the service manager; gets start, reload and stop
+  NOTIFY_SOCKET    the service manager's socket, which gets start, reload and stop
   WATCHDOG_USEC    the service manager expects a sign of life from workers and main
-                   loop within this many microseconds; WATCHDOG_PID: from this process
-  LISTEN_FDS       number of sockets that the service manager passes, from descriptor
-                   3 on; LISTEN_PID: to this process; LISTEN_FDNAMES: the disks' names
+                   loop at least once in this many microseconds
+  WATCHDOG_PID     the process to which WATCHDOG_USEC applies
+  LISTEN_FDS       number of sockets that the service manager passes, from
+                   descriptor 3 on
+  LISTEN_PID       the process to which LISTEN_FDS applies
+  LISTEN_FDNAMES   the names of the passed sockets, which can be disks' names
 
 Exit codes:
   0         clean stop
@@ -156,11 +159,11 @@ pub struct DiskArgs {
     #[arg(long, value_name = "N,US")]
     pub coalesce: Option<Coalescing>,
 
-    /// Requests that fail on the host: report the error to the guest, or hold (park) and retry them; see below
+    /// Requests that fail on the host: report the error to the guest, or park and retry them (hold); see below
     #[arg(long, value_name = "report|hold|hold-on-enospc", value_enum, default_value_t = OnError::Report, hide_possible_values = true)]
     on_error: OnError,
 
-    /// Seconds between retries of held (parked) requests; 0: retry only on `bareblk ctl resume`
+    /// Seconds between retries of parked requests; 0: retry only on `bareblk ctl resume`
     #[arg(long, value_name = "S", default_value_t = DEFAULT_RETRY_AFTER_S, value_parser = values::timeout_s)]
     retry_after: u64,
 

@@ -23,7 +23,7 @@ pub const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
 /// Longest name of a disk: it appears in log lines and commands.
 const MAX_NAME_CHARS: usize = 64;
 
-/// Most digits after the point of a size: more never make a whole number of bytes, and would overflow.
+/// Maximum number of digits after the point of a size: more never make a whole number of bytes, and would overflow.
 const MAX_DECIMALS: usize = 18;
 
 /// A value that never makes the settings invalid.
@@ -180,7 +180,7 @@ pub fn size_bytes(text: &str) -> Result<u64> {
     if !is_number(whole) || !is_number(fraction) {
         bail!(usage);
     }
-    let too_large = || anyhow!("{text} is more than the 16777215T that are possible");
+    let too_large = || anyhow!("{text} is more than the maximum, 16777215T");
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
     if fraction.len() > MAX_DECIMALS {
         bail!("give at most {MAX_DECIMALS} digits after the point");

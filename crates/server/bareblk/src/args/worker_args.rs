@@ -13,7 +13,7 @@ use clap::Args;
 
 use crate::args::values::whole;
 
-/// Most workers of a process. A larger number is probably a typing mistake.
+/// Maximum number of workers of a process. A larger number is probably a typing mistake.
 pub const MAX_WORKERS: u16 = 1024;
 /// In the path of a control group, this stands for the worker's number.
 const NUMBER: &str = "{}";

@@ -210,7 +210,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The options of each `[[worker]]`; none if the top-level keys describe the workers.
+    /// The options of each `[[worker]]`; `None` if the top-level keys describe the workers.
     fn workers(&mut self, tables: &[(usize, DeTable<'_>)], top: &Words) -> Vec<WorkerOptions> {
         let alike: Vec<String> = Schema::of::<WorkersArgs>(&[]).keys().map(str::to_owned).collect();
         let given = top.iter().find(|(key, _)| alike.contains(key));
@@ -305,7 +305,7 @@ impl<'a> Reader<'a> {
         let own = self.schema.words(table, &self.source, &mut self.problems);
         for key in ["image", "socket"] {
             if !table.iter().any(|(known, _)| known.get_ref() == key) {
-                self.problem(line, format!("[[disk]] without `{key}`: each needs image and socket"));
+                self.problem(line, format!("[[disk]] has no `{key}`: each disk needs image and socket"));
             }
         }
         if self.problems.len() > before {

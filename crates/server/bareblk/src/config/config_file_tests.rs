@@ -111,7 +111,7 @@ fn each_mistake_is_told_with_its_line_its_key_and_its_limit() {
         (format!("{A}fd-pool = 2"), 4, "fd-pool is an option of engine posix-aio"),
         (format!("[defaults]\nsqpoll-ms = 5\n{A}"), 2, "sqpoll-ms is an option of engine io_uring"),
         (format!("[defaults]\nname = 'x'\n{A}"), 2, "disks cannot share this value"),
-        ("[[disk]]\nimage = '@/a'\n".to_owned(), 1, "without `socket`"),
+        ("[[disk]]\nimage = '@/a'\n".to_owned(), 1, "has no `socket`"),
         (A.replace("/a'", "/none'"), 1, "does not exist"),
         (A.replace("@/a'", "@'"), 1, "is a directory"),
         (A.replace("@/a.sock", "@/no/a.sock"), 1, "the folder of socket"),

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 /// Longest request, without its line break. It has room for a disk with two paths of 4 KiB.
 pub const MAX_LINE_BYTES: usize = 64 << 10;
-/// Most clients at once. At the limit, a client that never sent a request makes room for the next.
+/// Maximum number of clients at once. At the limit, a client that never sent a request makes room for the next.
 pub const MAX_CLIENTS: usize = 32;
-/// Most clients that are ending to make room.
+/// Maximum number of clients that are ending to make room.
 pub const MAX_ENDING: usize = 32;
 /// The time from a line's first byte to its line break.
 pub const LINE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -131,7 +131,7 @@ impl Acceptor {
                 [PollFd::new(&*self.socket.socket, PollFlags::IN), PollFd::new(&self.quit, PollFlags::IN)];
             match poll(&mut fds, None) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return error!("no further control client can connect: {errno}"),
+                Err(errno) => return error!("cannot accept control clients any more: {errno}"),
             }
             if !fds[1].revents().is_empty() {
                 return;
@@ -140,7 +140,7 @@ impl Acceptor {
                 Ok(stream) => self.accept(stream.into()),
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(errno) => {
-                    self.warn(&format!("client not accepted: {errno}"));
+                    self.warn(&format!("cannot accept a control client: {errno}"));
                     std::thread::sleep(ACCEPT_PAUSE);
                 }
             }
@@ -174,7 +174,7 @@ impl Acceptor {
             drop(presence);
         });
         if let Err(error) = started {
-            self.warn(&format!("client not served: {error}"));
+            self.warn(&format!("cannot serve a control client: {error}"));
         }
     }
 
@@ -199,7 +199,7 @@ impl Drop for Presence {
 
 fn check_peer(stream: &UnixStream) -> Result<(), Fault> {
     let own = geteuid().as_raw();
-    // Not rustix's function: it assumes that no peer has process number 0, as one of another PID namespace has.
+    // rustix's function cannot be used: it assumes that no peer has process number 0, as a peer in another PID namespace has.
     match getsockopt(stream, PeerCredentials).map(|peer| peer.uid()) {
         Ok(peer) if peer == ROOT || peer == own => Ok(()),
         Ok(peer) => {
@@ -207,10 +207,9 @@ fn check_peer(stream: &UnixStream) -> Result<(), Fault> {
                 format!("user {peer} may not control this server: become root or user {own}, who runs it");
             Err(Fault::new(ErrorKind::NotAllowed, message))
         }
-        Err(errno) => Err(Fault::new(
-            ErrorKind::NotAllowed,
-            format!("the kernel does not tell which user connects: {errno}"),
-        )),
+        Err(errno) => {
+            Err(Fault::new(ErrorKind::NotAllowed, format!("cannot find out which user connects: {errno}")))
+        }
     }
 }
 

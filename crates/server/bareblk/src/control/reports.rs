@@ -107,7 +107,7 @@ pub struct Disk {
     pub failed: bool,
     /// `report`, `hold` or `hold-on-enospc`.
     pub on_error: String,
-    /// Time between retries of held requests; null: only `resume` retries, or the disk holds none.
+    /// Time between retries of parked requests; null: only `resume` retries, or the disk parks none.
     pub retry_after_ns: Option<u64>,
     /// The number of requests parked now.
     pub held: u64,

@@ -36,7 +36,7 @@ pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control) {
         match answered {
             Ok(Next::Line) => {}
             Ok(Next::End) => return,
-            Err(error) => return debug!("a control client left before it got its answer: {error}"),
+            Err(error) => return debug!("a control client disconnected before it got its answer: {error}"),
         }
     }
 }

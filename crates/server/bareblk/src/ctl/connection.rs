@@ -114,7 +114,7 @@ impl Connection {
         let end = io::copy(&mut self.stream, &mut io::sink());
         match end {
             Err(error) if error.kind() != io::ErrorKind::ConnectionReset => {
-                Err(anyhow!(error).context("the server stops, but this connection cannot tell when it has"))
+                Err(anyhow!(error).context("the server is stopping, but this connection failed, so it is unknown when the server has stopped"))
             }
             _ => Ok(()),
         }

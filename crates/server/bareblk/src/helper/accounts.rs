@@ -1,6 +1,6 @@
 //! Looks up users and groups of the host by their names.
 //!
-//! Elsewhere: numbers instead of names, and the sandbox (`args/values.rs`).
+//! See also: numbers instead of names, and the sandbox (`args/values.rs`).
 
 use anyhow::{Context, Result, anyhow};
 use nix::unistd::{Group, User};

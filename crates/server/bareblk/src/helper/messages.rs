@@ -212,7 +212,7 @@ pub fn receive<M: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(M, 
         return Ok(None);
     }
     if received.truncated || received.fds_lost || fds.len() > MAX_FDS {
-        return Err(io::Error::other("a message between server and helper was cut"));
+        return Err(io::Error::other("a message between server and helper was truncated"));
     }
     let message = bytes.get(..received.bytes).unwrap_or_default();
     Ok(Some((serde_json::from_slice(message).map_err(io::Error::other)?, fds)))

@@ -290,14 +290,14 @@ impl Allowed {
         if self.bound.contains(&(file.dev, file.ino)) || is_dead(path) {
             return Ok(file);
         }
-        Err(denied(format!("{} is in use, and not by this server", path.display())))
+        Err(denied(format!("{} is in use by another process", path.display())))
     }
 }
 
 fn outside(path: &Path, what: &str) -> String {
     format!(
-        "the sandbox does not allow {} any more: {what} may be in the folders of those named at the start, \
-         and in those of --allow-folders",
+        "the sandbox does not allow {}: {what} must be in the folder of one that was named at the start, \
+         or in a folder of --allow-folders",
         path.display()
     )
 }

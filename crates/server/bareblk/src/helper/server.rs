@@ -26,7 +26,7 @@ use super::accounts;
 use super::messages::{self, Answer, Ask, kind_to_number, queue_to_numbers};
 use super::policy::{Allowed, FileLocation, Found, MAX_CONFIGURATION_BYTES};
 
-/// Most requests at a time: more than the server has threads that send any.
+/// Maximum number of requests at a time: more than the server has threads that send any.
 const MAX_REQUESTS: usize = 256;
 
 /// An answer, with a descriptor if the request opened something.
@@ -101,7 +101,7 @@ fn reply(result: Reply, back: OwnedFd) {
     let (answer, opened) = result.unwrap_or_else(|error| (Answer::Failed(error.into()), None));
     let fds: Vec<_> = opened.iter().map(AsFd::as_fd).collect();
     if let Err(error) = messages::send(&back, &answer, &fds) {
-        debug!("the server did not take an answer of the sandbox's helper: {error}");
+        debug!("the server did not receive an answer of the sandbox's helper: {error}");
     }
     drop(opened);
     drop(back);

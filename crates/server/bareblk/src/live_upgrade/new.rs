@@ -104,7 +104,7 @@ impl Taker {
                 Message::Disk(offered) => self.note_disk(offered, fds, configuration)?,
                 Message::OffersEnd => return self.check_cut(),
                 Message::No { why } => bail!("the running server says: {why}"),
-                message => bail!("the running server says {}, but an offer was expected", message.name()),
+                message => bail!("the running server sent {}, but an offer was expected", message.name()),
             }
         }
     }
@@ -170,7 +170,7 @@ impl Taker {
         match receive(&self.channel, None) {
             Ok((Message::Yours, _)) => {}
             Ok((Message::No { why }, _)) => bail!("not taken over: the running server says: {why}"),
-            Ok((message, _)) => bail!("not taken over: the running server says {}", message.name()),
+            Ok((message, _)) => bail!("not taken over: the running server sent {}", message.name()),
             Err(error) => return Err(anyhow!(error).context("not taken over")),
         }
         prepared.iter().for_each(|(_, _, session)| session.go());
@@ -214,7 +214,7 @@ impl Taker {
                 }
                 Message::StatesEnd => break,
                 Message::No { why } => bail!("the running server says: {why}"),
-                message => bail!("the running server says {}, but a session was expected", message.name()),
+                message => bail!("the running server sent {}, but a session was expected", message.name()),
             }
         }
         send(&self.channel, &Message::Prepared, &[], AT_ONCE)?;
@@ -238,7 +238,7 @@ fn check_peer(channel: &UnixStream, configuration: &Configuration) -> Result<i32
 }
 
 fn wrong(fds: Vec<OwnedFd>) -> anyhow::Error {
-    anyhow!("an offer came with {} descriptors, but it needs others", fds.len())
+    anyhow!("an offer came with {} descriptors, which is the wrong number", fds.len())
 }
 
 /// The control socket is handed over with the disks, so its path must stay.
@@ -247,12 +247,10 @@ fn check_control(control: &Path, configuration: &Configuration) -> Result<()> {
     match &configuration.server.options.control {
         Some(ours) if real_path(&HostOpener, ours) == real_path(&HostOpener, control) => Ok(()),
         Some(ours) => bail!(
-            "--take-over {theirs} and control socket {}: the control socket is taken over too, make them the same",
+            "the control socket is taken over too: {} must be the same path as --take-over {theirs}",
             ours.display()
         ),
-        None => bail!(
-            "--take-over {theirs} without a control socket, which is taken over too: add --control {theirs}"
-        ),
+        None => bail!("the control socket is taken over too: add --control {theirs}"),
     }
 }
 

@@ -76,9 +76,9 @@ fn converse(
 /// Receives the next message, which must have this name.
 fn expect(channel: &UnixStream, name: &str, limit: Duration) -> Result<()> {
     match receive(channel, Some(limit))?.0 {
-        Message::No { why } => Err(anyhow!("the new server cannot: {why}")),
+        Message::No { why } => Err(anyhow!("the new server refuses: {why}")),
         message if message.name() == name => Ok(()),
-        message => bail!("the new server says {}, but {name} was expected", message.name()),
+        message => bail!("the new server sent {}, but {name} was expected", message.name()),
     }
 }
 

@@ -90,7 +90,7 @@ impl HandedOver {
         state.committed = true;
         for socket in state.sockets.values().filter(|socket| socket.taken) {
             if let Err(errno) = rustix::net::listen(&socket.fd, LISTEN_BACKLOG) {
-                debug!("the kernel still names the old server to front-ends: {errno}");
+                debug!("front-ends still see the old server's process id: {errno}");
             }
         }
         let owners = std::mem::take(&mut state.owners);

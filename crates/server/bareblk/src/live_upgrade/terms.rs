@@ -25,7 +25,7 @@ pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(3);
 pub fn with_cure(error: LiveUpgradeError) -> anyhow::Error {
     match &error {
         LiveUpgradeError::Stays { disk, .. } | LiveUpgradeError::Session { disk, .. } => {
-            anyhow!("{error}; or cut its front-ends off: --take-over-cut {disk}")
+            anyhow!("{error}; or disconnect its front-ends: --take-over-cut {disk}")
         }
         _ => error.into(),
     }

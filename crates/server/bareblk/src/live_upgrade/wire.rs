@@ -40,15 +40,15 @@ pub enum WireError {
     #[error("the received data is not a frame of a live upgrade: it begins with {begin:02x?}")]
     NoFrame { begin: [u8; 4] },
     #[error(
-        "a frame of {bytes} bytes with {fds} descriptors: at most {MAX_BODY_BYTES} and {MAX_FDS} are possible"
+        "a frame has {bytes} bytes and {fds} descriptors; at most {MAX_BODY_BYTES} and {MAX_FDS} are allowed"
     )]
     TooLarge { bytes: usize, fds: usize },
-    #[error("a frame with {count} descriptors, but {wanted} were announced")]
+    #[error("a frame came with {count} descriptors, but {wanted} were announced")]
     Descriptors { count: usize, wanted: usize },
     #[error("descriptors of a frame were lost: this process has no room for them (RLIMIT_NOFILE)")]
     DescriptorsLost,
     /// On one line, whatever the other process has sent.
-    #[error("a message is not understood: {}", .0.to_string().escape_debug())]
+    #[error("a message cannot be parsed: {}", .0.to_string().escape_debug())]
     NotUnderstood(serde_json::Error),
     #[error("the connection failed")]
     Io(#[from] io::Error),

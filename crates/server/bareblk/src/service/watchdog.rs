@@ -39,12 +39,12 @@ pub fn start(manager: &Arc<ServiceManager>, serving: &Arc<Serving>) -> Result<Op
     };
     let thread = std::thread::Builder::new().name("bareblk-watch".into());
     thread.spawn(move || watchdog.watch()).context("cannot start the watchdog's thread")?;
-    info!(time = ?time, "watchdog: the service manager gets signs of life while workers and main loop answer");
+    info!(time = ?time, "watchdog: the server notifies the service manager while workers and main loop answer");
     let least = MIN_ROUND * ROUNDS;
     if time < least {
         warn!(
-            "watchdog: WATCHDOG_USEC={} is too short: signs of life are sent every {MIN_ROUND:?} at most; set WatchdogSec= to \
-             {least:?} at least",
+            "watchdog: WATCHDOG_USEC={} is too short, because the server notifies at most once per {MIN_ROUND:?}: set \
+             WatchdogSec= to at least {least:?}",
             time.as_micros()
         );
     }
@@ -71,7 +71,7 @@ impl Watchdog {
                 self.manager.alive();
                 self.warned = false;
             } else if !std::mem::replace(&mut self.warned, true) {
-                warn!("watchdog: no answer from {silent}: the service manager gets no sign of life");
+                warn!("watchdog: no answer from {silent}, so the service manager is not notified");
             }
             next = (next + self.round).max(Instant::now());
             std::thread::sleep(next.saturating_duration_since(Instant::now()));

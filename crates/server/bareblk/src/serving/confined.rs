@@ -165,7 +165,7 @@ fn allow_locked_memory() -> bool {
     let unlimited = Rlimit { current: None, maximum: None };
     let raised = setrlimit(Resource::Memlock, unlimited);
     if let Err(error) = raised {
-        debug!("cannot raise the limit of locked memory, which stays: {error}");
+        debug!("cannot raise the limit of locked memory, so it stays as it is: {error}");
     }
     raised.is_ok()
 }

@@ -26,7 +26,7 @@ pub fn raise_limit() -> Option<u64> {
     match setrlimit(Resource::Nofile, raised) {
         Ok(()) => limit.maximum,
         Err(error) => {
-            debug!("cannot raise the limit of open files, it stays at {:?}: {error}", limit.current);
+            debug!("cannot raise the limit of open files, so it stays at {:?}: {error}", limit.current);
             limit.current
         }
     }

@@ -462,7 +462,7 @@ fn attach_to_named_workers(server: &Server, disk: &NamedDisk) -> Result<()> {
     let Some(WorkerChoice::These(numbers)) = &disk.settings.workers else { return Ok(()) };
     let workers: Vec<_> = numbers.iter().copied().map(WorkerId).collect();
     let attached = server.attach_all(&disk.name, &workers, ATTACH_TIMEOUT);
-    attached.with_context(|| format!("the queues of disk {} stay where they are", disk.name))
+    attached.with_context(|| format!("the queues of disk {} stay on their workers", disk.name))
 }
 
 /// Like [`attach_to_named_workers`], for a disk that other workers have served until now.

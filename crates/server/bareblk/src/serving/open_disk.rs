@@ -240,7 +240,7 @@ impl DiskLogLine {
 /// Warns about better engines that do not work here.
 fn warn_of_passed_over(chosen: &Chosen) {
     for passed_over in &chosen.passed_over {
-        warn!("engine {} is not used, {} is: {}", passed_over.kind, chosen.kind(), passed_over.error);
+        warn!("engine {} is used instead of {}: {}", chosen.kind(), passed_over.kind, passed_over.error);
     }
 }
 

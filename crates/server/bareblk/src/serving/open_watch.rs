@@ -31,7 +31,7 @@ impl OpenWatch {
     pub fn start() -> Result<Self> {
         let (images, begun) = channel();
         let thread = std::thread::Builder::new().name("bareblk-patience".into()).spawn(move || watch(&begun));
-        let thread = thread.context("cannot start the thread that says which image is waited for")?;
+        let thread = thread.context("cannot start the thread that reports images that are slow to open")?;
         Ok(Self { images: Some(images), thread: Some(thread) })
     }
 
@@ -62,8 +62,8 @@ fn watch(begun: &Receiver<PathBuf>) {
                 let (image, seconds) = (image.display(), SAY_AFTER.as_secs());
                 warn!(
                     %image,
-                    "not open after {seconds} s: another process holds its lock, or its file system does not answer; the \
-                     start waits for it, Ctrl-C gives up"
+                    "not open after {seconds} s: another process holds its lock, or its file system does not answer; \
+                     still waiting, Ctrl-C gives up"
                 );
                 begun.recv().ok()
             }

@@ -185,7 +185,7 @@ fn start_reloader(service: &Service) -> Result<SyncSender<()>> {
             told.status = format!("{}{failed}", serving.status());
         }
     });
-    thread.context("cannot start the thread that reloads")?;
+    thread.context("cannot start the thread for reloads")?;
     Ok(sender)
 }
 

@@ -100,7 +100,7 @@ impl Control for ServingControl {
         if wanted.version != VERSION {
             let (theirs, ours) = (wanted.version, env!("CARGO_PKG_VERSION"));
             return Err(Refused::Settings(format!(
-                "the new server speaks live upgrade version {theirs}, and this one, bareblk {ours}, version {VERSION}: restart it instead"
+                "the new server uses version {theirs} of the live upgrade protocol, but this server (bareblk {ours}) uses version {VERSION}: restart it instead"
             )));
         }
         let Ok(_taking) = self.taking.try_lock() else {

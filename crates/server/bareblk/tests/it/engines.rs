@@ -110,7 +110,7 @@ fn io_uring_that_is_forbidden_is_passed_over_with_one_line_and_the_next_best_ser
         let log = server.log();
         let lines: Vec<&str> = log.lines().filter(|line| line.contains("WARN")).collect();
         assert_eq!(lines.len(), 1, "{log}");
-        assert_says(lines[0], &["engine io_uring is not used, linux-aio is", "forbidden"]);
+        assert_says(lines[0], &["engine linux-aio is used instead of io_uring", "forbidden"]);
         stop(server);
     });
 }
@@ -122,7 +122,7 @@ fn host_without_io_uring_and_aio_contexts_serves_with_threads() {
     where_calls_fail(&[NO_IO_URING, NO_AIO_CONTEXTS], || {
         let server = Server::start(place.serve(&image, "s"));
         server.wait_logged("engine=threads");
-        assert_says(&server.log(), &["engine linux-aio is not used, threads is", "aio-max-nr"]);
+        assert_says(&server.log(), &["engine threads is used instead of linux-aio", "aio-max-nr"]);
         stop(server);
     });
 }

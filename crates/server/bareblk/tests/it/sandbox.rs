@@ -195,7 +195,7 @@ fn workers_that_share_a_disk_open_its_image_through_the_helper() {
     let image = place.image("disk.raw", 4 * MIB);
     let server = Server::start(with(place.serve(&image, "s"), &["--workers", "3"]));
     read_and_write(&place, 3);
-    assert!(!server.log().contains("image not opened again"), "{}", server.log());
+    assert!(!server.log().contains("cannot open the image again"), "{}", server.log());
     assert!(server.stop(Signal::TERM).success());
 }
 

@@ -78,7 +78,7 @@ impl Rig {
         added.unwrap();
     }
 
-    /// Has everything served that was added; returns the time of the device half.
+    /// Lets the device serve everything that was added. Returns the time of the device half.
     pub fn serve(&mut self, requests: u64) -> Duration {
         self.ring.publish();
         if self.ring.kick_needed() {

@@ -336,7 +336,8 @@ impl Exports {
         Ok(())
     }
 
-    /// Accepts front-ends of clogged disks again if descriptors have been closed. Returns whether any disk is still clogged.
+    /// Accepts front-ends of clogged disks again once enough of their descriptors have been closed. Returns whether any
+    /// disk is still clogged.
     fn accept_clogged(&self) -> bool {
         let mut list = self.lock();
         let List { disks, clogged, .. } = &mut *list;

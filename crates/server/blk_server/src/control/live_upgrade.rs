@@ -136,8 +136,8 @@ pub enum LiveUpgradeError {
     },
     /// A disk's sessions do not end in time.
     #[error(
-        "disk `{disk}`: its front-ends were cut off, and not all sessions have ended after {} s: its storage hangs; \
-         repair it, or restart the server",
+        "disk `{disk}`: its front-ends were disconnected, but not all sessions have ended after {} s, because its \
+         storage hangs: repair it, or restart the server",
         timeout.as_secs_f64(),
         disk = disk.escape_debug()
     )]
@@ -208,7 +208,7 @@ impl Server {
         let told: Vec<_> = cut.iter().map(|export| (export, export.sessions.all())).collect();
         for (export, sessions) in &told {
             let (disk, count) = (export.disk.name(), sessions.len());
-            info!(disk, count, "sessions cut off, as the operator of the new server asked");
+            info!(disk, count, "sessions disconnected, as the operator of the new server requested");
             tell_to_end(export, sessions);
         }
         let stays =

@@ -107,7 +107,7 @@ impl Server {
     /// Like [`Server::start`], but accepts no front-end until [`Server::accept_front_ends`]: new ones wait.
     ///
     /// # Errors
-    /// As [`Server::start`].
+    /// Those of [`Server::start`].
     pub fn prepare(
         config: &ServerConfig,
         opener: &Arc<dyn Opener>,
@@ -116,11 +116,11 @@ impl Server {
         Self::start_with(config, opener, disks, None)
     }
 
-    /// As [`Server::start`], and collects the figures of [`Server::submissions`]. For measurements: it costs two clock
+    /// Like [`Server::start`], and collects the figures of [`Server::submissions`]. For measurements: it costs two clock
     /// readings and two shared counters per worker pass.
     ///
     /// # Errors
-    /// As [`Server::start`].
+    /// Those of [`Server::start`].
     pub fn start_counting(
         config: &ServerConfig,
         opener: &Arc<dyn Opener>,
@@ -326,7 +326,7 @@ impl Server {
     /// all, within `timeout`. The balancer may then move them.
     ///
     /// # Errors
-    /// As [`Server::attach_all`]. The limit takes effect all the same.
+    /// Those of [`Server::attach_all`]. The limit takes effect all the same.
     pub fn spread(
         &self,
         disk: &str,

@@ -77,7 +77,7 @@ pub enum CgroupError {
     },
     /// The group enables controllers for its children.
     #[error(
-        "cgroup {} takes no threads: it enables controllers for its children (cgroup.subtree_control); join one of these",
+        "cgroup {} accepts no threads: it enables controllers for its children (cgroup.subtree_control); join one of these",
         path.display()
     )]
     HasChildren {
@@ -204,7 +204,10 @@ fn explain(path: PathBuf, source: io::Error) -> CgroupError {
             let advice = match kind.as_str() {
                 "domain" => format!("echo threaded > {}", path.join("cgroup.type").display()),
                 "domain invalid" => {
-                    format!("groups beside it are; echo threaded > {}", path.join("cgroup.type").display())
+                    format!(
+                        "its parent group has threaded children; echo threaded > {}",
+                        path.join("cgroup.type").display()
+                    )
                 }
                 // A threaded group, or the top of a threaded domain.
                 _ => return CgroupError::OtherDomain { path, own: own_group() },

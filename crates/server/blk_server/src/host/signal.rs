@@ -20,10 +20,10 @@ pub(crate) fn adopt_passed(fd: PassedFd) -> std::io::Result<PassedFd> {
     Ok(fd)
 }
 
-/// As [`adopt_passed`], for the server's own descriptor, which is not charged to a disk.
+/// Like [`adopt_passed`], for the server's own descriptor, which is not charged to a disk.
 ///
 /// # Errors
-/// As [`adopt_passed`].
+/// Those of [`adopt_passed`].
 pub(crate) fn adopt(fd: OwnedFd) -> std::io::Result<Arc<OwnedFd>> {
     prepare(&fd)?;
     Ok(Arc::new(fd))

@@ -48,8 +48,8 @@ pub(crate) enum LogMemoryError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(
-        "another in-flight log while queue {queue} runs: the log with which the queue started records its \
-         requests in flight; stop the queue first (GET_VRING_BASE)"
+        "the in-flight log cannot be replaced while queue {queue} runs, because it records that queue's requests; \
+         stop the queue first (GET_VRING_BASE)"
     )]
     Running { queue: usize },
     #[error("cannot create the memory of an in-flight log of {bytes} bytes")]

@@ -118,7 +118,7 @@ fn queues_under_load_on_one_worker_are_given_to_the_other_and_data_stays_right()
     let (rig, _front_end, guests) = all_queues_on_the_first_of_two_workers(Balance::Auto);
     let moved = under_load(guests, || {
         let moved = eventually(|| places(&rig).contains(&1));
-        // Queues that have moved work on.
+        // Queues that have moved continue to work.
         std::thread::sleep(Duration::from_secs(1));
         moved
     });

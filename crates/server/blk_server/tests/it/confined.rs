@@ -41,7 +41,10 @@ fn case() {
     assert!(full, "a kernel with a limit");
     let refused = start().unwrap_err();
     let line = format!("{refused}: {}", refused.source().unwrap());
-    assert!(line.contains("worker 0 cannot restrict its system calls: the kernel takes no filter"), "{line}");
+    assert!(
+        line.contains("worker 0 cannot restrict its system calls: the kernel does not accept a filter"),
+        "{line}"
+    );
 }
 
 /// The lists allow both calls, so neither ends the process.

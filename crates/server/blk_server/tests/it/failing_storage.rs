@@ -1,5 +1,5 @@
 //! Storage that really fails, under every engine: full file systems, a truncated image, a host that returns EIO. An
-//! error ends only the request that caused it. Held requests complete once the storage works again.
+//! error ends only the request that caused it. Parked requests complete once the storage works again.
 //!
 //! tmpfs and ext4 (on a loop device) need the right to mount, and so does FUSE: without it the tests print that they
 //! are skipped.
@@ -74,7 +74,7 @@ fn write_chunk(guest: &mut Guest, number: u64) -> Pending {
 
 // ---- full file systems
 
-/// Writes chunk after chunk until one is held. Returns that one, and its number.
+/// Writes chunk after chunk until one is parked. Returns that one, and its number.
 fn fill_until_parked(rig: &Rig, guest: &mut Guest) -> (Pending, u64) {
     for number in 0..400 {
         let pending = write_chunk(guest, number);
@@ -100,7 +100,7 @@ fn waits_for_room_and_goes_on(engine: EngineKind, cache: CacheMode, small: &Smal
     let (_front_end, mut guest) = ready(&rig, feature::USUAL);
     let (held, number) = fill_until_parked(&rig, &mut guest);
     assert!(number > 0, "{engine}, {cache}: nothing fits");
-    // Other requests continue, and the held one does not change after a retry that fails.
+    // Other requests continue, and the parked one does not change after a retry that fails.
     assert_eq!(guest.read(0, CHUNK).data, chunk(0), "{engine}, {cache}");
     assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, OK);
     assert_eq!(resume(&rig), 1);
@@ -193,7 +193,7 @@ fn parked_read_of_a_truncated_image_is_done_when_the_image_is_whole_again() {
     }
 }
 
-/// Not every host can map a file on disk.
+/// `mmap` tests use a file in RAM, because not every host can map a file on disk.
 fn ram(engine: EngineKind) -> Option<PathBuf> {
     (engine == EngineKind::Mmap).then(|| "/dev/shm".into())
 }

@@ -47,7 +47,7 @@ const TABLES: [u64; 2] = [0x13_0000, 0x13_1000];
 /// No entry names the eighth as its next: headers must not contain that byte.
 const TABLE_ENTRIES: u16 = 7;
 const LENGTHS: [u32; 8] = [16, 16, 1, 0x200, 0x400, 0x1000, 7, 0];
-/// IN, OUT, OUT, FLUSH, DISCARD, WRITE_ZEROES, and none. Not GET_ID: a serial has other bytes.
+/// IN, OUT, OUT, FLUSH, DISCARD, WRITE_ZEROES, and an undefined type. GET_ID is left out: a serial has other bytes.
 const KINDS: [u32; 7] = [0, 1, 1, 4, 11, 13, 5];
 
 /// Whether a header with `byte` as the sector's second byte ends below 8 MiB or beyond the image's end.

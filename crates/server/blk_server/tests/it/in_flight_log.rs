@@ -472,7 +472,7 @@ fn logs_that_cannot_be_are_refused_and_the_session_goes_on() {
     assert!(serves(&mut front_end.start_queue(0, QUEUE_SIZE, feature::USUAL)));
 }
 
-/// A second log would lose the held requests: they are in the first log, which no server reads again.
+/// A second log would lose the parked requests: they are in the first log, which no server reads again.
 #[test]
 fn other_log_for_a_running_ring_is_refused_and_the_same_one_again_changes_nothing() {
     for format in BOTH {

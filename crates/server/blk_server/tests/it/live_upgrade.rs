@@ -130,7 +130,7 @@ fn disk_that_is_not_there_cannot_be_cut_off_and_the_others_go_on() {
     assert!(works(&rig));
 }
 
-/// A disk whose writes fail and are held.
+/// A disk whose writes fail and are parked.
 fn holding(format: Format, log: Option<&Log>) -> (Rig, FakeHandle, FrontEnd, Guest, Pending) {
     let (options, fake) = raw_guest::faulty(Options { park: Some(HOLD), ..Options::buffered() });
     let rig = Rig::start(options);

@@ -1,4 +1,4 @@
-//! Requests that fail on the host and are held: the guest waits, other requests continue, and in the end the guest has
+//! Requests that fail on the host and are parked: the guest waits, other requests continue, and in the end the guest has
 //! noticed nothing.
 //!
 //! The engine is io_engine's fake, on real files.
@@ -80,7 +80,7 @@ fn is_written(rig: &Rig, number: u64) -> bool {
 }
 
 impl Bed {
-    /// Sends writes of one block each, which fail and are held.
+    /// Sends writes of one block each, which fail and are parked.
     fn hold_writes(&mut self, first: u64, count: u64) -> Vec<Pending> {
         // The counter changes shortly after the guest sees the completion.
         assert!(eventually(|| counters(&self.rig).parked == 0));
@@ -102,7 +102,7 @@ impl Bed {
     }
 }
 
-// ---- held requests that complete in the end
+// ---- parked requests that complete in the end
 
 #[test]
 fn parked_writes_keep_the_guest_waiting_others_go_on_and_all_are_done_when_resumed() {
@@ -194,7 +194,7 @@ fn parked_discard_or_zeroes_are_done_again_as_they_were_sent() {
         let token = add_zeroing(&mut bed.guest, verb, &[segment_bytes(0, 8, 0), segment_bytes(16, 8, 0)]);
         bed.guest.submit();
         assert!(eventually(|| counters(&bed.rig).parked == 1));
-        // A guest that changes a held request has no effect.
+        // A guest that changes a parked request has no effect.
         let other = segment_bytes(32, 16, 0);
         bed.guest.view.store(bed.guest.area() + 0x1000, &[other, other].concat()).unwrap();
         bed.fake.clear();
@@ -207,7 +207,7 @@ fn parked_discard_or_zeroes_are_done_again_as_they_were_sent() {
     }
 }
 
-// ---- requests that are held, and requests that are not
+// ---- requests that are parked, and requests that are not
 
 #[test]
 fn only_lack_of_space_is_parked_if_only_that_is_to_be() {
@@ -278,7 +278,7 @@ fn durable_write_without_space_is_parked_and_durable_when_it_is_done() {
 
 // ---- limits
 
-/// A small engine and two disks on one worker: held requests of one disk take no room from the other.
+/// A small engine and two disks on one worker: parked requests of one disk take no room from the other.
 #[test]
 fn parked_requests_take_no_room_from_others_and_are_done_however_many_there_are() {
     let config = EngineConfig { depth: 24, ..EngineConfig::default() };
@@ -503,7 +503,7 @@ fn stop_that_may_not_leave_them_answers_them() {
     bed.answered(&pending, IOERR);
 }
 
-/// As in an upgrade of the server while the disk is full.
+/// What happens in an upgrade of the server while the disk is full.
 #[test]
 fn server_that_stops_leaves_parked_requests_in_the_log_and_the_next_one_does_them() {
     for format in BOTH {

@@ -107,7 +107,7 @@ fn by_hand(engine: FakeEngine, image: Image, hold: ParkPolicy) -> (InlineWorker,
     (worker, Guest { index: 0, layout, features, view, ring, kick, call, err, next_token: 0 })
 }
 
-/// No further completion ends the wait: a held request may complete only after hours, and a queue that moves or stops
+/// No further completion ends the wait: a parked request may complete only after hours, and a queue that moves or stops
 /// loses its timer.
 #[test]
 fn interrupt_does_not_wait_for_a_request_that_fails_and_is_parked() {
@@ -128,7 +128,7 @@ fn interrupt_does_not_wait_for_a_request_that_fails_and_is_parked() {
     guest.submit();
     worker.serve();
     assert_eq!((fake.hanging(), done.status(&guest)), (1, 0));
-    // The released read is now beyond the end of the image, and is held.
+    // The released read is now beyond the end of the image, and is parked.
     file.set_len(0).unwrap();
     fake.release().unwrap();
     worker.serve();

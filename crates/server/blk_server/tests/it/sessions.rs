@@ -291,7 +291,7 @@ fn queue_stopped_and_started_again_goes_on_where_it_was(ring: Format) {
     }
 }
 
-/// As after a migration: the next session gets only the base that the last one replied.
+/// What happens after a migration: the next session gets only the base that the last one replied.
 fn queue_goes_on_in_a_new_session_with_the_base_of_the_last_one(ring: Format) {
     let rig = Rig::start(Options::default());
     let mut first = connected(&rig, ring.usual());
@@ -321,7 +321,7 @@ fn queue_set_up_again_with_a_fresh_ring_starts_from_its_beginning(ring: Format) 
     }
 }
 
-/// As QEMU with firmware: one queue without EVENT_IDX, then a reset, then the kernel with all features.
+/// What QEMU with firmware does: one queue without EVENT_IDX, then a reset, then the kernel with all features.
 fn device_reset_is_followed_by_a_new_negotiation(ring: Format) {
     let rig = Rig::start(Options::default());
     let mut front_end = rig.connect();

@@ -31,7 +31,7 @@ fn watch_idle(options: Options, threads_at_least: usize) {
     assert!(guests.iter_mut().all(|guest| guest.read(0, 4096).status == Some(0)));
 }
 
-/// One after the other, because each counts the threads of both.
+/// The cases run one after the other, because each counts all threads of this process.
 #[test]
 fn idle_server_with_four_started_queues_wakes_up_no_thread_balanced_or_not() {
     let _alone = crate::alone();

@@ -22,7 +22,7 @@ fn second_writer_in_one_process_is_refused_and_told_so() {
     let (_folder, path) = image(1 << 20);
     let _first = open(&options(&path)).unwrap();
     let ourselves = format!("another disk of this process (pid {})", std::process::id());
-    assert_says(&refusal(&options(&path)), &["disk.raw", "locked by", &ourselves, "after waiting 0 s"]);
+    assert_says(&refusal(&options(&path)), &["disk.raw", "locked by", &ourselves, "not released within 0 s"]);
 }
 
 #[test]

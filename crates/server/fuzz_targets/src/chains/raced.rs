@@ -26,7 +26,7 @@ pub(super) struct Raced {
     in_flight: Vec<u16>,
     /// Whether the last pop can be undone.
     popped_last: bool,
-    /// The ring is broken. As the queue's owner would, the test takes nothing more from it.
+    /// The ring is broken. The test, like a queue's owner, takes nothing more from it.
     stopped: bool,
 }
 

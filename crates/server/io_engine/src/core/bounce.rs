@@ -17,7 +17,7 @@ use crate::engine::FileId;
 
 /// Limits the memory for misaligned requests: 2 MiB per engine, or 1 MiB plus 256 KiB per file if that is more.
 pub(crate) const MAX_BUFFERS: u32 = 8;
-/// The least number of buffers per file.
+/// Minimum number of buffers per file.
 const LEAST_BUFFERS: u32 = 1;
 pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
 /// Zeroes written per call.

@@ -66,7 +66,7 @@ impl Shares {
         self.plan();
     }
 
-    /// Recomputes the reserves. Not on the request path.
+    /// Recomputes the reserves. Never called on the request path.
     fn plan(&mut self) {
         let files = self.disks();
         let (reserve, common) = plan(self.asked, self.least, files);

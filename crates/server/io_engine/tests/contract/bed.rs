@@ -1,6 +1,6 @@
 //! A test bed: one engine, one image, one guest memory, and the shortest way to push an op through.
 //!
-//! Elsewhere: the cases (`cases.rs`), faults (`faults.rs`).
+//! See also: the cases (`cases.rs`), faults (`faults.rs`).
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

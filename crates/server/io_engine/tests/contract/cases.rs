@@ -1,6 +1,6 @@
 //! The contract of every engine on every kind of storage.
 //!
-//! Each case takes a bed; `main.rs` runs all of them on all beds. Elsewhere: faults (`faults.rs`).
+//! Each case takes a bed; `main.rs` runs all of them on all beds. See also: faults (`faults.rs`).
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;

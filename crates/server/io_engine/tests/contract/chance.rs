@@ -1,6 +1,6 @@
 //! Random ops of all kinds with cancellations in between: all ops complete, and the data is correct.
 //!
-//! Elsewhere: single cases (`cases.rs`).
+//! See also: single cases (`cases.rs`).
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! Tests the logic that all engines share when the kernel fails, transfers less than requested, or does not answer.
 //!
-//! Most cases run on the fake engine. The others need a real device that fails. Elsewhere: what every engine does
+//! Most cases run on the fake engine. The others need a real device that fails. See also: what every engine does
 //! without faults (`cases.rs`).
 
 use std::os::unix::fs::MetadataExt;

@@ -1,7 +1,7 @@
 //! Tests this kernel's features, and runs the whole suite again on the stock kernel of a guest.
 //!
 //! The guest runs Debian 12's Linux 6.1, with ext4 on a virtio disk with O_DIRECT, tmpfs, a loop device, and the
-//! io_uring of that release. Elsewhere: the cases (`cases.rs`).
+//! io_uring of that release. See also: the cases (`cases.rs`).
 
 use io_engine::{EngineConfig, IoUringEngine};
 use rustix::fs::{OFlags, fcntl_getfl};
@@ -37,7 +37,7 @@ fn direct_bed_bypasses_the_page_cache() {
 mod in_a_guest {
     use xtask::guest::{GuestImage, OwnTests, TestsPassed};
 
-    /// The least number of tests in a run: beds times cases, plus the tests above.
+    /// Minimum number of tests in a run: beds times cases, plus the tests above.
     const LEAST_TESTS: usize = 31 * 33 + 2;
 
     /// The guest's tmpfs has no O_DIRECT, which came with Linux 6.6.

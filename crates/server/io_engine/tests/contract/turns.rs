@@ -1,7 +1,7 @@
 //! Tests how much of a submission one file's ops may use. The fake engine makes its calls in `submit`, where copies of
 //! cached data also happen.
 //!
-//! Elsewhere: what a call costs (`src/core/turn.rs`), what a call means (`faults.rs`).
+//! See also: what a call costs (`src/core/turn.rs`), what a call means (`faults.rs`).
 
 use io_engine::{Completion, Event, Fault, FileId, OpError, OpKind, Verb, When};
 

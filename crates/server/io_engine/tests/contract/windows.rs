@@ -1,6 +1,6 @@
 //! Tests how much of one file the kernel may have at once. The fake engine keeps its calls until they are released.
 //!
-//! Elsewhere: how much a submission starts (`turns.rs`), what a call costs (`src/core/window.rs`).
+//! See also: how much a submission starts (`turns.rs`), what a call costs (`src/core/window.rs`).
 
 use io_engine::{Completion, Event, Fault, FileId, Op, OpKind, Verb, When};
 

@@ -34,7 +34,7 @@ struct Hostile {
     loads: Vec<Place>,
     columns: Vec<String>,
     files: TestFiles,
-    /// Or the reason why it is missing.
+    /// The frozen disk, or the reason why there is none.
     frozen: Result<FrozenDisk, String>,
 }
 

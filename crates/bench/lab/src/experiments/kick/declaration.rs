@@ -268,22 +268,21 @@ fn targets(loads: &[Load], cores: usize) -> Vec<Target> {
     };
     vec![
         target(
-            format!("unlocked has 1.3 times the IOPS at 2 µs per notification and {threads} threads"),
+            format!(
+                "notifying unlocked gives 1.3 times the IOPS at 2 µs per notification and {threads} threads"
+            ),
             vec![process_id(2, threads)],
             1.3,
             0.10,
         ),
         target(
-            format!("in process, no loss of more than {:.0} % by unlocked exceeds the noise", 100.0 * NOISE),
+            format!("in process, notifying unlocked costs at most {:.0} % of the IOPS", 100.0 * NOISE),
             ids(&in_process),
             1.0 - NOISE,
             0.25,
         ),
         target(
-            format!(
-                "over sockets, no loss of more than {:.0} % by unlocked exceeds the noise",
-                100.0 * NOISE
-            ),
+            format!("over sockets, notifying unlocked costs at most {:.0} % of the IOPS", 100.0 * NOISE),
             ids(&|load| matches!(load.way, Way::Socket { .. }) && !load.is_crowded(cores)),
             1.0 - NOISE,
             0.25,

@@ -2,7 +2,7 @@
 //!
 //! `sample → new bareblk serve, workers on separate cores → clients on every disk at once → Figures → columns`
 //!
-//! Elsewhere: the variants and why (`declaration.rs`), the load (`load/disk/clients_together.rs`).
+//! See also: the variants and why (`declaration.rs`), the load (`load/disk/clients_together.rs`).
 
 mod declaration;
 

@@ -2,7 +2,7 @@
 //!
 //! `bareblk lab run qspinlock → every part, one after another, into one report`
 //!
-//! Elsewhere: the parts themselves (`alone.rs` and others), how one name selects several experiments
+//! See also: the parts themselves (`alone.rs` and others), how one name selects several experiments
 //! (`experiments/mod.rs`).
 
 mod locks;

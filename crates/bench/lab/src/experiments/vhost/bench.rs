@@ -24,7 +24,7 @@ use crate::load::{BlockJob, Figures, cores, wake_up};
 use crate::machine::StoragePlace;
 use workload::Client;
 
-/// As published.
+/// Block size of the published measurements.
 pub(crate) const BLOCK_BYTES: u32 = 4096;
 const PLACES: &str = "'asleep', 'polling': how clients wait. Those that poll are bound to cores of their own, and so are \
     their servers; sleepers are not bound.";

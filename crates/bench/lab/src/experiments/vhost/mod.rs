@@ -2,7 +2,7 @@
 //!
 //! `bareblk lab run vhost → every part, one after another, into one report`
 //!
-//! Elsewhere: the parts themselves (`ssd.rs` and others), how they measure (`bench.rs`).
+//! See also: the parts themselves (`ssd.rs` and others), how they measure (`bench.rs`).
 
 mod bench;
 

@@ -17,7 +17,7 @@ use crate::load::disk::test_files::Place;
 
 /// The paper gives no depth for the RAM disk. This depth keeps a worker busy.
 const DEPTH: u32 = 64;
-/// As published.
+/// Numbers of queues of the published measurements.
 const QUEUES: [u16; 4] = [1, 2, 4, 8];
 const MOST_QUEUES: u16 = 16;
 const MOST_WORKERS: u16 = 8;

@@ -162,7 +162,7 @@ mod tests {
         };
         let mut file = File::options().append(true).open(disk.image()).unwrap();
         std::mem::forget(disk.freeze().unwrap());
-        // As the kernel does for a killed program.
+        // The kernel closes the pipe in the same way when a program is killed.
         drop(disk.orders.take());
         assert_eq!(file.write(b"x").unwrap(), 1);
         drop((file, disk));

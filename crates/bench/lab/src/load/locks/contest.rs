@@ -52,9 +52,9 @@ pub(crate) struct Found {
     pub waits: Histogram<u64>,
     /// The longest timed wait, in ns, including waits not over at the end.
     pub longest_ns: u64,
-    /// Of the process, during the counted time.
+    /// The process's usage during the counted time.
     pub usage: Usage,
-    /// Of the process, during the counted time.
+    /// The process's CPU time during the counted time.
     pub cpu_ns: u64,
     pub events: LockEvents,
     /// Time from the end of the counted time until all threads have noticed it.

@@ -285,7 +285,7 @@ mod tests {
     fn process_ends_when_its_parent_is_gone() {
         let mut sleeper = sleeper();
         let mut keeper = Keeper::of(sleeper.id()).unwrap();
-        // As the kernel does for a killed process.
+        // The kernel closes the pipe in the same way when a process is killed.
         drop(keeper.0.stdin.take());
         assert_eq!(sleeper.wait().unwrap().signal(), Some(Signal::SIGTERM as i32));
     }

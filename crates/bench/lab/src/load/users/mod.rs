@@ -12,7 +12,7 @@
 //! - CPU time and waiting cover the whole sample, including the time after the deadline: a thread cannot leave a lock
 //!   that only spins before it has acquired it.
 //!
-//! Elsewhere: the jobs (`system.rs`), the compared locks (`experiments/`).
+//! See also: the jobs (`system.rs`), the compared locks (`experiments/`).
 
 pub(crate) mod locks;
 
@@ -35,7 +35,7 @@ use crate::stop::Stop;
 
 /// Time between two checks of the user's request to stop.
 const LOOK: Duration = Duration::from_millis(20);
-/// Of a user's thread: a few frames, and what the system puts on the stack.
+/// Stack size of a user's thread: room for a few frames and for what the system puts on the stack.
 const STACK_BYTES: usize = 128 << 10;
 
 /// Which threads run the users' jobs.

@@ -1,7 +1,7 @@
 //! A device on its own thread: sleeps until it is rung, serves all requests, and signals if the driver wants
 //! it.
 //!
-//! Elsewhere: a device that a test steps through (`rig`).
+//! See also: a device that a test steps through (`rig`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
 //! The back-ends of the tests: our server in this process, or qemu-storage-daemon as a child process.
 //!
-//! Elsewhere: their tests (`contract`), back-ends that do everything wrong (`hostile.rs`).
+//! See also: their tests (`contract`), back-ends that do everything wrong (`hostile.rs`).
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 pub mod script;

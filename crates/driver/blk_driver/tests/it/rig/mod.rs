@@ -1,6 +1,6 @@
 //! A queue and its device half on the same thread, so that each test controls what the device does and when.
 //!
-//! Elsewhere: a device on its own thread (`queue_waiting.rs`).
+//! See also: a device on its own thread (`queue_waiting.rs`).
 #![allow(dead_code)] // each test binary uses a part
 
 use std::sync::Arc;

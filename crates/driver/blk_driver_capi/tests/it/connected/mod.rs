@@ -26,12 +26,12 @@ impl Connected {
     }
 
     pub fn push_flush(&self, token: u64, deadline_ns: u64) -> i32 {
-        // SAFETY: the queue is alive, and this thread's.
+        // SAFETY: the queue is alive, and only this thread uses it.
         unsafe { bareblk_push_flush(self.queue, token, deadline_ns) }
     }
 
     pub fn submit(&self) {
-        // SAFETY: the queue is alive, and this thread's.
+        // SAFETY: the queue is alive, and only this thread uses it.
         assert_eq!(unsafe { bareblk_submit(self.queue) }, 0);
     }
 

@@ -164,7 +164,7 @@ impl Decider {
         let (from, to) = (&model.workers[queue.worker], &model.workers[candidate.to]);
         let why = format!(
             "worker {} is under {:.0} % pressure ({}), worker {} under {:.0} % ({}): \
-             queue {} of `{}`, {:.0} % of a CPU, finds {:.0} % there",
+             queue {} of `{}` uses {:.0} % of a CPU; with it, worker {} will be under {:.0} %",
             from.reading.id,
             100.0 * model.pressure(queue.worker),
             circumstances(&from.estimate),
@@ -174,6 +174,7 @@ impl Decider {
             queue.reading.name.queue,
             queue.reading.name.disk,
             100.0 * queue.load,
+            to.reading.id,
             100.0 * candidate.after.1,
         );
         let (from, to) = (from.reading.id, to.reading.id);

@@ -316,7 +316,7 @@ fn reason_names_workers_queue_and_figures() {
     assert_eq!(
         moves[0].why,
         "worker 0 is under 80 % pressure (completions are 0 % of its work), worker 1 under 0 % (completions are 0 % \
-         of its work): queue 0 of `disk`, 40 % of a CPU, finds 40 % there"
+         of its work): queue 0 of `disk` uses 40 % of a CPU; with it, worker 1 will be under 40 %"
     );
 }
 

@@ -13,7 +13,7 @@ const STOP_PAUSE: Duration = Duration::from_millis(10);
 /// A time limit that is longer than any wait, and small enough to add to an `Instant`.
 const FAR_AWAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The time after `timeout`, which may have any value.
+/// The deadline `timeout` from now; `timeout` may have any value.
 pub(crate) fn deadline_in(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(FAR_AWAY)
 }

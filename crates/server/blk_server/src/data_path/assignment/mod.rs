@@ -552,7 +552,7 @@ fn take_back(entry: &QueueEntry, place: &mut Place, queue: Box<Queue>) {
 fn adopt(worker: &Address, queue: Box<Queue>) -> Result<u32, Unsuitable> {
     // The worker exists: only a change retires a worker, and this one holds `admin`.
     worker.ask(|done| Command::Adopt(queue, done)).unwrap_or_else(|WorkerGone| {
-        error!("a worker ended with a queue on its way; the server ends");
+        error!("a worker ended while it was to receive a queue; the server ends");
         std::process::abort()
     })
 }

@@ -61,7 +61,7 @@ impl LogLimit {
         Some(Allowed { suppressed: (suppressed > 0).then_some(suppressed) })
     }
 
-    /// As `allow`, but allows identical lines only once an hour. The next one reports how many were omitted.
+    /// Like `allow`, but allows identical lines only once an hour. The next one reports how many were omitted.
     pub fn allow_once(&mut self, words: &str, now: Instant) -> Option<Allowed> {
         let mut hasher = DefaultHasher::new();
         words.hash(&mut hasher);

@@ -253,7 +253,7 @@ impl Disk {
             warn!(
                 disk,
                 worker = worker.0,
-                "image not opened again, its workers share it: {}",
+                "cannot open the image again, so its workers share one file description: {}",
                 error_line(&error)
             );
             Arc::clone(self.image.file())
@@ -386,12 +386,12 @@ impl Disk {
         self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
-    /// As [`Disk::log_allowed`], for a line that a front-end can repeat forever: identical lines once an hour.
+    /// Like [`Disk::log_allowed`], for a line that a front-end can repeat forever: identical lines once an hour.
     pub(crate) fn log_allowed_once(&self, words: &str, now: Instant) -> Option<Allowed> {
         self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow_once(words, now)
     }
 
-    /// As [`Disk::log_allowed`], with a separate limit for failures of the host, so that a guest cannot suppress them.
+    /// Like [`Disk::log_allowed`], with a separate limit for failures of the host, so that a guest cannot suppress them.
     pub(crate) fn host_log_allowed(&self, now: Instant) -> Option<Allowed> {
         self.host_log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }

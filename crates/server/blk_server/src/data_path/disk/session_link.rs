@@ -60,7 +60,7 @@ impl SessionLink {
         signal(&self.wake);
     }
 
-    /// As `end`, but does not wake the thread.
+    /// Like `end`, but does not wake the thread.
     pub(crate) fn note_end(&self, reason: EndReason) {
         self.lock().get_or_insert(reason);
     }

@@ -103,7 +103,7 @@ impl Queue {
         self.has_retries()
     }
 
-    /// Whether the next pass retries parked requests. Not during a drain, which would then take longer.
+    /// Whether the next pass retries parked requests. During a drain it does not, because the drain would take longer.
     #[inline]
     pub(crate) fn has_retries(&self) -> bool {
         self.parked.has_retries() && self.state != State::Draining
@@ -205,7 +205,7 @@ impl Queue {
             .sum();
         if lost > 0 {
             let (disk, queue) = (self.disk.name(), self.index);
-            warn!(disk, queue, lost, "parked requests have lost their memory to the front-end and fail");
+            warn!(disk, queue, lost, "the front-end removed the memory of parked requests, so these fail");
             self.parked.retry_all();
         }
     }

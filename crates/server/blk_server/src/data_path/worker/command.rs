@@ -22,7 +22,7 @@ type StepWorker = fn(&Arc<OwnedFd>);
 
 #[cfg(feature = "test-util")]
 thread_local! {
-    /// A thread that steps its worker itself sets this function.
+    /// Runs one step of the worker. Set only on a thread that steps its worker itself.
     pub(crate) static STEPS_WORKER: std::cell::Cell<Option<StepWorker>> = const { std::cell::Cell::new(None) };
 }
 

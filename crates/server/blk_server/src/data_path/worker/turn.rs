@@ -1,4 +1,4 @@
-//! The order in which a worker serves its queues, and how much it takes of one disk per pass.
+//! The order in which a worker serves its queues, and how many requests it takes from one disk per pass.
 //!
 //! `kick → active → (a pass: disk after disk, queue after queue within the disk's budget) → resting`
 //!

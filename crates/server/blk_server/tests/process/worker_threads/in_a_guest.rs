@@ -41,7 +41,7 @@ fn in_guest() -> bool {
     in_guest
 }
 
-/// From another kernel file than the one that bareblk reads.
+/// The NUMA node of `cpu`, from another kernel file than the one that bareblk reads.
 fn node_of(cpu: u32) -> u32 {
     let links = fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}")).unwrap();
     let names = links.map(|link| link.unwrap().file_name().into_string().unwrap());
@@ -52,7 +52,7 @@ fn in_group(path: &str) -> WorkerOptions {
     WorkerOptions { cgroup: Some(path.into()), ..WorkerOptions::default() }
 }
 
-/// Mounts the hierarchy and enables the controllers for threads.
+/// Mounts the control group hierarchy, and enables the controllers that threads can have.
 fn groups() {
     if !Path::new(GROUPS).join("cgroup.procs").exists() {
         let status = std::process::Command::new("mount").args(["-t", "cgroup2", "none", GROUPS]).status();
@@ -69,7 +69,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(Path::new(GROUPS).join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
-/// Makes a threaded group for a process in the root.
+/// Makes a threaded control group for a process that is in the root group.
 fn threaded(name: &str) {
     fs::create_dir(Path::new(GROUPS).join(name)).unwrap();
     write(&format!("{name}/cgroup.type"), "threaded");
@@ -138,7 +138,7 @@ fn worker_is_in_its_group_and_the_groups_limit_holds_for_it_alone() {
     threaded("slow");
     threaded("free");
     write("slow/cpu.max", "3000 100000");
-    // Names a group in both ways; this process is in the root.
+    // Names a control group by an absolute and by a relative path. This process is in the root group.
     let bed = start(vec![in_group("/slow"), in_group("free")]).unwrap();
     assert_eq!((bed.seen[0].group.as_str(), bed.seen[1].group.as_str()), ("/slow", "/free"));
     assert_eq!(Seen::here().group, "/");
@@ -164,7 +164,7 @@ fn worker_is_in_its_group_and_the_groups_limit_holds_for_it_alone() {
     assert_eq!(cpu_stat("free", "nr_throttled"), 0);
 }
 
-/// As in docs/how-to/workers.md: the process in its own group, its workers in threaded groups below.
+/// The layout of docs/how-to/workers.md: the process in its own group, its workers in threaded groups below.
 #[test]
 fn groups_below_the_processs_own_are_named_without_a_slash() {
     let _alone = alone();

@@ -62,7 +62,7 @@ impl PolledRing {
     pub fn register_file(&mut self, index: u32, spec: &FileSpec) {
         let checked = if self.check == FileCheck::Probe { iopoll_probe::check(spec) } else { Ok(()) };
         if let Err(reason) = checked.and_then(|()| self.add_file(index, spec)) {
-            tracing::warn!("completions of the image are not polled for (IOPOLL): {reason}");
+            tracing::warn!("IOPOLL is not used for the image: {reason}");
         }
     }
 
@@ -78,7 +78,7 @@ impl PolledRing {
         let Some(takes) = self.takes.get_mut(index as usize) else { return };
         *takes = false;
         if let Err(error) = self.ring.submitter().register_files_update(index, &[-1]) {
-            tracing::warn!(%error, "io_uring keeps a file that was detached");
+            tracing::warn!(%error, "io_uring keeps a detached file open");
         }
     }
 
@@ -89,11 +89,11 @@ impl PolledRing {
     }
 
     /// # Safety
-    /// As [`IoBackend::queue`](crate::IoBackend::queue): the memory that `entry` points to must stay valid until `pop`
+    /// Like [`IoBackend::queue`](crate::IoBackend::queue): the memory that `entry` points to must stay valid until `pop`
     /// has returned the result.
     #[inline]
     pub unsafe fn queue(&mut self, entry: &squeue::Entry, target: Target) -> Result<(), QueueFull> {
-        // SAFETY: 1. the caller keeps buffers and file until it has the result.
+        // SAFETY: 1. the caller keeps buffers and file alive until it has the result.
         unsafe { self.ring.submission().push(entry) }.map_err(|_| QueueFull)?;
         if let (Target::Registered(index), Some(file)) =
             (target, self.file_of.get_mut(op_of(entry.get_user_data())))
@@ -162,10 +162,7 @@ impl PolledRing {
         let Some(&index) = self.file_of.get(op_of(user_data)) else { return };
         let takes = self.takes.get_mut(index as usize);
         if takes.is_some_and(std::mem::take) {
-            tracing::info!(
-                file = index,
-                "completions of this file are not polled for any more (IOPOLL): its device refused"
-            );
+            tracing::info!(file = index, "IOPOLL is no longer used for this file: its device refused it");
         }
     }
 }

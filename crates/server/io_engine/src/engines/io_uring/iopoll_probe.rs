@@ -51,7 +51,7 @@ fn device_polls(file: &File) -> Option<bool> {
 }
 
 fn polled_read(spec: &FileSpec) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("a ring to try it on failed: {error}");
+    let failed = |error: std::io::Error| format!("cannot create a ring to test it: {error}");
     let mut ring: IoUring = IoUring::builder().setup_iopoll().build(1).map_err(failed)?;
     let mut bounce = Bounce::default();
     bounce.shares.attach(FileId(0));

@@ -66,7 +66,7 @@ impl IoUringEngine {
     /// Makes an engine with the newest features that this kernel has.
     ///
     /// # Errors
-    /// As [`IoUringEngine::with`].
+    /// Those of [`IoUringEngine::with`].
     pub fn new(config: EngineConfig) -> io::Result<Self> {
         Self::with(&IoUringOptions::default(), &config)
     }
@@ -84,7 +84,7 @@ impl IoUringEngine {
     /// Makes an engine as if the kernel were no newer than `age`, to test the fallbacks.
     ///
     /// # Errors
-    /// As [`IoUringEngine::with`].
+    /// Those of [`IoUringEngine::with`].
     pub fn as_if_on(age: KernelAge, config: EngineConfig) -> io::Result<Self> {
         Ok(Self::over(Uring::make(age, &IoUringOptions::default(), &config)?, &config))
     }
@@ -93,7 +93,7 @@ impl IoUringEngine {
     /// completes them by interrupt. For tests of two rings without a device that supports polling.
     ///
     /// # Errors
-    /// As [`IoUringEngine::with`].
+    /// Those of [`IoUringEngine::with`].
     pub fn as_if_polled(options: &IoUringOptions, config: EngineConfig) -> io::Result<Self> {
         Ok(Self::over(Uring::make_polled(options, &config)?, &config))
     }
@@ -326,7 +326,7 @@ impl IoBackend for Uring {
                     return Ok(Target::Registered(index));
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "file not registered with io_uring: used by its number")
+                    tracing::debug!(%error, "cannot register the file with io_uring: using its descriptor")
                 }
             }
         }
@@ -343,7 +343,7 @@ impl IoBackend for Uring {
             polled.unregister_file(index);
         }
         if let Err(error) = self.ring.submitter().register_files_update(index, &[-1]) {
-            tracing::warn!(%error, "io_uring keeps a file that was detached");
+            tracing::warn!(%error, "io_uring keeps a detached file open");
         }
         if self.features.sqpoll {
             self.wait_for_thread();
@@ -372,10 +372,10 @@ impl IoBackend for Uring {
         if let Some(polled) = &mut self.polled
             && polled.takes(target, call.verb)
         {
-            // SAFETY: 1. the caller keeps buffers and file until it has the result.
+            // SAFETY: 1. the caller keeps buffers and file alive until it has the result.
             return unsafe { polled.queue(&entry, target) };
         }
-        // SAFETY: 1. the caller keeps buffers and file until it has the result.
+        // SAFETY: 1. the caller keeps buffers and file alive until it has the result.
         unsafe { self.ring.submission().push(&entry) }.map_err(|_| QueueFull)?;
         self.calls += 1;
         Ok(())

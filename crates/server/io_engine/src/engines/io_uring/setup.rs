@@ -131,7 +131,7 @@ pub(super) enum Kind {
     SubmissionPolled(Duration),
     /// Reads and writes whose completions are polled for.
     CompletionPolled,
-    /// As `CompletionPolled`, but completed by interrupts: for tests without a device that supports polling.
+    /// Like `CompletionPolled`, but completed by interrupts: for tests without a device that supports polling.
     Pretended,
 }
 
@@ -297,7 +297,7 @@ fn register_files(ring: &IoUring, age: KernelAge, wanted: u32) -> u32 {
     match registered {
         Ok(()) => wanted,
         Err(error) => {
-            tracing::debug!(%error, wanted, "no file table in io_uring: files are used by their numbers");
+            tracing::debug!(%error, wanted, "this kernel's io_uring has no file table: using descriptors");
             0
         }
     }
@@ -326,7 +326,7 @@ fn restrict(ring: &IoUring, opcodes: &[&[u8]], pinned: bool) -> bool {
         restricted = ring.submitter().register_restrictions(&mut rules);
     }
     if let Err(error) = &restricted {
-        tracing::debug!(%error, "io_uring takes no restrictions");
+        tracing::debug!(%error, "this kernel's io_uring does not support restrictions");
     }
     restricted.is_ok()
 }
@@ -354,7 +354,7 @@ fn rules_for(opcodes: &[&[u8]], pinned: bool, limits_workers: bool) -> Vec<Restr
 pub(super) fn bind_kernel_workers(ring: &IoUring) {
     let bound = own_cpus().and_then(|cpus| ring.submitter().register_iowq_aff(&cpus));
     if let Err(error) = bound {
-        tracing::debug!(%error, "io_uring's threads for calls that block run on any CPU");
+        tracing::debug!(%error, "cannot bind io_uring's threads for blocking calls: they run on any CPU");
     }
 }
 

@@ -52,7 +52,7 @@ impl Uring {
         }
     }
 
-    /// The flag that `enter` needs to wake the thread for queued calls; none while the thread is awake.
+    /// The flag that `enter` needs to wake the thread for queued calls; `None` while the thread is awake.
     #[inline]
     pub(super) fn wake_flag(&mut self) -> EnterFlags {
         let queue = self.ring.submission();

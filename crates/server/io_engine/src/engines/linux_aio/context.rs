@@ -98,7 +98,7 @@ impl Context {
         }
     }
 
-    /// As [`Context::new`], but returns the kernel's error at once.
+    /// Like [`Context::new`], but returns the kernel's error at once.
     pub fn without_waiting(calls: u32) -> Result<Self, Errno> {
         set_up(calls).map(|id| Self { id, abandoned: false })
     }

@@ -18,9 +18,9 @@ const PREFETCH_LINES: usize = 4;
 /// The buffers must be mapped and writable, and no reference in this program may point to them.
 #[inline]
 pub(super) unsafe fn read(mapping: &FileMapping, offset_bytes: u64, buffers: &Buffers) -> u32 {
-    // SAFETY: 1. the caller guarantees the buffer.
+    // SAFETY: 1. the caller guarantees that the buffer is valid.
     let copy = |at, base, len_bytes| unsafe { mapping.copy_to(at, base, len_bytes) };
-    // SAFETY: 1. the caller guarantees the array.
+    // SAFETY: 1. the caller guarantees that the array is valid.
     unsafe { for_each_piece(offset_bytes, buffers, copy) }
 }
 
@@ -30,9 +30,9 @@ pub(super) unsafe fn read(mapping: &FileMapping, offset_bytes: u64, buffers: &Bu
 /// The buffers must be mapped and readable, and no code in this program may write them meanwhile.
 #[inline]
 pub(super) unsafe fn write(mapping: &FileMapping, offset_bytes: u64, buffers: &Buffers) -> u32 {
-    // SAFETY: 1. the caller guarantees the buffer.
+    // SAFETY: 1. the caller guarantees that the buffer is valid.
     let copy = |at, base: *mut u8, len_bytes| unsafe { mapping.copy_from(at, base, len_bytes) };
-    // SAFETY: 1. the caller guarantees the array.
+    // SAFETY: 1. the caller guarantees that the array is valid.
     unsafe { for_each_piece(offset_bytes, buffers, copy) }
 }
 
@@ -56,7 +56,7 @@ unsafe fn for_each_piece(
         Buffers::None => {}
         Buffers::One { base, len_bytes } => step(base, len_bytes as usize),
         Buffers::Many { first, count } => {
-            // SAFETY: 1. the caller guarantees the array.
+            // SAFETY: 1. the caller guarantees that the array is valid.
             let pieces = unsafe { std::slice::from_raw_parts(first, count as usize) };
             pieces.iter().for_each(|piece| step(piece.iov_base.cast(), piece.iov_len));
         }

@@ -83,7 +83,7 @@ impl MappedFile {
     }
 
     /// # Safety
-    /// As [`IoBackend::queue`](crate::IoBackend::queue).
+    /// Like [`IoBackend::queue`](crate::IoBackend::queue).
     #[inline]
     pub unsafe fn prefetch(&self, call: &Call) {
         let Some(mapping) = &self.mapping else { return };
@@ -100,7 +100,7 @@ impl MappedFile {
     /// Copies the call's data if all of it is inside the mapping. Returns the bytes copied.
     ///
     /// # Safety
-    /// As [`IoBackend::queue`](crate::IoBackend::queue).
+    /// Like [`IoBackend::queue`](crate::IoBackend::queue).
     #[inline]
     pub unsafe fn copy(&mut self, call: &Call) -> Option<u32> {
         let mapping = self.mapping.as_ref()?;
@@ -110,7 +110,7 @@ impl MappedFile {
         }
         self.used_last_page |= end_bytes > mapping.last_page_bytes();
         let copied_bytes = match call.verb {
-            // SAFETY: 1. the caller guarantees the buffers.
+            // SAFETY: 1. the caller guarantees that the buffers are valid.
             Verb::Read => unsafe { copy::read(mapping, call.offset_bytes, &call.buffers) },
             // SAFETY: as above.
             Verb::Write if mapping.is_writable() => unsafe {
@@ -174,14 +174,14 @@ impl MappedFile {
     /// Makes the system call that replaces a copy.
     ///
     /// # Safety
-    /// As [`IoBackend::queue`](crate::IoBackend::queue).
+    /// Like [`IoBackend::queue`](crate::IoBackend::queue).
     #[cold]
     pub unsafe fn call_plainly(&mut self, call: &Call) -> i32 {
         let moves_data = matches!(call.verb, Verb::Read | Verb::Write);
         if moves_data && self.has_grown_to(end_of(call)) {
             self.map_again();
         }
-        // SAFETY: 1. the caller guarantees the buffers.
+        // SAFETY: 1. the caller guarantees that the buffers are valid.
         let result = unsafe { plain::execute(self.file.as_raw_fd(), &cut(call), 0) };
         if let (Verb::Write, Some(presence)) = (call.verb, &self.presence) {
             presence.written(call.offset_bytes, u64::try_from(result).unwrap_or(0));
@@ -203,9 +203,9 @@ impl MappedFile {
     /// hugetlbfs has no system calls that write, so this makes one copy and judges it separately.
     ///
     /// # Safety
-    /// As [`IoBackend::queue`](crate::IoBackend::queue).
+    /// Like [`IoBackend::queue`](crate::IoBackend::queue).
     pub(super) unsafe fn write_alone(&mut self, call: &Call) -> i32 {
-        // SAFETY: 1. the caller guarantees the buffers.
+        // SAFETY: 1. the caller guarantees that the buffers are valid.
         let Some(copied_bytes) = (unsafe { self.copy(call) }) else { return -libc::EINVAL };
         // This `judge` says nothing about the batch's other copies, which used the mapping earlier.
         let of_the_batch = self.trusted_end_bytes;
@@ -239,7 +239,7 @@ impl MappedFile {
         match mapped {
             Err(error) if !self.has_warned => {
                 self.has_warned = true;
-                tracing::warn!(%error, "a file in memory cannot be mapped again: it is used by plain calls");
+                tracing::warn!(%error, "cannot map a file in memory again: using system calls for it");
             }
             _ => {}
         }

@@ -73,7 +73,7 @@ pub struct MmapBackend {
     /// Files with copies in this batch, each once.
     touched: Vec<u32>,
     results: VecDeque<RawResult>,
-    /// Limit of results that `pop` still returns in this pass.
+    /// Number of results that `pop` may still return in this pass.
     budget: usize,
     pool: Pool,
     jobs: VecDeque<Job>,

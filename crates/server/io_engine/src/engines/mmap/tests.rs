@@ -370,7 +370,7 @@ fn hole_that_one_worker_punches_is_not_filled_by_the_reads_of_another() {
     assert_eq!((after[0].data[0], after[1].data[0], allocated_bytes(&file)), (0, 7, 3 * CHUNK_BYTES));
 }
 
-/// The mapping is replaced by none, and so the copies of the batch come from no mapping that is left.
+/// No mapping replaces the old one, so the batch's copies came from a mapping that no longer exists.
 #[test]
 fn write_to_a_file_that_became_empty_extends_it_and_a_read_ends() {
     let full = || {
@@ -407,7 +407,7 @@ const FULL_BYTES: u64 = 128 * PAGE;
 /// The test never writes below this offset either.
 const WRITTEN_FROM: u64 = 56 * PAGE;
 
-/// Makes the file shorter, to the page and not, and long again, and fills it, until told to stop.
+/// Until told to stop: makes the file shorter, to a whole page or not, then long again, and fills it.
 fn truncate_at_random(file: &File, stop: &AtomicBool) {
     let mut state = 0x2545_f491_4f6c_dd1d;
     while !stop.load(Ordering::Relaxed) {

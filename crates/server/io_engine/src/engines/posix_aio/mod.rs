@@ -65,7 +65,7 @@ impl PosixAioEngine {
     /// Makes the engine.
     ///
     /// # Errors
-    /// As [`PosixAioEngine::with`].
+    /// Those of [`PosixAioEngine::with`].
     pub fn new(config: EngineConfig) -> io::Result<Self> {
         Self::with(&PosixAioOptions::default(), &config)
     }
@@ -113,7 +113,7 @@ pub struct PosixAio {
     /// Number of jobs in the pool.
     pool_calls: usize,
     watcher: EpollWatcher,
-    /// Limit of results that `pop` still returns in this pass.
+    /// Number of results that `pop` may still return in this pass.
     budget: usize,
     passes: u32,
     /// A call found no free control block.
@@ -297,7 +297,7 @@ impl IoBackend for PosixAio {
             unreachable!("calls come for registered files")
         };
         let staged = &mut self.staged;
-        // SAFETY: 1. the caller keeps buffers and file until it has the result.
+        // SAFETY: 1. the caller keeps buffers and file alive until it has the result.
         let taken = unsafe {
             self.requests.take(user_data, FileId(index), call, |slot| {
                 let (descriptor, fd) = file.pick();

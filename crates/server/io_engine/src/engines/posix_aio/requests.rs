@@ -204,7 +204,7 @@ impl Requests {
         let mut state = CallState { user_data, file, first: LAST, left: 0 };
         let mut last = LAST;
         let most = self.free.len().min(MAX_PIECES);
-        // SAFETY: 1. the caller guarantees the array.
+        // SAFETY: 1. the caller guarantees that the array is valid.
         for extent in unsafe { extents(call) }.take(most) {
             if !self.shares.take(file) {
                 break;
@@ -318,7 +318,7 @@ unsafe fn extents(call: &Call) -> impl Iterator<Item = Extent> {
         Buffers::None => (Some((std::ptr::null_mut(), 0)), &[]),
         Buffers::One { base, len_bytes } => (Some((base, len_bytes)), &[]),
         Buffers::Many { first, count } => {
-            // SAFETY: 1. the caller guarantees the array.
+            // SAFETY: 1. the caller guarantees that the array is valid.
             let array = unsafe { std::slice::from_raw_parts(first, count as usize) };
             (None, array)
         }

@@ -172,7 +172,7 @@ impl Waiters {
             shared.run();
         });
         if let Err(error) = &spawned {
-            tracing::debug!(%error, "no thread to wait for a request");
+            tracing::debug!(%error, "cannot start a thread that waits for a request");
         }
         spawned.is_ok()
     }

@@ -1,6 +1,6 @@
 //! The pool with real threads. A call that waits is a read of one byte from an empty pipe.
 //!
-//! Elsewhere: which thread takes which job (`schedule.rs`).
+//! See also: which thread takes which job (`schedule.rs`).
 
 use std::io::{PipeWriter, Write};
 
@@ -14,7 +14,7 @@ const OWNER: FileId = FileId(0);
 const NEIGHBOUR: FileId = FileId(1);
 /// A test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Reads at the file's own position: what a pipe has instead of offsets.
+/// Reads at the file's own position, because a pipe has no offsets.
 const NO_OFFSET: u64 = u64::MAX;
 
 impl Pool {
@@ -41,7 +41,7 @@ impl Pool {
         assert!(jobs.is_empty());
     }
 
-    /// Looks until `count` results are there.
+    /// Polls until `count` results are available.
     fn take(&self, count: usize) -> Vec<u64> {
         let mut results = VecDeque::new();
         wait_until(|| {
@@ -64,7 +64,7 @@ fn empty_file() -> Arc<File> {
     Arc::new(memfd_create("empty", MemfdFlags::CLOEXEC).unwrap().into())
 }
 
-/// A file whose reads wait, and what ends one read per byte.
+/// A file whose reads wait, and its writer: each written byte ends one read.
 fn waiting_file() -> (Arc<File>, PipeWriter) {
     let (reader, writer) = std::io::pipe().unwrap();
     (Arc::new(OwnedFd::from(reader).into()), writer)
@@ -95,7 +95,7 @@ fn pool_grows_to_its_bound_and_further_jobs_wait() {
     assert_eq!((names, pool.threads()), (vec![0, 1, 2, 3, 4], 3));
 }
 
-/// Whether the job has not been taken yet; it stays.
+/// Whether the job still waits in the pool.
 fn pool_has(pool: &Pool, name: u64) -> bool {
     let mut state = pool.shared.state();
     let job = state.schedule.remove(|job| job.user_data == name);
@@ -187,7 +187,7 @@ fn worker_that_sleeps_between_batches_of_every_size_is_always_woken() {
         pool.push((0..count).map(|name| quick(name, &file)));
         let mut done = 0;
         while done < count {
-            // Later in some rounds, so that arming meets every moment of a thread's work.
+            // Waits longer in some rounds, so that arming coincides with every stage of a thread's work.
             (0..round % 13 * 40).for_each(|_| std::hint::spin_loop());
             if pool.arm() {
                 let slept = Instant::now();

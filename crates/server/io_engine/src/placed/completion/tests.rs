@@ -60,7 +60,7 @@ fn data_of_two_workers_is_right_with_every_policy_whether_they_spin_or_sleep() {
     }
 }
 
-/// The owner goes on until the others are done.
+/// The owner continues until the others are done.
 fn run_owner_and_other(placement: &CompletionPlacement, bed: &Arc<Bed>, sleeps: [bool; 2]) {
     let done = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&done);
@@ -188,7 +188,8 @@ fn sleeping_workers_miss_no_wake_up_with_one_op_at_a_time() {
             .join()
             .unwrap();
         done.store(true, Ordering::Release);
-        // Any change wakes all. Repeated, because the owner may check `stop` before it and sleep after it.
+        // Any change wakes all participants. It is repeated, because the owner may check `stop` before a change
+        // and sleep after it.
         while !owner.is_finished() {
             placement.set_completion_worker(None);
             std::thread::yield_now();
@@ -352,7 +353,7 @@ fn flush_reaches_the_engine_after_the_writes_that_were_seen_complete() {
     let told = Arc::clone(&done);
     let other = on_thread(placement.engine(1).unwrap(), 1, &bed, move |worker| {
         for round in 0..ROUNDS {
-            // Two that the flush covers, and one beside it.
+            // Two writes that the flush covers, and one that is in flight at the same time.
             (0..2).for_each(|block| worker.push(worker.op(round, block, true)));
             assert!(worker.finish(2).iter().all(|ended| ended.result.is_ok()));
             worker.push(worker.op(round, 2, true));
@@ -371,7 +372,7 @@ fn flush_reaches_the_engine_after_the_writes_that_were_seen_complete() {
             let seen = record.completed.is_some_and(|(when, _)| when < sync.issued);
             record.verb == Verb::Write && seen
         });
-        // All of this round's and the rounds' before.
+        // The flush covers two writes of this round and all writes of earlier rounds.
         assert!(covered.count() >= 3 * round + 2, "the flush of round {round} came too early");
     }
 }

@@ -240,7 +240,7 @@ impl Drop for Participant {
         // The last participant drops the engine, which waits for its ops.
         let is_last = self.group.registry().list.len() == 1;
         if !is_last && !self.drain() {
-            tracing::warn!("I/O does not end while a worker leaves the engine it shares");
+            tracing::warn!("a worker leaves a shared engine although I/O in it has not ended");
         }
         self.epoll_wait.forget_inner();
         let group = Arc::clone(&self.group);

@@ -153,7 +153,7 @@ fn worker_that_leaves_with_ops_in_flight_gives_them_up_and_others_keep_theirs() 
         std::thread::sleep(Duration::from_millis(100));
         fake.release().unwrap();
     });
-    // Waits until the other one's ops are done too: the thread could end now.
+    // Dropping waits until this participant's ops are done too, because its thread may end next.
     drop(other);
     releases.join().unwrap();
     assert!(owner.finish(2).iter().all(|ended| ended.result.is_ok()));

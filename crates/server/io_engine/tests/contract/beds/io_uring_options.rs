@@ -1,7 +1,7 @@
 //! io_uring with its options: a kernel thread that submits, a second ring that is polled, pinned guest memory.
 //!
 //! Few machines have a device that can be polled. `uring_iopoll` polls if the device allows it. `uring_two_rings` uses
-//! the second ring on every machine, completed by interrupt. `uring_all_options` has all options at once. Elsewhere:
+//! the second ring on every machine, completed by interrupt. `uring_all_options` has all options at once. See also:
 //! io_uring without options (`bed.rs`).
 
 use std::time::Duration;

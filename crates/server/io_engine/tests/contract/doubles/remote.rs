@@ -168,7 +168,7 @@ impl IoBackend for Remote {
 }
 
 /// # Safety
-/// As [`IoBackend::queue`].
+/// Like [`IoBackend::queue`].
 unsafe fn carry_out(fd: RawFd, call: &Call) -> i32 {
     let one;
     let (first, count) = match call.buffers {
