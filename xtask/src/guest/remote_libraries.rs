@@ -1,7 +1,8 @@
-//! Empty shells in place of the libraries by which fio reaches storage that no guest has: Ceph, Gluster, NBD, RDMA, PMEM.
+//! Empty shells in place of the libraries by which fio reaches storage that no guest has: Ceph, Gluster, NBD, RDMA,
+//! PMEM.
 //!
-//! Debian's fio is linked with all of them, and the loader resolves every symbol at each start. Under emulation that takes
-//! most of a second, and their 80 MB have to be unpacked at each boot. See also: other programs' libraries
+//! Debian's fio is linked with all of them, and the loader resolves every symbol at each start. Under emulation that
+//! takes most of a second, and their 80 MB have to be unpacked at each boot. See also: other programs' libraries
 //! (`initramfs.rs`).
 
 use std::collections::BTreeSet;
@@ -24,7 +25,8 @@ pub(super) fn is_remote(library: &Path) -> bool {
     name.split_once(".so").is_some_and(|(name, _)| REMOTE.contains(&name))
 }
 
-/// Writes to `folder` a shell for `library`: its name, and the functions of it that `programs` call. Each ends the process.
+/// Writes to `folder` a shell for `library`: its name, and the functions of it that `programs` call. Each ends the
+/// process.
 pub(super) fn write_shell(programs: &[&Path], library: &Path, folder: &Path) -> Result<PathBuf> {
     let mut wanted = BTreeSet::new();
     for program in programs {

@@ -225,7 +225,8 @@ pub struct ClientArgs {
     #[arg(long, value_name = "locked|unlocked", value_enum, hide_possible_values = true)]
     kick: Option<Kick>,
 
-    /// Sockets: lock each shared queue with this lock. If the option is given, queues of one job are locked too [default: std]
+    /// Sockets: lock each shared queue with this lock. If the option is given, queues of one job are locked too
+    /// [default: std]
     #[arg(long, value_name = "ticket|std|parking_lot", value_parser = lock)]
     lock: Option<LockKind>,
 

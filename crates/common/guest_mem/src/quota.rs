@@ -326,8 +326,8 @@ impl Drop for Charge {
     }
 }
 
-/// A descriptor that a front-end passed, charged to its disk until it is closed. Dropping it closes it, on another thread if
-/// closing may wait (`closing.rs`).
+/// A descriptor that a front-end passed, charged to its disk until it is closed. Dropping it closes it, on another
+/// thread if closing may wait (`closing.rs`).
 #[derive(Debug)]
 pub struct PassedFd {
     fd: Arc<OwnedFd>,

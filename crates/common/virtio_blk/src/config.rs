@@ -27,9 +27,9 @@ pub const WRITEBACK_OFFSET_BYTES: u32 = 32;
 /// `IOV_MAX` minus header and status: the largest number of buffers for which one system call suffices.
 const MOST_SEGMENTS: u32 = 1022;
 
-/// Maximum number of data buffers in a request of a queue with `queue_size` entries: a chain must not be longer than the
-/// queue, and header and status need an entry each. A queue of 2 gets 1, the smallest useful value; data and
-/// status then share a descriptor.
+/// Maximum number of data buffers in a request of a queue with `queue_size` entries: a chain must not be longer than
+/// the queue, and header and status need an entry each. A queue of 2 gets 1, the smallest useful value; data and status
+/// then share a descriptor.
 #[must_use]
 pub fn seg_max(queue_size: u16) -> u32 {
     u32::from(queue_size).saturating_sub(2).clamp(1, MOST_SEGMENTS)

@@ -56,8 +56,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Like `new`, with an in-flight log that outlives this device. The queue first pops the chains that its predecessor
-    /// took and did not publish, in their original order, and then continues with the ring.
+    /// Like `new`, with an in-flight log that outlives this device. The queue first pops the chains that its
+    /// predecessor took and did not publish, in their original order, and then continues with the ring.
     ///
     /// `base` is used only for a packed ring that was never used with this log: a split ring and a log hold
     /// the position themselves.

@@ -616,8 +616,8 @@ int bareblk_write_blocking(struct bareblk_queue *queue,
                            uint32_t flags,
                            uint64_t limit_ns);
 
-// Makes all writes durable that completed before the call. Otherwise like bareblk_read_blocking, but it needs no room in
-// the pool.
+// Makes all writes durable that completed before the call. Otherwise like bareblk_read_blocking, but it needs no room
+// in the pool.
 int bareblk_flush_blocking(struct bareblk_queue *queue,
                            uint64_t limit_ns);
 

@@ -58,8 +58,8 @@ pub unsafe extern "C" fn bareblk_write_blocking(
     unsafe { on_queue(queue, write) }
 }
 
-/// Makes all writes durable that completed before the call. Otherwise like bareblk_read_blocking, but it needs no room in
-/// the pool.
+/// Makes all writes durable that completed before the call. Otherwise like bareblk_read_blocking, but it needs no room
+/// in the pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_flush_blocking(queue: *mut bareblk_queue, limit_ns: u64) -> c_int {
     let flush = |queue: &mut bareblk_queue| {

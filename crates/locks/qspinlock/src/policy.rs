@@ -17,8 +17,8 @@ pub trait Policy: 'static {
     const SERVES_THE_AWAKE: bool;
     /// How often a newcomer polls a held lock before it queues, if newcomers may overtake.
     const NEWCOMER_LOOKS: u32;
-    /// A newcomer polls a held lock that has a queue only if it last met a queue at least this long ago; with 0 it never
-    /// does.
+    /// A newcomer polls a held lock that has a queue only if it last met a queue at least this long ago; with 0 it
+    /// never does.
     const RARELY_NS: u64 = 0;
     /// How often a waiter polls its own node before it sleeps.
     const WAITER_LOOKS: u32;

@@ -159,8 +159,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         if !Self::MAY_PASS {
             return true; // a lock that is always handed over is free only without waiters
         }
-        // Relaxed: the exchange acquired. While we hold the lock, the word can only get a longer queue, or an heir that stops
-        // newcomers.
+        // Relaxed: the exchange acquired. While we hold the lock, the word can only get a longer queue, or an heir that
+        // stops newcomers.
         let word = Word(self.word.load(Relaxed));
         word.tail().is_none() || self.keep_if_allowed(word)
     }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::Linux;
 use crate::{Platform, Policy, QueueLock};
 
-// SAFETY: 1. `queue.rs` has the argument for mutual exclusion; 2. moving or dropping a locked lock touches only its own memory
-// and nodes, which are never freed; 3. no operation unwinds.
+// SAFETY: 1. `queue.rs` has the argument for mutual exclusion; 2. moving or dropping a locked lock touches only its own
+// memory and nodes, which are never freed; 3. no operation unwinds.
 unsafe impl<P: Policy, S: Platform> lock_api::RawMutex for QueueLock<P, S> {
     const INIT: Self = Self::new();
 

@@ -89,8 +89,8 @@ unsafe extern "C-unwind" fn pthread_spin_trylock(lock: *mut pthread_spinlock_t) 
 /// The same as for [`spin`].
 #[inline]
 unsafe fn spin_lock(lock: *mut pthread_spinlock_t, patience: Patience) -> c_int {
-    // SAFETY: the caller keeps the POSIX contract of this call. Only a free private lock has the exchanged value, so no look is
-    // needed first.
+    // SAFETY: the caller keeps the POSIX contract of this call. Only a free private lock has the exchanged value, so no
+    // look is needed first.
     if unsafe { private(lock) }.try_acquire_unwanted() {
         return 0;
     }

@@ -149,7 +149,8 @@ impl InlineWorker {
         self.run_until_idle();
     }
 
-    /// Like [`InlineWorker::serve`], but without sleeping: needs no kick, and also serves a queue that takes no requests.
+    /// Like [`InlineWorker::serve`], but without sleeping: needs no kick, and also serves a queue that takes no
+    /// requests.
     pub fn serve_now(&mut self) {
         signal(&self.wakeup);
         self.serve();

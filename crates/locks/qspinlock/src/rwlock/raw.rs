@@ -11,8 +11,8 @@ use crate::Platform;
 #[cfg(feature = "std")]
 use crate::{Deadline, Linux};
 
-// SAFETY: 1. `rwlock.rs` has the argument for mutual exclusion, with acquire and release; 2. moving or dropping a held lock
-// touches only its own memory; 3. no operation unwinds if its contract is kept.
+// SAFETY: 1. `rwlock.rs` has the argument for mutual exclusion, with acquire and release; 2. moving or dropping a held
+// lock touches only its own memory; 3. no operation unwinds if its contract is kept.
 unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
     const INIT: Self = Self::new();
 

@@ -1,4 +1,5 @@
-//! A spin lock between processes. It has no queue, because nodes belong to one process, and uses no memory but its word.
+//! A spin lock between processes. It has no queue, because nodes belong to one process, and uses no memory but its
+//! word.
 //!
 //! ```text
 //! FREE ─▶ HELD ─▶ WANTED (held, and threads may sleep) ─▶ FREE, and one thread is woken

@@ -199,7 +199,8 @@ impl Drop for Presence {
 
 fn check_peer(stream: &UnixStream) -> Result<(), Fault> {
     let own = geteuid().as_raw();
-    // rustix's function cannot be used: it assumes that no peer has process number 0, as a peer in another PID namespace has.
+    // rustix's function cannot be used: it assumes that no peer has process number 0, as a peer in another PID
+    // namespace has.
     match getsockopt(stream, PeerCredentials).map(|peer| peer.uid()) {
         Ok(peer) if peer == ROOT || peer == own => Ok(()),
         Ok(peer) => {

@@ -116,8 +116,8 @@ impl Server {
         Self::start_with(config, opener, disks, None)
     }
 
-    /// Like [`Server::start`], and collects the figures of [`Server::submissions`]. For measurements: it costs two clock
-    /// readings and two shared counters per worker pass.
+    /// Like [`Server::start`], and collects the figures of [`Server::submissions`]. For measurements: it costs two
+    /// clock readings and two shared counters per worker pass.
     ///
     /// # Errors
     /// Those of [`Server::start`].

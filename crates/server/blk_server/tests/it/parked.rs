@@ -1,5 +1,5 @@
-//! Requests that fail on the host and are parked: the guest waits, other requests continue, and in the end the guest has
-//! noticed nothing.
+//! Requests that fail on the host and are parked: the guest waits, other requests continue, and in the end the guest
+//! has noticed nothing.
 //!
 //! The engine is io_engine's fake, on real files.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]

@@ -391,7 +391,8 @@ impl Disk {
         self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow_once(words, now)
     }
 
-    /// Like [`Disk::log_allowed`], with a separate limit for failures of the host, so that a guest cannot suppress them.
+    /// Like [`Disk::log_allowed`], with a separate limit for failures of the host, so that a guest cannot suppress
+    /// them.
     pub(crate) fn host_log_allowed(&self, now: Instant) -> Option<Allowed> {
         self.host_log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }

@@ -89,8 +89,8 @@ impl PolledRing {
     }
 
     /// # Safety
-    /// Like [`IoBackend::queue`](crate::IoBackend::queue): the memory that `entry` points to must stay valid until `pop`
-    /// has returned the result.
+    /// Like [`IoBackend::queue`](crate::IoBackend::queue): the memory that `entry` points to must stay valid until
+    /// `pop` has returned the result.
     #[inline]
     pub unsafe fn queue(&mut self, entry: &squeue::Entry, target: Target) -> Result<(), QueueFull> {
         // SAFETY: 1. the caller keeps buffers and file alive until it has the result.

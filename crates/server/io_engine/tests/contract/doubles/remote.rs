@@ -2,8 +2,8 @@
 //!
 //! `queue → submit: channel → the peer's thread → channel, eventfd → pop`
 //!
-//! The worker sleeps on an epoll descriptor with two kinds of descriptors in it: watched kicks, and the eventfd that the
-//! peer writes. The peer has no durable writes of its own, so the core adds syncs.
+//! The worker sleeps on an epoll descriptor with two kinds of descriptors in it: watched kicks, and the eventfd that
+//! the peer writes. The peer has no durable writes of its own, so the core adds syncs.
 
 use std::collections::VecDeque;
 use std::fs::File;
