@@ -158,7 +158,7 @@ fn second_new_server_and_other_versions_are_refused_at_once() {
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    assert_says(&text, &["bad-settings", "live upgrade version 1", "restart it instead"]);
+    assert_says(&text, &["bad-settings", "version 1 of the live upgrade protocol", "restart it instead"]);
     disk.stop();
 }
 
@@ -220,7 +220,7 @@ fn other_image_socket_name_or_control_socket_is_refused() {
     );
     let mut without = disk.place.serve(&disk.image, "s");
     without.arg("--take-over").arg(disk.control());
-    assert_says(&refused(without), &["without a control socket", "--control"]);
+    assert_says(&refused(without), &["the control socket is taken over too", "add --control"]);
     disk.hand_on();
     disk.stop();
 }
