@@ -11,6 +11,7 @@ pub use crate::args::usage::{Contradiction, EXIT_CODE, Wrong, line};
 pub use crate::args::values::queue_size;
 pub use crate::cli::{BENCH, LAB};
 pub use crate::completions::{Shell, script as completions};
+use crate::config::config_words::one_line;
 pub use crate::man::write as write_manual;
 pub use crate::second_program::{COMMANDS, PARENT_ENV, find as find_program};
 
@@ -50,8 +51,10 @@ fn is_help(error: &clap::Error) -> bool {
 /// Prints an error's line; returns the exit code.
 #[must_use]
 pub fn complain(line: &str, code: ExitCode) -> ExitCode {
-    // `eprintln!` would panic if standard error is closed.
-    let _ = writeln!(io::stderr(), "bareblk: {line}");
+    // A path in the message may contain control characters, which must not reach the terminal. `eprintln!` would panic
+    // if standard error is closed.
+    let lines: Vec<String> = line.split('\n').map(one_line).collect();
+    let _ = writeln!(io::stderr(), "bareblk: {}", lines.join("\n"));
     code
 }
 

@@ -18,7 +18,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::args::serve_args::{DiskArgs, ServerArgs};
 use crate::args::worker_args::{MAX_WORKERS, WorkerArgs, WorkersArgs};
-use crate::config::config_words::{Problem, Schema, Source, Words};
+use crate::config::config_words::{Problem, Schema, Source, Words, one_line};
 use crate::config::configuration::{Configuration, ServerSettings};
 use crate::config::disk_settings::{DiskSettings, ImageIdentity, WorkerChoice, real_path};
 use crate::helper::policy::MAX_CONFIGURATION_BYTES;
@@ -179,7 +179,7 @@ impl<'a> Reader<'a> {
     }
 
     fn problem(&mut self, line: usize, text: impl Into<String>) {
-        self.problems.push(Problem { line, text: text.into() });
+        self.problems.push(Problem { line, text: one_line(&text.into()) });
     }
 
     /// The settings of the process; `None` after a mistake.

@@ -232,6 +232,14 @@ fn example_is_valid_where_its_folders_exist() {
 }
 
 #[test]
+fn control_characters_of_a_path_are_escaped_in_the_error() {
+    let text = "[[disk]]\nimage = \"@/a\\tb\\u001b[2J\"\nsocket = \"@/a.sock\"\n";
+    let (line, text) = Place::new().first_problem(text);
+    assert!(line == 2 && text.contains("/a\\tb\\u{1b}[2J"), "{line}: {text}");
+    assert!(!text.contains(char::is_control), "{text:?}");
+}
+
+#[test]
 fn every_key_is_documented_and_in_the_manual_page_and_no_other() {
     let document = include_str!("../../../../../docs/reference/config.md");
     let mut page = xtask::config_page::keys(&xtask::config_page::page(document));

@@ -46,7 +46,8 @@ impl<'a> Source<'a> {
     /// The value as written, on one line, cut if it is long.
     pub fn shown(&self, span: &Range<usize>) -> String {
         let written = self.text.get(span.clone()).unwrap_or_default();
-        let mut shown: String = written.chars().take(SHOWN_CHARS).flat_map(one_line).collect();
+        let start: String = written.chars().take(SHOWN_CHARS).collect();
+        let mut shown = one_line(&start);
         if written.chars().nth(SHOWN_CHARS).is_some() {
             shown.push('…');
         }
@@ -54,8 +55,10 @@ impl<'a> Source<'a> {
     }
 }
 
-fn one_line(c: char) -> Vec<char> {
-    if c.is_control() { c.escape_default().collect() } else { vec![c] }
+/// The text with its control characters escaped: a path in an error may contain some.
+pub fn one_line(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
 }
 
 /// One key, its value as on the command line, and its line.
