@@ -17,7 +17,7 @@ use blk_server::{
     WorkerOptions,
 };
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
-use io_engine::{Engine, EngineConfig, NullEngine};
+use io_engine::{Engine, EngineConfig, NullEngine, signal_shared};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::RecvFlags;
@@ -102,6 +102,9 @@ fn image() -> (TempDir, PathBuf) {
 /// Opens the descriptors that stay open between runs.
 pub(super) fn prepare() {
     IMAGE.with(|_| ());
+    // The first signal opens a file that all later ones share.
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+    signal_shared(&event);
 }
 
 /// The number of open descriptors of this process.
