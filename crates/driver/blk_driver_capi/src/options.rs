@@ -201,7 +201,10 @@ mod tests {
         let with = |in_flight_log| parse_for_tests(&[bareblk_options { in_flight_log, ..sized(40) }]);
         let wanted = [BAREBLK_LOG_ANY, BAREBLK_LOG_NO, BAREBLK_LOG_YES];
         assert_eq!(wanted.map(|log| with(log).unwrap().in_flight_log), [None, Some(false), Some(true)]);
-        assert_eq!(with(3).unwrap_err().to_string(), "options.in_flight_log is 3, it must be from 0 to 2");
+        assert_eq!(
+            with(3).unwrap_err().to_string(),
+            "options.in_flight_log is 3, but it must be from 0 to 2"
+        );
     }
 
     #[test]
@@ -223,7 +226,7 @@ mod tests {
     #[test]
     fn structure_without_a_size_is_refused() {
         let refused = parse_for_tests(&[sized(0)]).unwrap_err();
-        assert_eq!(refused.to_string(), "options is 0, it must be from 40 to 4096");
+        assert_eq!(refused.to_string(), "options is 0, but it must be from 40 to 4096");
     }
 
     const ZERO: bareblk_options = bareblk_options {

@@ -196,7 +196,7 @@ fn use_up_filters() -> sandbox::SandboxError {
 fn thread_that_gets_no_list_is_told_so() {
     let output = in_a_process("thread_that_gets_no_list_is_told_so", || {
         confine().unwrap();
-        assert!(use_up_filters().to_string().contains("no filter of system calls"));
+        assert!(use_up_filters().to_string().contains("does not accept a filter of system calls"));
     });
     assert_survives(&output);
 }

@@ -87,16 +87,16 @@ static void connections(const char *socket)
     EXPECT(bareblk_connect(socket, NULL, NULL, queues, 2), BAREBLK_ERR_INVALID, "device is NULL");
     EXPECT(bareblk_connect(socket, NULL, &device, NULL, 2), BAREBLK_ERR_INVALID, "queues is NULL");
     EXPECT(bareblk_connect(socket, NULL, &device, queues, 0), BAREBLK_ERR_INVALID,
-           "queues_len is 0, it must be from 1 to 65536");
+           "queues_len is 0, but it must be from 1 to 65536");
     EXPECT(bareblk_connect("/nowhere/disk.sock", NULL, &device, queues, 2), BAREBLK_ERR_CONNECT,
            "cannot connect to /nowhere/disk.sock: No such file");
     EXPECT(device == NULL, 1, "");
 
-    EXPECT(bareblk_options_init(&options, 3), BAREBLK_ERR_INVALID, "options is 3, it must be from");
+    EXPECT(bareblk_options_init(&options, 3), BAREBLK_ERR_INVALID, "options is 3, but it must be from");
     EXPECT(bareblk_options_init(&options, sizeof options), 0, "");
     options.packed = 7;
     EXPECT(bareblk_connect(socket, &options, &device, queues, 2), BAREBLK_ERR_INVALID,
-           "options.packed is 7, it must be from 0 to 2");
+           "options.packed is 7, but it must be from 0 to 2");
     EXPECT(bareblk_options_init(&options, sizeof options), 0, "");
     options.queue_size = 100;
     EXPECT(bareblk_connect(socket, &options, &device, queues, 2), BAREBLK_ERR_CONNECT, "queue size 100");

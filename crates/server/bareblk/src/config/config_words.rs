@@ -191,7 +191,8 @@ fn reason(error: &clap::Error) -> String {
 fn unknown_key<'k>(key: &str, known: impl Iterator<Item = &'k str>) -> String {
     let likeness = |known: &'k str| (strsim::jaro(key, known), known);
     let nearest = known.map(likeness).max_by(|(a, _), (b, _)| a.total_cmp(b));
-    let shown: String = key.chars().take(SHOWN_CHARS).flat_map(one_line).collect();
+    let start: String = key.chars().take(SHOWN_CHARS).collect();
+    let shown = one_line(&start);
     match nearest {
         Some((likeness, nearest)) if likeness > MIN_LIKENESS => {
             format!("there is no key `{shown}`: did you mean `{nearest}`?")
