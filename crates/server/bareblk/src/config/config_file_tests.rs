@@ -234,8 +234,8 @@ fn example_is_valid_where_its_folders_exist() {
 #[test]
 fn control_characters_of_a_path_are_escaped_in_the_error() {
     let text = "[[disk]]\nimage = \"@/a\\tb\\u001b[2J\"\nsocket = \"@/a.sock\"\n";
-    let (line, text) = Place::new().first_problem(text);
-    assert!(line == 2 && text.contains("/a\\tb\\u{1b}[2J"), "{line}: {text}");
+    let (_, text) = Place::new().first_problem(text);
+    assert!(text.contains("/a\\tb\\u{1b}[2J"), "{text}");
     assert!(!text.contains(char::is_control), "{text:?}");
 }
 
