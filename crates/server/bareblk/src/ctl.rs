@@ -9,7 +9,7 @@ mod rates;
 mod tables;
 
 use std::io::{self, IsTerminal, Write};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
@@ -20,7 +20,7 @@ use crate::args::usage::Wrong;
 use crate::args::values::NewSize;
 use crate::control::placement::PlacementAnswer;
 use crate::control::protocol::{
-    Add, Attach, Placement, Remove, Resize, Resume, TimeoutMs, Verb, WorkersRemove,
+    Add, Attach, ErrorKind, Placement, Remove, Resize, Resume, Slow, Stats, TimeoutMs, Verb, WorkersRemove,
 };
 use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
 use crate::control::worker_settings;
@@ -34,15 +34,15 @@ pub fn run(args: CtlArgs) -> Result<()> {
         _ => None,
     };
     let grows = matches!(args.command, CtlCommand::Resize { size: NewSize { is_growth: true, .. }, .. });
-    let mut verb = verb(args.command)?;
+    let mut verb = verb(args.command, json)?;
     let mut server = Connection::open(&socket)?;
     if let (true, Verb::Resize(resize)) = (grows, &mut verb) {
         resize.size_bytes = grown(&mut server, &resize.disk, resize.size_bytes)?;
     }
     if let Some(pause) = watch {
-        return keep_watching(&mut server, json, pause);
+        return keep_watching(&mut server, &verb, json, pause);
     }
-    let reply = server.ask(&verb)?;
+    let reply = ask(&mut server, &verb)?;
     let stops = verb == Verb::Shutdown && reply.answer.error.is_none();
     if json {
         print(&format!("{}\n", reply.line))?;
@@ -53,10 +53,12 @@ pub fn run(args: CtlArgs) -> Result<()> {
     if stops { server.wait_gone() } else { Ok(()) }
 }
 
-fn verb(command: CtlCommand) -> Result<Verb> {
+/// `json`: the user gets the answer itself, and not what it is needed for.
+fn verb(command: CtlCommand, json: bool) -> Result<Verb> {
     Ok(match command {
         CtlCommand::List => Verb::List,
-        CtlCommand::Stats { .. } => Verb::Stats,
+        CtlCommand::Stats { .. } => Verb::Stats(Stats { histograms: !json, ..Stats::default() }),
+        CtlCommand::Slow { disk } => Verb::Slow(Slow { disk }),
         CtlCommand::Workers { command: None | Some(WorkersCommand::List) } => Verb::Workers,
         CtlCommand::Workers { command: Some(WorkersCommand::Add(args)) } => {
             Verb::WorkersAdd(worker_settings::settings(&args.into()))
@@ -120,11 +122,24 @@ fn table(settings: Vec<(String, Value)>) -> Result<Map<String, Value>> {
     Ok(table)
 }
 
+/// A server that does not know the fields of `stats` is asked without them.
+fn ask(server: &mut Connection, verb: &Verb) -> Result<Reply> {
+    let reply = server.ask(verb)?;
+    let is_unknown = reply.answer.error.as_ref().is_some_and(|fault| fault.kind == ErrorKind::BadRequest);
+    match verb {
+        Verb::Stats(wanted) if is_unknown && *wanted != Stats::default() => {
+            server.ask(&Verb::Stats(Stats::default()))
+        }
+        _ => Ok(reply),
+    }
+}
+
 fn shown(verb: &Verb, ok: Value) -> Result<String> {
     Ok(match verb {
         Verb::List => tables::disks(&read::<ListAnswer>(ok)?.disks),
         Verb::Workers => tables::workers(&read::<WorkersAnswer>(ok)?.workers),
-        Verb::Stats => tables::stats(&read(ok)?),
+        Verb::Stats(_) => tables::stats(&read(ok)?),
+        Verb::Slow(Slow { disk }) => tables::slow(disk, &read(ok)?, SystemTime::now()),
         Verb::Placement(Placement { disk, completion_worker: None, .. }) => {
             tables::placement(disk, read::<PlacementAnswer>(ok)?.placement.as_ref())
         }
@@ -141,11 +156,11 @@ fn read<T: DeserializeOwned>(ok: Value) -> Result<T> {
 }
 
 /// Repeats until the reader closes standard output, or a signal ends the process.
-fn keep_watching(server: &mut Connection, json: bool, pause: Duration) -> Result<()> {
+fn keep_watching(server: &mut Connection, verb: &Verb, json: bool, pause: Duration) -> Result<()> {
     let clear = if io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     let mut before: Option<StatsAnswer> = None;
     loop {
-        let reply = server.ask(&Verb::Stats)?;
+        let reply = ask(server, verb)?;
         let text = if json {
             let line = format!("{}\n", reply.line);
             reply.into_ok()?;

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use blk_server::{AdminError, Server, ServerReport, WorkerId, WorkerOptions};
+use blk_server::{AdminError, Server, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use disk_image::HostOpener;
 use serde_json::{Map, Value};
 
@@ -87,6 +87,10 @@ fn no_worker<T>(id: WorkerId) -> Result<T, Refused> {
 impl Control for NoDisks {
     fn report(&self) -> ServerReport {
         ServerReport::default()
+    }
+
+    fn slow_requests(&self, disk: &str) -> Result<(Option<Duration>, Vec<SlowRequest>), Refused> {
+        no_disk(disk)
     }
 
     fn add_worker(&self, _: WorkerOptions) -> Result<WorkerId, Refused> {

@@ -122,7 +122,7 @@ impl InlineWorker {
             kick: Arc::clone(&self.kick),
             call: self.call.clone(),
             err: None,
-            meter: Arc::default(),
+            meter: self.disk.totals().start_queue(),
             log: None,
             leaves_unbegun: false,
         })

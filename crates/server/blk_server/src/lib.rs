@@ -33,8 +33,11 @@ pub use data_path::assignment::liveness::LivenessCheck;
 pub use data_path::counters::{CounterInfo, CounterUnit, QueueCounters, WorkerCounters};
 pub use data_path::disk::engine_source::{EngineFactory, EngineSource};
 pub use data_path::disk::log_limit::{Allowed, LogLimit};
+pub use data_path::disk::slow_requests::SlowRequest;
+pub use data_path::disk::totals::DiskTotals;
 pub use data_path::disk::write_cache::Wce;
 pub use data_path::disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
+pub use data_path::latency::{Latency, LatencyHistogram};
 pub use data_path::queue::coalescing::{Coalescing, InvalidCoalescing};
 pub use data_path::queue::parked::{ParkPolicy, ParkWhat};
 pub use data_path::report::{

@@ -26,7 +26,7 @@ Examples:
       a server that ctl can inspect and change
   bareblk ctl list
   bareblk ctl stats --watch 1
-      IOPS, MB/s and processor time, every second
+      IOPS, MB/s, latencies and processor time, every second
   bareblk ctl workers add --cpus 2,3
   bareblk ctl attach data 0 1
       moves the disk's queue 0 to worker 1
@@ -76,11 +76,16 @@ impl CtlArgs {
 pub enum CtlCommand {
     /// List the disks: images, sockets, sizes, connected front-ends
     List,
-    /// Show the counters of disks, queues and workers
+    /// Show the counters and latencies of disks, queues and workers
     Stats {
         /// Repeat every SECONDS seconds, such as 0.5, and show rates
         #[arg(long, value_name = "SECONDS", value_parser = pause)]
         watch: Option<Duration>,
+    },
+    /// Show a disk's latest slow requests (--slow-ms)
+    Slow {
+        /// The disk's name
+        disk: String,
     },
     /// List, add or remove workers
     Workers {

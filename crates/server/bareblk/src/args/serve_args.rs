@@ -167,6 +167,10 @@ pub struct DiskArgs {
     #[arg(long, value_name = "S", default_value_t = DEFAULT_RETRY_AFTER_S, value_parser = values::timeout_s)]
     retry_after: u64,
 
+    /// Log requests that take at least this many milliseconds, and keep the latest for `bareblk ctl slow` [default: off]
+    #[arg(long, value_name = "MS", value_parser = values::number("whole milliseconds, without a unit,", 1..=3_600_000_u64))]
+    pub slow_ms: Option<u64>,
+
     /// Refuse writes; other readers may then share the image
     #[arg(long)]
     pub readonly: bool,
@@ -291,6 +295,11 @@ pub enum Switch {
 }
 
 impl DiskArgs {
+    /// The time from which a request is slow; `None`: no request is.
+    pub fn slow_limit(&self) -> Option<Duration> {
+        self.slow_ms.map(Duration::from_millis)
+    }
+
     /// Which requests that fail on the host are parked; `None`: the guest gets every error.
     pub fn park(&self) -> Option<ParkPolicy> {
         self.on_error.park(self.retry_after)

@@ -16,7 +16,7 @@ use crate::config::disk_settings::DiskSettings;
 /// Keys that matter only while a disk is opened.
 const FOR_OPENING: [&str; 3] = ["create", "lock-timeout", "name"];
 /// Keys that the server changes on the running disk.
-const IN_PLACE: [&str; 4] = ["socket-group", "socket-mode", "socket-owner", "workers"];
+const IN_PLACE: [&str; 5] = ["slow-ms", "socket-group", "socket-mode", "socket-owner", "workers"];
 /// Keys of the process that it changes while it runs (`ServerSettings::follow`).
 const SERVER_IN_PLACE: [&str; 1] = ["stop-timeout"];
 

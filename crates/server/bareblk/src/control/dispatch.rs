@@ -6,16 +6,23 @@ use serde_json::{Value, json};
 use tracing::info;
 
 use super::placement::PlacementAnswer;
-use super::protocol::{Attach, ErrorKind, Fault, Placement, Remove, Resize, Resume, Verb, WorkersRemove};
+use super::protocol::{
+    Attach, ErrorKind, Fault, Placement, Remove, Resize, Resume, Slow, Verb, WorkersRemove,
+};
 use super::refused::Refused;
 use super::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
+use super::slow::SlowAnswer;
 use super::{Control, worker_settings};
 
 /// Carries out `verb`.
 pub fn execute(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
     match verb {
         Verb::List => value(&ListAnswer::new(&control.report())),
-        Verb::Stats => value(&StatsAnswer::new(&control.report())),
+        Verb::Stats(wanted) => value(&StatsAnswer::new(&control.report(), wanted)?),
+        Verb::Slow(Slow { disk }) => {
+            let (limit, requests) = control.slow_requests(disk).map_err(Fault::from)?;
+            value(&SlowAnswer::new(limit, &requests))
+        }
         Verb::Workers => value(&WorkersAnswer::new(&control.report())),
         Verb::Placement(Placement { disk, completion_worker: None, .. }) => {
             value(&PlacementAnswer::of(disk, &control.report())?)
@@ -68,7 +75,12 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
         Verb::Reload => {
             serde_json::to_value(control.reload()?).map_err(|error| Refused::Failed(error.into()))
         }
-        Verb::List | Verb::Stats | Verb::Workers | Verb::Shutdown | Verb::LiveUpgrade(_) => Ok(json!({})),
+        Verb::List
+        | Verb::Stats(_)
+        | Verb::Slow(_)
+        | Verb::Workers
+        | Verb::Shutdown
+        | Verb::LiveUpgrade(_) => Ok(json!({})),
     }
 }
 
@@ -140,6 +152,14 @@ mod tests {
         let (answer, calls) = done(r#"{"id":1,"do":"placement","disk":"a"}"#);
         assert_eq!(answer, Err(Fault::new(ErrorKind::NoDisk, "there is no disk `a`")));
         assert_eq!(calls, Vec::<String>::new());
+    }
+
+    #[test]
+    fn statistics_of_a_disk_that_does_not_exist_are_refused_by_name() {
+        let (answer, _) = done(r#"{"id":1,"do":"stats","disks":["none"]}"#);
+        assert_eq!(answer, Err(Fault::new(ErrorKind::NoDisk, "there is no disk `none`")));
+        let (answer, _) = done(r#"{"id":1,"do":"slow","disk":"none"}"#);
+        assert_eq!(answer, Err(Fault::new(ErrorKind::NoDisk, "there is no disk `none`")));
     }
 
     #[test]

@@ -33,6 +33,10 @@ pub mod worker_settings;
 
 pub mod reports;
 
+pub mod latency;
+
+pub mod slow;
+
 #[cfg(test)]
 mod rig;
 
@@ -40,7 +44,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use blk_server::{ServerReport, WorkerId, WorkerOptions};
+use blk_server::{ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
 use protocol::LiveUpgrade;
@@ -53,6 +57,9 @@ use reports::ReloadAnswer;
 pub trait Control: Send + Sync {
     /// Reads all counters.
     fn report(&self) -> ServerReport;
+
+    /// Returns the limit from which requests of the disk are slow, and the latest slow ones.
+    fn slow_requests(&self, disk: &str) -> Result<(Option<Duration>, Vec<SlowRequest>), Refused>;
 
     /// Starts one more worker.
     fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, Refused>;

@@ -56,7 +56,8 @@ pub fn line(id: u64, verb: &Verb) -> serde_json::Result<Vec<u8>> {
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub enum Verb {
     List,
-    Stats,
+    Stats(Stats),
+    Slow(Slow),
     Workers,
     WorkersAdd(WorkerSettings),
     WorkersRemove(WorkersRemove),
@@ -78,7 +79,43 @@ pub(super) fn ns(time: Duration) -> u64 {
 }
 
 /// All verbs, for the error about an unknown one.
-const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, reload, shutdown, take-over";
+const VERBS: &str = "list, stats, slow, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, reload, shutdown, take-over";
+
+/// Which statistics to send.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stats {
+    /// Missing: all disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<Vec<String>>,
+    /// Whether to list the running queues.
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    pub queues: bool,
+    /// Whether latencies have their buckets.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub histograms: bool,
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self { disks: None, queues: true, histograms: false }
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Slow {
+    pub disk: String,
+}
 
 /// How a new worker runs. Without a field, the worker keeps the process's setting.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -315,7 +352,8 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
     let without_fields = |verb| move |_: Nothing| verb;
     match name {
         "list" => read(name, fields).map(without_fields(Verb::List)),
-        "stats" => read(name, fields).map(without_fields(Verb::Stats)),
+        "stats" => read(name, fields).map(Verb::Stats),
+        "slow" => read(name, fields).map(Verb::Slow),
         "workers" => read(name, fields).map(without_fields(Verb::Workers)),
         "workers-add" => read(name, fields).map(Verb::WorkersAdd),
         "workers-remove" => read(name, fields).map(Verb::WorkersRemove),
@@ -375,7 +413,9 @@ mod tests {
         };
         let verbs = [
             Verb::List,
-            Verb::Stats,
+            Verb::Stats(Stats::default()),
+            Verb::Stats(Stats { disks: Some(vec![disk()]), queues: false, histograms: true }),
+            Verb::Slow(Slow { disk: disk() }),
             Verb::Workers,
             Verb::WorkersAdd(settings),
             Verb::WorkersAdd(WorkerSettings::default()),
@@ -417,7 +457,7 @@ mod tests {
             })
             .collect();
         assert_eq!(unknown, Vec::<&str>::new());
-        assert_eq!(VERBS.split(", ").count(), 14); // the number of variants of `Verb`
+        assert_eq!(VERBS.split(", ").count(), 15); // the number of variants of `Verb`
     }
 
     #[test]

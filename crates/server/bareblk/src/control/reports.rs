@@ -5,16 +5,22 @@
 //! - One version of the protocol may get new fields but never loses one. `reports.golden.json` lists those on which
 //!   clients may rely.
 
+use std::collections::HashSet;
 use std::path::Path;
 
-use blk_server::{DiskReport, QueueCounters, QueueReport, ServerReport, WorkerCounters, WorkerReport};
+use blk_server::{
+    AdminError, DiskReport, QueueCounters, QueueReport, ServerReport, WorkerCounters, WorkerReport,
+};
 use disk_image::SECTOR_BYTES;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::balance::Balance;
+use super::latency::DiskLatency;
 use super::placement::Placement;
-use super::protocol::{WorkerSettings, ns};
+use super::protocol::{Fault, Stats, WorkerSettings, ns};
+use super::refused::Refused;
+use super::slow::milliseconds;
 use super::worker_settings;
 
 /// The answer to `list`.
@@ -61,15 +67,25 @@ pub struct StatsAnswer {
 }
 
 impl StatsAnswer {
-    pub fn new(report: &ServerReport) -> Self {
-        Self {
+    /// # Errors
+    /// A wanted disk does not exist.
+    pub fn new(report: &ServerReport, wanted: &Stats) -> Result<Self, Fault> {
+        let names = wanted.disks.as_deref();
+        let is_there = |name: &&String| report.disks.iter().any(|disk| disk.name == **name);
+        if let Some(name) = names.unwrap_or_default().iter().find(|name| !is_there(name)) {
+            return Err(Refused::from(AdminError::NoDisk { name: name.clone() }).into());
+        }
+        let names: Option<HashSet<&String>> = names.map(|names| names.iter().collect());
+        let is_wanted = |disk: &&DiskReport| names.as_ref().is_none_or(|names| names.contains(&disk.name));
+        let disks = report.disks.iter().filter(is_wanted);
+        Ok(Self {
             at_ns: clock_ns(ClockId::Monotonic),
             pid: std::process::id(),
             process_cpu_ns: clock_ns(ClockId::ProcessCPUTime),
             workers: report.workers.iter().map(WorkerStats::new).collect(),
-            disks: report.disks.iter().map(DiskStats::new).collect(),
+            disks: disks.map(|disk| DiskStats::new(disk, wanted)).collect(),
             balance: report.balance.as_ref().map(Balance::new),
-        }
+        })
     }
 }
 
@@ -184,14 +200,27 @@ pub struct DiskStats {
     pub disk: Disk,
     /// Null: each worker completes the requests that it submits.
     pub placement: Option<Placement>,
+    /// What all queues have done since the disk was added; a live upgrade keeps it. Missing from older servers.
+    pub totals: Option<QueueCounters>,
+    /// From the same time on.
+    pub latency: DiskLatency,
+    /// Requests are slow from this time on; null: none is.
+    pub slow_ms: Option<u64>,
     /// The running queues.
     pub queues: Vec<Queue>,
 }
 
 impl DiskStats {
-    fn new(disk: &DiskReport) -> Self {
-        let placement = Placement::new(&disk.placement);
-        Self { disk: Disk::new(disk), placement, queues: disk.queues.iter().map(Queue::new).collect() }
+    fn new(disk: &DiskReport, wanted: &Stats) -> Self {
+        let queues = disk.queues.iter().filter(|_| wanted.queues);
+        Self {
+            disk: Disk::new(disk),
+            placement: Placement::new(&disk.placement),
+            totals: Some(disk.totals.counters),
+            latency: DiskLatency::new(&disk.totals.latency, wanted.histograms),
+            slow_ms: disk.slow_limit.map(milliseconds),
+            queues: queues.map(Queue::new).collect(),
+        }
     }
 }
 
@@ -227,11 +256,12 @@ fn clock_ns(clock: ClockId) -> u64 {
 mod tests {
     use std::time::Duration;
 
-    use blk_server::{BalanceDecision, BalanceReport, MoveOutcome};
+    use blk_server::{BalanceDecision, BalanceReport, DiskTotals, MoveOutcome, SlowRequest};
     use blk_server::{ParkPolicy, ParkWhat, PlacementReport, SchedulingClass, WorkerId, WorkerOptions};
     use io_engine::{HandOver, PlacementCounters};
     use serde_json::Value;
 
+    use super::super::slow::SlowAnswer;
     use super::*;
 
     fn placement() -> PlacementReport {
@@ -270,6 +300,8 @@ mod tests {
             in_flight: 6,
             parked: 41,
             retries: 42,
+            parked_time: Duration::from_nanos(44),
+            slow: 45,
             calls: 7,
             kicks: 8,
             moves: 9,
@@ -287,6 +319,13 @@ mod tests {
             ..WorkerCounters::default()
         };
         (queue, worker)
+    }
+
+    fn totals() -> DiskTotals {
+        let mut totals = DiskTotals::default();
+        totals.counters.reads = 47;
+        totals.latency.read.note(48);
+        totals
     }
 
     fn report() -> ServerReport {
@@ -309,6 +348,8 @@ mod tests {
             placement: placement(),
             sessions: 1,
             queues_offered: 64,
+            totals: totals(),
+            slow_limit: Some(Duration::from_millis(46)),
             queues: vec![QueueReport { index: 17, worker: WorkerId(18), size: 1024, counters }],
         };
         let worker = WorkerReport { id: WorkerId(18), options, node: Some(23), queues: 1, counters: worked };
@@ -343,14 +384,26 @@ mod tests {
     #[test]
     fn answers_are_those_of_protocol_1() {
         let report = report();
-        let mut stats = StatsAnswer::new(&report);
+        let wanted = Stats { histograms: true, ..Stats::default() };
+        let mut stats = StatsAnswer::new(&report, &wanted).unwrap();
         assert!(stats.at_ns > 0 && stats.process_cpu_ns > 0 && stats.pid > 0);
         (stats.at_ns, stats.pid, stats.process_cpu_ns) = (19, 20, 21);
         let refused = vec![NotChanged { disk: "e".into(), why: "in use".into() }];
         let [added, removed, replaced, changed, needs_restart] =
             ["a", "b", "c", "d", "poll-us"].map(|name| vec![name.into()]);
         let reload = ReloadAnswer { added, removed, replaced, changed, refused, needs_restart };
+        let slow = SlowRequest {
+            at: std::time::SystemTime::UNIX_EPOCH + Duration::from_millis(49),
+            queue: 50,
+            kind: "read",
+            sector: 51,
+            bytes: 52,
+            took: Duration::from_nanos(53),
+            tries: 54,
+            failed: true,
+        };
         let answers = serde_json::json!({
+            "slow": SlowAnswer::new(Some(Duration::from_millis(46)), &[slow]),
             "list": ListAnswer::new(&report),
             "stats": stats,
             "workers": WorkersAnswer::new(&report),
@@ -364,11 +417,25 @@ mod tests {
 
     #[test]
     fn answer_is_read_again_as_it_was_written() {
-        let stats = StatsAnswer::new(&report());
+        let stats = StatsAnswer::new(&report(), &Stats::default()).unwrap();
         let read: StatsAnswer = serde_json::from_str(&serde_json::to_string(&stats).unwrap()).unwrap();
         assert_eq!(serde_json::to_value(&read).unwrap(), serde_json::to_value(&stats).unwrap());
         assert_eq!(read.disks[0].queues, stats.disks[0].queues);
         assert_eq!(read.workers[0].counters, stats.workers[0].counters);
+    }
+
+    #[test]
+    fn answer_has_only_the_disks_and_queues_that_were_asked_for() {
+        let named = |name: &str| DiskReport { name: name.into(), ..report().disks.remove(0) };
+        let report = ServerReport { disks: vec![named("a"), named("b")], ..ServerReport::default() };
+        let wanted = Stats { disks: Some(vec!["b".into()]), queues: false, histograms: false };
+        let answer = StatsAnswer::new(&report, &wanted).unwrap();
+        let [disk] = answer.disks.as_slice() else { panic!("{answer:?}") };
+        assert_eq!((disk.disk.name.as_str(), disk.queues.len()), ("b", 0));
+        assert_eq!((disk.latency.read.count, &disk.latency.read.buckets), (1, &None));
+        let unknown = Stats { disks: Some(vec!["b".into(), "c".into()]), ..Stats::default() };
+        let fault = StatsAnswer::new(&report, &unknown).unwrap_err();
+        assert_eq!(fault.message, "there is no disk `c`");
     }
 
     #[test]

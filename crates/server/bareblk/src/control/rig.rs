@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
+use blk_server::{AdminError, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
 use super::protocol::LiveUpgrade;
@@ -28,6 +28,10 @@ impl Told {
 impl Control for Told {
     fn report(&self) -> ServerReport {
         ServerReport::default()
+    }
+
+    fn slow_requests(&self, disk: &str) -> Result<(Option<Duration>, Vec<SlowRequest>), Refused> {
+        Err(AdminError::NoDisk { name: disk.into() }.into())
     }
 
     fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, Refused> {

@@ -18,6 +18,7 @@ use super::dispatch;
 use super::limits::{ANSWER_TIMEOUT, LINE_TIMEOUT, MAX_LINE_BYTES};
 use super::line_reader::{LineLimits, LineReader, NoLine};
 use super::protocol::{self, Answer, BadLine, ErrorKind, Fault, Greeting, LiveUpgrade, Verb};
+use crate::live_upgrade::EXTRAS;
 
 /// Serves the client until it disconnects or the server ends the connection.
 pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control) {
@@ -98,7 +99,7 @@ fn live_upgrade(
     let mut agreed = false;
     let mut agree = || {
         agreed = true;
-        say(&client.stream, &Answer::new(id, Ok(Value::Object(serde_json::Map::new()))))
+        say(&client.stream, &Answer::new(id, Ok(serde_json::json!({"extras": EXTRAS}))))
     };
     let outcome = control.live_upgrade(wanted, &client.stream, &mut agree);
     match outcome {
@@ -203,7 +204,7 @@ mod tests {
             (&lines[1]["id"], &lines[1]["error"]["kind"]),
             (&Value::from(1), &Value::from("bad-settings"))
         );
-        assert_eq!(lines[2..], [serde_json::json!({"id": 2, "ok": {}})]);
+        assert_eq!(lines[2..], [serde_json::json!({"id": 2, "ok": {"extras": ["totals"]}})]);
         assert_eq!(told.calls(), ["live_upgrade 0", "live_upgrade 1"]);
     }
 

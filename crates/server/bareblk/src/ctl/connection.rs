@@ -123,7 +123,7 @@ impl Connection {
 
 fn what_now(verb: &Verb) -> &'static str {
     match verb {
-        Verb::List | Verb::Stats | Verb::Workers => "see its log",
+        Verb::List | Verb::Stats(_) | Verb::Slow(_) | Verb::Workers => "see its log",
         Verb::Shutdown => "it may have stopped before it could answer; see its log",
         _ => "it may have carried out the request; see its log, and `bareblk ctl list` once it runs",
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use blk_server::QueueCounters;
+use blk_server::{LatencyHistogram, QueueCounters};
 
 use crate::control::reports::{DiskStats, Queue, StatsAnswer, WorkerStats};
 
@@ -37,9 +37,18 @@ pub fn seconds(before: &StatsAnswer, now: &StatsAnswer) -> f64 {
 }
 
 pub fn of_disk(before: Option<&DiskStats>, now: &DiskStats, seconds: f64) -> DiskRates {
+    if let Some(totals) = now.totals {
+        return rates(&[totals.since(&before.and_then(|before| before.totals).unwrap_or_default())], seconds);
+    }
+    // A server without totals.
     let old = |queue: &Queue| before?.queues.iter().find(|old| old.queue == queue.queue);
     let done: Vec<_> = now.queues.iter().map(|queue| difference(old(queue), queue)).collect();
     rates(&done, seconds)
+}
+
+/// The latencies of all requests between the readings.
+pub fn latency(before: Option<&DiskStats>, now: &DiskStats) -> LatencyHistogram {
+    now.latency.all().since(&before.map(|before| before.latency.all()).unwrap_or_default())
 }
 
 fn rates(done: &[QueueCounters], seconds: f64) -> DiskRates {
@@ -108,6 +117,15 @@ mod tests {
         let rates = of_disk(Some(&before), &disk(after), 2.0);
         assert_eq!((rates.reads_per_s, rates.read_mb_per_s), (100.0, 4.0));
         assert_eq!(rates.worker_us_per_request, Some(2.0));
+    }
+
+    #[test]
+    fn rates_come_from_the_totals_which_outlive_queues() {
+        let totals = |writes| DiskStats {
+            totals: Some(QueueCounters { writes, ..QueueCounters::default() }),
+            ..DiskStats::default()
+        };
+        assert_eq!(of_disk(Some(&totals(1000)), &totals(1300), 3.0).writes_per_s, 100.0);
     }
 
     #[test]

@@ -3,20 +3,24 @@
 //! Names come from files, so tables escape control characters.
 
 use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use blk_server::{CounterInfo, CounterUnit, QueueCounters, WorkerCounters, format_cpus};
+use blk_server::{CounterInfo, CounterUnit, LatencyHistogram, QueueCounters, WorkerCounters, format_cpus};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use super::rates;
 use crate::control::balance::{Balance, Decision};
+use crate::control::latency::Latencies;
 use crate::control::placement::Placement;
 use crate::control::protocol::WorkerSettings;
 use crate::control::reports::{Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer, Worker, WorkerStats};
+use crate::control::slow::{Slow, SlowAnswer, milliseconds as milliseconds_of};
 
 /// A missing figure.
 const NONE: &str = "–";
 const PLACEMENT_HEADINGS: [&str; 8] =
     ["DISK", "PLACEMENT", "COMPLETION WORKER", "WANTED", "HAND-OVERS", "OPS", "PASSED ON", "MOVES"];
+const PERCENTILES: [&str; 3] = ["P50", "P99", "MAX"];
 /// Number of the balancer's decisions in the table, the latest first.
 const SHOWN_DECISIONS: usize = 8;
 
@@ -138,12 +142,91 @@ pub fn stats(stats: &StatsAnswer) -> String {
     let queue_headings = headings(&["DISK", "QUEUE", "WORKER"], QueueCounters::ALL);
     let mut text = table(&worker_headings, 1, stats.workers.iter().map(worker));
     text.push('\n');
+    text += &totals(stats);
+    text += &latencies(stats);
     text += &table(&queue_headings, 1, stats.disks.iter().flat_map(queue_rows));
     let idle = stats.disks.iter().filter(|disk| disk.queues.is_empty()).count();
     if idle > 0 {
         let _ = writeln!(text, "{idle} of {} disks have no running queue", stats.disks.len());
     }
     text + &balance(stats.balance.as_ref())
+}
+
+/// One row per disk. Empty if the server has no totals.
+fn totals(stats: &StatsAnswer) -> String {
+    let row = |disk: &DiskStats| {
+        let totals = disk.totals?;
+        let counters = [
+            totals.reads.to_string(),
+            megabytes(totals.read_bytes),
+            totals.writes.to_string(),
+            megabytes(totals.written_bytes),
+            totals.flushes.to_string(),
+            totals.other.to_string(),
+            totals.errors.to_string(),
+        ];
+        let name = std::iter::once(plain(&disk.disk.name));
+        Some(name.chain(counters).chain(percentiles(&disk.latency.all())).collect())
+    };
+    let rows: Vec<_> = stats.disks.iter().filter_map(row).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let counters = ["DISK", "READS", "MB", "WRITES", "MB", "FLUSHES", "OTHER", "ERRORS"];
+    table(&[&counters[..], &PERCENTILES].concat(), 1, rows.into_iter()) + "\n"
+}
+
+/// One row per disk and kind of request that it has answered.
+fn latencies(stats: &StatsAnswer) -> String {
+    let rows = stats.disks.iter().flat_map(|disk| {
+        let kinds = disk.latency.kinds().into_iter().filter(|(_, latencies)| latencies.count > 0);
+        kinds.map(|(kind, latencies)| {
+            let Latencies { count, p50_ns, p90_ns, p99_ns, p999_ns, max_ns, .. } = latencies;
+            let times = [*p50_ns, *p90_ns, *p99_ns, *p999_ns, *max_ns].map(time);
+            let of = [plain(&disk.disk.name), kind.to_owned(), count.to_string()];
+            of.into_iter().chain(times).collect::<Vec<_>>()
+        })
+    });
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let headings = ["DISK", "LATENCY", "REQUESTS", "P50", "P90", "P99", "P99.9", "MAX"];
+    table(&headings, 2, rows.into_iter()) + "\n"
+}
+
+/// The figures below [`PERCENTILES`].
+fn percentiles(histogram: &LatencyHistogram) -> [String; 3] {
+    if histogram.count() == 0 {
+        return [NONE; 3].map(str::to_owned);
+    }
+    [histogram.quantile_ns(0.5), histogram.quantile_ns(0.99), histogram.max_ns].map(time)
+}
+
+/// A disk's latest slow requests, oldest first.
+pub fn slow(disk: &str, answer: &SlowAnswer, now: SystemTime) -> String {
+    let limit = match (answer.slow_ms, answer.requests.is_empty()) {
+        (None, true) => return format!("{} has no limit for slow requests: set slow-ms\n", plain(disk)),
+        (Some(ms), true) => return format!("no request of {} has taken {ms} ms or longer\n", plain(disk)),
+        (None, false) => "now off".to_owned(),
+        (Some(ms), false) => format!("from {ms} ms on"),
+    };
+    let now_ms = now.duration_since(UNIX_EPOCH).map_or(0, milliseconds_of);
+    let row = |slow: &Slow| {
+        vec![
+            time(now_ms.saturating_sub(slow.at_ms).saturating_mul(1_000_000)),
+            slow.queue.to_string(),
+            plain(&slow.request),
+            slow.sector.to_string(),
+            slow.bytes.to_string(),
+            time(slow.took_ns),
+            slow.tries.to_string(),
+            if slow.failed { "error" } else { "ok" }.to_owned(),
+        ]
+    };
+    let headings = ["AGO", "QUEUE", "REQUEST", "SECTOR", "BYTES", "TOOK", "TRIES", "ANSWER"];
+    let head = format!("latest slow requests of {}, {limit}:\n", plain(disk));
+    head + &table(&headings, 0, answer.requests.iter().map(row))
 }
 
 /// The latest decisions of the balancer.
@@ -170,6 +253,7 @@ pub fn rates(before: &StatsAnswer, now: &StatsAnswer) -> String {
             let old = before.disks.iter().find(|old| old.disk.name == disk.disk.name);
             let rates = rates::of_disk(old, disk, seconds);
             requests_per_s += rates.requests_per_s;
+            let [p50, p99, max] = percentiles(&rates::latency(old, disk));
             vec![
                 plain(&disk.disk.name),
                 whole(rates.requests_per_s),
@@ -179,6 +263,9 @@ pub fn rates(before: &StatsAnswer, now: &StatsAnswer) -> String {
                 tenths(rates.written_mb_per_s),
                 whole(rates.flushes_per_s),
                 whole(rates.errors_per_s),
+                p50,
+                p99,
+                max,
                 rates.worker_us_per_request.map_or_else(|| NONE.to_owned(), hundredths),
             ]
         })
@@ -204,8 +291,8 @@ pub fn rates(before: &StatsAnswer, now: &StatsAnswer) -> String {
         tenths(seconds)
     );
     text += &table(&headings, 1, now.workers.iter().map(worker));
-    let headings =
-        ["DISK", "IOPS", "READS/s", "MB/s", "WRITES/s", "MB/s", "FLUSHES/s", "ERRORS/s", "WORKER µs/IO"];
+    let headings = ["DISK", "IOPS", "READS/s", "MB/s", "WRITES/s", "MB/s", "FLUSHES/s", "ERRORS/s"];
+    let headings = [&headings[..], &PERCENTILES, &["WORKER µs/IO"]].concat();
     text.push('\n');
     text + &table(&headings, 1, disks.into_iter())
 }
@@ -239,6 +326,16 @@ fn size(bytes: u64) -> String {
         .map_or_else(|| bytes.to_string(), |(shift, name)| format!("{}{name}", bytes >> shift))
 }
 
+/// A time with two or three digits and its unit.
+fn time(ns: u64) -> String {
+    let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs")];
+    let Some((unit, name)) = units.into_iter().find(|(unit, _)| ns >= *unit) else {
+        return format!("{ns}ns");
+    };
+    let figure = rates::float(ns) / rates::float(unit);
+    if figure < 9.95 { format!("{figure:.1}{name}") } else { format!("{figure:.0}{name}") }
+}
+
 fn megabytes(bytes: u64) -> String {
     tenths(rates::float(bytes) / 1e6)
 }
@@ -263,7 +360,10 @@ fn hundredths(figure: f64) -> String {
 mod tests {
     use std::time::Duration;
 
+    use blk_server::Latency;
+
     use super::*;
+    use crate::control::latency::DiskLatency;
 
     #[test]
     fn every_row_has_as_many_cells_as_there_are_headings() {
@@ -286,6 +386,71 @@ mod tests {
     }
 
     #[test]
+    fn times_are_shown_with_two_or_three_digits() {
+        let times = [0, 999, 1000, 9_949, 9_950, 82_400, 1_100_000, 310_000_000, 69_000_000_000].map(time);
+        assert_eq!(times, ["0ns", "999ns", "1.0µs", "9.9µs", "10µs", "82µs", "1.1ms", "310ms", "69s"]);
+    }
+
+    /// A disk with this many reads, of which one in ten was slow.
+    fn disk_with_reads(reads: u64) -> DiskStats {
+        let mut latency = Latency::default();
+        (0..reads).for_each(|read| latency.read.note(if read % 10 == 9 { 5_000_000 } else { 50_000 }));
+        DiskStats {
+            disk: Disk { name: "a".into(), ..Disk::default() },
+            totals: Some(QueueCounters { reads, ..QueueCounters::default() }),
+            latency: DiskLatency::new(&latency, true),
+            ..DiskStats::default()
+        }
+    }
+
+    #[test]
+    fn disk_without_running_queues_shows_its_totals_and_latencies() {
+        let text = stats(&StatsAnswer { disks: vec![disk_with_reads(100)], ..StatsAnswer::default() });
+        let rows: Vec<Vec<_>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert!(
+            rows.contains(&vec!["a", "100", "0.0", "0", "0.0", "0", "0", "0", "53µs", "5.0ms", "5.0ms"]),
+            "{text}"
+        );
+        assert!(
+            rows.contains(&vec!["a", "read", "100", "53µs", "53µs", "5.0ms", "5.0ms", "5.0ms"]),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn latencies_of_an_interval_leave_out_what_was_before() {
+        let mut now = disk_with_reads(100);
+        let before = StatsAnswer { disks: vec![disk_with_reads(90)], ..StatsAnswer::default() };
+        now.latency.write = now.latency.read.clone();
+        let now = StatsAnswer { at_ns: 1_000_000_000, disks: vec![now], ..StatsAnswer::default() };
+        let text = rates(&before, &now);
+        let last: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
+        // 10 reads and 100 writes; of each, one in ten was slow.
+        assert_eq!(last[8..11], ["53µs", "5.0ms", "5.0ms"], "{text}");
+    }
+
+    #[test]
+    fn slow_requests_are_shown_with_their_age_and_how_long_they_took() {
+        let request = Slow {
+            at_ms: 1_000,
+            queue: 3,
+            request: "write".into(),
+            sector: 8,
+            bytes: 4096,
+            took_ns: 1_234_567_890,
+            tries: 1,
+            failed: true,
+        };
+        let answer = SlowAnswer { slow_ms: Some(500), requests: vec![request] };
+        let text = slow("a", &answer, UNIX_EPOCH + std::time::Duration::from_secs(13));
+        assert!(text.starts_with("latest slow requests of a, from 500 ms on:"), "{text}");
+        let last: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(last, ["12s", "3", "write", "8", "4096", "1.2s", "1", "error"]);
+        let none = slow("a", &SlowAnswer::default(), UNIX_EPOCH);
+        assert_eq!(none, "a has no limit for slow requests: set slow-ms\n");
+    }
+
+    #[test]
     fn cpus_are_shown_as_they_can_be_given() {
         assert_eq!(cpu_list(&[0, 2, 3, 4, 8]), "0,2-4,8");
         assert_eq!(cpu_list(&[]), NONE);
@@ -303,7 +468,6 @@ mod tests {
     fn rates_of_two_readings_are_per_second_and_per_request() {
         let disk = |reads, worker_ns| DiskStats {
             disk: Disk { name: "a".into(), ..Disk::default() },
-            placement: None,
             queues: vec![Queue {
                 counters: QueueCounters {
                     reads,
@@ -313,6 +477,7 @@ mod tests {
                 },
                 ..Queue::default()
             }],
+            ..DiskStats::default()
         };
         let before = StatsAnswer { disks: vec![disk(0, 0)], ..StatsAnswer::default() };
         let now = StatsAnswer {
@@ -324,6 +489,6 @@ mod tests {
         let text = rates(&before, &now);
         assert!(text.starts_with("1000 requests/s, 3.00 µs of processor time each"), "{text}");
         let last: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
-        assert_eq!(last, ["a", "1000", "1000", "4.1", "0", "0.0", "0", "0", "2.00"]);
+        assert_eq!(last, ["a", "1000", "1000", "4.1", "0", "0.0", "0", "0", "–", "–", "–", "2.00"]);
     }
 }

@@ -2,13 +2,15 @@
 
 use std::ffi::OsString;
 
-use blk_server::{DiskState, Fact, SessionState};
+use blk_server::{DiskState, DiskTotals, Fact, SessionState};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
     /// New: frames begin here.
     Begin,
+    /// New, instead of `Begin`, if the old server's answer to `take-over` listed extras: those that it wants.
+    BeginWith { extras: Vec<String> },
     /// Old: its control socket. Carries the socket.
     Control(Listener),
     /// Old: a disk. Carries image, socket and, for a block device, the descriptor that claims it.
@@ -21,6 +23,8 @@ pub enum Message {
     State { disk: String, state: DiskState },
     /// Old: one of the disk's front-ends. Carries its descriptors.
     Session { disk: String, frozen_ns: u64, state: SessionState },
+    /// Old: the totals of a paused disk, if the new server wants this extra.
+    Totals { disk: String, totals: DiskTotals },
     /// Old: there are no more states.
     StatesEnd,
     /// New: it has rebuilt all sessions.
@@ -36,12 +40,14 @@ impl Message {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Begin => "Begin",
+            Self::BeginWith { .. } => "BeginWith",
             Self::Control(_) => "Control",
             Self::Disk(_) => "Disk",
             Self::OffersEnd => "OffersEnd",
             Self::Ready => "Ready",
             Self::State { .. } => "State",
             Self::Session { .. } => "Session",
+            Self::Totals { .. } => "Totals",
             Self::StatesEnd => "StatesEnd",
             Self::Prepared => "Prepared",
             Self::Yours => "Yours",

@@ -17,11 +17,12 @@ use disk_image::{Access, FileId, HostOpener, Opener};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::fs::fstat;
 use rustix::process::geteuid;
+use serde_json::Value;
 use tracing::{error, info};
 
 use super::messages::{Listener, Message, OfferedDisk};
 use super::opener::{HandedOver, Image, Socket};
-use super::terms::{AT_ONCE, READY_TIMEOUT, VERSION, with_cure};
+use super::terms::{AT_ONCE, EXTRAS, READY_TIMEOUT, VERSION, with_cure};
 use super::wire::{receive, send};
 use crate::config::configuration::Configuration;
 use crate::config::disk_settings::{DiskSettings, real_path};
@@ -80,9 +81,11 @@ impl Taker {
             };
             bail!("the server at {} is not taken over: {what}", control.display());
         }
+        let extras = reply.answer.ok.as_ref().map_or(&Value::Null, |ok| &ok["extras"]);
+        let extras = extras.as_array().map(Vec::as_slice).unwrap_or_default();
         let channel = server.into_stream()?;
         let pid = check_peer(&channel, configuration)?;
-        send(&channel, &Message::Begin, &[], AT_ONCE)?;
+        send(&channel, &begin(extras), &[], AT_ONCE)?;
         let (disks, images, sockets) = (Vec::new(), Vec::new(), HashMap::new());
         let mut taker = Self { cut, channel, pid, disks, images, sockets, opener: None };
         let offered = taker.receive_offers(configuration);
@@ -212,6 +215,7 @@ impl Taker {
                     let session = server.rebuild(&disk, state, fds).map_err(with_cure)?;
                     prepared.push((disk, frozen_ns, session));
                 }
+                Message::Totals { disk, totals } => server.restore_totals(&disk, &totals)?,
                 Message::StatesEnd => break,
                 Message::No { why } => bail!("the running server says: {why}"),
                 message => bail!("the running server sent {}, but a session was expected", message.name()),
@@ -220,6 +224,13 @@ impl Taker {
         send(&self.channel, &Message::Prepared, &[], AT_ONCE)?;
         Ok(prepared)
     }
+}
+
+/// Asks for those of the old server's extras that this one knows. Older servers have none, and know only `Begin`.
+fn begin(theirs: &[Value]) -> Message {
+    let known = theirs.iter().filter_map(Value::as_str).filter(|extra| EXTRAS.contains(extra));
+    let extras: Vec<_> = known.map(str::to_owned).collect();
+    if extras.is_empty() { Message::Begin } else { Message::BeginWith { extras } }
 }
 
 /// Checks the old server's user, because images from it are served without a new look at their locks. Returns its

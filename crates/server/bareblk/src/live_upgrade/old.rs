@@ -12,7 +12,7 @@ use blk_server::{Frozen, Offer, Server, Socket};
 use tracing::{info, warn};
 
 use super::messages::{Listener, Message, OfferedDisk};
-use super::terms::{AT_ONCE, CUT_TIMEOUT, DRAIN_TIMEOUT, PREPARE_TIMEOUT, READY_TIMEOUT, with_cure};
+use super::terms::{AT_ONCE, CUT_TIMEOUT, DRAIN_TIMEOUT, PREPARE_TIMEOUT, READY_TIMEOUT, TOTALS, with_cure};
 use super::wire::{receive, send};
 use crate::serving::Serving;
 
@@ -56,13 +56,13 @@ fn converse(
     cut: &[String],
     channel: &UnixStream,
 ) -> Result<()> {
-    expect(channel, "Begin", AT_ONCE)?;
+    let extras = begin(channel)?;
     offer(server, listener, channel).context("cannot send the list of disks to the new server")?;
     expect(channel, "Ready", READY_TIMEOUT)?;
     server.cut_off(cut, CUT_TIMEOUT)?;
     let mut frozen = server.freeze(DRAIN_TIMEOUT).map_err(with_cure)?;
     let deadline = Instant::now() + PREPARE_TIMEOUT;
-    tell_all(&mut frozen, channel, deadline).context("cannot hand over the sessions")?;
+    tell_all(&mut frozen, &extras, channel, deadline).context("cannot hand over the sessions")?;
     expect(channel, "Prepared", left(deadline))?;
     serving.unless_stopping(|| {
         listener.socket.leave_file(true);
@@ -71,6 +71,16 @@ fn converse(
         std::mem::forget(frozen.give_up());
         Ok(())
     })
+}
+
+/// Returns the extras that the new server wants.
+fn begin(channel: &UnixStream) -> Result<Vec<String>> {
+    match receive(channel, Some(AT_ONCE))?.0 {
+        Message::Begin => Ok(Vec::new()),
+        Message::BeginWith { extras } => Ok(extras),
+        Message::No { why } => Err(anyhow!("the new server cannot: {why}")),
+        message => bail!("the new server says {}, but Begin was expected", message.name()),
+    }
 }
 
 /// Receives the next message, which must have this name.
@@ -111,13 +121,24 @@ fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
-fn tell_all(frozen: &mut Frozen<'_>, channel: &UnixStream, deadline: Instant) -> Result<()> {
+fn tell_all(
+    frozen: &mut Frozen<'_>,
+    extras: &[String],
+    channel: &UnixStream,
+    deadline: Instant,
+) -> Result<()> {
     for (disk, state, sessions) in frozen.take_parts() {
         send(channel, &Message::State { disk: disk.clone(), state }, &[], left(deadline))?;
         for handed in sessions {
             let fds: Vec<BorrowedFd<'_>> = handed.fds.iter().map(|fd| fd.as_fd()).collect();
             let (disk, frozen_ns, state) = (disk.clone(), handed.frozen_ns, handed.state);
             send(channel, &Message::Session { disk, frozen_ns, state }, &fds, left(deadline))?;
+        }
+    }
+    if extras.iter().any(|extra| extra == TOTALS) {
+        for (disk, totals) in frozen.totals() {
+            let message = Message::Totals { disk: disk.to_owned(), totals };
+            send(channel, &message, &[], left(deadline))?;
         }
     }
     Ok(send(channel, &Message::StatesEnd, &[], left(deadline))?)

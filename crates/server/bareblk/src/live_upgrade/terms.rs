@@ -1,4 +1,4 @@
-//! What both servers of a live upgrade have in common: the version, the timeouts, and the advice in an error.
+//! What both servers of a live upgrade have in common: the version, the extras, the timeouts, and the advice in an error.
 
 use std::time::Duration;
 
@@ -9,6 +9,11 @@ use blk_server::LiveUpgradeError;
 ///
 /// 2: with half messages, dirty logs and the holder of the lease of a disk's rings; disks can be cut off.
 pub const VERSION: u32 = 2;
+
+/// What an old server also sends if the new one knows it and asks for it: both may be of versions without it.
+pub const EXTRAS: [&str; 1] = [TOTALS];
+/// The disks' totals.
+pub const TOTALS: &str = "totals";
 
 /// Time limit for a message that the other server sends or reads at once.
 pub const AT_ONCE: Duration = Duration::from_secs(5);

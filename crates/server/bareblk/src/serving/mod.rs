@@ -94,7 +94,7 @@ impl Opened {
             log_lines.push(ready.log_line);
         }
         let server = Server::prepare(&config, &self.opener, served)?;
-        named.iter().try_for_each(|disk| attach_to_named_workers(&server, disk))?;
+        named.iter().try_for_each(|disk| set_up(&server, disk))?;
         Ok(Serving {
             server,
             manager,
@@ -269,7 +269,7 @@ impl Serving {
     fn serve_ready(&self, disk: NamedDisk, ready: ReadyDisk) -> Result<()> {
         self.with_server(|server| {
             server.add_disk(ready.config, &disk.settings.socket)?;
-            attach_to_named_workers(server, &disk).inspect_err(|_| {
+            set_up(server, &disk).inspect_err(|_| {
                 let _ = server.remove_disk(&disk.name, true, ATTACH_TIMEOUT);
             })
         })??;
@@ -416,6 +416,9 @@ impl Serving {
         if has("socket-") {
             self.set_socket_owner(&disk.settings.socket)?;
         }
+        if has("slow-ms") {
+            self.with_server(|server| set_slow_limit(server, &disk))??;
+        }
         if has("workers") {
             self.with_server(|server| change_workers(server, &disk))??;
         }
@@ -455,6 +458,16 @@ impl Serving {
         let first = !self.stopping.swap(true, Ordering::Relaxed);
         first.then(|| self.server.shut_down(timeout))
     }
+}
+
+/// Applies the settings that the server can change on a running disk.
+fn set_up(server: &Server, disk: &NamedDisk) -> Result<()> {
+    set_slow_limit(server, disk)?;
+    attach_to_named_workers(server, disk)
+}
+
+fn set_slow_limit(server: &Server, disk: &NamedDisk) -> Result<()> {
+    Ok(server.set_slow_limit(&disk.name, disk.settings.options.slow_limit())?)
 }
 
 /// Attaches the disk's queues in turn to the workers that its settings list. The server itself applies a number.

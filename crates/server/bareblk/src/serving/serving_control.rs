@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
+use blk_server::{AdminError, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::{Map, Value};
 use signal_hook::consts::SIGTERM;
@@ -40,6 +40,10 @@ impl Control for ServingControl {
     fn report(&self) -> ServerReport {
         // A stopping server reports nothing.
         self.serving.with_server(|server| server.report()).unwrap_or_default()
+    }
+
+    fn slow_requests(&self, disk: &str) -> Result<(Option<Duration>, Vec<SlowRequest>), Refused> {
+        Ok(self.serving.with_server(|server| server.slow_requests(disk))??)
     }
 
     fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, Refused> {

@@ -128,6 +128,47 @@ fn stats_name_the_process_and_count_its_time() {
 }
 
 #[test]
+fn stats_of_named_disks_without_queues_and_with_buckets_are_answered_and_others_refused() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    let mut client = Client::new(&place);
+    let wanted = json!({"id": 1, "do": "stats", "disks": ["root"], "queues": false, "histograms": true});
+    let disk = client.ask(&wanted)["ok"]["disks"][0].clone();
+    assert_eq!((&disk["totals"]["reads"], &disk["latency"]["read"]["buckets"]), (&json!(0), &json!([])));
+    let error = client.error_kind(&json!({"id": 2, "do": "stats", "disks": ["root", "x"]}));
+    assert_eq!(error, "no-disk");
+    assert_eq!(client.error_kind(&json!({"id": 3, "do": "stats", "histogram": true})), "bad-request");
+}
+
+#[test]
+fn limit_for_slow_requests_follows_the_file_and_is_off_without_one() {
+    let place = Place::new();
+    let (image, socket, control) = (place.image("disk.raw", MIB), place.socket("s"), place.socket("c"));
+    let file = place.path("bareblk.toml");
+    let write = |more: &str| {
+        let text = format!(
+            "control = {control:?}\n[[disk]]\nname = 'root'\nimage = {image:?}\nsocket = {socket:?}\n{more}"
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    write("");
+    let mut command = bareblk();
+    command.arg("serve").arg("--config").arg(&file);
+    let _server = Server::start(command);
+    let slow = || output(ctl(&place, &["slow", "root"]));
+    assert_eq!(slow(), "root has no limit for slow requests: set slow-ms\n");
+    write("slow-ms = 250\n");
+    assert_eq!(output(ctl(&place, &["reload"])), "changed root\n");
+    assert_eq!(slow(), "no request of root has taken 250 ms or longer\n");
+    assert_eq!(ok(&place, &["stats"])["disks"][0]["slow_ms"], 250);
+    write("slow-ms = 0\n");
+    assert_says(&refusal(ctl(&place, &["reload"])), &["slow-ms", "0", "1"]);
+    write("");
+    assert_eq!(output(ctl(&place, &["reload"])), "changed root\n");
+    assert_eq!(ok(&place, &["slow", "root"]), json!({"slow_ms": null, "requests": []}));
+}
+
+#[test]
 fn watched_stats_are_printed_until_nobody_reads_them() {
     let place = Place::new();
     let _server = controlled(&place);

@@ -85,6 +85,8 @@ impl Export {
             placement: disk.engine().map(|engine| engine.placement_report()).unwrap_or_default(),
             sessions: self.sessions.count(),
             queues_offered: disk.queues(),
+            totals: disk.totals().read(),
+            slow_limit: disk.slow().limit(),
             queues: Vec::new(),
         }
     }
@@ -252,14 +254,11 @@ impl Exports {
 
     /// `engine`: the default engine of disks.
     pub(crate) fn reports(&self, workers: &WorkerSet, engine: &str) -> Vec<DiskReport> {
-        let list = self.lock();
-        let known: Vec<_> =
-            list.disks.iter().map(|export| (export.disk.id(), export.report(engine))).collect();
-        drop(list);
-        known
-            .into_iter()
-            .map(|(id, report)| DiskReport { queues: workers.queue_reports(id), ..report })
-            .collect()
+        let reports = self.all().into_iter().map(|export| DiskReport {
+            queues: workers.queue_reports(export.disk.id()),
+            ..export.report(engine)
+        });
+        reports.collect()
     }
 
     /// Starts a session for each front-end that connects, until [`Exports::stop_accepting`].

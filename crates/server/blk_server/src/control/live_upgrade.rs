@@ -27,6 +27,7 @@ use crate::data_path::assignment::WorkerSet;
 use crate::data_path::assignment::deadline::deadline_in;
 use crate::data_path::assignment::frozen::Changes;
 use crate::data_path::disk::Disk;
+use crate::data_path::disk::totals::DiskTotals;
 use crate::data_path::worker::workers::AbortOnPanic;
 use crate::error::AdminError;
 use crate::host::error_line::error_line;
@@ -323,6 +324,11 @@ impl<'a> Frozen<'a> {
         std::mem::take(&mut self.parts)
     }
 
+    /// Returns each disk's name with its totals, which no longer change.
+    pub fn totals(&self) -> impl Iterator<Item = (&str, DiskTotals)> {
+        self.disks.iter().map(|export| (export.disk.name(), export.disk.totals().read()))
+    }
+
     /// Gives the disks to the other process. This process never accesses them again and must end. The caller keeps the
     /// returned value until then, because it prevents all changes.
     #[must_use]
@@ -402,6 +408,15 @@ impl Server {
         if state.failed {
             export.disk.was_failed();
         }
+        Ok(())
+    }
+
+    /// Adds to the disk's totals those of the old process.
+    ///
+    /// # Errors
+    /// [`LiveUpgradeError::Busy`]: the disk does not exist.
+    pub fn restore_totals(&self, disk: &str, totals: &DiskTotals) -> Result<(), LiveUpgradeError> {
+        self.parts().0.find(disk)?.disk.totals().restore(totals);
         Ok(())
     }
 

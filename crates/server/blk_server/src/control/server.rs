@@ -26,6 +26,7 @@ use crate::data_path::disk::DiskConfig;
 use crate::data_path::disk::engine_source::{EngineSource, MIN_DEPTH};
 use crate::data_path::disk::flush::flush;
 use crate::data_path::disk::session_link::EndReason;
+use crate::data_path::disk::slow_requests::SlowRequest;
 use crate::data_path::report::ServerReport;
 use crate::data_path::worker::submissions::{SubmissionMeter, Submissions};
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
@@ -254,6 +255,26 @@ impl Server {
         let resumed = self.workers.resume(&self.exports.find(name)?.disk, timeout)?;
         info!(disk = name, requests = resumed, "retrying parked requests");
         Ok(resumed)
+    }
+
+    /// Makes requests of the disk slow from this time on; `None`: none is slow. The log and [`Server::slow_requests`] show
+    /// slow requests.
+    ///
+    /// # Errors
+    /// [`AdminError::NoDisk`].
+    pub fn set_slow_limit(&self, name: &str, limit: Option<Duration>) -> Result<(), AdminError> {
+        self.exports.find(name)?.disk.slow().set_limit(limit);
+        Ok(())
+    }
+
+    /// Returns the limit from which requests of the disk are slow, and the latest slow ones, oldest first.
+    ///
+    /// # Errors
+    /// [`AdminError::NoDisk`].
+    pub fn slow_requests(&self, name: &str) -> Result<(Option<Duration>, Vec<SlowRequest>), AdminError> {
+        let export = self.exports.find(name)?;
+        let slow = export.disk.slow();
+        Ok((slow.limit(), slow.latest()))
     }
 
     /// Changes the size of a regular file's disk, in whole blocks, and announces it to the guest. Shrinks the disk only

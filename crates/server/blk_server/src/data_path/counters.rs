@@ -7,12 +7,15 @@
 //!   and the code that counts it.
 //! - Loads and stores are relaxed: no other data depends on a counter, and it has one writer at a time. The channel
 //!   through which a queue moves orders its two writers.
-//! - A counter starts at 0 with its queue or worker and never decreases. A queue's counters move with it.
+//! - A counter starts at 0 with its queue or worker and never decreases. A queue's counters move with it, and its disk
+//!   keeps them when it ends (`disk/totals.rs`).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::data_path::latency::LatencyCells;
 
 /// The name of a counter, and the meaning of its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +70,24 @@ macro_rules! counters {
             pub fn values(&self) -> impl Iterator<Item = (&'static CounterInfo, u64)> {
                 let numbers = [$(self.$field.to_number(),)* $(self.$read_field.to_number(),)*];
                 Self::ALL.iter().zip(numbers)
+            }
+
+            /// The sums with `other`, gauges included.
+            #[must_use]
+            pub fn plus(&self, other: &Self) -> Self {
+                Self {
+                    $($field: plus(self.$field, other.$field),)*
+                    $($read_field: plus(self.$read_field, other.$read_field),)*
+                }
+            }
+
+            /// The same with all gauges 0.
+            #[must_use]
+            pub fn without_gauges(&self) -> Self {
+                Self {
+                    $($field: counter(CounterUnit::$unit, self.$field),)*
+                    $($read_field: counter(CounterUnit::$read_unit, self.$read_field),)*
+                }
             }
 
             /// The differences from `before`; gauges keep their value.
@@ -128,6 +149,10 @@ counters! {
         "held" => parked: u64, Now, "HELD";
         /// Retries of parked requests.
         "retries" => retries: u64, Count, "";
+        /// Time for which requests were parked, counted at each retry.
+        "held_ns" => parked_time: Duration, Nanoseconds, "";
+        /// Requests that took as long as the disk's `slow-ms`, or longer.
+        "slow" => slow: u64, Count, "";
         /// Interrupts sent to the guest (call fd signalled).
         "calls" => calls: u64, Count, "CALLS";
         /// Kicks received.
@@ -172,11 +197,12 @@ impl QueueCounters {
     }
 }
 
-/// A queue's counters, as other threads read them.
+/// A queue's counters and latencies, as other threads read them.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct QueueMeter {
     cells: QueueCells,
+    pub(crate) latency: LatencyCells,
 }
 
 impl QueueMeter {
@@ -259,6 +285,17 @@ impl Number for Duration {
     }
 }
 
+fn plus<N: Number>(a: N, b: N) -> N {
+    N::from_number(a.to_number().saturating_add(b.to_number()))
+}
+
+fn counter<N: Number>(unit: CounterUnit, number: N) -> N {
+    match unit {
+        CounterUnit::Now => N::default(),
+        _ => number,
+    }
+}
+
 fn since<N: Number>(unit: CounterUnit, now: N, before: N) -> N {
     match unit {
         CounterUnit::Now => now,
@@ -321,6 +358,15 @@ mod tests {
         let now = QueueCounters { reads: 100, in_flight: 3, parked: 2, ..before };
         let expected = QueueCounters { reads: 99, in_flight: 3, parked: 2, ..QueueCounters::default() };
         assert_eq!(now.since(&before), expected);
+    }
+
+    #[test]
+    fn sum_adds_all_counters_and_a_sum_without_gauges_has_none() {
+        let one: QueueCounters = numbered(QueueCounters::ALL);
+        let expected: Vec<u64> = (1..).take(QueueCounters::ALL.len()).map(|number| 2 * number).collect();
+        assert_eq!(numbers(one.plus(&one).values()), expected);
+        let counters = one.without_gauges();
+        assert_eq!(counters, QueueCounters { in_flight: 0, parked: 0, ..one });
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub(crate) mod assignment;
 pub(crate) mod counters;
 pub(crate) mod disk;
+pub(crate) mod latency;
 pub(crate) mod queue;
 pub(crate) mod report;
 pub(crate) mod worker;

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use io_engine::PlacementReport;
 
 use crate::data_path::counters::{QueueCounters, WorkerCounters};
+use crate::data_path::disk::totals::DiskTotals;
 use crate::data_path::queue::parked::ParkPolicy;
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 
@@ -62,6 +63,10 @@ pub struct DiskReport {
     pub sessions: usize,
     /// Number of queues offered.
     pub queues_offered: u16,
+    /// What all its queues have done since the disk was added, also by the servers before a live upgrade.
+    pub totals: DiskTotals,
+    /// The time from which a request is slow.
+    pub slow_limit: Option<Duration>,
     /// Running queues.
     pub queues: Vec<QueueReport>,
 }

@@ -452,7 +452,7 @@ impl Session {
             kick,
             call: fd(&vring.call),
             err: fd(&vring.err),
-            meter: Arc::default(),
+            meter: self.disk.totals().start_queue(),
             log,
             leaves_unbegun,
         };

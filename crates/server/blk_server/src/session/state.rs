@@ -4,7 +4,8 @@
 //! Session`
 //!
 //! - A value refers to a descriptor by its index in the list. Each index is used at most once.
-//! - Other state starts afresh: counters, log limits, and which queues an operator attached.
+//! - Other state starts afresh: counters of queues and workers, log limits, and which queues an operator attached. The
+//!   disk's totals go on (`DiskTotals`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -39,4 +39,5 @@ mod rig;
 mod ring_faults;
 mod sessions;
 mod submissions;
+mod totals;
 mod virtio_driver;

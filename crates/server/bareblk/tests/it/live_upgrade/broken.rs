@@ -23,7 +23,7 @@ impl Hand {
         (&stream).write_all(b"{\"id\":1,\"do\":\"take-over\",\"version\":2}\n").unwrap();
         line.clear();
         lines.read_line(&mut line).unwrap();
-        assert_eq!(line, "{\"id\":1,\"ok\":{}}\n");
+        assert_eq!(line, "{\"id\":1,\"ok\":{\"extras\":[\"totals\"]}}\n");
         assert!(lines.buffer().is_empty());
         Self(stream)
     }
@@ -60,11 +60,17 @@ impl Hand {
 
     /// Goes through the protocol until the guests are paused.
     fn frozen(disk: &Disk) -> Self {
+        let mut hand = Self::ready(disk, "\"Begin\"");
+        hand.hear("StatesEnd");
+        hand
+    }
+
+    /// Goes through the protocol until everything is open.
+    fn ready(disk: &Disk, begin: &str) -> Self {
         let mut hand = Self::agreed(disk);
-        hand.say("\"Begin\"");
+        hand.say(begin);
         hand.hear("OffersEnd");
         hand.say("\"Ready\"");
-        hand.hear("StatesEnd");
         hand
     }
 }
@@ -91,6 +97,28 @@ fn old_server_goes_on_when_the_new_one_goes_at_any_step() {
             wait_refused(disk, times);
         }
         disk.hand_on();
+    });
+}
+
+#[test]
+fn only_a_new_server_that_knows_the_totals_gets_them() {
+    let mut disk = Disk::new(&[]);
+    let load = Load::connect(disk.socket(), Rings::Split, Overlap::No, 11);
+    notices_nothing(load, &mut disk, |disk| {
+        // A version without totals, which understands no message of that name.
+        let mut hand = Hand::ready(disk, "\"Begin\"");
+        let state = hand.hear("\"State\"");
+        assert!(!state.contains("totals"), "{state}");
+        assert!(hand.hear("\"").starts_with("{\"Session\""));
+        assert_eq!(hand.hear("\""), "\"StatesEnd\"");
+        drop(hand);
+        wait_refused(disk, 1);
+        let mut hand = Hand::ready(disk, "{\"BeginWith\":{\"extras\":[\"totals\",\"more\"]}}");
+        hand.hear("Session");
+        assert_says(&hand.hear("Totals"), &["\"disk\":\"root\"", "\"reads\":", "\"buckets\":[["]);
+        assert_eq!(hand.hear("\""), "\"StatesEnd\"");
+        drop(hand);
+        wait_refused(disk, 2);
     });
 }
 

@@ -21,7 +21,7 @@ use xtask::sizes;
 
 use crate::killed::load::{Load, Overlap, Rings};
 use crate::killed::model;
-use crate::rig::{Place, Server, Starting, assert_says, bareblk, output};
+use crate::rig::{Place, Server, Starting, assert_says, bareblk, eventually, output};
 
 const MIB: u64 = 1 << 20;
 
@@ -82,6 +82,24 @@ impl Disk {
         self.pauses_ms.extend(pause.map(|pause| pause.parse::<f64>().unwrap()));
     }
 
+    /// Checks the disk's totals, in which all servers count: its counters and its histograms.
+    fn has_answered(&self, requests: u64) {
+        let totals = || {
+            let mut command = bareblk();
+            command.args(["ctl", "stats", "--json", "--control"]).arg(self.control());
+            let answer: serde_json::Value = serde_json::from_str(&output(command)).unwrap();
+            let disk = &answer["ok"]["disks"][0];
+            let sum =
+                |of: [&serde_json::Value; 3]| of.iter().map(|count| count.as_u64().unwrap()).sum::<u64>();
+            let counted = ["reads", "writes", "flushes"].map(|key| &disk["totals"][key]);
+            let timed = ["read", "write", "flush"].map(|kind| &disk["latency"][kind]["count"]);
+            [sum(counted), sum(timed)]
+        };
+        // The counters change shortly after the guest sees a completion.
+        let is = || (totals() == [requests; 2]).then_some(());
+        eventually(&format!("{requests} requests, not {:?}", totals()), is);
+    }
+
     /// Stops the last server with SIGTERM.
     fn stop(&mut self) {
         let server = self.server.take().unwrap();
@@ -130,6 +148,7 @@ fn notices_nothing(mut load: Load, disk: &mut Disk, disturb: impl FnOnce(&mut Di
     let (seen, sectors) = (load.seen, load.model.sectors());
     println!("  {} requests, {} sectors read and checked", seen.ended, load.model.sectors_checked);
     assert_eq!(seen.reconnects, 0, "the front-end noticed");
+    disk.has_answered(seen.ended);
     disk.stop();
     load.model.check_all(0, &disk.bytes(sectors)).unwrap();
 }

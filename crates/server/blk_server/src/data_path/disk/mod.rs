@@ -8,6 +8,8 @@ pub(crate) mod engine_source;
 pub(crate) mod flush;
 pub(crate) mod log_limit;
 pub(crate) mod session_link;
+pub(crate) mod slow_requests;
+pub(crate) mod totals;
 pub(crate) mod write_cache;
 
 use std::fs::File;
@@ -26,6 +28,8 @@ use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::disk::log_limit::{Allowed, LogLimit};
 use crate::data_path::disk::session_link::SessionLink;
+use crate::data_path::disk::slow_requests::SlowRequests;
+use crate::data_path::disk::totals::Totals;
 use crate::data_path::disk::write_cache::{GuestChoice, Wce};
 use crate::data_path::queue::coalescing::Coalescing;
 use crate::data_path::queue::parked::ParkPolicy;
@@ -154,6 +158,7 @@ pub(crate) struct Disk {
     lease_free: Condvar,
     log_limit: Mutex<LogLimit>,
     host_log_limit: Mutex<LogLimit>,
+    slow_log_limit: Mutex<LogLimit>,
     failed: AtomicBool,
     engine: Option<Arc<EngineSource>>,
     /// 0: no limit.
@@ -162,6 +167,8 @@ pub(crate) struct Disk {
     park: Option<ParkPolicy>,
     /// The worker that uses the image's first file description.
     own_file: Mutex<Option<WorkerId>>,
+    totals: Totals,
+    slow: SlowRequests,
 }
 
 impl Disk {
@@ -191,12 +198,15 @@ impl Disk {
             lease_free: Condvar::new(),
             log_limit: Mutex::new(LogLimit::new(Instant::now())),
             host_log_limit: Mutex::new(LogLimit::new(Instant::now())),
+            slow_log_limit: Mutex::new(LogLimit::new(Instant::now())),
             failed: AtomicBool::new(false),
             engine,
             most_workers: AtomicUsize::new(workers.map_or(0, NonZeroUsize::get)),
             coalescing,
             park,
             own_file: Mutex::new(None),
+            totals: Totals::default(),
+            slow: SlowRequests::default(),
         })
     }
 
@@ -278,6 +288,17 @@ impl Disk {
     /// The serial, padded with zeroes.
     pub(crate) fn serial(&self) -> &[u8; SERIAL_BYTES] {
         self.serial.as_bytes()
+    }
+
+    /// What all its queues have done.
+    pub(crate) fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Its slow requests, and the limit from which a request is slow.
+    #[inline]
+    pub(crate) fn slow(&self) -> &SlowRequests {
+        &self.slow
     }
 
     pub(crate) fn queues(&self) -> u16 {
@@ -395,6 +416,11 @@ impl Disk {
     /// them.
     pub(crate) fn host_log_allowed(&self, now: Instant) -> Option<Allowed> {
         self.host_log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
+    }
+
+    /// As [`Disk::log_allowed`], with a separate limit for slow requests.
+    pub(crate) fn slow_log_allowed(&self, now: Instant) -> Option<Allowed> {
+        self.slow_log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
     /// Whether EIO from a durable write may refer to the data of other writes: the kernel reports pages that the page

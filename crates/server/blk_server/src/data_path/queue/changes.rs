@@ -40,6 +40,7 @@ impl Queue {
 
     /// Releases the ring and returns its position. The next user of the ring can rely on kicks.
     pub(crate) fn leave(&mut self) -> u32 {
+        self.meter.store(&self.counted);
         self.log_left_parked();
         let _ = self.ring.enable_kicks();
         self.ring.position()
@@ -108,6 +109,7 @@ impl Queue {
         if !self.parked.is_empty() && self.in_flight_log.is_none() {
             return Err(CannotLeave::Parked { requests: self.in_flight.parked() });
         }
+        self.meter.store(&self.counted);
         let _ = self.ring.enable_kicks();
         Ok(RingState { position: self.ring.position(), is_broken: self.state == State::Broken })
     }

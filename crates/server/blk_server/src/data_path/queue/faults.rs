@@ -1,6 +1,6 @@
 //! Breaks a queue whose ring, kick or memory is unusable, and logs failed, refused and stuck requests.
 
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use io_engine::OpError;
 use rustix::io::Errno;
@@ -10,7 +10,9 @@ use virtqueue::RingFault;
 use super::fault_log::report_ring_fault;
 use super::{Queue, State};
 use crate::data_path::disk::log_limit::Allowed;
+use crate::data_path::disk::slow_requests::SlowRequest;
 use crate::data_path::queue::in_flight::{Finished, RequestInfo};
+use crate::host::clock::process_ns;
 
 impl Queue {
     /// Breaks the queue because the guest's memory is gone.
@@ -64,10 +66,25 @@ impl Queue {
         }
     }
 
+    /// Remembers a slow request, and logs it unless many others were logged.
+    #[cold]
+    pub(super) fn note_slow(&mut self, now: Instant, finished: &Finished, took_ns: u64, failed: bool) {
+        self.counted.slow += 1;
+        let &Finished { info: RequestInfo { kind, sector, bytes, .. }, tries, .. } = finished;
+        let (queue, kind, took, tries) = (self.index, kind.name(), Duration::from_nanos(took_ns), tries + 1);
+        let at = SystemTime::now();
+        self.disk.slow().add(SlowRequest { at, queue, kind, sector, bytes, took, tries, failed });
+        if let Some(Allowed { suppressed }) = self.disk.slow_log_allowed(now) {
+            let (disk, us) = (self.disk.name(), took.as_micros());
+            warn!(disk, queue, suppressed, sector, bytes, us, tries, "{kind} was slow");
+        }
+    }
+
     /// Logs each stuck request once.
     pub(crate) fn report_stuck(&mut self, now: Instant) {
-        while self.in_flight.has_stuck(now) && self.disk.host_log_allowed(now).is_some() {
-            let Some((RequestInfo { kind, sector, bytes, .. }, age)) = self.in_flight.report_stuck(now)
+        let now_ns = process_ns(now);
+        while self.in_flight.has_stuck(now_ns) && self.disk.host_log_allowed(now).is_some() {
+            let Some((RequestInfo { kind, sector, bytes, .. }, age)) = self.in_flight.report_stuck(now_ns)
             else {
                 return;
             };

@@ -1,9 +1,9 @@
 //! The requests of one queue that are in flight, one slot per tag.
 //!
 //! A tag is the head of a chain in a split ring, or the buffer id in a packed one. If a tag becomes available while its
-//! slot is in use, the ring is faulty. A request may have several ops.
+//! slot is in use, the ring is faulty. A request may have several ops. Times are those of `process_ns`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use io_engine::OpError;
 use virtio_blk::ReplySlot;
@@ -36,15 +36,21 @@ pub(crate) enum RequestKind {
     WriteZeroes,
 }
 
-impl std::fmt::Display for RequestKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
+impl RequestKind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
             Self::Read => "read",
             Self::Write => "write",
             Self::Flush => "flush",
             Self::Discard => "discard",
             Self::WriteZeroes => "write zeroes",
-        })
+        }
+    }
+}
+
+impl std::fmt::Display for RequestKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -66,7 +72,8 @@ struct Slot {
     ops_left: u16,
     stored_bytes: u64,
     failed: Option<OpError>,
-    started: Instant,
+    /// When the request was taken from the ring.
+    taken_ns: u64,
     reported: bool,
     is_parked: bool,
     /// Number of earlier attempts.
@@ -80,6 +87,8 @@ pub(crate) struct Finished {
     pub(crate) info: RequestInfo,
     pub(crate) stored_bytes: u64,
     pub(crate) failed: Option<OpError>,
+    /// When the request was taken from the ring.
+    pub(crate) taken_ns: u64,
     /// Number of earlier attempts.
     pub(crate) tries: u32,
 }
@@ -89,6 +98,7 @@ pub(crate) struct Finished {
 pub(crate) struct Retry {
     pub(crate) reply: ReplySlot,
     pub(crate) info: RequestInfo,
+    pub(crate) taken_ns: u64,
     pub(crate) tries: u32,
 }
 
@@ -98,11 +108,13 @@ pub(crate) struct InFlight {
     slots: Box<[Option<Slot>]>,
     count: usize,
     parked: usize,
+    /// When a parked request last started again.
+    last_retry_ns: u64,
 }
 
 impl InFlight {
     pub(crate) fn new(queue_size: u16) -> Self {
-        Self { slots: (0..queue_size).map(|_| None).collect(), count: 0, parked: 0 }
+        Self { slots: (0..queue_size).map(|_| None).collect(), count: 0, parked: 0, last_retry_ns: 0 }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -127,7 +139,7 @@ impl InFlight {
 
     /// Fills the slot before the engine gets the request's ops.
     #[inline]
-    pub(crate) fn begin(&mut self, tag: u16, reply: ReplySlot, info: RequestInfo, ops: u16, now: Instant) {
+    pub(crate) fn begin(&mut self, tag: u16, reply: ReplySlot, info: RequestInfo, ops: u16, now_ns: u64) {
         let slot = &mut self.slots[usize::from(tag)];
         debug_assert!(slot.is_none(), "the caller checks that the tag is free");
         *slot = Some(Slot {
@@ -136,7 +148,7 @@ impl InFlight {
             ops_left: ops,
             stored_bytes: 0,
             failed: None,
-            started: now,
+            taken_ns: now_ns,
             reported: false,
             is_parked: false,
             tries: 0,
@@ -145,9 +157,9 @@ impl InFlight {
     }
 
     /// Keeps a failed request in flight, without ops.
-    pub(crate) fn park(&mut self, tag: u16, finished: &Finished, now: Instant) {
-        let &Finished { reply, info, tries, .. } = finished;
-        self.begin(tag, reply, info, 0, now);
+    pub(crate) fn park(&mut self, tag: u16, finished: &Finished) {
+        let &Finished { reply, info, taken_ns, tries, .. } = finished;
+        self.begin(tag, reply, info, 0, taken_ns);
         if let Some(slot) = &mut self.slots[usize::from(tag)] {
             (slot.is_parked, slot.tries) = (true, tries + 1);
             self.parked += 1;
@@ -157,16 +169,17 @@ impl InFlight {
     /// Removes a parked request from its slot, so that it can start again.
     pub(crate) fn take_parked(&mut self, tag: u16) -> Option<Retry> {
         let entry = self.slots.get_mut(usize::from(tag))?;
-        let &mut Slot { reply, info, tries, .. } = entry.as_mut().filter(|slot| slot.is_parked)?;
+        let &mut Slot { reply, info, taken_ns, tries, .. } = entry.as_mut().filter(|slot| slot.is_parked)?;
         *entry = None;
         (self.count, self.parked) = (self.count - 1, self.parked - 1);
-        Some(Retry { reply, info, tries })
+        Some(Retry { reply, info, taken_ns, tries })
     }
 
-    /// Restores the state from before a restarted request was parked.
-    pub(crate) fn note_retry(&mut self, tag: u16, tries: u32, stored_bytes: u64) {
+    /// Restores the state from before a request was parked that has just started again.
+    pub(crate) fn note_retry(&mut self, tag: u16, retry: &Retry, stored_bytes: u64) {
         if let Some(Some(slot)) = self.slots.get_mut(usize::from(tag)) {
-            (slot.tries, slot.stored_bytes) = (tries, stored_bytes);
+            self.last_retry_ns = self.last_retry_ns.max(slot.taken_ns);
+            (slot.tries, slot.stored_bytes, slot.taken_ns) = (retry.tries, stored_bytes, retry.taken_ns);
         }
     }
 
@@ -193,33 +206,39 @@ impl InFlight {
         if slot.ops_left > 0 {
             return None;
         }
-        let Slot { reply, info, stored_bytes, failed, tries, .. } = *slot;
+        let Slot { reply, info, stored_bytes, failed, taken_ns, tries, .. } = *slot;
         *entry = None;
         self.count -= 1;
-        Some(Finished { reply, info, stored_bytes, failed, tries })
+        Some(Finished { reply, info, stored_bytes, failed, taken_ns, tries })
     }
 
     /// Whether [`InFlight::report_stuck`] would return a request.
-    pub(crate) fn has_stuck(&self, now: Instant) -> bool {
-        self.slots.iter().flatten().any(|slot| slot.is_stuck(now))
+    pub(crate) fn has_stuck(&self, now_ns: u64) -> bool {
+        self.slots.iter().flatten().any(|slot| slot.is_stuck(now_ns, self.last_retry_ns))
     }
 
     /// The oldest stuck request that was not yet returned.
-    pub(crate) fn report_stuck(&mut self, now: Instant) -> Option<(RequestInfo, Duration)> {
-        let stuck = self.slots.iter_mut().flatten().filter(|slot| slot.is_stuck(now));
-        let oldest = stuck.min_by_key(|slot| slot.started)?;
+    pub(crate) fn report_stuck(&mut self, now_ns: u64) -> Option<(RequestInfo, Duration)> {
+        let last_retry_ns = self.last_retry_ns;
+        let stuck = self.slots.iter_mut().flatten().filter(|slot| slot.is_stuck(now_ns, last_retry_ns));
+        let oldest = stuck.min_by_key(|slot| slot.started_ns(last_retry_ns))?;
         oldest.reported = true;
-        Some((oldest.info, oldest.age(now)))
+        Some((oldest.info, oldest.age(now_ns, last_retry_ns)))
     }
 }
 
 impl Slot {
-    fn age(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.started)
+    /// When this attempt started; of a retry perhaps a later time, at which another retry started.
+    fn started_ns(&self, last_retry_ns: u64) -> u64 {
+        if self.tries > 0 { self.taken_ns.max(last_retry_ns) } else { self.taken_ns }
     }
 
-    fn is_stuck(&self, now: Instant) -> bool {
-        !self.reported && !self.is_parked && self.age(now) >= STUCK_AFTER
+    fn age(&self, now_ns: u64, last_retry_ns: u64) -> Duration {
+        Duration::from_nanos(now_ns.saturating_sub(self.started_ns(last_retry_ns)))
+    }
+
+    fn is_stuck(&self, now_ns: u64, last_retry_ns: u64) -> bool {
+        !self.reported && !self.is_parked && self.age(now_ns, last_retry_ns) >= STUCK_AFTER
     }
 }
 
@@ -232,6 +251,7 @@ mod tests {
 
     use super::*;
 
+    const SECOND_NS: u64 = 1_000_000_000;
     const INFO: RequestInfo =
         RequestInfo { kind: RequestKind::Read, sector: 8, bytes: 512, durability: RequestDurability::Done };
 
@@ -246,22 +266,23 @@ mod tests {
     #[test]
     fn request_is_finished_by_its_last_op_and_keeps_its_first_failure() {
         let mut in_flight = InFlight::new(4);
-        in_flight.begin(2, reply(), INFO, 3, Instant::now());
+        in_flight.begin(2, reply(), INFO, 3, 70);
         assert!(in_flight.complete_op(2, Ok(()), 512).is_none());
         assert!(in_flight.complete_op(2, Err(OpError::Cancelled), 0).is_none());
         let late = OpError::WriteStalled { offset_bytes: 0 };
         let finished = in_flight.complete_op(2, Err(late), 100).expect("the last op");
         assert_eq!((finished.stored_bytes, finished.failed), (612, Some(OpError::Cancelled)));
+        assert_eq!(finished.taken_ns, 70);
         assert!(!in_flight.is_taken(2) && in_flight.count() == 0);
     }
 
     #[test]
     fn stuck_request_is_reported_once_with_its_age_and_a_young_one_is_not() {
-        let (start, mut in_flight) = (Instant::now(), InFlight::new(4));
+        let (start, mut in_flight) = (7, InFlight::new(4));
         in_flight.begin(0, reply(), INFO, 1, start);
-        in_flight.begin(1, reply(), INFO, 1, start + STUCK_AFTER);
-        let now = start + STUCK_AFTER + Duration::from_secs(5);
-        assert!(!in_flight.has_stuck(start + Duration::from_secs(29)));
+        in_flight.begin(1, reply(), INFO, 1, start + 30 * SECOND_NS);
+        let now = start + 35 * SECOND_NS;
+        assert!(!in_flight.has_stuck(start + 29 * SECOND_NS));
         assert_eq!(in_flight.report_stuck(now), Some((INFO, Duration::from_secs(35))));
         assert!(!in_flight.has_stuck(now));
         assert_eq!(in_flight.report_stuck(now), None);
@@ -269,18 +290,24 @@ mod tests {
 
     #[test]
     fn parked_request_keeps_its_tag_is_not_stuck_and_goes_on_where_it_was() {
-        let (start, mut in_flight) = (Instant::now(), InFlight::new(4));
+        let (start, mut in_flight) = (7, InFlight::new(4));
         in_flight.begin(2, reply(), INFO, 1, start);
         let finished = in_flight.complete_op(2, Err(OpError::WriteStalled { offset_bytes: 0 }), 100).unwrap();
-        in_flight.park(2, &finished, start);
-        assert!(in_flight.is_taken(2) && !in_flight.has_stuck(start + 2 * STUCK_AFTER));
+        in_flight.park(2, &finished);
+        let retried = start + 60 * SECOND_NS;
+        assert!(in_flight.is_taken(2) && !in_flight.has_stuck(retried));
         assert_eq!((in_flight.count(), in_flight.parked(), in_flight.in_engine()), (1, 1, 0));
-        let Retry { reply, info, tries } = in_flight.take_parked(2).unwrap();
-        in_flight.begin(2, reply, info, 1, start);
-        in_flight.note_retry(2, tries, 100);
+        let retry = in_flight.take_parked(2).unwrap();
+        in_flight.begin(2, retry.reply, retry.info, 1, retried);
+        in_flight.note_retry(2, &retry, 100);
         assert_eq!((in_flight.parked(), in_flight.in_engine()), (0, 1));
+        // It was taken long ago, but its retry is young.
+        assert!(
+            !in_flight.has_stuck(retried + 29 * SECOND_NS) && in_flight.has_stuck(retried + 30 * SECOND_NS)
+        );
         let finished = in_flight.complete_op(2, Ok(()), 412).unwrap();
         assert_eq!((finished.stored_bytes, finished.tries, finished.info), (512, 1, INFO));
+        assert_eq!(finished.taken_ns, start);
     }
 
     #[test]

@@ -63,6 +63,15 @@ impl TimeSample {
     }
 }
 
+/// When the completions of a pass arrived.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Done {
+    /// The beginning of the pass.
+    pub(crate) now: Instant,
+    /// The time with which latencies are computed (`process_ns`).
+    pub(crate) ns: u64,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
@@ -288,7 +297,8 @@ impl Queue {
 
     /// Steps 6 and 7 for one op. The last op of a request writes its status byte and used entry.
     #[inline]
-    pub(crate) fn complete(&mut self, tag: u16, completion: &mut Completion, now: Instant) {
+    pub(crate) fn complete(&mut self, tag: u16, completion: &mut Completion, done: Done) {
+        let Done { now, ns: done_ns } = done;
         let &mut Completion { result, stored_bytes, .. } = completion;
         if result.is_err() {
             self.note_failed(tag, completion);
@@ -309,10 +319,15 @@ impl Queue {
             }
             None => self.succeeded(&finished.info),
         };
-        self.count(&finished);
-        self.counted.errors += u64::from(status != Status::Ok);
+        let failed = status != Status::Ok;
+        let took_ns = done_ns.saturating_sub(finished.taken_ns);
+        self.count(&finished, took_ns);
+        self.counted.errors += u64::from(failed);
         if finished.tries > 0 {
-            self.parked_answered(status != Status::Ok);
+            self.parked_answered(failed);
+        }
+        if took_ns >= self.disk.slow().limit_ns() {
+            self.note_slow(now, &finished, took_ns, failed);
         }
         self.answer(tag, &finished.reply, status, finished.stored_bytes);
     }
@@ -325,20 +340,29 @@ impl Queue {
     }
 
     #[inline]
-    fn count(&mut self, finished: &Finished) {
+    fn count(&mut self, finished: &Finished, took_ns: u64) {
         self.completed += 1;
         let RequestInfo { kind, bytes, .. } = finished.info;
-        let counted = &mut self.counted;
-        match kind {
+        let (counted, latency) = (&mut self.counted, &self.meter.latency);
+        let histogram = match kind {
             RequestKind::Read => {
-                (counted.reads, counted.read_bytes) = (counted.reads + 1, counted.read_bytes + bytes)
+                (counted.reads, counted.read_bytes) = (counted.reads + 1, counted.read_bytes + bytes);
+                &latency.read
             }
             RequestKind::Write => {
                 (counted.writes, counted.written_bytes) = (counted.writes + 1, counted.written_bytes + bytes);
+                &latency.write
             }
-            RequestKind::Flush => counted.flushes += 1,
-            RequestKind::Discard | RequestKind::WriteZeroes => counted.other += 1,
-        }
+            RequestKind::Flush => {
+                counted.flushes += 1;
+                &latency.flush
+            }
+            RequestKind::Discard | RequestKind::WriteZeroes => {
+                counted.other += 1;
+                &latency.other
+            }
+        };
+        histogram.note(took_ns);
     }
 
     /// Counts a request that was answered without the engine.

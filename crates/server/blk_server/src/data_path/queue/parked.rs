@@ -75,6 +75,8 @@ pub(crate) fn is_no_space(errno: Errno) -> bool {
 #[derive(Debug)]
 pub(crate) struct ParkedRequest {
     pub(crate) tag: u16,
+    /// Since when it is parked.
+    pub(crate) since: Instant,
     /// The unfinished part of a read or write.
     pub(crate) buffers: IoVecs,
 }
@@ -232,7 +234,7 @@ mod tests {
     }
 
     fn request(tag: u16) -> ParkedRequest {
-        ParkedRequest { tag, buffers: IoVecs::default() }
+        ParkedRequest { tag, since: Instant::now(), buffers: IoVecs::default() }
     }
 
     fn two(policy: ParkPolicy, now: Instant) -> ParkedRequests {

@@ -47,8 +47,8 @@ impl Queue {
         now: Instant,
     ) {
         let is_first = finished.tries == 0;
-        self.in_flight.park(tag, &finished, now);
-        self.parked.push(ParkedRequest { tag, buffers: rest.take_rest() }, is_first, now);
+        self.in_flight.park(tag, &finished);
+        self.parked.push(ParkedRequest { tag, since: now, buffers: rest.take_rest() }, is_first, now);
         if is_first {
             self.log_parked(now, &finished, error);
         }
@@ -128,7 +128,8 @@ impl Queue {
                 self.waits_for_room = true;
                 break;
             }
-            let Some(ParkedRequest { tag, buffers }) = self.parked.pop_retry() else { break };
+            let Some(ParkedRequest { tag, since, buffers }) = self.parked.pop_retry() else { break };
+            self.counted.parked_time += context.now.saturating_duration_since(since);
             context.budget.take(0);
             self.retry(tag, buffers, context);
             tried += 1;
@@ -137,7 +138,8 @@ impl Queue {
     }
 
     fn retry(&mut self, tag: u16, buffers: IoVecs, context: &mut SubmitContext<'_>) {
-        let Some(Retry { reply, info, tries }) = self.in_flight.take_parked(tag) else { return };
+        let Some(retry) = self.in_flight.take_parked(tag) else { return };
+        let Retry { reply, info, .. } = retry;
         self.counted.retries += 1;
         // If a read has lost its memory, its stored bytes are unknown.
         let stored_bytes = match (info.kind, buffers.remaining_bytes()) {
@@ -149,7 +151,7 @@ impl Queue {
             Outcome::Finished { status: Status::IoErr, stored_bytes }
         });
         match outcome {
-            Outcome::Submitted | Outcome::Later => self.in_flight.note_retry(tag, tries, stored_bytes),
+            Outcome::Submitted | Outcome::Later => self.in_flight.note_retry(tag, &retry, stored_bytes),
             Outcome::Finished { status, stored_bytes } => {
                 self.parked_answered(status != Status::Ok);
                 self.count_other(status);

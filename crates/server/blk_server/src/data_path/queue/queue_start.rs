@@ -52,6 +52,7 @@ impl QueueStart {
         let session = SessionLink::new(0)?;
         session.set_write_cache(disk.guest_cache().mode_at_first());
         Ok(Self {
+            meter: disk.totals().start_queue(),
             disk,
             session,
             index: 0,
@@ -63,7 +64,6 @@ impl QueueStart {
             kick: adopt(kick)?,
             call: Some(adopt(call)?),
             err: None,
-            meter: Arc::default(),
             log: None,
             leaves_unbegun: false,
         })

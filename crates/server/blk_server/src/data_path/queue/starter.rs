@@ -223,7 +223,7 @@ impl Starter<'_, '_, '_> {
         let Some((_, first)) = ranges.iter().flatten().next() else { return Ok(NOTHING_TO_DO) };
         let info = RequestInfo { kind, sector: first.sector, bytes, durability };
         self.parked.keep_segments(self.tag, segments);
-        self.in_flight.begin(self.tag, self.reply, info, ops, self.context.now);
+        self.in_flight.begin(self.tag, self.reply, info, ops, self.context.now_ns);
         for (range, segment) in ranges.into_iter().flatten() {
             self.push(op_kind(range, segment, self.durability), IoVecs::with_capacity(0));
         }
@@ -233,7 +233,7 @@ impl Starter<'_, '_, '_> {
     /// Step 5 of a request with one op: slot, then op; the worker submits the batch.
     #[inline(always)] // the compiler would make it a call for each request
     fn submit(&mut self, info: RequestInfo, kind: OpKind, buffers: IoVecs) -> Outcome {
-        self.in_flight.begin(self.tag, self.reply, info, 1, self.context.now);
+        self.in_flight.begin(self.tag, self.reply, info, 1, self.context.now_ns);
         self.push(kind, buffers);
         Outcome::Submitted
     }

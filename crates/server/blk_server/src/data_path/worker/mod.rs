@@ -38,7 +38,7 @@ use crate::data_path::counters::WorkerMeter;
 use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::disk::session_link::EndReason;
 use crate::data_path::queue::submit_context::SubmitContext;
-use crate::data_path::queue::{Queue, TimeSample};
+use crate::data_path::queue::{Done, Queue, TimeSample};
 use crate::data_path::worker::balancer_wakeup::{BalancerWakeup, BusyWatch};
 use crate::data_path::worker::command::Command;
 use crate::data_path::worker::poller::Poller;
@@ -47,6 +47,7 @@ use crate::data_path::worker::timed_passes::{MEAN_GAP, TimedPasses};
 use crate::data_path::worker::timers::{Timer, Timers};
 use crate::data_path::worker::turn::Turns;
 use crate::data_path::worker::worker_options::WorkerId;
+use crate::host::clock::process_ns;
 use engines::{ENGINE, Engines};
 
 /// Number of empty passes after which a queue enables its kicks and rests.
@@ -209,7 +210,7 @@ impl Worker {
         if let (Some(meter), Some(submitted)) = (&self.meter, submitted) {
             meter.note(submitted - now, taken);
         }
-        let completed = self.reap(now); // 6–7: completions to the used rings
+        let completed = self.reap(now, taken, submitted); // 6–7: completions to the used rings
         let sample = self.note_pass(now, submitted.filter(|_| timed), taken, completed);
         self.publish(sample, now); // 8: used index and call fd, once per queue
         if sigbus::faults() != self.seen_faults {
@@ -224,7 +225,7 @@ impl Worker {
     /// Returns the number of requests.
     #[inline]
     fn take_requests(&mut self, now: Instant) -> usize {
-        let mut all = 0;
+        let (mut all, now_ns) = (0, process_ns(now));
         let mut pass = self.turns.begin();
         while let Some(id) = self.turns.next(&mut pass) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
@@ -239,7 +240,7 @@ impl Worker {
             let before = entry.queue.in_engine();
             let room = engine.room_of(entry.queue.file);
             let mut context =
-                SubmitContext { engine, room, pool: &mut slot.pool, now, budget: &mut pass.budget };
+                SubmitContext { engine, room, pool: &mut slot.pool, now, now_ns, budget: &mut pass.budget };
             let taken = entry.queue.take_requests(&mut context);
             slot.in_flight += entry.queue.in_engine() - before;
             if taken > 0 {
@@ -263,14 +264,17 @@ impl Worker {
 
     /// Returns the number of events, plus work without an event.
     #[inline]
-    fn reap(&mut self, now: Instant) -> usize {
+    fn reap(&mut self, now: Instant, taken: usize, submitted: Option<Instant>) -> usize {
         self.engines.reap(&mut self.events);
         let mut events = std::mem::take(&mut self.events);
         let count = events.len() + self.engines.take_unseen_work();
+        // Requests that this pass took may be complete already, so its beginning would be too early.
+        let at = if taken > 0 && !events.is_empty() { submitted.unwrap_or_else(Instant::now) } else { now };
+        let done = Done { now, ns: process_ns(at) };
         // Borrows each event: it is as large as a cache line, and a copy would stall on the engine's stores.
         for event in &mut events {
             match *event {
-                Event::Completed(ref mut completion) => self.complete(completion, now),
+                Event::Completed(ref mut completion) => self.complete(completion, done),
                 Event::Readable(WAKEUP) => self.take_commands(),
                 Event::Readable(token) if token.0 >= ENGINE.0 => {}
                 // Step 1: a kick.
@@ -284,7 +288,7 @@ impl Worker {
     }
 
     #[inline]
-    fn complete(&mut self, completion: &mut Completion, now: Instant) {
+    fn complete(&mut self, completion: &mut Completion, done: Done) {
         #[allow(clippy::cast_possible_truncation)] // `start_request` put number and tag together
         let (id, tag) = ((completion.token >> 16) as u32, completion.token as u16);
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
@@ -292,7 +296,7 @@ impl Worker {
             return;
         };
         let before = entry.queue.in_engine();
-        entry.queue.complete(tag, completion, now);
+        entry.queue.complete(tag, completion, done);
         if let Some(engine) = self.engines.get_mut(entry.engine) {
             engine.in_flight -= before - entry.queue.in_engine();
             let buffers = std::mem::take(&mut completion.buffers);

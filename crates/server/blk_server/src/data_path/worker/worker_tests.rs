@@ -98,7 +98,7 @@ fn start(disk: &Arc<Disk>, queue: u64, view: &MemoryView) -> QueueStart {
         kick: fd(),
         call: Some(fd()),
         err: None,
-        meter: Arc::default(),
+        meter: disk.totals().start_queue(),
         log: None,
         leaves_unbegun: false,
     }
