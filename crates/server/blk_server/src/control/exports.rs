@@ -22,6 +22,7 @@ use tracing::{error, info, warn};
 
 use crate::control::acceptor::Acceptor;
 use crate::control::session_list::SessionList;
+use crate::control::throttling::Throttling;
 use crate::data_path::assignment::WorkerSet;
 use crate::data_path::disk::engine_source::MIN_DEPTH;
 use crate::data_path::disk::log_limit::{Allowed, LogLimit};
@@ -71,7 +72,7 @@ impl Export {
         Ok(Turn(Arc::clone(export)))
     }
 
-    fn report(&self, engine: &str) -> DiskReport {
+    fn report(&self, engine: &str, throttling: &Throttling) -> DiskReport {
         let (disk, image) = (&self.disk, self.disk.image());
         DiskReport {
             name: disk.name().to_owned(),
@@ -83,6 +84,7 @@ impl Export {
             park: self.disk.park_policy(),
             engine: disk.engine().map_or(engine, |engine| &engine.name).to_owned(),
             placement: disk.engine().map(|engine| engine.placement_report()).unwrap_or_default(),
+            throttling: throttling.report(disk.name()),
             sessions: self.sessions.count(),
             queues_offered: disk.queues(),
             queues: Vec::new(),
@@ -121,6 +123,7 @@ pub(crate) struct Exports {
     /// Limits the resources that the front-ends of all disks use together.
     budget: Arc<Budget>,
     acceptor: Acceptor,
+    pub(crate) throttling: Throttling,
     list: Mutex<List>,
     /// A thread that adds a disk holds this lock, so that disks are added one at a time.
     adding: Mutex<()>,
@@ -132,7 +135,8 @@ impl Exports {
     pub(crate) fn new(opener: &Arc<dyn Opener>) -> std::io::Result<Self> {
         let (opener, acceptor) = (Arc::clone(opener), Acceptor::new()?);
         let budget = Budget::new(Limits::of_process());
-        Ok(Self { opener, budget, acceptor, list: Mutex::default(), adding: Mutex::default() })
+        let (list, adding) = (Mutex::default(), Mutex::default());
+        Ok(Self { opener, budget, acceptor, throttling: Throttling::default(), list, adding })
     }
 
     /// Adds all disks or none: if one fails, dropping the list removes the earlier ones.
@@ -159,6 +163,7 @@ impl Exports {
             return Err(ServerError::Depth { depth: engine.depth, min: MIN_DEPTH });
         }
         let disk = Arc::new(Disk::new(disk, &self.opener, &self.budget)?);
+        disk.set_throttle(self.throttling.throttle(disk.name()));
         let socket = Socket::bind(&self.opener, socket)?;
         let id = disk.id();
         let (sessions, changing, changed) = (Arc::default(), Mutex::default(), Condvar::new());
@@ -226,6 +231,15 @@ impl Exports {
         folder.ok().zip(name).map_or_else(|| path.to_owned(), |(folder, name)| folder.join(name))
     }
 
+    /// Makes running queues of these disks follow their limits.
+    pub(crate) fn apply_limits(&self, workers: &WorkerSet, changed: &[String]) {
+        for export in self.all().iter().filter(|export| changed.iter().any(|name| name == export.disk.name()))
+        {
+            export.disk.set_throttle(self.throttling.throttle(export.disk.name()));
+            workers.renew_gates(export.disk.id());
+        }
+    }
+
     /// Removes the disk from the list: no front-end can connect, and its name and its socket's path are free.
     pub(crate) fn take_out(&self, export: &Arc<Export>) {
         self.acceptor.remove(&export.socket);
@@ -253,8 +267,11 @@ impl Exports {
     /// `engine`: the default engine of disks.
     pub(crate) fn reports(&self, workers: &WorkerSet, engine: &str) -> Vec<DiskReport> {
         let list = self.lock();
-        let known: Vec<_> =
-            list.disks.iter().map(|export| (export.disk.id(), export.report(engine))).collect();
+        let known: Vec<_> = list
+            .disks
+            .iter()
+            .map(|export| (export.disk.id(), export.report(engine, &self.throttling)))
+            .collect();
         drop(list);
         known
             .into_iter()

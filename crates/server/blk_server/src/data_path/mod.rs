@@ -5,4 +5,5 @@ pub(crate) mod counters;
 pub(crate) mod disk;
 pub(crate) mod queue;
 pub(crate) mod report;
+pub(crate) mod throttle;
 pub(crate) mod worker;

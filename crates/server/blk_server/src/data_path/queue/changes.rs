@@ -35,6 +35,8 @@ impl Queue {
         );
         (self.id, self.file, self.watch) = (id, file, watch);
         self.counted.moves += 1;
+        // The limits may have changed on the way.
+        self.renew_gate();
         self.resume();
     }
 
@@ -108,6 +110,7 @@ impl Queue {
         if !self.parked.is_empty() && self.in_flight_log.is_none() {
             return Err(CannotLeave::Parked { requests: self.in_flight.parked() });
         }
+        self.close_gate();
         let _ = self.ring.enable_kicks();
         Ok(RingState { position: self.ring.position(), is_broken: self.state == State::Broken })
     }
