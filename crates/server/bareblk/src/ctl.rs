@@ -4,6 +4,8 @@
 
 pub mod connection;
 
+mod limits;
+
 mod rates;
 
 mod tables;
@@ -20,7 +22,7 @@ use crate::args::usage::Wrong;
 use crate::args::values::NewSize;
 use crate::control::placement::PlacementAnswer;
 use crate::control::protocol::{
-    Add, Attach, Placement, Remove, Resize, Resume, TimeoutMs, Verb, WorkersRemove,
+    Add, Attach, Limit, Placement, Remove, Resize, Resume, TimeoutMs, Verb, WorkersRemove,
 };
 use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
 use crate::control::worker_settings;
@@ -41,6 +43,12 @@ pub fn run(args: CtlArgs) -> Result<()> {
     }
     if let Some(pause) = watch {
         return keep_watching(&mut server, json, pause);
+    }
+    if let (false, Verb::Limit(Limit { set, .. })) = (json, &verb)
+        && set.is_empty()
+    {
+        print(&limits_in_use(&mut server, &verb)?)?;
+        return Ok(());
     }
     let reply = server.ask(&verb)?;
     let stops = verb == Verb::Shutdown && reply.answer.error.is_none();
@@ -81,6 +89,7 @@ fn verb(command: CtlCommand) -> Result<Verb> {
         CtlCommand::Resume { disk, timeout } => {
             Verb::Resume(Resume { disk, timeout_ms: timeout_ms(timeout)? })
         }
+        CtlCommand::Limit { words, group } => Verb::Limit(limits::request(words, group)?),
         CtlCommand::Reload => Verb::Reload,
         CtlCommand::Shutdown => Verb::Shutdown,
     })
@@ -95,6 +104,13 @@ fn grown(server: &mut Connection, disk: &str, more_bytes: u64) -> Result<u64> {
     };
     let (now_bytes, sum) = (found.size_bytes, found.size_bytes.checked_add(more_bytes));
     sum.with_context(|| format!("{disk} has {now_bytes} bytes and cannot grow by {more_bytes}"))
+}
+
+/// Reads the limits twice.
+fn limits_in_use(server: &mut Connection, verb: &Verb) -> Result<String> {
+    let before = read(server.ask(verb)?.into_ok()?)?;
+    std::thread::sleep(limits::PAUSE);
+    Ok(limits::shown(&before, &read(server.ask(verb)?.into_ok()?)?))
 }
 
 fn timeout_ms(timeout: Timeout) -> Result<TimeoutMs> {
@@ -131,6 +147,7 @@ fn shown(verb: &Verb, ok: Value) -> Result<String> {
         Verb::WorkersAdd(_) => format!("worker {}\n", ok["worker"]),
         Verb::Add(_) => format!("{}\n", tables::plain(ok["disk"].as_str().unwrap_or_default())),
         Verb::Resume(_) => format!("retrying {} parked requests\n", ok["resumed"]),
+        Verb::Limit(_) => limits::changed(&ok),
         Verb::Reload => tables::changes(&read(ok)?),
         _ => String::new(),
     })

@@ -66,6 +66,7 @@ pub enum Verb {
     Remove(Remove),
     Resize(Resize),
     Resume(Resume),
+    Limit(Limit),
     Reload,
     Shutdown,
     #[serde(rename = "take-over")]
@@ -78,7 +79,7 @@ pub(super) fn ns(time: Duration) -> u64 {
 }
 
 /// All verbs, for the error about an unknown one.
-const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, reload, shutdown, take-over";
+const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, limit, reload, shutdown, take-over";
 
 /// How a new worker runs. Without a field, the worker keeps the process's setting.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,6 +165,20 @@ pub struct Resume {
     pub disk: String,
     #[serde(default)]
     pub timeout_ms: TimeoutMs,
+}
+
+/// Without `set`, shows the limits of the disk, of the group, or all.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// Not beside `disk`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Keys of a `[[disk]]` or `[[group]]` table; null removes a limit.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub set: Map<String, Value>,
 }
 
 /// After its answer, the connection carries another protocol (`live_upgrade`).
@@ -266,6 +281,7 @@ pub enum ErrorKind {
     NoWorker,
     NoQueue,
     NotPlaced,
+    NoGroup,
     LastWorker,
     NotDrained,
     Unsuitable,
@@ -325,6 +341,7 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
         "remove" => read(name, fields).map(Verb::Remove),
         "resize" => read(name, fields).map(Verb::Resize),
         "resume" => read(name, fields).map(Verb::Resume),
+        "limit" => read(name, fields).map(Verb::Limit),
         "reload" => read(name, fields).map(without_fields(Verb::Reload)),
         "shutdown" => read(name, fields).map(without_fields(Verb::Shutdown)),
         "take-over" => read(name, fields).map(Verb::LiveUpgrade),
@@ -388,6 +405,15 @@ mod tests {
             Verb::Remove(Remove { disk: disk(), force: true, timeout_ms }),
             Verb::Resize(Resize { disk: disk(), size_bytes: 512, force: false }),
             Verb::Resume(Resume { disk: disk(), timeout_ms }),
+            Verb::Limit(Limit::default()),
+            Verb::Limit(Limit {
+                disk: Some(disk()),
+                set: [("iops".to_owned(), Value::from(5)), ("bps".to_owned(), Value::Null)]
+                    .into_iter()
+                    .collect(),
+                ..Limit::default()
+            }),
+            Verb::Limit(Limit { group: Some(disk()), ..Limit::default() }),
             Verb::Reload,
             Verb::Shutdown,
             Verb::LiveUpgrade(LiveUpgrade { version: 2, cut: Vec::new() }),
@@ -417,7 +443,7 @@ mod tests {
             })
             .collect();
         assert_eq!(unknown, Vec::<&str>::new());
-        assert_eq!(VERBS.split(", ").count(), 14); // the number of variants of `Verb`
+        assert_eq!(VERBS.split(", ").count(), 15); // the number of variants of `Verb`
     }
 
     #[test]

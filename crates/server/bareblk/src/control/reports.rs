@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::balance::Balance;
 use super::placement::Placement;
 use super::protocol::{WorkerSettings, ns};
+use super::throttling::DiskThrottling;
 use super::worker_settings;
 
 /// The answer to `list`.
@@ -184,6 +185,8 @@ pub struct DiskStats {
     pub disk: Disk,
     /// Null: each worker completes the requests that it submits.
     pub placement: Option<Placement>,
+    /// The disk's limits, and how long requests waited for them.
+    pub throttling: DiskThrottling,
     /// The running queues.
     pub queues: Vec<Queue>,
 }
@@ -191,7 +194,8 @@ pub struct DiskStats {
 impl DiskStats {
     fn new(disk: &DiskReport) -> Self {
         let placement = Placement::new(&disk.placement);
-        Self { disk: Disk::new(disk), placement, queues: disk.queues.iter().map(Queue::new).collect() }
+        let (throttling, queues) = (DiskThrottling::new(disk), disk.queues.iter().map(Queue::new).collect());
+        Self { disk: Disk::new(disk), placement, throttling, queues }
     }
 }
 
@@ -228,10 +232,12 @@ mod tests {
     use std::time::Duration;
 
     use blk_server::{BalanceDecision, BalanceReport, MoveOutcome};
+    use blk_server::{DiskLimits, GroupReport, LimitKind, LimitReport, LimitSettings, RateSettings};
     use blk_server::{ParkPolicy, ParkWhat, PlacementReport, SchedulingClass, WorkerId, WorkerOptions};
     use io_engine::{HandOver, PlacementCounters};
     use serde_json::Value;
 
+    use super::super::throttling::LimitAnswer;
     use super::*;
 
     fn placement() -> PlacementReport {
@@ -253,6 +259,23 @@ mod tests {
                 contended: 38,
                 lock_wait: Duration::from_nanos(39),
             },
+        }
+    }
+
+    fn throttling() -> blk_server::DiskThrottling {
+        let settings = RateSettings { rate: Some(45), max: Some(46), max_length: Some(47) };
+        let own = LimitSettings { iops_size: Some(44), ..LimitSettings::default() };
+        blk_server::DiskThrottling {
+            limits: DiskLimits { own, group: Some("acme".into()), weight: 48 },
+            rates: vec![LimitReport {
+                kind: LimitKind::IopsRead,
+                settings,
+                credit: 49,
+                capacity: 50,
+                used: 51,
+            }],
+            throttled_requests: 52,
+            throttled_time: Duration::from_nanos(53),
         }
     }
 
@@ -307,6 +330,7 @@ mod tests {
             park: Some(ParkPolicy { what: ParkWhat::NoSpace, retry_after: Some(Duration::from_nanos(43)) }),
             engine: "io_uring".into(),
             placement: placement(),
+            throttling: throttling(),
             sessions: 1,
             queues_offered: 64,
             queues: vec![QueueReport { index: 17, worker: WorkerId(18), size: 1024, counters }],
@@ -322,7 +346,14 @@ mod tests {
             outcome: MoveOutcome::Moved { took: Duration::from_nanos(26) },
         };
         let balance = BalanceReport { readings: 27, moves: 28, failed: 29, decisions: vec![decision] };
-        ServerReport { workers: vec![worker], disks: vec![disk], balance: Some(balance) }
+        let group = GroupReport {
+            name: "acme".into(),
+            limits: LimitSettings { iops_size: Some(44), ..LimitSettings::default() },
+            rates: throttling().rates,
+            disks: vec!["root".into()],
+        };
+        let (workers, disks, groups) = (vec![worker], vec![disk], vec![group]);
+        ServerReport { workers, disks, groups, balance: Some(balance) }
     }
 
     /// Collects in `lacks` the fields of `wanted` that `found` lacks, or has with another value.
@@ -346,6 +377,8 @@ mod tests {
         let mut stats = StatsAnswer::new(&report);
         assert!(stats.at_ns > 0 && stats.process_cpu_ns > 0 && stats.pid > 0);
         (stats.at_ns, stats.pid, stats.process_cpu_ns) = (19, 20, 21);
+        let mut limit = LimitAnswer::of(None, None, &report).unwrap();
+        limit.at_ns = 54;
         let refused = vec![NotChanged { disk: "e".into(), why: "in use".into() }];
         let [added, removed, replaced, changed, needs_restart] =
             ["a", "b", "c", "d", "poll-us"].map(|name| vec![name.into()]);
@@ -354,6 +387,7 @@ mod tests {
             "list": ListAnswer::new(&report),
             "stats": stats,
             "workers": WorkersAnswer::new(&report),
+            "limit": limit,
             "reload": reload,
         });
         let golden: Value = serde_json::from_str(include_str!("reports.golden.json")).unwrap();

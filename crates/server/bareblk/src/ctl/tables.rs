@@ -21,7 +21,11 @@ const PLACEMENT_HEADINGS: [&str; 8] =
 const SHOWN_DECISIONS: usize = 8;
 
 /// Left-aligns the columns before `first_figure`, right-aligns the others.
-fn table(headings: &[&str], first_figure: usize, rows: impl Iterator<Item = Vec<String>>) -> String {
+pub(super) fn table(
+    headings: &[&str],
+    first_figure: usize,
+    rows: impl Iterator<Item = Vec<String>>,
+) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(headings.iter().copied());
@@ -143,7 +147,24 @@ pub fn stats(stats: &StatsAnswer) -> String {
     if idle > 0 {
         let _ = writeln!(text, "{idle} of {} disks have no running queue", stats.disks.len());
     }
+    stats.disks.iter().for_each(|disk| text += &throttled(disk));
     text + &balance(stats.balance.as_ref())
+}
+
+/// One line, if requests of the disk have waited for its limits.
+fn throttled(disk: &DiskStats) -> String {
+    let throttling = &disk.throttling;
+    if throttling.throttled_requests == 0 {
+        return String::new();
+    }
+    let credits = throttling.limits.iter().map(|rate| format!(", {} credit {}", rate.limit, rate.credit));
+    format!(
+        "{}: {} requests waited for limits, its queues {} s{}\n",
+        plain(&disk.disk.name),
+        throttling.throttled_requests,
+        tenths(rates::float(throttling.throttled_ns) / 1e9),
+        credits.collect::<String>()
+    )
 }
 
 /// The latest decisions of the balancer.
@@ -303,7 +324,6 @@ mod tests {
     fn rates_of_two_readings_are_per_second_and_per_request() {
         let disk = |reads, worker_ns| DiskStats {
             disk: Disk { name: "a".into(), ..Disk::default() },
-            placement: None,
             queues: vec![Queue {
                 counters: QueueCounters {
                     reads,
@@ -313,6 +333,7 @@ mod tests {
                 },
                 ..Queue::default()
             }],
+            ..DiskStats::default()
         };
         let before = StatsAnswer { disks: vec![disk(0, 0)], ..StatsAnswer::default() };
         let now = StatsAnswer {
