@@ -57,6 +57,8 @@ pub const LOOM: &[&str] = &[
     "blk_driver",
     "-p",
     "io_engine",
+    "-p",
+    "blk_server",
     "--lib",
     "model",
 ];

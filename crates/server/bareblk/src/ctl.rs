@@ -4,6 +4,8 @@
 
 pub mod connection;
 
+mod limits;
+
 mod rates;
 
 mod tables;
@@ -20,7 +22,8 @@ use crate::args::usage::Wrong;
 use crate::args::values::NewSize;
 use crate::control::placement::PlacementAnswer;
 use crate::control::protocol::{
-    Add, Attach, ErrorKind, Placement, Remove, Resize, Resume, Slow, Stats, TimeoutMs, Verb, WorkersRemove,
+    Add, Attach, ErrorKind, Limit, Placement, Remove, Resize, Resume, Slow, Stats, TimeoutMs, Verb,
+    WorkersRemove,
 };
 use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
 use crate::control::worker_settings;
@@ -41,6 +44,12 @@ pub fn run(args: CtlArgs) -> Result<()> {
     }
     if let Some(pause) = watch {
         return keep_watching(&mut server, &verb, json, pause);
+    }
+    if let (false, Verb::Limit(Limit { set, .. })) = (json, &verb)
+        && set.is_empty()
+    {
+        print(&limits_in_use(&mut server, &verb)?)?;
+        return Ok(());
     }
     let reply = ask(&mut server, &verb)?;
     let stops = verb == Verb::Shutdown && reply.answer.error.is_none();
@@ -83,6 +92,7 @@ fn verb(command: CtlCommand, json: bool) -> Result<Verb> {
         CtlCommand::Resume { disk, timeout } => {
             Verb::Resume(Resume { disk, timeout_ms: timeout_ms(timeout)? })
         }
+        CtlCommand::Limit { words, group } => Verb::Limit(limits::request(words, group)?),
         CtlCommand::Reload => Verb::Reload,
         CtlCommand::Shutdown => Verb::Shutdown,
     })
@@ -97,6 +107,13 @@ fn grown(server: &mut Connection, disk: &str, more_bytes: u64) -> Result<u64> {
     };
     let (now_bytes, sum) = (found.size_bytes, found.size_bytes.checked_add(more_bytes));
     sum.with_context(|| format!("{disk} has {now_bytes} bytes and cannot grow by {more_bytes}"))
+}
+
+/// Reads the limits twice.
+fn limits_in_use(server: &mut Connection, verb: &Verb) -> Result<String> {
+    let before = read(server.ask(verb)?.into_ok()?)?;
+    std::thread::sleep(limits::PAUSE);
+    Ok(limits::shown(&before, &read(server.ask(verb)?.into_ok()?)?))
 }
 
 fn timeout_ms(timeout: Timeout) -> Result<TimeoutMs> {
@@ -146,6 +163,7 @@ fn shown(verb: &Verb, ok: Value) -> Result<String> {
         Verb::WorkersAdd(_) => format!("worker {}\n", ok["worker"]),
         Verb::Add(_) => format!("{}\n", tables::plain(ok["disk"].as_str().unwrap_or_default())),
         Verb::Resume(_) => format!("retrying {} parked requests\n", ok["resumed"]),
+        Verb::Limit(_) => limits::changed(&ok),
         Verb::Reload => tables::changes(&read(ok)?),
         _ => String::new(),
     })

@@ -127,6 +127,14 @@ impl Control for NoDisks {
         no_disk(name)
     }
 
+    fn limit_disk(&self, name: &str, _: &Map<String, Value>) -> Result<bool, Refused> {
+        no_disk(name)
+    }
+
+    fn limit_group(&self, name: &str, _: &Map<String, Value>) -> Result<bool, Refused> {
+        Err(AdminError::NoGroup { group: name.to_owned() }.into())
+    }
+
     fn reload(&self) -> Result<ReloadAnswer, Refused> {
         Ok(ReloadAnswer::default())
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use sandbox::SandboxError;
 
 use crate::data_path::disk::InvalidDisk;
+use crate::data_path::throttle::limits::InvalidLimits;
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptionsError};
 use crate::host::listener::SocketError;
 
@@ -169,6 +170,25 @@ pub enum AdminError {
         /** The reason. */
         why: String,
     },
+    /// The group does not exist.
+    #[error(
+        "there is no group `{group}`: write a [[group]] table with this name, or choose another group",
+        group = group.escape_debug()
+    )]
+    NoGroup {
+        /** The group's name. */
+        group: String,
+    },
+    /// Limits that make no sense.
+    #[error("{what} `{name}`: {source}", name = name.escape_debug())]
+    Limits {
+        /** A disk or a group. */
+        what: &'static str,
+        /** Its name. */
+        name: String,
+        /** The mistake. */
+        source: InvalidLimits,
+    },
     /// The disk's placement is `queue`.
     #[error(
         "disk `{disk}` has no completion worker: its placement is queue, where every worker completes what it submits; \
@@ -294,6 +314,12 @@ mod tests {
             AdminError::NotStarted { disk: disk.clone(), queue, timeout },
             AdminError::Unsuitable { id, disk: disk.clone(), why: "x".into() },
             AdminError::NotPlaced { disk: disk.clone() },
+            AdminError::NoGroup { group: disk.clone() },
+            AdminError::Limits {
+                what: "disk",
+                name: disk.clone(),
+                source: InvalidLimits::LengthWithoutMax { rate: "iops" },
+            },
             AdminError::CompletionWorkerStays { disk: disk.clone(), timeout },
             AdminError::InUse { disk: disk.clone() },
             AdminError::Busy { disk: disk.clone() },

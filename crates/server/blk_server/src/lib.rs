@@ -41,7 +41,12 @@ pub use data_path::latency::{Latency, LatencyHistogram};
 pub use data_path::queue::coalescing::{Coalescing, InvalidCoalescing};
 pub use data_path::queue::parked::{ParkPolicy, ParkWhat};
 pub use data_path::report::{
-    BalanceDecision, BalanceReport, DiskReport, MoveOutcome, QueueReport, ServerReport, WorkerReport,
+    BalanceDecision, BalanceReport, DiskReport, DiskThrottling, GroupReport, MoveOutcome, QueueReport,
+    ServerReport, WorkerReport,
+};
+pub use data_path::throttle::disk_throttle::LimitReport;
+pub use data_path::throttle::limits::{
+    DEFAULT_WEIGHT, DiskLimits, InvalidLimits, LimitKind, LimitSettings, MAX_WEIGHT, RateSettings,
 };
 pub use data_path::worker::poller::{BUSY_POLL, DEFAULT_POLL};
 pub use data_path::worker::submissions::Submissions;

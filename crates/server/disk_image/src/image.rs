@@ -245,6 +245,12 @@ impl Image {
         self.cache
     }
 
+    /// Whether the image is a block device.
+    #[must_use]
+    pub fn is_block_device(&self) -> bool {
+        self.kind == FileKind::BlockDevice
+    }
+
     /// The logical block size offered to the guest, in bytes.
     #[must_use]
     pub fn block_size(&self) -> u32 {

@@ -38,6 +38,10 @@ Examples:
   bareblk ctl resize data +10G
   bareblk ctl resume data
       retries parked requests, once the image's file system has space again
+  bareblk ctl limit
+      all limits, their use and their credit
+  bareblk ctl limit data iops=5000 bps=200M
+  bareblk ctl limit --group acme iops=off
   bareblk ctl remove data
   bareblk ctl stats --json | jq .ok.workers
 
@@ -148,6 +152,15 @@ pub enum CtlCommand {
         disk: String,
         #[command(flatten)]
         timeout: Timeout,
+    },
+    /// Show limits of IOPS and bandwidth with their use, or change them at once
+    Limit {
+        /// The disk's name, and limits to change as in the configuration file; off removes one: data iops=5000 bps=off
+        #[arg(value_name = "DISK|KEY=VALUE")]
+        words: Vec<String>,
+        /// A group instead of a disk
+        #[arg(long, value_name = "NAME")]
+        group: Option<String>,
     },
     /// Read the configuration file and the images' sizes again
     Reload,

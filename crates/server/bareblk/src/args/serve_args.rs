@@ -13,6 +13,7 @@ use clap::{Arg, Args, ValueEnum};
 use disk_image::CacheMode;
 
 use crate::args::engine_args::EngineArgs;
+use crate::args::limit_args::LimitArgs;
 use crate::args::placement_args::PlacementArgs;
 use crate::args::values::{self, Folders, ServerUser};
 use crate::args::worker_args::WorkersArgs;
@@ -212,6 +213,9 @@ pub struct DiskArgs {
 
     #[command(flatten)]
     pub placement: PlacementArgs,
+
+    #[command(flatten)]
+    pub limits: LimitArgs,
 }
 
 /// The settings of the whole process.
@@ -260,7 +264,8 @@ pub struct Confinement {
     pub user: Option<ServerUser>,
 
     /// Serve as this group, name or number [default: the user's primary group]
-    #[arg(long, value_name = "GROUP", value_parser = values::group_id)]
+    // A file with [[group]] tables cannot have a key `group`, too.
+    #[arg(long, alias = "server-group", value_name = "GROUP", value_parser = values::group_id)]
     pub group: Option<u32>,
 
     /// Folders where `bareblk ctl add` may find images and create sockets, besides those of the disks named at the start

@@ -9,14 +9,16 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use blk_server::{WorkerOptions, format_cpus};
+use blk_server::{DEFAULT_WEIGHT, LimitSettings, WorkerOptions, format_cpus};
 use clap::{Args, FromArgMatches};
 use disk_image::Opener;
 use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::args::limit_args::{self, GROUP, LimitArgs};
 use crate::args::serve_args::{DiskArgs, ServerArgs};
+use crate::args::values;
 use crate::args::worker_args::{MAX_WORKERS, WorkerArgs, WorkersArgs};
 use crate::config::config_words::{Problem, Schema, Source, Words, one_line};
 use crate::config::configuration::{Configuration, ServerSettings};
@@ -25,7 +27,7 @@ use crate::helper::policy::MAX_CONFIGURATION_BYTES;
 
 /// Keys that disks cannot share.
 const OWN_KEYS: [&str; 3] = ["image", "name", "socket"];
-const TABLES: [&str; 3] = ["defaults", "disk", "worker"];
+const TABLES: [&str; 4] = ["defaults", "disk", GROUP, "worker"];
 
 /// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +57,21 @@ struct FileDisk {
     socket: PathBuf,
     #[arg(long)]
     workers: Option<WorkerChoice>,
+    #[arg(long)]
+    group: Option<String>,
+    #[arg(long, value_parser = limit_args::weight, default_value_t = DEFAULT_WEIGHT)]
+    weight: u32,
     #[command(flatten)]
     disk: DiskArgs,
+}
+
+/// A `[[group]]` table.
+#[derive(Debug, Args)]
+struct FileGroup {
+    #[arg(long, value_parser = values::disk_name)]
+    name: String,
+    #[command(flatten)]
+    limits: LimitArgs,
 }
 
 /// The keys outside the tables.
@@ -131,12 +146,14 @@ pub fn parse(text: &str, opener: &dyn Opener, running: &[u32]) -> Result<Configu
     let document = reader.document(text)?;
     let server = reader.server(document.get_ref());
     let workers = server.as_ref().map(|server| server.workers.len());
+    let groups = reader.groups(document.get_ref());
     let disks = reader.disks(document.get_ref());
+    reader.refuse_missing_groups(&disks, &groups);
     reader.refuse_clashes(&disks);
     reader.refuse_missing_workers(&disks, workers, running);
     let Some(server) = server.filter(|_| reader.problems.is_empty()) else { return Err(reader.problems) };
     let disks = disks.into_iter().map(|disk| disk.settings).collect();
-    Ok(Configuration { disks, server, file: None })
+    Ok(Configuration { disks, server, groups, file: None })
 }
 
 /// A disk, with the lines of its keys.
@@ -245,6 +262,66 @@ impl<'a> Reader<'a> {
         }
     }
 
+    fn groups(&mut self, document: &DeTable<'_>) -> Vec<(String, LimitSettings)> {
+        let is_key = |(key, value): (&Spanned<_>, &Spanned<DeValue<'_>>)| {
+            key.get_ref() == GROUP && !matches!(value.get_ref(), DeValue::Array(_))
+        };
+        if document.iter().any(is_key) {
+            // The group as which the server runs.
+            return Vec::new();
+        }
+        let mut schema = Schema::of::<FileGroup>(&[]);
+        let mut groups: Vec<(String, LimitSettings)> = Vec::new();
+        for (line, table) in self.tables(document, GROUP) {
+            let Some((name, limits)) = self.group(&mut schema, line, &table) else { continue };
+            if groups.iter().any(|(known, _)| *known == name) {
+                self.problem(line, format!("[[group]]: two groups are named {name}: give each its own name"));
+            }
+            groups.push((name, limits));
+        }
+        groups
+    }
+
+    fn group(
+        &mut self,
+        schema: &mut Schema,
+        line: usize,
+        table: &DeTable<'_>,
+    ) -> Option<(String, LimitSettings)> {
+        let before = self.problems.len();
+        let words = schema.words(table, &self.source, &mut self.problems);
+        if !words.contains_key("name") && self.problems.len() == before {
+            self.problem(line, "[[group]] without `name`: give each group a name");
+        }
+        if self.problems.len() > before {
+            return None;
+        }
+        let read = schema.matches(&words).and_then(|matches| FileGroup::from_arg_matches(&matches));
+        let read = read.map_err(anyhow::Error::from);
+        match read.and_then(|FileGroup { name, limits }| Ok((name, limits.settings()?))) {
+            Ok(group) => Some(group),
+            Err(error) => {
+                let text = format!("{error:#}");
+                let line = options_in(&text).find_map(|key| words.get(key)).map_or(line, |word| word.line);
+                self.problem(line, without_dashes(&text));
+                None
+            }
+        }
+    }
+
+    fn refuse_missing_groups(&mut self, disks: &[ReadDisk], groups: &[(String, LimitSettings)]) {
+        for disk in disks {
+            let Some(group) = &disk.settings.limits.group else { continue };
+            if !groups.iter().any(|(known, _)| known == group) {
+                let text = format!(
+                    "group = {}: there is no [[group]] with this name: write one, or remove this key",
+                    disk.shown(GROUP)
+                );
+                self.problem(disk.line_of(GROUP), text);
+            }
+        }
+    }
+
     /// The tables named `name`, with their lines.
     fn tables<'t>(&mut self, document: &DeTable<'t>, name: &str) -> Vec<(usize, DeTable<'t>)> {
         let Some((key, value)) = document.iter().find(|(key, _)| key.get_ref() == name) else {
@@ -327,9 +404,10 @@ impl<'a> Reader<'a> {
 
     fn settings(&mut self, words: &Words) -> anyhow::Result<DiskSettings> {
         let matches = self.schema.matches(words)?;
-        let FileDisk { image, socket, workers, disk } = FileDisk::from_arg_matches(&matches)?;
+        let FileDisk { image, socket, workers, group, weight, disk } = FileDisk::from_arg_matches(&matches)?;
         let mut settings = DiskSettings::new(image, socket, disk)?;
         settings.workers = workers;
+        (settings.limits.group, settings.limits.weight) = (group, weight);
         // The disk's workers may get disks with other engines later.
         settings.engine_config.pollable = true;
         settings.words = self.schema.effective(&matches);

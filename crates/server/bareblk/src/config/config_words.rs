@@ -93,13 +93,19 @@ impl Schema {
     }
 
     fn option(&self, key: &str) -> Option<&Arg> {
-        self.command.get_arguments().find(|arg| arg.get_long() == Some(key))
+        let has_alias = |arg: &Arg| arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&key));
+        self.command.get_arguments().find(|arg| arg.get_long() == Some(key) || has_alias(arg))
+    }
+
+    /// Whether `config_file.rs` reads the key. A key may be both an option and the name of tables.
+    fn is_table(&self, key: &str, value: &DeValue<'_>) -> bool {
+        self.tables.contains(&key) && (self.option(key).is_none() || matches!(value, DeValue::Array(_)))
     }
 
     /// The table's keys with their values. A key that clap refuses becomes a problem.
     pub fn words(&mut self, table: &DeTable<'_>, source: &Source<'_>, problems: &mut Vec<Problem>) -> Words {
         let mut words = Words::new();
-        let own = table.iter().filter(|(key, _)| !self.tables.contains(&key.get_ref().as_ref()));
+        let own = table.iter().filter(|(key, value)| !self.is_table(key.get_ref(), value.get_ref()));
         for (key, value) in own.collect::<Vec<_>>() {
             let line = source.line(&key.span());
             let key: &str = key.get_ref();

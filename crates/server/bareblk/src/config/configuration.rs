@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use blk_server::WorkerOptions;
+use blk_server::{LimitSettings, WorkerOptions};
 
 use crate::args::serve_args::ServerArgs;
 use crate::config::disk_settings::DiskSettings;
@@ -14,6 +14,8 @@ pub struct Configuration {
     /// At least one disk. No two disks have the same name, socket or image.
     pub disks: Vec<DiskSettings>,
     pub server: ServerSettings,
+    /// Groups of disks that share limits, by name.
+    pub groups: Vec<(String, LimitSettings)>,
     /// The file with these settings, if any. The server can read it again.
     pub file: Option<PathBuf>,
 }

@@ -5,9 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use blk_server::DiskLimits;
 use disk_image::Opener;
 use serde::Serialize;
 
+use crate::args::limit_args::is_limit_key;
 use crate::args::worker_args::WorkersArgs;
 use crate::config::config_words::Schema;
 use crate::config::configuration::ServerSettings;
@@ -15,7 +17,7 @@ use crate::config::disk_settings::DiskSettings;
 
 /// Keys that matter only while a disk is opened.
 const FOR_OPENING: [&str; 3] = ["create", "lock-timeout", "name"];
-/// Keys that the server changes on the running disk.
+/// Keys that the server changes on the running disk, besides its limits.
 const IN_PLACE: [&str; 5] = ["slow-ms", "socket-group", "socket-mode", "socket-owner", "workers"];
 /// Keys of the process that it changes while it runs (`ServerSettings::follow`).
 const SERVER_IN_PLACE: [&str; 1] = ["stop-timeout"];
@@ -30,6 +32,11 @@ pub struct NamedDisk {
 impl NamedDisk {
     pub fn new(settings: DiskSettings, opener: &dyn Opener) -> Self {
         Self { name: settings.name(opener), settings }
+    }
+
+    /// The disk's name and its configured limits.
+    pub fn limits(&self) -> (String, DiskLimits) {
+        (self.name.clone(), self.settings.limits.clone())
     }
 }
 
@@ -112,7 +119,7 @@ impl Difference {
             };
             let keys = changed_keys(&known.settings, &disk.settings);
             let changed = Changed { disk: disk.clone(), keys };
-            if changed.keys.iter().any(|key| !IN_PLACE.contains(&key.as_str())) {
+            if changed.keys.iter().any(|key| !IN_PLACE.contains(&key.as_str()) && !is_limit_key(key)) {
                 difference.replaced.push(changed);
             } else if !changed.keys.is_empty() {
                 difference.in_place.push(changed);

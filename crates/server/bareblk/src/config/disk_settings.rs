@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use blk_server::{Placement, SocketConfig};
+use blk_server::{DiskLimits, Placement, SocketConfig};
 use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Opener};
 use io_engine::{EngineConfig, EngineOptions};
 
@@ -28,6 +28,7 @@ pub struct DiskSettings {
     pub placement: Placement,
     /// `None`: all workers.
     pub workers: Option<WorkerChoice>,
+    pub limits: DiskLimits,
     /// The disk's options, including those from which the fields above are made.
     pub options: DiskArgs,
     /// Each key with its value as written or its default: a reload compares them. Empty without a file.
@@ -39,6 +40,7 @@ impl DiskSettings {
     pub fn new(image: PathBuf, socket: PathBuf, args: DiskArgs) -> Result<Self> {
         let (engine, engine_config) = (args.engine.options(args.cache)?, args.engine.configuration());
         let placement = args.placement.placement()?;
+        let limits = DiskLimits { own: args.limits.settings()?, ..DiskLimits::default() };
         let socket = SocketConfig {
             path: socket,
             mode: args.socket_mode,
@@ -65,6 +67,7 @@ impl DiskSettings {
             engine_config,
             placement,
             workers: None,
+            limits,
             options: args,
             words: BTreeMap::new(),
         })

@@ -20,6 +20,7 @@ impl ServeArgs {
         let mut disk = DiskSettings::new(image, socket, self.disk)?;
         // A control client may add disks with other engines.
         disk.engine_config.pollable = self.server.control.is_some();
-        Ok(Configuration { disks: vec![disk], server: ServerSettings::new(self.server), file: None })
+        let (disks, server, groups) = (vec![disk], ServerSettings::new(self.server), Vec::new());
+        Ok(Configuration { disks, server, groups, file: None })
     }
 }

@@ -7,11 +7,12 @@ use tracing::info;
 
 use super::placement::PlacementAnswer;
 use super::protocol::{
-    Attach, ErrorKind, Fault, Placement, Remove, Resize, Resume, Slow, Verb, WorkersRemove,
+    Attach, ErrorKind, Fault, Limit, Placement, Remove, Resize, Resume, Slow, Verb, WorkersRemove,
 };
 use super::refused::Refused;
 use super::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
 use super::slow::SlowAnswer;
+use super::throttling::LimitAnswer;
 use super::{Control, worker_settings};
 
 /// Carries out `verb`.
@@ -26,6 +27,9 @@ pub fn execute(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
         Verb::Workers => value(&WorkersAnswer::new(&control.report())),
         Verb::Placement(Placement { disk, completion_worker: None, .. }) => {
             value(&PlacementAnswer::of(disk, &control.report())?)
+        }
+        Verb::Limit(Limit { disk, group, set }) if set.is_empty() => {
+            value(&LimitAnswer::of(disk.as_deref(), group.as_deref(), &control.report())?)
         }
         changing => {
             let answer = change(changing, control).map_err(Fault::from);
@@ -71,6 +75,17 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
         }
         Verb::Resume(Resume { disk, timeout_ms }) => {
             Ok(json!({"resumed": control.resume_disk(disk, (*timeout_ms).into())?}))
+        }
+        Verb::Limit(Limit { disk, group, set }) => {
+            let is_until_reload = match (disk, group) {
+                (Some(disk), None) => control.limit_disk(disk, set)?,
+                (None, Some(group)) => control.limit_group(group, set)?,
+                _ => {
+                    let what = "limit: `set` needs either `disk` or `group`";
+                    return Err(Refused::Settings(what.into()));
+                }
+            };
+            Ok(json!({"until_reload": is_until_reload}))
         }
         Verb::Reload => {
             serde_json::to_value(control.reload()?).map_err(|error| Refused::Failed(error.into()))
@@ -134,6 +149,16 @@ mod tests {
             (r#"{"id":1,"do":"remove","disk":"a","force":true}"#, "remove_disk a true 10s", json!({})),
             (r#"{"id":1,"do":"resize","disk":"a","size_bytes":512}"#, "resize_disk a 512 false", json!({})),
             (r#"{"id":1,"do":"resume","disk":"a"}"#, "resume_disk a 10s", json!({"resumed": 3})),
+            (
+                r#"{"id":1,"do":"limit","disk":"a","set":{"iops":5}}"#,
+                r#"limit_disk a {"iops":5}"#,
+                json!({"until_reload": true}),
+            ),
+            (
+                r#"{"id":1,"do":"limit","group":"g","set":{"bps":null}}"#,
+                r#"limit_group g {"bps":null}"#,
+                json!({"until_reload": true}),
+            ),
             (r#"{"id":1,"do":"reload"}"#, "reload", json!(ReloadAnswer::default())),
         ];
         for (line, call, answer) in lines {

@@ -31,6 +31,8 @@ pub mod dispatch;
 
 pub mod worker_settings;
 
+pub mod throttling;
+
 pub mod reports;
 
 pub mod latency;
@@ -89,6 +91,13 @@ pub trait Control: Send + Sync {
 
     /// Retries a disk's parked requests. Returns their number.
     fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, Refused>;
+
+    /// Changes the limits of a disk. `set`: the keys of a `[[disk]]` table; null removes a limit. Returns whether a
+    /// reload will restore those of the configuration file.
+    fn limit_disk(&self, name: &str, set: &Map<String, Value>) -> Result<bool, Refused>;
+
+    /// Like [`Control::limit_disk`], for a group.
+    fn limit_group(&self, name: &str, set: &Map<String, Value>) -> Result<bool, Refused>;
 
     /// Reads the configuration file, and the images' sizes, again.
     fn reload(&self) -> Result<ReloadAnswer, Refused>;

@@ -67,6 +67,7 @@ pub enum Verb {
     Remove(Remove),
     Resize(Resize),
     Resume(Resume),
+    Limit(Limit),
     Reload,
     Shutdown,
     #[serde(rename = "take-over")]
@@ -79,7 +80,7 @@ pub(super) fn ns(time: Duration) -> u64 {
 }
 
 /// All verbs, for the error about an unknown one.
-const VERBS: &str = "list, stats, slow, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, reload, shutdown, take-over";
+const VERBS: &str = "list, stats, slow, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, limit, reload, shutdown, take-over";
 
 /// Which statistics to send.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -203,6 +204,20 @@ pub struct Resume {
     pub timeout_ms: TimeoutMs,
 }
 
+/// Without `set`, shows the limits of the disk, of the group, or all.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// Not beside `disk`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Keys of a `[[disk]]` or `[[group]]` table; null removes a limit.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub set: Map<String, Value>,
+}
+
 /// After its answer, the connection carries another protocol (`live_upgrade`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -303,6 +318,7 @@ pub enum ErrorKind {
     NoWorker,
     NoQueue,
     NotPlaced,
+    NoGroup,
     LastWorker,
     NotDrained,
     Unsuitable,
@@ -363,6 +379,7 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
         "remove" => read(name, fields).map(Verb::Remove),
         "resize" => read(name, fields).map(Verb::Resize),
         "resume" => read(name, fields).map(Verb::Resume),
+        "limit" => read(name, fields).map(Verb::Limit),
         "reload" => read(name, fields).map(without_fields(Verb::Reload)),
         "shutdown" => read(name, fields).map(without_fields(Verb::Shutdown)),
         "take-over" => read(name, fields).map(Verb::LiveUpgrade),
@@ -428,6 +445,15 @@ mod tests {
             Verb::Remove(Remove { disk: disk(), force: true, timeout_ms }),
             Verb::Resize(Resize { disk: disk(), size_bytes: 512, force: false }),
             Verb::Resume(Resume { disk: disk(), timeout_ms }),
+            Verb::Limit(Limit::default()),
+            Verb::Limit(Limit {
+                disk: Some(disk()),
+                set: [("iops".to_owned(), Value::from(5)), ("bps".to_owned(), Value::Null)]
+                    .into_iter()
+                    .collect(),
+                ..Limit::default()
+            }),
+            Verb::Limit(Limit { group: Some(disk()), ..Limit::default() }),
             Verb::Reload,
             Verb::Shutdown,
             Verb::LiveUpgrade(LiveUpgrade { version: 2, cut: Vec::new() }),

@@ -44,6 +44,8 @@ fn kind(error: &AdminError) -> ErrorKind {
         AdminError::NoQueue { .. } => ErrorKind::NoQueue,
         AdminError::LastWorker { .. } => ErrorKind::LastWorker,
         AdminError::NotPlaced { .. } => ErrorKind::NotPlaced,
+        AdminError::NoGroup { .. } => ErrorKind::NoGroup,
+        AdminError::Limits { .. } => ErrorKind::BadSettings,
         AdminError::NotDrained { .. } | AdminError::CompletionWorkerStays { .. } => ErrorKind::NotDrained,
         AdminError::Unsuitable { .. } => ErrorKind::Unsuitable,
         AdminError::InUse { .. } => ErrorKind::InUse,

@@ -21,6 +21,7 @@ use super::placement::Placement;
 use super::protocol::{Fault, Stats, WorkerSettings, ns};
 use super::refused::Refused;
 use super::slow::milliseconds;
+use super::throttling::DiskThrottling;
 use super::worker_settings;
 
 /// The answer to `list`.
@@ -206,6 +207,8 @@ pub struct DiskStats {
     pub latency: DiskLatency,
     /// Requests are slow from this time on; null: none is.
     pub slow_ms: Option<u64>,
+    /// The disk's limits, and how long requests waited for them.
+    pub throttling: DiskThrottling,
     /// The running queues.
     pub queues: Vec<Queue>,
 }
@@ -216,6 +219,7 @@ impl DiskStats {
         Self {
             disk: Disk::new(disk),
             placement: Placement::new(&disk.placement),
+            throttling: DiskThrottling::new(disk),
             totals: Some(disk.totals.counters),
             latency: DiskLatency::new(&disk.totals.latency, wanted.histograms),
             slow_ms: disk.slow_limit.map(milliseconds),
@@ -257,11 +261,13 @@ mod tests {
     use std::time::Duration;
 
     use blk_server::{BalanceDecision, BalanceReport, DiskTotals, MoveOutcome, SlowRequest};
+    use blk_server::{DiskLimits, GroupReport, LimitKind, LimitReport, LimitSettings, RateSettings};
     use blk_server::{ParkPolicy, ParkWhat, PlacementReport, SchedulingClass, WorkerId, WorkerOptions};
     use io_engine::{HandOver, PlacementCounters};
     use serde_json::Value;
 
     use super::super::slow::SlowAnswer;
+    use super::super::throttling::LimitAnswer;
     use super::*;
 
     fn placement() -> PlacementReport {
@@ -283,6 +289,23 @@ mod tests {
                 contended: 38,
                 lock_wait: Duration::from_nanos(39),
             },
+        }
+    }
+
+    fn throttling() -> blk_server::DiskThrottling {
+        let settings = RateSettings { rate: Some(45), max: Some(46), max_length: Some(47) };
+        let own = LimitSettings { iops_size: Some(44), ..LimitSettings::default() };
+        blk_server::DiskThrottling {
+            limits: DiskLimits { own, group: Some("acme".into()), weight: 48 },
+            rates: vec![LimitReport {
+                kind: LimitKind::IopsRead,
+                settings,
+                credit: 49,
+                capacity: 50,
+                used: 51,
+            }],
+            throttled_requests: 52,
+            throttled_time: Duration::from_nanos(53),
         }
     }
 
@@ -346,6 +369,7 @@ mod tests {
             park: Some(ParkPolicy { what: ParkWhat::NoSpace, retry_after: Some(Duration::from_nanos(43)) }),
             engine: "io_uring".into(),
             placement: placement(),
+            throttling: throttling(),
             sessions: 1,
             queues_offered: 64,
             totals: totals(),
@@ -363,7 +387,14 @@ mod tests {
             outcome: MoveOutcome::Moved { took: Duration::from_nanos(26) },
         };
         let balance = BalanceReport { readings: 27, moves: 28, failed: 29, decisions: vec![decision] };
-        ServerReport { workers: vec![worker], disks: vec![disk], balance: Some(balance) }
+        let group = GroupReport {
+            name: "acme".into(),
+            limits: LimitSettings { iops_size: Some(44), ..LimitSettings::default() },
+            rates: throttling().rates,
+            disks: vec!["root".into()],
+        };
+        let (workers, disks, groups) = (vec![worker], vec![disk], vec![group]);
+        ServerReport { workers, disks, groups, balance: Some(balance) }
     }
 
     /// Collects in `lacks` the fields of `wanted` that `found` lacks, or has with another value.
@@ -388,6 +419,8 @@ mod tests {
         let mut stats = StatsAnswer::new(&report, &wanted).unwrap();
         assert!(stats.at_ns > 0 && stats.process_cpu_ns > 0 && stats.pid > 0);
         (stats.at_ns, stats.pid, stats.process_cpu_ns) = (19, 20, 21);
+        let mut limit = LimitAnswer::of(None, None, &report).unwrap();
+        limit.at_ns = 54;
         let refused = vec![NotChanged { disk: "e".into(), why: "in use".into() }];
         let [added, removed, replaced, changed, needs_restart] =
             ["a", "b", "c", "d", "poll-us"].map(|name| vec![name.into()]);
@@ -407,6 +440,7 @@ mod tests {
             "list": ListAnswer::new(&report),
             "stats": stats,
             "workers": WorkersAnswer::new(&report),
+            "limit": limit,
             "reload": reload,
         });
         let golden: Value = serde_json::from_str(include_str!("reports.golden.json")).unwrap();

@@ -83,6 +83,16 @@ impl Control for Told {
         Ok(3)
     }
 
+    fn limit_disk(&self, name: &str, set: &Map<String, Value>) -> Result<bool, Refused> {
+        self.note(format!("limit_disk {name} {}", Value::Object(set.clone())));
+        Ok(true)
+    }
+
+    fn limit_group(&self, name: &str, set: &Map<String, Value>) -> Result<bool, Refused> {
+        self.note(format!("limit_group {name} {}", Value::Object(set.clone())));
+        Ok(true)
+    }
+
     fn reload(&self) -> Result<ReloadAnswer, Refused> {
         self.note("reload".into());
         Ok(ReloadAnswer::default())

@@ -25,7 +25,11 @@ const PERCENTILES: [&str; 3] = ["P50", "P99", "MAX"];
 const SHOWN_DECISIONS: usize = 8;
 
 /// Left-aligns the columns before `first_figure`, right-aligns the others.
-fn table(headings: &[&str], first_figure: usize, rows: impl Iterator<Item = Vec<String>>) -> String {
+pub(super) fn table(
+    headings: &[&str],
+    first_figure: usize,
+    rows: impl Iterator<Item = Vec<String>>,
+) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(headings.iter().copied());
@@ -149,6 +153,7 @@ pub fn stats(stats: &StatsAnswer) -> String {
     if idle > 0 {
         let _ = writeln!(text, "{idle} of {} disks have no running queue", stats.disks.len());
     }
+    stats.disks.iter().for_each(|disk| text += &throttled(disk));
     text + &balance(stats.balance.as_ref())
 }
 
@@ -227,6 +232,22 @@ pub fn slow(disk: &str, answer: &SlowAnswer, now: SystemTime) -> String {
     let headings = ["AGO", "QUEUE", "REQUEST", "SECTOR", "BYTES", "TOOK", "TRIES", "ANSWER"];
     let head = format!("latest slow requests of {}, {limit}:\n", plain(disk));
     head + &table(&headings, 0, answer.requests.iter().map(row))
+}
+
+/// One line, if requests of the disk have waited for its limits.
+fn throttled(disk: &DiskStats) -> String {
+    let throttling = &disk.throttling;
+    if throttling.throttled_requests == 0 {
+        return String::new();
+    }
+    let credits = throttling.limits.iter().map(|rate| format!(", {} credit {}", rate.limit, rate.credit));
+    format!(
+        "{}: {} requests waited for limits, its queues {} s{}\n",
+        plain(&disk.disk.name),
+        throttling.throttled_requests,
+        tenths(rates::float(throttling.throttled_ns) / 1e9),
+        credits.collect::<String>()
+    )
 }
 
 /// The latest decisions of the balancer.

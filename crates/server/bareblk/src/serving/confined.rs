@@ -96,7 +96,7 @@ fn check(confinement: &Confinement, control: bool) -> Result<()> {
 /// Allows the files that the configuration names and, with a control socket, their folders, for disks that clients add.
 /// `adopts`: this start is a live upgrade.
 fn policy(configuration: &Configuration, adopts: bool) -> Policy {
-    let Configuration { disks, server, file } = configuration;
+    let Configuration { disks, server, file, .. } = configuration;
     let images: Vec<&Path> = disks.iter().map(|disk| disk.image.path.as_path()).collect();
     let files: Vec<&Path> = images.iter().copied().filter(|image| !is_device(image)).collect();
     let with = |access: Access| {

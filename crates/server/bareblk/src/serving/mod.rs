@@ -10,6 +10,7 @@
 
 pub(crate) mod confined;
 pub(crate) mod descriptors;
+pub(crate) mod limits;
 pub(crate) mod open_disk;
 pub(crate) mod open_watch;
 pub(crate) mod serve;
@@ -69,7 +70,7 @@ impl Opened {
     /// Prepares the server; front-ends can connect after [`Serving::accept_front_ends`]. After a failure it removes the
     /// images that this start created. It reports each change of the number of disks to `manager`.
     pub fn start(self, manager: Arc<ServiceManager>) -> Result<Serving> {
-        let Configuration { disks, server: settings, file } = self.configuration;
+        let Configuration { disks, server: settings, groups, file } = self.configuration;
         let sources = Arc::<EngineSources>::default();
         let workers = settings.workers.len();
         let ready = self.images.into_iter().zip(&disks);
@@ -95,6 +96,7 @@ impl Opened {
         }
         let server = Server::prepare(&config, &self.opener, served)?;
         named.iter().try_for_each(|disk| set_up(&server, disk))?;
+        server.limit_all(&groups, &named.iter().map(NamedDisk::limits).collect::<Vec<_>>())?;
         Ok(Serving {
             server,
             manager,
@@ -268,7 +270,7 @@ impl Serving {
 
     fn serve_ready(&self, disk: NamedDisk, ready: ReadyDisk) -> Result<()> {
         self.with_server(|server| {
-            server.add_disk(ready.config, &disk.settings.socket)?;
+            server.add_limited_disk(ready.config, &disk.settings.socket, disk.settings.limits.clone())?;
             set_up(server, &disk).inspect_err(|_| {
                 let _ = server.remove_disk(&disk.name, true, ATTACH_TIMEOUT);
             })
@@ -319,6 +321,7 @@ impl Serving {
         let opener = self.opener.as_ref();
         let mut applied = Applied { needs_restart: self.apply_server(&wanted.server), ..Applied::default() };
         let running = self.disks();
+        let groups = wanted.groups;
         let wanted: Vec<_> = wanted.disks.into_iter().map(|disk| NamedDisk::new(disk, opener)).collect();
         let in_use = self.with_server(|server| {
             let disks = server.report().disks.into_iter().filter(|disk| disk.sessions > 0);
@@ -327,7 +330,10 @@ impl Serving {
         let mut difference = Difference::between(&running, &wanted);
         applied.refused = difference.refuse(&running, &in_use, opener);
         self.take_over_for_opening(&wanted, &difference, &applied);
+        // New disks need the new groups, and disks that stay in use may need the old ones.
+        self.add_groups(&groups)?;
         self.carry_out(difference, &running, &mut applied);
+        self.limit_as_configured(groups, &mut applied)?;
         Ok(applied)
     }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use blk_server::{DiskConfig, EngineSource, Placement};
+use blk_server::{DiskConfig, EngineSource, LimitKind, Placement};
 use disk_image::{Image, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{
     Chosen, EngineConfig, EngineKind, EngineOptions, FileSpec, IoUringOptions, PosixAioOptions, choose,
@@ -25,6 +25,8 @@ use crate::config::disk_settings::{DiskSettings, WorkerChoice};
 
 /// How long opening an image and trying an engine on it may take, without the wait for its lock.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait of a request in a full queue without a warning, in seconds: Linux's default timeout for many disks.
+const LONGEST_WAIT_S: u64 = 30;
 /// The pause between two checks whether the server is stopping.
 const STOP_PAUSE: Duration = Duration::from_millis(50);
 
@@ -199,6 +201,7 @@ impl DiskLogLine {
     pub fn log(&self, settings: &DiskSettings) {
         warn_of_passed_over(&self.chosen);
         warn_of_unsafe_cache(settings);
+        warn_of_long_waits(settings);
         let options = &settings.options;
         let (threads, usual) = (settings.engine_config.threads, EngineConfig::default().threads);
         let ring = match &self.chosen.options {
@@ -241,6 +244,21 @@ impl DiskLogLine {
 fn warn_of_passed_over(chosen: &Chosen) {
     for passed_over in &chosen.passed_over {
         warn!("engine {} is used instead of {}: {}", chosen.kind(), passed_over.kind, passed_over.error);
+    }
+}
+
+/// Warns if a full queue waits so long for its limit that guests report stuck requests.
+fn warn_of_long_waits(settings: &DiskSettings) {
+    let rates = settings.limits.own.rates.iter().zip(LimitKind::ALL).filter(|(_, kind)| !kind.is_bytes());
+    let Some(iops) = rates.filter_map(|(settings, _)| settings.rate).min() else { return };
+    let (queue_size, image) = (settings.options.queue_size, settings.image.path.display());
+    let waits_s = u64::from(queue_size) / iops;
+    if waits_s > LONGEST_WAIT_S {
+        warn!(
+            %image,
+            "with {iops} IOPS the last of {queue_size} requests in a queue waits {waits_s} s, and guests report stuck \
+             requests; use a smaller --queue-size, or a higher limit"
+        );
     }
 }
 

@@ -89,6 +89,16 @@ impl Control for ServingControl {
         Ok(self.serving.with_server(|server| server.resume_disk(name, timeout))??)
     }
 
+    fn limit_disk(&self, name: &str, set: &Map<String, Value>) -> Result<bool, Refused> {
+        self.serving.limit_disk(name, set)?;
+        Ok(self.serving.has_file())
+    }
+
+    fn limit_group(&self, name: &str, set: &Map<String, Value>) -> Result<bool, Refused> {
+        self.serving.limit_group(name, set)?;
+        Ok(self.serving.has_file())
+    }
+
     fn reload(&self) -> Result<ReloadAnswer, Refused> {
         self.serving.refresh_capacities();
         if self.serving.has_file() { Ok(self.serving.reload()?.into()) } else { Ok(ReloadAnswer::default()) }

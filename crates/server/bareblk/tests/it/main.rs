@@ -1,5 +1,11 @@
 //! Integration tests: one program, one module per subject.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss
+)]
 
 mod cli;
 mod config;
@@ -15,6 +21,7 @@ mod guest_io;
 mod guest_migration;
 mod guest_restart;
 mod killed;
+mod limits;
 mod live_upgrade;
 mod on_error;
 mod package;

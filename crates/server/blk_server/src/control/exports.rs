@@ -22,6 +22,7 @@ use tracing::{error, info, warn};
 
 use crate::control::acceptor::Acceptor;
 use crate::control::session_list::SessionList;
+use crate::control::throttling::Throttling;
 use crate::data_path::assignment::WorkerSet;
 use crate::data_path::disk::engine_source::MIN_DEPTH;
 use crate::data_path::disk::log_limit::{Allowed, LogLimit};
@@ -71,7 +72,7 @@ impl Export {
         Ok(Turn(Arc::clone(export)))
     }
 
-    fn report(&self, engine: &str) -> DiskReport {
+    fn report(&self, engine: &str, throttling: &Throttling) -> DiskReport {
         let (disk, image) = (&self.disk, self.disk.image());
         DiskReport {
             name: disk.name().to_owned(),
@@ -83,6 +84,7 @@ impl Export {
             park: self.disk.park_policy(),
             engine: disk.engine().map_or(engine, |engine| &engine.name).to_owned(),
             placement: disk.engine().map(|engine| engine.placement_report()).unwrap_or_default(),
+            throttling: throttling.report(disk.name()),
             sessions: self.sessions.count(),
             queues_offered: disk.queues(),
             totals: disk.totals().read(),
@@ -123,6 +125,7 @@ pub(crate) struct Exports {
     /// Limits the resources that the front-ends of all disks use together.
     budget: Arc<Budget>,
     acceptor: Acceptor,
+    pub(crate) throttling: Throttling,
     list: Mutex<List>,
     /// A thread that adds a disk holds this lock, so that disks are added one at a time.
     adding: Mutex<()>,
@@ -134,7 +137,8 @@ impl Exports {
     pub(crate) fn new(opener: &Arc<dyn Opener>) -> std::io::Result<Self> {
         let (opener, acceptor) = (Arc::clone(opener), Acceptor::new()?);
         let budget = Budget::new(Limits::of_process());
-        Ok(Self { opener, budget, acceptor, list: Mutex::default(), adding: Mutex::default() })
+        let (list, adding) = (Mutex::default(), Mutex::default());
+        Ok(Self { opener, budget, acceptor, throttling: Throttling::default(), list, adding })
     }
 
     /// Adds all disks or none: if one fails, dropping the list removes the earlier ones.
@@ -161,6 +165,7 @@ impl Exports {
             return Err(ServerError::Depth { depth: engine.depth, min: MIN_DEPTH });
         }
         let disk = Arc::new(Disk::new(disk, &self.opener, &self.budget)?);
+        disk.set_throttle(self.throttling.throttle(disk.name()));
         let socket = Socket::bind(&self.opener, socket)?;
         let id = disk.id();
         let (sessions, changing, changed) = (Arc::default(), Mutex::default(), Condvar::new());
@@ -228,6 +233,15 @@ impl Exports {
         folder.ok().zip(name).map_or_else(|| path.to_owned(), |(folder, name)| folder.join(name))
     }
 
+    /// Makes running queues of these disks follow their limits.
+    pub(crate) fn apply_limits(&self, workers: &WorkerSet, changed: &[String]) {
+        for export in self.all().iter().filter(|export| changed.iter().any(|name| name == export.disk.name()))
+        {
+            export.disk.set_throttle(self.throttling.throttle(export.disk.name()));
+            workers.renew_gates(export.disk.id());
+        }
+    }
+
     /// Removes the disk from the list: no front-end can connect, and its name and its socket's path are free.
     pub(crate) fn take_out(&self, export: &Arc<Export>) {
         self.acceptor.remove(&export.socket);
@@ -256,7 +270,7 @@ impl Exports {
     pub(crate) fn reports(&self, workers: &WorkerSet, engine: &str) -> Vec<DiskReport> {
         let reports = self.all().into_iter().map(|export| DiskReport {
             queues: workers.queue_reports(export.disk.id()),
-            ..export.report(engine)
+            ..export.report(engine, &self.throttling)
         });
         reports.collect()
     }

@@ -28,6 +28,7 @@ use crate::data_path::assignment::deadline::deadline_in;
 use crate::data_path::assignment::frozen::Changes;
 use crate::data_path::disk::Disk;
 use crate::data_path::disk::totals::DiskTotals;
+use crate::data_path::throttle::disk_throttle::ThrottleState;
 use crate::data_path::worker::workers::AbortOnPanic;
 use crate::error::AdminError;
 use crate::host::error_line::error_line;
@@ -107,7 +108,7 @@ impl Offer {
 }
 
 /// The state of a disk without its sessions, for the new process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskState {
     /// A guest has disabled its write cache.
@@ -119,6 +120,9 @@ pub struct DiskState {
     failed: bool,
     /// The capacity that was announced to the guest. It may have grown after the image was offered.
     capacity_sectors: u64,
+    /// What was used of the disk's limits. Missing without limits, so that a server that knows none can read the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    throttle: Option<Box<ThrottleState>>,
 }
 
 /// Why a live upgrade fails.
@@ -257,8 +261,12 @@ impl Server {
                 }
             }
         }
-        frozen.parts =
-            frozen.disks.iter().zip(sessions).map(|(export, handed)| part(&export.disk, handed)).collect();
+        frozen.parts = frozen
+            .disks
+            .iter()
+            .zip(sessions)
+            .map(|(export, handed)| part(exports, &export.disk, handed))
+            .collect();
         Ok(frozen)
     }
 }
@@ -300,10 +308,11 @@ impl Asked {
     }
 }
 
-fn part(disk: &Disk, sessions: Vec<Handed>) -> (String, DiskState, Vec<Handed>) {
+fn part(exports: &Exports, disk: &Disk, sessions: Vec<Handed>) -> (String, DiskState, Vec<Handed>) {
     let writethrough = disk.guest_cache().is_writethrough();
     let capacity_sectors = disk.image().capacity_sectors();
-    let state = DiskState { writethrough, cache_chosen: false, failed: disk.has_failed(), capacity_sectors };
+    let (failed, throttle) = (disk.has_failed(), exports.throttling.state(disk.name()).map(Box::new));
+    let state = DiskState { writethrough, cache_chosen: false, failed, capacity_sectors, throttle };
     (disk.name().to_owned(), state, sessions)
 }
 
@@ -407,6 +416,9 @@ impl Server {
         export.disk.guest_cache().restore(state.writethrough);
         if state.failed {
             export.disk.was_failed();
+        }
+        if let Some(throttle) = &state.throttle {
+            self.parts().0.throttling.restore(disk, throttle);
         }
         Ok(())
     }

@@ -10,3 +10,4 @@ pub(crate) mod live_upgrade;
 pub(crate) mod removal;
 pub(crate) mod server;
 pub(crate) mod session_list;
+pub(crate) mod throttling;

@@ -52,6 +52,8 @@ pub(crate) fn remove(
         .map_err(|()| AdminError::StillInFlight { disk: name.to_owned(), timeout })?;
     let flushed = if disk.ignores_flushes() { Ok(()) } else { flush(disk, deadline) };
     exports.take_out(export);
+    let shared = exports.throttling.forget(name);
+    exports.apply_limits(workers, &shared);
     workers.forget_disk(disk.id());
     let file = Arc::downgrade(disk.image().file());
     drop(turn);

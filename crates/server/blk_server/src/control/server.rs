@@ -28,6 +28,7 @@ use crate::data_path::disk::flush::flush;
 use crate::data_path::disk::session_link::EndReason;
 use crate::data_path::disk::slow_requests::SlowRequest;
 use crate::data_path::report::ServerReport;
+use crate::data_path::throttle::limits::{DiskLimits, LimitSettings};
 use crate::data_path::worker::submissions::{SubmissionMeter, Submissions};
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 use crate::data_path::worker::workers::SharedSettings;
@@ -217,7 +218,8 @@ impl Server {
     pub fn report(&self) -> ServerReport {
         let disks = self.exports.reports(&self.workers, &self.engine.name);
         let balance = self.balancer.as_ref().map(Balancer::report);
-        ServerReport { workers: self.workers.worker_reports(), disks, balance }
+        let groups = self.exports.throttling.groups();
+        ServerReport { workers: self.workers.worker_reports(), disks, groups, balance }
     }
 
     /// Checks whether every worker still responds. The returned value waits for the responses.
@@ -234,6 +236,62 @@ impl Server {
         let name = disk.name.clone();
         self.exports.add(disk, socket)?;
         info!(disk = name, socket = %socket.path.display(), "disk added");
+        Ok(())
+    }
+
+    /// As [`Server::add_disk`], with limits.
+    ///
+    /// # Errors
+    /// [`AdminError`].
+    pub fn add_limited_disk(
+        &self,
+        disk: DiskConfig,
+        socket: &SocketConfig,
+        limits: DiskLimits,
+    ) -> Result<(), AdminError> {
+        let name = disk.name.clone();
+        if self.exports.find(&name).is_ok() {
+            return Err(AdminError::DiskExists { name });
+        }
+        self.limit_disk(&name, limits)?;
+        self.add_disk(disk, socket).inspect_err(|_| {
+            let shared = self.exports.throttling.forget(&name);
+            self.exports.apply_limits(&self.workers, &shared);
+        })
+    }
+
+    /// Replaces the limits of all groups and disks. Returns the names of the disks whose limits are now different. A
+    /// disk may be added later.
+    ///
+    /// # Errors
+    /// [`AdminError`]. Nothing has changed.
+    pub fn limit_all(
+        &self,
+        groups: &[(String, LimitSettings)],
+        disks: &[(String, DiskLimits)],
+    ) -> Result<Vec<String>, AdminError> {
+        let changed = self.exports.throttling.set_all(groups, disks)?;
+        self.exports.apply_limits(&self.workers, &changed);
+        Ok(changed)
+    }
+
+    /// Changes the limits of a disk, at once.
+    ///
+    /// # Errors
+    /// [`AdminError`]. Nothing has changed.
+    pub fn limit_disk(&self, disk: &str, limits: DiskLimits) -> Result<(), AdminError> {
+        let changed = self.exports.throttling.set_disk(disk, limits)?;
+        self.exports.apply_limits(&self.workers, &changed);
+        Ok(())
+    }
+
+    /// Changes the limits of a group, at once.
+    ///
+    /// # Errors
+    /// [`AdminError`]. Nothing has changed.
+    pub fn limit_group(&self, group: &str, settings: LimitSettings) -> Result<(), AdminError> {
+        let changed = self.exports.throttling.set_group(group, settings)?;
+        self.exports.apply_limits(&self.workers, &changed);
         Ok(())
     }
 

@@ -6,4 +6,5 @@ pub(crate) mod disk;
 pub(crate) mod latency;
 pub(crate) mod queue;
 pub(crate) mod report;
+pub(crate) mod throttle;
 pub(crate) mod worker;

@@ -10,6 +10,8 @@ use io_engine::PlacementReport;
 use crate::data_path::counters::{QueueCounters, WorkerCounters};
 use crate::data_path::disk::totals::DiskTotals;
 use crate::data_path::queue::parked::ParkPolicy;
+use crate::data_path::throttle::disk_throttle::LimitReport;
+use crate::data_path::throttle::limits::{DiskLimits, LimitSettings};
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 
 /// A whole server.
@@ -19,6 +21,8 @@ pub struct ServerReport {
     pub workers: Vec<WorkerReport>,
     /// The disks, in the order in which they were added.
     pub disks: Vec<DiskReport>,
+    /// Groups of disks that share limits, by name.
+    pub groups: Vec<GroupReport>,
     /// `None`: queues are not balanced.
     pub balance: Option<BalanceReport>,
 }
@@ -59,6 +63,8 @@ pub struct DiskReport {
     pub engine: String,
     /// The disk's placement, with its counters.
     pub placement: PlacementReport,
+    /// The disk's limits and their use.
+    pub throttling: DiskThrottling,
     /// Connected front-ends.
     pub sessions: usize,
     /// Number of queues offered.
@@ -69,6 +75,32 @@ pub struct DiskReport {
     pub slow_limit: Option<Duration>,
     /// Running queues.
     pub queues: Vec<QueueReport>,
+}
+
+/// The limits of a disk.
+#[derive(Clone, Debug, Default)]
+pub struct DiskThrottling {
+    /// As the operator set them.
+    pub limits: DiskLimits,
+    /// The disk's own limits in effect.
+    pub rates: Vec<LimitReport>,
+    /// Requests that waited for the limits of the disk or its group, at the head of their queue.
+    pub throttled_requests: u64,
+    /// Time that queues waited, all together.
+    pub throttled_time: Duration,
+}
+
+/// A group of disks that share limits.
+#[derive(Clone, Debug)]
+pub struct GroupReport {
+    /// The group's name.
+    pub name: String,
+    /// As the operator set them.
+    pub limits: LimitSettings,
+    /// The limits in effect.
+    pub rates: Vec<LimitReport>,
+    /// The names of its disks.
+    pub disks: Vec<String>,
 }
 
 /// One running queue.

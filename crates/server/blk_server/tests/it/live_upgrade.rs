@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blk_server::{DiskState, ParkPolicy, ParkWhat, Server, SessionState};
+use blk_server::{DiskLimits, DiskState, ParkPolicy, ParkWhat, Server, SessionState};
 use io_engine::{FakeHandle, Fault, Verb, When};
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -227,6 +227,34 @@ fn guest_and_front_end_go_on_in_another_server() {
         }
         assert_ne!(front_end.stop_queue(0), 0);
     }
+}
+
+#[test]
+fn what_was_used_of_the_limits_counts_in_another_server() {
+    let mut limits = DiskLimits::default();
+    limits.own.set("bps", Some(1));
+    let mut rig = Rig::start(Options::buffered());
+    server(&rig).limit_disk("test0", limits.clone()).unwrap();
+    let (_front_end, mut guest) = ready(&rig, Format::Split.usual());
+    // Three requests use up the credit of 1 MiB and leave a debt.
+    for _ in 0..4 {
+        add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 512 << 10);
+    }
+    guest.submit();
+    assert!((0..3).all(|_| guest.next_used().is_some()));
+    let (name, disk, sessions) = parts_of(&mut rig);
+    rig.start_server(patient(Options::buffered()));
+    server(&rig).limit_disk("test0", limits).unwrap();
+    server(&rig).restore_disk(&name, &disk).unwrap();
+    for (state, fds) in sessions {
+        let session = server(&rig).rebuild(&name, serde_json::from_value(state).unwrap(), fds).unwrap();
+        session.go();
+        assert!(session.wait_started().is_ok());
+    }
+    std::thread::sleep(SOON);
+    assert!(guest.ring.pop_used().unwrap().is_none(), "a live upgrade gives no credit");
+    server(&rig).limit_disk("test0", DiskLimits::default()).unwrap();
+    assert!(guest.next_used().is_some());
 }
 
 #[test]

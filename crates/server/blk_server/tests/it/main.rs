@@ -1,6 +1,12 @@
 //! Integration tests: one program, one module per subject. Tests that count resources of the whole process are in
 //! `tests/process`.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss
+)]
 
 mod balancing;
 mod cache_choice;
@@ -23,6 +29,7 @@ mod hung_storage;
 mod in_flight_log;
 mod layouts;
 mod lifecycle;
+mod limits;
 mod live_upgrade;
 mod memory;
 mod messages;

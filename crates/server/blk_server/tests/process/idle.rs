@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use blk_server::Balance;
+use blk_server::{Balance, DiskLimits};
 
 use crate::rig::raw_guest::connected;
 use crate::rig::rest::{come_to_rest, status_kib, switches};
@@ -15,8 +15,9 @@ use crate::rig::{Options, Rig, feature};
 const WATCH: Duration = Duration::from_secs(10);
 
 /// Starts a server with these options, a front-end and guests with started queues, and watches it while idle.
-fn watch_idle(options: Options, threads_at_least: usize) {
+fn watch_idle(options: Options, limits: &DiskLimits, threads_at_least: usize) {
     let rig = Rig::start(options);
+    rig.running().limit_disk("test0", limits.clone()).unwrap();
     let front_end = connected(&rig, feature::USUAL);
     let mut guests: Vec<_> = (0..4).map(|i| front_end.start_queue(i, 256, feature::USUAL)).collect();
     assert!(guests.iter_mut().all(|guest| guest.read(0, 4096).status == Some(0)));
@@ -33,10 +34,14 @@ fn watch_idle(options: Options, threads_at_least: usize) {
 
 /// The cases run one after the other, because each counts all threads of this process.
 #[test]
-fn idle_server_with_four_started_queues_wakes_up_no_thread_balanced_or_not() {
+fn idle_server_with_four_started_queues_wakes_up_no_thread_balanced_limited_or_not() {
     let _alone = crate::alone();
     // Worker, acceptor, session.
-    watch_idle(Options::default(), 3);
+    let mut limits = DiskLimits::default();
+    watch_idle(Options::default(), &limits, 3);
     // Two workers, acceptor, session, balancer.
-    watch_idle(Options { workers: 2, balance: Balance::Auto, ..Options::default() }, 5);
+    watch_idle(Options { workers: 2, balance: Balance::Auto, ..Options::default() }, &limits, 5);
+    // Limits that the guests have waited for.
+    limits.own.set("iops", Some(2));
+    watch_idle(Options::default(), &limits, 3);
 }

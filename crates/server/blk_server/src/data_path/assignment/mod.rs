@@ -284,6 +284,13 @@ impl WorkerSet {
         }
     }
 
+    /// Makes the disk's running queues follow its limits.
+    pub(crate) fn renew_gates(&self, disk: u64) {
+        for worker in &self.table().workers {
+            let _ = worker.address.send(Command::Limits(disk));
+        }
+    }
+
     /// Removes the attachments of the disk's queues.
     pub(crate) fn forget_disk(&self, disk: u64) {
         self.table().attached.retain(|&(known, _), _| known != disk);

@@ -33,6 +33,7 @@ use crate::data_path::disk::totals::Totals;
 use crate::data_path::disk::write_cache::{GuestChoice, Wce};
 use crate::data_path::queue::coalescing::Coalescing;
 use crate::data_path::queue::parked::ParkPolicy;
+use crate::data_path::throttle::disk_throttle::DiskThrottle;
 use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::error_line::error_line;
 
@@ -165,6 +166,8 @@ pub(crate) struct Disk {
     most_workers: AtomicUsize,
     coalescing: Option<Coalescing>,
     park: Option<ParkPolicy>,
+    /// The limits in effect; `None`: there are none. `control/throttling.rs` sets them.
+    throttle: Mutex<Option<Arc<DiskThrottle>>>,
     /// The worker that uses the image's first file description.
     own_file: Mutex<Option<WorkerId>>,
     totals: Totals,
@@ -204,6 +207,7 @@ impl Disk {
             most_workers: AtomicUsize::new(workers.map_or(0, NonZeroUsize::get)),
             coalescing,
             park,
+            throttle: Mutex::new(None),
             own_file: Mutex::new(None),
             totals: Totals::default(),
             slow: SlowRequests::default(),
@@ -236,6 +240,16 @@ impl Disk {
     /// Which failed requests the queues park.
     pub(crate) fn park_policy(&self) -> Option<ParkPolicy> {
         self.park
+    }
+
+    /// The limits in effect. A queue reads them when it starts, moves, or is told to.
+    pub(crate) fn throttle(&self) -> Option<Arc<DiskThrottle>> {
+        self.throttle.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Running queues follow when they get [`Command::Limits`](crate::data_path::worker::command::Command::Limits).
+    pub(crate) fn set_throttle(&self, throttle: Option<Arc<DiskThrottle>>) {
+        *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = throttle;
     }
 
     /// Limit of workers that may serve its queues.

@@ -35,6 +35,8 @@ impl Queue {
         );
         (self.id, self.file, self.watch) = (id, file, watch);
         self.counted.moves += 1;
+        // The limits may have changed on the way.
+        self.renew_gate();
         self.resume();
     }
 
@@ -110,6 +112,7 @@ impl Queue {
             return Err(CannotLeave::Parked { requests: self.in_flight.parked() });
         }
         self.meter.store(&self.counted);
+        self.close_gate();
         let _ = self.ring.enable_kicks();
         Ok(RingState { position: self.ring.position(), is_broken: self.state == State::Broken })
     }

@@ -15,8 +15,10 @@ pub(crate) mod refusal;
 pub(crate) mod ring_start;
 
 pub(crate) mod changes;
+mod charges;
 pub(crate) mod fault_log;
 mod faults;
+mod gating;
 mod parking;
 mod starter;
 pub(crate) mod submit_context;
@@ -40,6 +42,7 @@ use crate::data_path::queue::in_flight::{Finished, InFlight, RequestDurability, 
 use crate::data_path::queue::parked::ParkedRequests;
 use crate::data_path::queue::queue_start::QueueStart;
 use crate::data_path::queue::ring_start::open_ring;
+use crate::data_path::throttle::gate::QueueGate;
 use crate::data_path::worker::turn::REFUSED_DESCRIPTORS;
 use fault_log::log_refused;
 use starter::{Outcome, Starter};
@@ -101,6 +104,8 @@ pub(crate) struct Queue {
     segments: SegmentBuffer,
     in_flight: InFlight,
     parked: ParkedRequests,
+    /// `None`: the disk has no limits.
+    gate: Option<Box<QueueGate>>,
     pub(crate) file: FileId,
     pub(crate) kick: Arc<OwnedFd>,
     pub(crate) watch: WatchId,
@@ -146,6 +151,7 @@ impl Queue {
             segments: SegmentBuffer::default(),
             in_flight: InFlight::new(layout.queue_size),
             parked: ParkedRequests::new(start.disk.park_policy(), layout.queue_size, zeroes),
+            gate: charges::gate(&start.disk),
             ring,
             file,
             kick: Arc::clone(&start.kick),
@@ -188,6 +194,12 @@ impl Queue {
     /// Steps 2 to 5 for available chains, up to [`BATCH`] and the disk's budget. Returns the number of requests.
     #[inline]
     pub(crate) fn take_requests(&mut self, context: &mut SubmitContext<'_>) -> usize {
+        if self.gate.is_some() { self.take_limited(context) } else { self.take::<false>(context) }
+    }
+
+    /// `LIMITED`: the gate decides whether a request may start.
+    #[inline]
+    fn take<const LIMITED: bool>(&mut self, context: &mut SubmitContext<'_>) -> usize {
         self.waits_for_room = false;
         let mut taken = if self.has_retries() { self.retry_parked(context) } else { 0 };
         while taken < BATCH && !context.budget.is_spent() && self.takes_requests() {
@@ -201,7 +213,7 @@ impl Queue {
                 Ok(None) => break,
                 Ok(Some(tag)) => {
                     context.budget.take(self.chain.count());
-                    if !self.start_request(tag, context) {
+                    if !self.start_request::<LIMITED>(tag, context) {
                         break;
                     }
                 }
@@ -227,7 +239,7 @@ impl Queue {
 
     /// Returns false if the chain was put back into the ring.
     #[inline]
-    fn start_request(&mut self, tag: u16, context: &mut SubmitContext<'_>) -> bool {
+    fn start_request<const LIMITED: bool>(&mut self, tag: u16, context: &mut SubmitContext<'_>) -> bool {
         if self.in_flight.is_taken(tag) {
             self.break_ring(&RingFault::HeadInFlight { head: tag });
             return true;
@@ -242,6 +254,12 @@ impl Queue {
                 return true;
             }
         };
+        if LIMITED
+            && !charges::admit(&mut self.gate, &parsed, &self.disk, self.state == State::Running, context.now)
+        {
+            self.ring.unpop();
+            return false;
+        }
         let reply = parsed.reply;
         let token = u64::from(self.id) << 16 | u64::from(tag);
         let starter = Starter {
@@ -274,6 +292,7 @@ impl Queue {
                 true
             }
             Outcome::Later => {
+                charges::refund(&mut self.gate);
                 self.ring.unpop();
                 self.waits_for_room = true;
                 false

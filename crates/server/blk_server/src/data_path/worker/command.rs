@@ -64,6 +64,8 @@ pub(crate) enum Command {
     },
     /// Cancels cancellable requests of one disk or of all.
     Cancel(Option<u64>),
+    /// The disk's limits have changed.
+    Limits(u64),
     /// Starts the worker's engine of this source, even if no queue of the worker uses it. Answers whether it runs.
     StartEngine(Arc<EngineSource>, Option<SyncSender<io::Result<()>>>),
     /// Retries the disk's parked requests. Answers with their number.

@@ -83,6 +83,7 @@ impl Worker {
                 let _ = done.send(self.resume_parked(disk));
             }
             Command::Cancel(disk) => self.engines.cancel(disk),
+            Command::Limits(disk) => self.renew_gates(disk),
             Command::StartEngine(source, done) => self.start_engine(&source, done),
             Command::Retire(done) => {
                 self.quit = self.queues.iter().all(Option::is_none);
@@ -196,6 +197,7 @@ impl Worker {
             engine.pool.reserve(usize::from(queue.size()));
         }
         self.timers.set(Timer::Retry, queue.retry_due());
+        self.gated.reserve(self.queues.len());
         let disk = self.turns.join(queue.disk().id());
         self.queues[id as usize] = Some(WorkerQueue::new(queue, engine, disk));
         // Checks the ring without a kick, because the kick may have gone to the previous server or worker.

@@ -23,6 +23,7 @@ pub(crate) mod workers;
 
 mod commands;
 mod engines;
+mod gates;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -65,6 +66,8 @@ struct WorkerQueue {
     /// The index of its disk in `Turns`.
     disk: usize,
     active: bool,
+    /// The worker's list of gated queues contains it.
+    is_gated: bool,
     idle_passes: u32,
     /// Commands to answer when the queue [is quiet](Queue::is_quiet).
     stop: Option<SyncSender<u32>>,
@@ -74,7 +77,8 @@ struct WorkerQueue {
 
 impl WorkerQueue {
     fn new(queue: Queue, engine: usize, disk: usize) -> Self {
-        Self { queue, engine, disk, active: false, idle_passes: 0, stop: None, leave: None, memory: None }
+        let (active, is_gated, idle_passes) = (false, false, 0);
+        Self { queue, engine, disk, active, is_gated, idle_passes, stop: None, leave: None, memory: None }
     }
 
     /// Whether a command waits until the queue [is quiet](Queue::is_quiet).
@@ -89,6 +93,10 @@ impl WorkerQueue {
             return false;
         }
         self.idle_passes = 0;
+        if self.queue.gate_opens().is_some() {
+            self.active = false;
+            return true;
+        }
         self.active = self.queue.enable_kicks();
         if self.active {
             self.queue.disable_kicks();
@@ -112,6 +120,8 @@ pub(crate) struct Worker {
     turns: Turns,
     /// Queues that took requests or got completions in this pass, by number.
     touched: Vec<u32>,
+    /// Queues that rest until their gate opens, by number.
+    gated: Vec<u32>,
     events: Vec<Event>,
     poller: Poller,
     seen_faults: u64,
@@ -147,6 +157,7 @@ impl Worker {
             queues: Vec::new(),
             turns: Turns::default(),
             touched: Vec::new(),
+            gated: Vec::new(),
             events: Vec::with_capacity(depth + 64),
             poller: Poller::new(poll),
             seen_faults: sigbus::faults(),
@@ -250,6 +261,7 @@ impl Worker {
                 self.touched.push(id);
             } else if !self.poller.is_busy() && entry.rests() {
                 self.turns.rest(&mut pass);
+                entry.note_gate(id, &mut self.gated, &mut self.timers);
             }
         }
         all
@@ -381,11 +393,17 @@ impl Worker {
                 if entry.queue.has_retries() {
                     return true;
                 }
-                if entry.queue.enable_kicks() {
-                    entry.queue.disable_kicks();
-                    return true;
+                match entry.queue.gate_opens() {
+                    Some(opens) if opens <= Instant::now() => return true,
+                    Some(_) => {}
+                    None if entry.queue.enable_kicks() => {
+                        entry.queue.disable_kicks();
+                        return true;
+                    }
+                    None => {}
                 }
                 entry.active = false;
+                entry.note_gate(id, &mut self.gated, &mut self.timers);
             }
             self.turns.rest(&mut pass);
         }
@@ -415,6 +433,7 @@ impl Worker {
                 match timer {
                     Timer::Call => self.make_due_calls(now),
                     Timer::Retry => self.look_at_parked(now),
+                    Timer::Gate => self.open_gates(now),
                     Timer::StuckCheck => self.report_stuck(now),
                     Timer::BusyCheck => self.check_busy(now),
                 }

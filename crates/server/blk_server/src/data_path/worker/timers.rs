@@ -11,6 +11,8 @@ pub(crate) enum Timer {
     Call,
     /// Checks parked requests. Ends the worker's sleep.
     Retry,
+    /// Activates queues whose gate opens. Ends the worker's sleep.
+    Gate,
     /// Checks for stuck requests.
     StuckCheck,
     /// Wakes the balancer if the worker was busy.
@@ -18,7 +20,8 @@ pub(crate) enum Timer {
 }
 
 impl Timer {
-    pub(crate) const ALL: [Self; 4] = [Self::Call, Self::Retry, Self::StuckCheck, Self::BusyCheck];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Call, Self::Retry, Self::Gate, Self::StuckCheck, Self::BusyCheck];
 }
 
 /// One worker's timers.
@@ -56,7 +59,8 @@ impl Timers {
 
     /// Time until the first timer that ends a sleep. `None`: none is set.
     pub(crate) fn sleep_limit(&self) -> Option<Duration> {
-        let wakes = [Timer::Call, Timer::Retry].into_iter().filter_map(|timer| self.due[timer as usize]);
+        let wakes =
+            [Timer::Call, Timer::Retry, Timer::Gate].into_iter().filter_map(|timer| self.due[timer as usize]);
         wakes.min().map(|due| due.saturating_duration_since(Instant::now()))
     }
 }
@@ -100,13 +104,15 @@ mod tests {
     }
 
     #[test]
-    fn only_calls_and_retries_end_a_sleep() {
+    fn only_calls_retries_and_gates_end_a_sleep() {
         let (now, mut timers) = (Instant::now(), Timers::default());
         timers.set(Timer::StuckCheck, Some(now));
         timers.set(Timer::BusyCheck, Some(now));
         assert_eq!(timers.sleep_limit(), None);
         timers.set(Timer::Retry, Some(now + 3600 * SECOND));
         assert!(timers.sleep_limit().is_some_and(|limit| !limit.is_zero() && limit <= 3600 * SECOND));
+        timers.set(Timer::Gate, Some(now + 1800 * SECOND));
+        assert!(timers.sleep_limit().is_some_and(|limit| limit <= 1800 * SECOND));
         timers.set(Timer::Call, Some(now));
         assert_eq!(timers.sleep_limit(), Some(Duration::ZERO));
     }

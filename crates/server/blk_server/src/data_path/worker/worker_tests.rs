@@ -16,6 +16,8 @@ use crate::data_path::disk::session_link::SessionLink;
 use crate::data_path::disk::write_cache::Wce;
 use crate::data_path::disk::{Disk, DiskConfig};
 use crate::data_path::queue::queue_start::QueueStart;
+use crate::data_path::throttle::disk_throttle::{BucketSet, DiskThrottle};
+use crate::data_path::throttle::limits::LimitSettings;
 use crate::host::signal::signal;
 
 const QUEUE_SIZE: u16 = 256;
@@ -224,4 +226,32 @@ fn worker_sleeps_after_a_kick_for_a_disk_without_room() {
         disk.runs_until_it_sleeps(100);
     }
     disk.ends_well();
+}
+
+#[test]
+fn queue_that_waits_for_its_limit_lets_the_worker_sleep_and_is_served_when_its_gate_opens() {
+    let (folder, view) = (tempfile::tempdir().unwrap(), memory());
+    let disk = disk("limited", &folder);
+    let mut settings = LimitSettings::default();
+    settings.set("iops", Some(300));
+    let throttle = DiskThrottle::new(BucketSet::new(settings), None, &Arc::default()).unwrap();
+    disk.set_throttle(Some(Arc::new(throttle)));
+    let engine = Box::new(NullEngine::new(&EngineConfig::default()).unwrap());
+    let (mut worker, commands, wakeup) = worker(engine);
+    let mut ring = driver(&view, 0);
+    let (done, _started) = sync_channel(1);
+    commands.send(Command::Start(Arc::new(start(&disk, 0, &view)), done)).unwrap();
+    signal(&wakeup);
+    let (mut count, mut sleeps) = (0, 0);
+    // The credit is 30 requests.
+    while count < REQUESTS {
+        worker.sleep();
+        sleeps += 1;
+        let comes_to_rest = (0..1000).any(|_| !worker.pass(Instant::now()) && !worker.arm());
+        count += answered(&mut ring);
+        assert!(comes_to_rest && sleeps < 1000, "{count} requests after {sleeps} sleeps");
+    }
+    assert!(sleeps > 1, "the limit holds");
+    // Nothing waits, so no timer is set.
+    assert_eq!(worker.timers.sleep_limit(), None);
 }

@@ -1,0 +1,61 @@
+//! What a request costs of its disk's limits, and whether it may start.
+//!
+//! `parsed request → Cost → gate: charged, or refused until the queue has units`
+
+use std::time::Instant;
+
+use virtio_blk::{Parsed, Request};
+
+use crate::data_path::disk::Disk;
+use crate::data_path::throttle::bucket::virtual_time;
+use crate::data_path::throttle::gate::{Cost, Direction, QueueGate};
+use crate::host::clock::ns_at;
+
+pub(super) fn gate(disk: &Disk) -> Option<Box<QueueGate>> {
+    disk.throttle().map(|throttle| Box::new(QueueGate::new(throttle)))
+}
+
+/// Whether the request may start; it is charged then. `waits`: whether it may be refused.
+pub(super) fn admit(
+    gate: &mut Option<Box<QueueGate>>,
+    parsed: &Parsed<'_>,
+    disk: &Disk,
+    waits: bool,
+    now: Instant,
+) -> bool {
+    let Some(gate) = gate else { return true };
+    // A malformed request reaches no storage.
+    let Some(cost) = parsed.request.as_ref().ok().and_then(|request| cost(request, disk)) else {
+        return true;
+    };
+    if !waits {
+        gate.charge(cost);
+        return true;
+    }
+    gate.admit(cost, virtual_time(ns_at(now)))
+}
+
+/// Undoes the charge of the request that was admitted last.
+pub(super) fn refund(gate: &mut Option<Box<QueueGate>>) {
+    if let Some(gate) = gate {
+        gate.refund();
+    }
+}
+
+/// `None`: the request is free, because it reaches no storage.
+fn cost(request: &Request<'_>, disk: &Disk) -> Option<Cost> {
+    let (direction, ops, bytes) = match request {
+        Request::Read { data, .. } => (Direction::Read, 1, data.len_bytes()),
+        Request::Write { data, .. } => (Direction::Write, 1, data.len_bytes()),
+        Request::Flush => (Direction::Write, 1, 0),
+        Request::Discard { segments } => (Direction::Write, segments.len(), 0),
+        Request::WriteZeroes { segments } => {
+            let sectors = || segments.iter().map(|segment| u64::from(segment.sectors)).sum::<u64>();
+            // A file system notes zeroes without writing them; a device may have to write.
+            let bytes = if disk.image().is_block_device() { sectors() * disk_image::SECTOR_BYTES } else { 0 };
+            (Direction::Write, segments.len(), bytes)
+        }
+        Request::GetId { .. } | Request::Unsupported { .. } => return None,
+    };
+    Some(Cost { direction, ops: ops as u64, bytes })
+}

@@ -1,0 +1,279 @@
+//! The limits of one disk in effect: a lane for each quantity that the disk or its group limits.
+//!
+//! `Limits of disk and group → Buckets → DiskThrottle`; a change makes a new one, which takes over the buckets' state
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde::{Deserialize, Serialize};
+
+use super::bucket::Bucket;
+use super::lane::Lane;
+use super::limits::{LimitKind, LimitSettings, RateSettings};
+
+/// Number of quantities.
+pub(crate) const KINDS: usize = LimitKind::ALL.len();
+/// Length of a burst if the operator gives none, in seconds.
+const DEFAULT_LENGTH_S: u64 = 1;
+/// Credit of a bucket without a burst: the units of 1/10 s.
+const CREDITS_PER_S: u64 = 10;
+/// The least credit of a bucket of bytes: the longest request of a usual guest. Without it, a request that takes longer
+/// than the credit would wait although the disk was idle before.
+const LEAST_CREDIT_BYTES: u64 = 1 << 20;
+/// A turn of a disk that shares no limit: the units of 1 ms.
+const TURNS_PER_S: u64 = 1000;
+/// A turn in a group is at least the units of 125 µs, so that a worker is not woken more often.
+const MOST_TURNS_PER_S: u64 = 8000;
+/// Units that a queue books at once: one request, or these bytes.
+const QUANTUM_BYTES: u64 = 64 << 10;
+const LEAST_QUANTUM_BYTES: u64 = 512;
+
+/// The two buckets of a quantity: its rate with the credit of a burst, and the rate of the burst.
+#[derive(Clone, Debug)]
+struct Buckets {
+    settings: RateSettings,
+    rate: u64,
+    fastest: u64,
+    all: Vec<Arc<Bucket>>,
+}
+
+impl Buckets {
+    fn new(kind: LimitKind, settings: RateSettings) -> Option<Self> {
+        let rate = settings.rate?;
+        let least = if kind.is_bytes() { LEAST_CREDIT_BYTES } else { 1 };
+        let short = |rate: u64| (rate / CREDITS_PER_S).max(least);
+        let mut all = Vec::new();
+        match settings.max {
+            None => all.push(Bucket::new(rate, short(rate))),
+            Some(max) => {
+                let burst = max.saturating_mul(settings.max_length.unwrap_or(DEFAULT_LENGTH_S));
+                all.push(Bucket::new(rate, burst.max(short(rate))));
+                all.push(Bucket::new(max, short(max)));
+            }
+        }
+        let (all, fastest) = (all.into_iter().map(Arc::new).collect(), settings.max.unwrap_or(rate));
+        Some(Self { settings, rate, fastest, all })
+    }
+
+    /// Takes over the state of the buckets that these replace.
+    fn take_over(&self, before: &[u64], now: u64) {
+        self.all.iter().zip(before).for_each(|(bucket, paid_at)| bucket.take_over(*paid_at, now));
+    }
+
+    fn paid_at(&self) -> Vec<u64> {
+        self.all.iter().map(|bucket| bucket.paid_at()).collect()
+    }
+
+    fn report(&self, kind: LimitKind, used: u64, now: u64) -> LimitReport {
+        // The last bucket limits a burst; how long it lasts is the credit of the first one.
+        let (credit, capacity) = self.all.first().map_or((0, 0), |all| (all.credit(now), all.capacity()));
+        LimitReport { kind, settings: self.settings, credit, capacity, used }
+    }
+}
+
+/// The buckets of a disk or a group.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BucketSet {
+    settings: LimitSettings,
+    kinds: [Option<Buckets>; KINDS],
+}
+
+/// The state of buckets for another process: when each is paid for, by quantity.
+pub(crate) type PaidAt = Vec<(usize, Vec<u64>)>;
+
+impl BucketSet {
+    pub(crate) fn new(settings: LimitSettings) -> Self {
+        let of = |kind: LimitKind| Buckets::new(kind, settings.rates[kind as usize]);
+        Self { settings, kinds: LimitKind::ALL.map(of) }
+    }
+
+    pub(crate) fn settings(&self) -> &LimitSettings {
+        &self.settings
+    }
+
+    /// The buckets with other settings. Those of an unchanged quantity stay the same.
+    pub(crate) fn changed_to(&self, settings: LimitSettings, now: u64) -> Self {
+        let mut new = Self::new(settings);
+        for (new, old) in new.kinds.iter_mut().zip(&self.kinds) {
+            match (&new, old) {
+                (Some(made), Some(old)) if made.settings == old.settings => *new = Some(old.clone()),
+                (Some(made), Some(old)) => {
+                    // A turn that is booked ahead counts no longer: the change takes effect at once.
+                    let paid_at: Vec<u64> =
+                        old.paid_at().into_iter().map(|paid_at| paid_at.min(now)).collect();
+                    made.take_over(&paid_at, now);
+                }
+                _ => {}
+            }
+        }
+        new
+    }
+
+    pub(crate) fn paid_at(&self) -> PaidAt {
+        let kinds = self.kinds.iter().enumerate();
+        kinds.filter_map(|(kind, buckets)| Some((kind, buckets.as_ref()?.paid_at()))).collect()
+    }
+
+    /// Takes over the state from another process, as far as the same quantities are limited.
+    pub(crate) fn take_over(&self, state: &PaidAt, now: u64) {
+        for (kind, paid_at) in state {
+            if let Some(Some(buckets)) = self.kinds.get(*kind) {
+                buckets.take_over(paid_at, now);
+            }
+        }
+    }
+
+    /// `used`: units used, by quantity.
+    pub(crate) fn reports(&self, used: &[u64; KINDS], now: u64) -> Vec<LimitReport> {
+        let kinds = LimitKind::ALL.into_iter().zip(&self.kinds).zip(used);
+        kinds.filter_map(|((kind, buckets), used)| Some(buckets.as_ref()?.report(kind, *used, now))).collect()
+    }
+}
+
+/// A limit and its use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitReport {
+    /// The limited quantity.
+    pub kind: LimitKind,
+    /// Its settings.
+    pub settings: RateSettings,
+    /// Units that may be used at once.
+    pub credit: u64,
+    /// The credit after a long pause.
+    pub capacity: u64,
+    /// Units used since the disk was added.
+    pub used: u64,
+}
+
+/// A disk's membership in a group.
+#[derive(Clone, Debug)]
+pub(crate) struct Membership {
+    pub(crate) buckets: BucketSet,
+    /// The number of the group's disks.
+    pub(crate) disks: u64,
+    pub(crate) weight: u64,
+    /// The least weight of the group's disks.
+    pub(crate) least_weight: u64,
+}
+
+/// How often and how long queues of a disk waited for its limits.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    requests: AtomicU64,
+    ns: AtomicU64,
+}
+
+impl Waits {
+    pub(crate) fn count(&self, ns: u64) {
+        self.requests.fetch_add(1, Relaxed);
+        self.ns.fetch_add(ns, Relaxed);
+    }
+
+    /// The number of requests that waited, and their time in nanoseconds.
+    pub(crate) fn read(&self) -> (u64, u64) {
+        (self.requests.load(Relaxed), self.ns.load(Relaxed))
+    }
+}
+
+/// The limits of one disk in effect.
+#[derive(Debug)]
+pub(crate) struct DiskThrottle {
+    lanes: [Option<Lane>; KINDS],
+    iops_size: Option<u64>,
+    own: BucketSet,
+    waits: Arc<Waits>,
+}
+
+impl DiskThrottle {
+    /// `None` if nothing is limited.
+    pub(crate) fn new(own: BucketSet, member: Option<&Membership>, waits: &Arc<Waits>) -> Option<Self> {
+        let lane = |kind: LimitKind| {
+            let own = own.kinds[kind as usize].as_ref();
+            let shared =
+                member.and_then(|member| Some((member.buckets.kinds[kind as usize].as_ref()?, member)));
+            lane(kind, own, shared)
+        };
+        let lanes = LimitKind::ALL.map(lane);
+        let group_size = || member.and_then(|member| member.buckets.settings.iops_size);
+        let iops_size = own.settings.iops_size.or_else(group_size);
+        let limits_any = lanes.iter().any(Option::is_some);
+        limits_any.then(|| Self { lanes, iops_size, own, waits: Arc::clone(waits) })
+    }
+
+    #[inline]
+    pub(crate) fn lane(&self, kind: LimitKind) -> Option<&Lane> {
+        self.lanes[kind as usize].as_ref()
+    }
+
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = Option<&Lane>> {
+        self.lanes.iter().map(Option::as_ref)
+    }
+
+    /// Bytes of a request that count as one request.
+    pub(crate) fn iops_size(&self) -> Option<u64> {
+        self.iops_size
+    }
+
+    pub(crate) fn waits(&self) -> &Waits {
+        &self.waits
+    }
+
+    /// Units that the disk has booked, by quantity.
+    pub(crate) fn used(&self) -> [u64; KINDS] {
+        std::array::from_fn(|kind| self.lanes[kind].as_ref().map_or(0, Lane::booked))
+    }
+
+    /// Takes over what the disk's queues owe, or have left.
+    pub(crate) fn take_over(&self, debts: &[i64; KINDS]) {
+        for (lane, debt) in self.lanes.iter().zip(debts) {
+            if let Some(lane) = lane {
+                lane.take_over(*debt);
+            }
+        }
+    }
+
+    pub(crate) fn debts(&self) -> [i64; KINDS] {
+        std::array::from_fn(|kind| self.lanes[kind].as_ref().map_or(0, Lane::debt))
+    }
+
+    pub(crate) fn own(&self) -> &BucketSet {
+        &self.own
+    }
+}
+
+fn lane(kind: LimitKind, own: Option<&Buckets>, shared: Option<(&Buckets, &Membership)>) -> Option<Lane> {
+    let slowest =
+        own.into_iter().chain(shared.map(|(buckets, _)| buckets)).map(|buckets| buckets.rate).min()?;
+    let fastest =
+        own.into_iter().chain(shared.map(|(buckets, _)| buckets)).map(|buckets| buckets.fastest).min()?;
+    let quantum = if kind.is_bytes() { slowest.clamp(LEAST_QUANTUM_BYTES, QUANTUM_BYTES) } else { 1 };
+    let own_turn = own.map(|buckets| buckets.rate / TURNS_PER_S);
+    let shared_turn = shared.map(|(buckets, member)| member.turn(buckets.rate, quantum));
+    let turn = own_turn.into_iter().chain(shared_turn).min()?;
+    let all = own.into_iter().chain(shared.map(|(buckets, _)| buckets)).flat_map(|buckets| &buckets.all);
+    Some(Lane::new(quantum, turn, fastest, all.map(Arc::clone).collect()))
+}
+
+impl Membership {
+    /// Units of a turn in a bucket with this rate. All disks of the group get turns equally often, so their turns have
+    /// the ratio of their weights, as far as a turn is no longer than 100 ms.
+    fn turn(&self, rate: u64, quantum: u64) -> u64 {
+        let turns_per_s = TURNS_PER_S.saturating_mul(self.disks.max(1)).min(MOST_TURNS_PER_S);
+        let least = (rate / turns_per_s).max(quantum);
+        let longest = (rate / CREDITS_PER_S).max(quantum);
+        let weighted = u128::from(least) * u128::from(self.weight) / u128::from(self.least_weight.max(1));
+        u64::try_from(weighted).unwrap_or(u64::MAX).min(longest)
+    }
+}
+
+/// The state of a disk's limits, for another process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ThrottleState {
+    /// Buckets of the disk.
+    pub(crate) own: PaidAt,
+    /// Buckets of its group.
+    pub(crate) group: PaidAt,
+    /// What its queues owe, or have left, by quantity.
+    pub(crate) debts: [i64; KINDS],
+}

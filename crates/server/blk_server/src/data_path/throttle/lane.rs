@@ -1,0 +1,216 @@
+//! One limited quantity of one disk: passes the units of the disk's turns to its queues, in the order in which they
+//! asked.
+//!
+//! `queue: book (quantum) → reach: granted? ─ no → when to ask again`; `turn: booked in all buckets → its slot → granted`
+//!
+//! - `booked` and `granted` count units for ever. A queue that books gets the units up to its end once `granted` has
+//!   reached that end.
+//! - The disk has at most one turn in its buckets, however many queues wait. So a disk's share of a group depends
+//!   neither on the number of its queues nor on the size of its requests.
+//! - Any queue may book the turn, or grant it once its slot has come. If two do it at once, one of them undoes its part.
+//! - All orderings are relaxed: the numbers protect no other data. A thread that stops between two steps delays no
+//!   other: they book another turn.
+
+#[cfg(all(test, loom))]
+use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+#[cfg(not(all(test, loom)))]
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::bucket::Bucket;
+
+/// No turn is booked.
+const NONE: u64 = 0;
+/// Limit of turns that one call grants; the caller asks again in the next pass. So a pass of a worker stays short.
+const TURNS_AT_ONCE: u32 = 64;
+
+/// A bucket, and what a turn of this lane costs in it.
+#[derive(Debug)]
+struct Share {
+    bucket: Arc<Bucket>,
+    turn_ns: u64,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+#[cfg_attr(not(all(test, loom)), repr(align(64)))]
+pub(crate) struct Lane {
+    booked: AtomicU64,
+    granted: AtomicU64,
+    /// The slot of the booked turn, or [`NONE`].
+    turn: AtomicU64,
+    turn_units: u64,
+    quantum: u64,
+    /// No bucket is faster than this, in units per second.
+    fastest: u64,
+    shares: Box<[Share]>,
+}
+
+impl Lane {
+    /// `turn_units`: at least `quantum`, the units that a queue books at once.
+    pub(crate) fn new(quantum: u64, turn_units: u64, fastest: u64, buckets: Vec<Arc<Bucket>>) -> Self {
+        let turn_units = turn_units.max(quantum);
+        let share = |bucket: Arc<Bucket>| Share { turn_ns: bucket.cost_ns(turn_units), bucket };
+        Self {
+            booked: AtomicU64::new(0),
+            granted: AtomicU64::new(0),
+            turn: AtomicU64::new(NONE),
+            turn_units,
+            quantum,
+            fastest: fastest.max(1),
+            shares: buckets.into_iter().map(share).collect(),
+        }
+    }
+
+    pub(crate) fn quantum(&self) -> u64 {
+        self.quantum
+    }
+
+    /// Books one quantum. Returns its end, for [`Lane::reach`].
+    #[inline]
+    pub(crate) fn book(&self) -> u64 {
+        self.booked.fetch_add(self.quantum, Relaxed).wrapping_add(self.quantum)
+    }
+
+    /// Whether all units up to `end` are granted.
+    ///
+    /// # Errors
+    /// When to ask again. No later instant grants them, and rarely an earlier one.
+    #[inline]
+    pub(crate) fn reach(&self, end: u64, now: u64) -> Result<(), u64> {
+        for _ in 0..TURNS_AT_ONCE {
+            let missing = ahead(end, self.granted.load(Relaxed));
+            if missing <= 0 {
+                return Ok(());
+            }
+            let slot = self.turn.load(Relaxed);
+            if slot == NONE {
+                self.book_turn(now);
+            } else if slot > now {
+                return Err(slot.saturating_add(self.at_least_ns(missing.unsigned_abs())));
+            } else if self.turn.compare_exchange(slot, NONE, Relaxed, Relaxed).is_ok() {
+                self.granted.fetch_add(self.turn_units, Relaxed);
+            }
+        }
+        Err(now)
+    }
+
+    fn book_turn(&self, now: u64) {
+        let slots = self.shares.iter().map(|share| share.bucket.book(share.turn_ns, now));
+        let slot = slots.max().unwrap_or(now).max(NONE + 1);
+        if self.turn.compare_exchange(NONE, slot, Relaxed, Relaxed).is_err() {
+            // Another queue has booked the turn.
+            self.shares.iter().for_each(|share| share.bucket.give_back(share.turn_ns));
+        }
+    }
+
+    /// The time from the booked turn's slot until `missing` units can be granted at the earliest.
+    fn at_least_ns(&self, missing: u64) -> u64 {
+        let behind = u128::from(missing.saturating_sub(self.turn_units));
+        u64::try_from(behind * 1_000_000_000 / u128::from(self.fastest)).unwrap_or(u64::MAX / 4)
+    }
+
+    /// Returns units that a queue has booked and does not use: the queues behind it move up.
+    pub(crate) fn give_back(&self, units: u64) {
+        self.granted.fetch_add(units, Relaxed);
+    }
+
+    /// Books units that a queue has used without booking them: the queues behind it wait longer.
+    pub(crate) fn owe(&self, units: u64) {
+        self.booked.fetch_add(units, Relaxed);
+    }
+
+    /// Units that queues have booked, ever.
+    pub(crate) fn booked(&self) -> u64 {
+        self.booked.load(Relaxed)
+    }
+
+    /// Booked units that are not granted; negative: granted units that no queue has booked.
+    pub(crate) fn debt(&self) -> i64 {
+        ahead(self.booked.load(Relaxed), self.granted.load(Relaxed))
+    }
+
+    /// Starts with the debt of another lane. More than one turn of granted units is not taken over.
+    pub(crate) fn take_over(&self, debt: i64) {
+        match u64::try_from(debt) {
+            Ok(owed) => self.owe(owed.min(u64::MAX / 4)),
+            Err(_) => self.give_back(debt.unsigned_abs().min(self.turn_units)),
+        }
+    }
+}
+
+/// How far `a` is ahead of `b`; the counters may wrap.
+#[inline]
+fn ahead(a: u64, b: u64) -> i64 {
+    a.wrapping_sub(b).cast_signed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bucket::EPOCH;
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const NOW: u64 = EPOCH + 1_000_000_000;
+
+    /// 1000 units per second, no credit, turns of `turn_units`.
+    fn lane(turn_units: u64) -> Lane {
+        Lane::new(1, turn_units, 1000, vec![Arc::new(Bucket::new(1000, 0))])
+    }
+
+    #[test]
+    fn queues_get_their_units_in_the_order_in_which_they_asked() {
+        let lane = lane(1);
+        let ends = [lane.book(), lane.book(), lane.book()];
+        assert_eq!(lane.reach(ends[0], NOW), Ok(()));
+        assert_eq!(lane.reach(ends[2], NOW), Err(NOW + 2 * MS));
+        assert_eq!(lane.reach(ends[1], NOW), Err(NOW + MS));
+        assert_eq!(lane.reach(ends[1], NOW + MS), Ok(()));
+        assert_eq!(lane.reach(ends[2], NOW + 2 * MS), Ok(()));
+    }
+
+    #[test]
+    fn turn_serves_several_queues_and_what_is_left_serves_the_next() {
+        let lane = lane(3);
+        let ends = [lane.book(), lane.book()];
+        assert!(ends.iter().all(|&end| lane.reach(end, NOW).is_ok()));
+        assert_eq!(lane.debt(), -1);
+        assert_eq!(lane.reach(lane.book(), NOW), Ok(()));
+        assert_eq!(lane.reach(lane.book(), NOW), Err(NOW + 3 * MS));
+    }
+
+    #[test]
+    fn unit_that_a_queue_gives_back_lets_the_next_one_move_up() {
+        let lane = lane(1);
+        let (gone, waits) = (lane.book(), lane.book());
+        assert_eq!(lane.reach(gone, NOW), Ok(()));
+        assert!(lane.reach(waits, NOW).is_err());
+        lane.give_back(1);
+        assert_eq!(lane.reach(waits, NOW), Ok(()));
+    }
+
+    #[test]
+    fn units_that_were_used_unbooked_are_paid_before_others_are_granted() {
+        let lane = lane(1);
+        lane.owe(10);
+        let mine = lane.book();
+        assert_eq!(lane.reach(mine, NOW), Err(NOW + 10 * MS));
+        // A queue that asks late loses nothing, apart from the time beyond the credit.
+        assert!((1..10).all(|ms| lane.reach(mine, NOW + ms * MS).is_err()));
+        assert_eq!(lane.reach(mine, NOW + 10 * MS), Ok(()));
+    }
+
+    #[test]
+    fn call_grants_a_bounded_number_of_turns() {
+        let rich = Bucket::new(1000, 1_000_000);
+        let lane = Lane::new(1, 1, 1000, vec![Arc::new(rich)]);
+        lane.owe(999_000);
+        let mine = lane.book();
+        assert_eq!(lane.reach(mine, NOW), Err(NOW));
+        assert!((0..40_000).any(|_| lane.reach(mine, NOW).is_ok()));
+    }
+}
+
+#[cfg(all(test, loom))]
+#[path = "lane_model.rs"]
+mod model;

@@ -1,0 +1,335 @@
+//! Simulates queues, workers that are late and storage in discrete time, and checks what the limits promise.
+
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)] // small numbers of our own
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use fastrand::Rng;
+use proptest::prelude::*;
+
+use super::bucket::{EPOCH, virtual_time};
+use super::disk_throttle::{BucketSet, DiskThrottle, Membership, Waits};
+use super::gate::{Cost, Direction, QueueGate};
+use super::limits::LimitSettings;
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// The simulation starts at this instant of the host's clock.
+const START: u64 = 3600 * SECOND;
+
+/// The load of one queue: always `depth` requests of `bytes`.
+#[derive(Clone, Debug)]
+struct Load {
+    disk: usize,
+    depth: u32,
+    bytes: u64,
+    service_ns: u64,
+    /// One look in this many resets the queue; 0: none.
+    resets: u64,
+}
+
+impl Load {
+    fn reads(disk: usize, depth: u32, bytes: u64) -> Self {
+        Self { disk, depth, bytes, service_ns: 50_000, resets: 0 }
+    }
+}
+
+/// A request that was started.
+#[derive(Clone, Copy, Debug)]
+struct Started {
+    at: u64,
+    disk: usize,
+    queue: usize,
+    bytes: u64,
+}
+
+/// How late a worker wakes: 60 µs on average, and rarely 5 ms.
+fn lateness(random: &mut Rng) -> u64 {
+    if random.u32(..1000) == 0 { 5 * MS } else { random.u64(..120_000) }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Completed,
+    Look,
+}
+
+/// Runs the loads for `duration`. Returns the started requests in their order, and how often a worker woke for a gate.
+fn run(disks: &[Arc<DiskThrottle>], loads: &[Load], duration: u64, seed: u64) -> (Vec<Started>, u64) {
+    let mut random = Rng::with_seed(seed);
+    let gate = |load: &Load| QueueGate::new(Arc::clone(&disks[load.disk]));
+    let mut gates: Vec<QueueGate> = loads.iter().map(gate).collect();
+    let mut running = vec![0; loads.len()];
+    let mut events: BinaryHeap<_> =
+        (0..loads.len()).map(|queue| Reverse((START + random.u64(..MS), queue, Event::Look))).collect();
+    let (mut started, mut wake_ups) = (Vec::new(), 0);
+    while let Some(Reverse((at, queue, event))) = events.pop() {
+        if at > START + duration {
+            break;
+        }
+        let load = &loads[queue];
+        match event {
+            Event::Completed => running[queue] -= 1,
+            Event::Look => wake_ups += 1,
+        }
+        if load.resets > 0 && random.u64(..load.resets) == 0 {
+            gates[queue] = gate(load);
+        }
+        let now = virtual_time(at);
+        if gates[queue].is_shut(now) {
+            continue;
+        }
+        let cost = Cost { direction: Direction::Read, ops: 1, bytes: load.bytes };
+        while running[queue] < load.depth {
+            if !gates[queue].admit(cost, now) {
+                let opens = gates[queue].shut_until().unwrap() - EPOCH;
+                events.push(Reverse((opens.max(at) + lateness(&mut random), queue, Event::Look)));
+                break;
+            }
+            running[queue] += 1;
+            started.push(Started { at, disk: load.disk, queue, bytes: load.bytes });
+            events.push(Reverse((at + load.service_ns, queue, Event::Completed)));
+        }
+    }
+    (started, wake_ups)
+}
+
+fn settings(values: &[(&str, u64)]) -> LimitSettings {
+    let mut settings = LimitSettings::default();
+    values.iter().for_each(|&(key, value)| assert!(settings.set(key, Some(value))));
+    settings.check().unwrap();
+    settings
+}
+
+/// A disk with limits of its own.
+fn disk(values: &[(&str, u64)]) -> Vec<Arc<DiskThrottle>> {
+    let own = BucketSet::new(settings(values));
+    vec![Arc::new(DiskThrottle::new(own, None, &Arc::<Waits>::default()).unwrap())]
+}
+
+/// A group, with a disk for each weight.
+fn group(values: &[(&str, u64)], weights: &[u64]) -> Vec<Arc<DiskThrottle>> {
+    let buckets = BucketSet::new(settings(values));
+    let member = |&weight: &u64| {
+        let (disks, least_weight) = (weights.len() as u64, *weights.iter().min().unwrap());
+        let member = Membership { buckets: buckets.clone(), disks, weight, least_weight };
+        Arc::new(DiskThrottle::new(BucketSet::default(), Some(&member), &Arc::<Waits>::default()).unwrap())
+    };
+    weights.iter().map(member).collect()
+}
+
+/// The sum of `amount` of the requests for which `counts` holds.
+fn sum(started: &[Started], amount: fn(&Started) -> u64, counts: impl Fn(&Started) -> bool) -> u64 {
+    started.iter().filter(|request| counts(request)).map(amount).sum()
+}
+
+fn one(_: &Started) -> u64 {
+    1
+}
+
+fn bytes(request: &Started) -> u64 {
+    request.bytes
+}
+
+/// Those after the first second, in which the first queues use up the credit.
+fn steady(started: &[Started]) -> &[Started] {
+    &started[started.partition_point(|request| request.at < START + SECOND)..]
+}
+
+/// How far the fullest window exceeds `rate`, in units.
+fn excess(started: &[Started], amount: fn(&Started) -> u64, rate: u64) -> f64 {
+    let (mut sum, mut least, mut most) = (0.0_f64, f64::MAX, f64::MIN);
+    for request in started {
+        let paid = rate as f64 * (request.at - START) as f64 / SECOND as f64;
+        least = least.min(sum - paid);
+        sum += amount(request) as f64;
+        most = most.max(sum - paid - least);
+    }
+    most
+}
+
+/// The deviations of windows of `length` from the rate, after the first second, in percent.
+fn worst_window(started: &[Started], amount: fn(&Started) -> u64, rate: u64, length: u64) -> f64 {
+    let last = (started.last().unwrap().at - START) / length;
+    let mut windows = vec![0; last as usize];
+    for request in started {
+        if let Some(window) = windows.get_mut(((request.at - START) / length) as usize) {
+            *window += amount(request);
+        }
+    }
+    let wanted = rate as f64 * length as f64 / SECOND as f64;
+    let skipped = (SECOND / length) as usize;
+    let deviation = |count: &u64| (*count as f64 / wanted - 1.0).abs() * 100.0;
+    windows.iter().skip(skipped).map(deviation).fold(0.0, f64::max)
+}
+
+#[test]
+fn thousand_iops_of_one_queue_are_exact_in_each_second() {
+    let (started, _) = run(&disk(&[("iops", 1000)]), &[Load::reads(0, 32, 4 * KIB)], 10 * SECOND, 1);
+    assert!(worst_window(&started, one, 1000, SECOND) <= 1.0);
+    assert!(worst_window(&started, one, 1000, 100 * MS) <= 5.0);
+}
+
+#[test]
+fn twenty_thousand_iops_of_64_queues_are_exact_and_wake_a_worker_no_more_often_than_turns_begin() {
+    let loads: Vec<Load> = (0..64).map(|_| Load::reads(0, 8, 4 * KIB)).collect();
+    let (started, wake_ups) = run(&disk(&[("iops", 20_000)]), &loads, 5 * SECOND, 2);
+    assert!(worst_window(&started, one, 20_000, SECOND) <= 1.0);
+    assert!(worst_window(&started, one, 20_000, 100 * MS) <= 5.0);
+    let per_queue: Vec<u64> =
+        (0..64).map(|queue| sum(steady(&started), one, |request| request.queue == queue)).collect();
+    let (least, most) = (*per_queue.iter().min().unwrap(), *per_queue.iter().max().unwrap());
+    assert!(most * 97 <= least * 103, "{least} to {most}");
+    // Each queue wakes at most a few times for one request.
+    assert!(wake_ups < 4 * started.len() as u64, "{wake_ups} wake-ups for {} requests", started.len());
+}
+
+#[test]
+fn queue_of_depth_one_beside_eight_deep_ones_gets_its_share() {
+    let deep = (0..8).map(|_| Load::reads(0, 128, 4 * KIB));
+    let loads: Vec<Load> = deep.chain([Load::reads(0, 1, 4 * KIB)]).collect();
+    let (started, _) = run(&disk(&[("iops", 5000)]), &loads, 5 * SECOND, 3);
+    assert!(worst_window(&started, one, 5000, SECOND) <= 1.0);
+    let started = steady(&started);
+    let share = sum(started, one, |request| request.queue == 8) as f64 / started.len() as f64;
+    assert!((0.108..=0.114).contains(&share), "{share}");
+}
+
+#[test]
+fn bandwidth_is_exact_and_large_requests_get_no_more_than_small_ones() {
+    let loads = [Load::reads(0, 4, MIB), Load::reads(0, 64, 4 * KIB)];
+    let rate = 100 * MIB;
+    let (started, _) = run(&disk(&[("bps", rate)]), &loads, 10 * SECOND, 4);
+    assert!(worst_window(&started, bytes, rate, SECOND) <= 1.0);
+    assert!(worst_window(&started, bytes, rate, 100 * MS) <= 10.0);
+    let started = steady(&started);
+    let share =
+        sum(started, bytes, |request| request.queue == 0) as f64 / sum(started, bytes, |_| true) as f64;
+    assert!((0.47..=0.53).contains(&share), "{share}");
+}
+
+fn shares(disks: &[Arc<DiskThrottle>], loads: &[Load], amount: fn(&Started) -> u64) -> Vec<f64> {
+    let (started, _) = run(disks, loads, 10 * SECOND, 5);
+    let started = steady(&started);
+    let all = sum(started, amount, |_| true) as f64;
+    (0..disks.len()).map(|disk| sum(started, amount, |request| request.disk == disk) as f64 / all).collect()
+}
+
+fn assert_within_3_percent(shares: &[f64], fair: &[f64]) {
+    let close = shares.iter().zip(fair).all(|(share, fair)| (share / fair - 1.0).abs() <= 0.03);
+    assert!(close, "{shares:?} instead of {fair:?}");
+}
+
+#[test]
+fn eight_equal_disks_of_a_group_get_equal_shares() {
+    for rate in [1000, 20_000] {
+        let disks = group(&[("iops", rate)], &[100; 8]);
+        let loads: Vec<Load> = (0..8).map(|disk| Load::reads(disk, 32, 4 * KIB)).collect();
+        assert_within_3_percent(&shares(&disks, &loads, one), &[0.125; 8]);
+    }
+}
+
+#[test]
+fn weights_of_a_group_are_the_ratio_of_its_shares() {
+    for rate in [1000, 20_000] {
+        let disks = group(&[("iops", rate)], &[400, 100]);
+        let loads = [Load::reads(0, 32, 4 * KIB), Load::reads(1, 32, 4 * KIB)];
+        assert_within_3_percent(&shares(&disks, &loads, one), &[0.8, 0.2]);
+    }
+}
+
+#[test]
+fn disk_with_64_queues_gets_no_more_of_a_group_than_a_disk_with_one() {
+    let disks = group(&[("iops", 1000)], &[100, 100]);
+    let many = (0..64).map(|_| Load::reads(0, 8, 4 * KIB));
+    let loads: Vec<Load> = many.chain([Load::reads(1, 8, 4 * KIB)]).collect();
+    assert_within_3_percent(&shares(&disks, &loads, one), &[0.5, 0.5]);
+}
+
+#[test]
+fn large_requests_get_no_more_of_a_group_than_small_ones() {
+    let disks = group(&[("bps", 100 * MIB)], &[100, 100]);
+    let loads = [Load::reads(0, 4, MIB), Load::reads(1, 64, 4 * KIB)];
+    assert_within_3_percent(&shares(&disks, &loads, bytes), &[0.5, 0.5]);
+}
+
+#[test]
+fn disk_that_is_alone_in_its_group_gets_the_whole_rate() {
+    let disks = group(&[("iops", 1000)], &[100; 8]);
+    let (started, _) = run(&disks, &[Load::reads(3, 32, 4 * KIB)], 5 * SECOND, 6);
+    assert!(worst_window(&started, one, 1000, SECOND) <= 1.0);
+}
+
+#[test]
+fn burst_lasts_for_its_credit_and_then_the_rate_holds() {
+    let limits = [("iops", 300), ("iops-max", 3000), ("iops-max-length", 4)];
+    let (started, _) = run(&disk(&limits), &[Load::reads(0, 32, 4 * KIB)], 10 * SECOND, 7);
+    // 12,000 requests of credit last 12,000 / (3000 - 300) = 4.4 s.
+    let until = |at: u64| {
+        sum(&started, one, |_| true).min(started.iter().filter(|s| s.at < START + at).count() as u64)
+    };
+    assert!((11_900..=12_600).contains(&until(4 * SECOND)), "{}", until(4 * SECOND));
+    let late = started.len() as u64 - until(6 * SECOND);
+    assert!((1180..=1220).contains(&late), "{late}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// No window has more than its rate, the credit, one turn of each disk, and a quantum and a request of each queue;
+    /// whether queues are reset, disks share a group or not.
+    #[test]
+    fn no_load_exceeds_the_bound_in_any_window(
+        rate in 50_u64..50_000,
+        weights in prop::collection::vec(1_u64..500, 1..4),
+        loads in prop::collection::vec((0_usize..3, 1_u32..64, 1_u64..64, 1_000_u64..5_000_000, 0_u64..200), 1..8),
+        is_bytes: bool,
+        seed: u64,
+    ) {
+        let (key, rate, amount): (_, _, fn(&Started) -> u64) =
+            if is_bytes { ("bps", rate * 16 * KIB, bytes) } else { ("iops", rate, one) };
+        let disks = if weights.len() == 1 { disk(&[(key, rate)]) } else { group(&[(key, rate)], &weights) };
+        let load = |(disk, depth, sectors, service_ns, resets): (usize, u32, u64, u64, u64)| {
+            // A reset at most every few looks, in a third of the queues.
+            let resets = if resets < 60 { resets + 3 } else { 0 };
+            Load { disk: disk % weights.len(), depth, bytes: sectors * 8 * KIB, service_ns, resets }
+        };
+        let loads: Vec<Load> = loads.into_iter().map(load).collect();
+        let (started, _) = run(&disks, &loads, 2 * SECOND, seed);
+        let credit = (rate / 10).max(if is_bytes { MIB } else { 1 });
+        let turn = (rate / 10).max(64 * KIB * u64::from(is_bytes)).max(1);
+        let largest = loads.iter().map(|load| if is_bytes { load.bytes } else { 1 }).max().unwrap();
+        let of_queues = loads.len() as u64 * (largest + if is_bytes { 64 * KIB } else { 1 });
+        let slack = credit + disks.len() as u64 * turn + of_queues;
+        prop_assert!(excess(&started, amount, rate) <= slack as f64, "{} of {slack}", excess(&started, amount, rate));
+        // Work goes on: at least one load always has requests, unless it cannot use the rate.
+        let most = loads.iter().map(|load| u64::from(load.depth) * SECOND / load.service_ns).max().unwrap();
+        if !is_bytes && most > 2 * rate && loads.iter().all(|load| load.resets == 0) {
+            prop_assert!(started.len() as u64 >= rate, "{} of {}", started.len(), 2 * rate);
+        }
+    }
+
+    /// A load that stays within half of the credit never waits, so it sets no timer.
+    #[test]
+    fn load_within_the_limit_never_waits(
+        rate in 100_u64..50_000, gaps in prop::collection::vec(0_u64..4, 1..2000), queues in 1_usize..5
+    ) {
+        let disks = disk(&[("iops", rate)]);
+        let mut gates: Vec<QueueGate> = (0..queues).map(|_| QueueGate::new(Arc::clone(&disks[0]))).collect();
+        let cost = Cost { direction: Direction::Write, ops: 1, bytes: 0 };
+        // The load's own bucket: each request pays its part of the rate, and half of the credit may be used at once.
+        let (interval, half) = (SECOND / rate + 1, 50 * MS);
+        let (mut at, mut paid_at) = (virtual_time(START), 0);
+        for (number, gap) in gaps.into_iter().enumerate() {
+            at += gap * interval;
+            paid_at = std::cmp::max(paid_at, at - half) + interval;
+            at = at.max(paid_at);
+            prop_assert!(gates[number % queues].admit(cost, at), "request {number}");
+            prop_assert_eq!(gates[number % queues].shut_until(), None);
+        }
+    }
+}

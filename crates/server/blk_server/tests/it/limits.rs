@@ -1,0 +1,286 @@
+//! Limits of IOPS and bandwidth on running servers: what guests may get at most, and that work goes on.
+//!
+//! The upper bounds hold for the time that the test itself measures, so a busy machine cannot break them.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use blk_server::{AdminError, DiskLimits, LimitSettings, WorkerId};
+
+use crate::rig::passed::{add_transfer, data_addr, serves};
+use crate::rig::workers::{ENOUGH, guests, server};
+use crate::rig::{CALM, FrontEnd, Guest, MIB, Options, Rig, eventually, feature, kind, ready};
+
+const KIB: u64 = 1 << 10;
+const RUN: Duration = Duration::from_millis(600);
+/// With a rate of one byte per second, three requests of 512 KiB use up the credit of 1 MiB. The fourth waits for days.
+const DAYS: &[(&str, u64)] = &[("bps", 1)];
+/// Where long requests have their data.
+const LARGE_DATA: u64 = 8 * MIB;
+
+fn settings(values: &[(&str, u64)]) -> LimitSettings {
+    let mut settings = LimitSettings::default();
+    values.iter().for_each(|&(key, value)| assert!(settings.set(key, Some(value))));
+    settings
+}
+
+fn limits(values: &[(&str, u64)]) -> DiskLimits {
+    DiskLimits { own: settings(values), ..DiskLimits::default() }
+}
+
+fn limit(rig: &Rig, values: &[(&str, u64)]) {
+    server(rig).limit_disk("test0", limits(values)).unwrap();
+}
+
+fn limited(values: &[(&str, u64)], options: Options) -> Rig {
+    let rig = Rig::start(options);
+    limit(&rig, values);
+    rig
+}
+
+/// Keeps `depth` requests in flight for [`RUN`]. Returns the number of completed ones.
+fn load(guest: &mut Guest, verb: u32, bytes: u64, depth: u64) -> u64 {
+    let until = Instant::now() + RUN;
+    let add = |guest: &mut Guest| {
+        let addr = data_addr(guest);
+        add_transfer(guest, verb, 0, addr, bytes as u32);
+    };
+    (0..depth).for_each(|_| add(guest));
+    guest.submit();
+    let mut completed = 0;
+    while Instant::now() < until {
+        guest.next_used().expect("work goes on");
+        completed += 1;
+        add(guest);
+        guest.submit();
+    }
+    completed
+}
+
+/// Adds four requests of 512 KiB.
+fn add_four(guest: &mut Guest, verb: u32) {
+    for _ in 0..4 {
+        add_transfer(guest, verb, 0, LARGE_DATA, 512 << 10);
+    }
+}
+
+/// The load on all queues at once, and the time from before its start until after its end.
+fn all_load(guests: &mut [Guest], verb: u32, bytes: u64, depth: u64) -> (u64, Duration) {
+    let begin = Instant::now();
+    let together = Barrier::new(guests.len());
+    let completed = std::thread::scope(|scope| {
+        let loads = guests.iter_mut().map(|guest| {
+            let together = &together;
+            scope.spawn(move || {
+                together.wait();
+                load(guest, verb, bytes, depth)
+            })
+        });
+        loads.collect::<Vec<_>>().into_iter().map(|load| load.join().unwrap()).sum()
+    });
+    (completed, begin.elapsed())
+}
+
+/// `used` is at most what the rate allows in this time, with the credit, and a turn, a quantum and a request of each
+/// queue.
+fn assert_bound(used: u64, rate: u64, elapsed: Duration, credit: u64, of_queues: u64) {
+    let allowed = rate as f64 * elapsed.as_secs_f64() + (credit + rate / 1000 + 1 + of_queues) as f64;
+    assert!(used as f64 <= allowed, "{used} instead of at most {allowed} in {elapsed:?}");
+}
+
+#[test]
+fn iops_hold_for_one_queue_and_for_many_and_work_goes_on() {
+    for queues in [1, 4] {
+        let rig = limited(&[("iops", 500)], Options { workers: 2, ..Options::buffered() });
+        let mut front_end = rig.connect();
+        let mut guests = guests(&mut front_end, feature::USUAL, queues);
+        let (completed, elapsed) = all_load(&mut guests, kind::IN, 4 * KIB, 16);
+        assert_bound(completed, 500, elapsed, 50, 2 * u64::from(queues));
+        assert!(completed >= 60, "{completed} in {elapsed:?}");
+        let report = server(&rig).report();
+        let throttling = &report.disks[0].throttling;
+        assert!(throttling.throttled_requests > 0 && throttling.throttled_time > Duration::ZERO);
+        assert_eq!((throttling.rates[0].credit, throttling.rates[0].capacity), (0, 50));
+    }
+}
+
+#[test]
+fn bandwidth_holds_for_tiny_and_for_huge_requests() {
+    let rate = 4 * MIB;
+    for (bytes, depth) in [(512, 64), (256 * KIB, 2)] {
+        let rig = limited(&[("bps", rate)], Options::buffered());
+        let (_front_end, guest) = ready(&rig, feature::USUAL);
+        let (completed, elapsed) = all_load(&mut [guest], kind::IN, bytes, depth);
+        assert_bound(completed * bytes, rate, elapsed, MIB, 64 * KIB + bytes);
+        assert!(completed >= 2, "{completed} in {elapsed:?}");
+    }
+}
+
+#[test]
+fn long_requests_count_as_several_and_flushes_count_as_writes() {
+    let rig = limited(&[("iops", 400), ("iops-size", 4 * KIB)], Options::buffered());
+    let (_front_end, guest) = ready(&rig, feature::USUAL);
+    let (completed, elapsed) = all_load(&mut [guest], kind::IN, 16 * KIB, 16);
+    assert_bound(completed * 4, 400, elapsed, 40, 5);
+    let rig = limited(&[("iops-write", 400)], Options::buffered());
+    let (_front_end, guest) = ready(&rig, feature::USUAL);
+    let (completed, elapsed) = all_load(&mut [guest], kind::FLUSH, 0, 16);
+    assert_bound(completed, 400, elapsed, 40, 2);
+}
+
+/// A guest that stops its queue as soon as the limit stops it, or reconnects, to get rid of its debt.
+fn bytes_of_a_guest_that_starts_again(reconnects: bool) {
+    let rate = 4 * MIB;
+    let rig = limited(&[("bps", rate)], Options::buffered());
+    let (mut front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (begin, mut used, mut rounds) = (Instant::now(), 0, 0);
+    while begin.elapsed() < RUN {
+        add_four(&mut guest, kind::IN);
+        guest.submit();
+        std::thread::sleep(Duration::from_millis(10));
+        // What is in flight completes before the queue stops.
+        if reconnects {
+            drop(front_end);
+            used += completed(&mut guest, Duration::from_millis(50)) * (512 << 10);
+            (front_end, guest) = ready(&rig, feature::USUAL);
+        } else {
+            front_end.stop_queue(0);
+            used += completed(&mut guest, Duration::ZERO) * (512 << 10);
+            guest = front_end.start_queue(0, 256, feature::USUAL);
+        }
+        rounds += 1;
+    }
+    let elapsed = begin.elapsed();
+    assert_bound(used, rate, elapsed, MIB, 64 * KIB + 512 * KIB);
+    assert!(used > 0 && rounds > 2, "{used} bytes in {rounds} rounds");
+}
+
+fn completed(guest: &mut Guest, patience: Duration) -> u64 {
+    let (mut count, until) = (0, Instant::now() + patience);
+    loop {
+        match guest.ring.pop_used().unwrap() {
+            Some(_) => count += 1,
+            None if Instant::now() >= until => return count,
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+#[test]
+fn guest_that_resets_its_queue_gets_no_more() {
+    bytes_of_a_guest_that_starts_again(false);
+}
+
+#[test]
+fn guest_that_reconnects_gets_no_more() {
+    bytes_of_a_guest_that_starts_again(true);
+}
+
+/// A guest with a request that waits for days.
+fn waiting(options: Options) -> (Rig, FrontEnd, Guest) {
+    let rig = limited(DAYS, options);
+    let (front_end, mut guest) = ready(&rig, feature::USUAL);
+    add_four(&mut guest, kind::IN);
+    guest.submit();
+    assert!((0..3).all(|_| guest.next_used().is_some()));
+    std::thread::sleep(CALM);
+    assert!(guest.ring.pop_used().unwrap().is_none(), "the fourth request waits");
+    (rig, front_end, guest)
+}
+
+#[test]
+fn change_of_the_limits_reaches_a_request_that_waits() {
+    let (rig, _front_end, mut guest) = waiting(Options::buffered());
+    limit(&rig, &[("bps", 100 * MIB)]);
+    assert!(guest.next_used().is_some());
+    assert!(serves(&mut guest));
+    limit(&rig, &[]);
+    assert!(serves(&mut guest));
+    assert!(server(&rig).report().disks[0].throttling.rates.is_empty());
+}
+
+#[test]
+fn stop_of_a_queue_and_of_the_server_do_not_wait_for_the_limits() {
+    let (mut rig, front_end, _guest) = waiting(Options::buffered());
+    assert_ne!(front_end.stop_queue(0), 0);
+    assert!(rig.stop().is_clean());
+    let (mut rig, _front_end, _guest) = waiting(Options::buffered());
+    assert!(rig.stop().is_clean());
+}
+
+#[test]
+fn queue_that_waits_moves_to_another_worker_and_goes_on_there() {
+    let (rig, _front_end, mut guest) = waiting(Options { workers: 2, ..Options::buffered() });
+    for worker in [1, 0, 1] {
+        server(&rig).attach("test0", 0, WorkerId(worker), ENOUGH).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(guest.ring.pop_used().unwrap().is_none(), "a move gives no credit");
+    }
+    limit(&rig, &[]);
+    assert!(guest.next_used().is_some());
+    assert!(serves(&mut guest));
+}
+
+#[test]
+fn memory_of_a_queue_that_waits_changes() {
+    let (rig, mut front_end, mut guest) = waiting(Options::buffered());
+    front_end.add_region(64 * MIB, MIB);
+    front_end.remove_region(64 * MIB);
+    limit(&rig, &[]);
+    assert!(guest.next_used().is_some());
+    assert!(serves(&mut guest));
+}
+
+#[test]
+fn disk_beside_one_that_waits_is_served() {
+    let (rig, _front_end, _guest) = waiting(Options { disks: 2, ..Options::buffered() });
+    let mut front_end = rig.connect_to(1);
+    let mut others = guests(&mut front_end, feature::USUAL, 1);
+    assert!((0..50).all(|_| serves(&mut others[0])));
+}
+
+#[test]
+fn reads_of_another_queue_go_on_while_writes_wait() {
+    let rig = limited(&[("bps-write", 1)], Options::buffered());
+    let mut front_end = rig.connect();
+    let mut guests = guests(&mut front_end, feature::USUAL, 2);
+    add_four(&mut guests[0], kind::OUT);
+    guests[0].submit();
+    assert!(eventually(|| server(&rig).report().disks[0].queues[0].counters.writes == 3));
+    assert!((0..50).all(|_| guests[1].read(0, 4096).status == Some(0)));
+}
+
+#[test]
+fn disks_of_a_group_share_its_limit_and_leave_it_at_once() {
+    let rig = Rig::start(Options { disks: 2, workers: 2, ..Options::buffered() });
+    let groups = [("acme".to_owned(), settings(&[("iops", 400)]))];
+    let member = DiskLimits { group: Some("acme".into()), ..DiskLimits::default() };
+    let disks = ["test0", "test1"].map(|name| (name.to_owned(), member.clone()));
+    server(&rig).limit_all(&groups, &disks).unwrap();
+    let mut front_ends = [rig.connect(), rig.connect_to(1)];
+    let mut both: Vec<Guest> =
+        front_ends.iter_mut().flat_map(|front_end| guests(front_end, feature::USUAL, 1)).collect();
+    let (completed, elapsed) = all_load(&mut both, kind::IN, 4 * KIB, 16);
+    assert_bound(completed, 400, elapsed, 40, 6);
+    assert!(completed >= 50, "{completed} in {elapsed:?}");
+    let group = &server(&rig).report().groups[0];
+    assert_eq!((group.name.as_str(), group.disks.len()), ("acme", 2));
+    assert!(group.rates[0].used >= completed);
+    // Beside a limit that blocks the whole group, a disk that leaves it is served.
+    server(&rig).limit_group("acme", settings(DAYS)).unwrap();
+    server(&rig).limit_disk("test1", DiskLimits::default()).unwrap();
+    assert!((0..16).all(|_| both[1].next_used().is_some()));
+    assert!(serves(&mut both[1]));
+}
+
+#[test]
+fn limits_that_make_no_sense_are_refused_and_change_nothing() {
+    let rig = limited(&[("iops", 500)], Options::buffered());
+    let refused = |limits| server(&rig).limit_disk("test0", limits).unwrap_err();
+    let error = refused(limits(&[("iops", 0)])).to_string();
+    assert!(error.starts_with("disk `test0`: iops = 0: give a whole number from 1"), "{error}");
+    let elsewhere = DiskLimits { group: Some("none".into()), ..DiskLimits::default() };
+    assert!(matches!(refused(elsewhere), AdminError::NoGroup { .. }));
+    assert!(matches!(server(&rig).limit_group("none", settings(&[])), Err(AdminError::NoGroup { .. })));
+    assert_eq!(server(&rig).report().disks[0].throttling.limits, limits(&[("iops", 500)]));
+}
