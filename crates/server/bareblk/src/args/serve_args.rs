@@ -43,6 +43,8 @@ Examples:
       lets bareblk ctl inspect and change the server while it runs
   bareblk serve --config bareblk.toml --take-over /run/bareblk/control.sock
       a live upgrade: takes over the disks and the guests of the running server
+  bareblk serve --config bareblk.toml --check
+      lists all mistakes of the file, or says what it serves; exit code 0 or 1
   bareblk serve --config bareblk.toml
       serves many disks: the file has a table for each, with these options as keys
 
@@ -94,7 +96,7 @@ Exit codes:
 /// Refuses on the command line settings that a file has: it would be unclear which one applies.
 fn not_beside_a_file(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
-        "config" | "take_over" | "take_over_cut" | "verbose" | "log_format" => arg,
+        "config" | "check" | "take_over" | "take_over_cut" | "verbose" | "log_format" => arg,
         _ => arg.conflicts_with("config"),
     }
 }
@@ -113,6 +115,10 @@ pub struct ServeArgs {
     /// Serve the disks in this file (TOML), one table for each; the file has all settings except those of the log
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
+
+    /// Check the command line or the file, and the images, print what would be served, and exit: nothing is started
+    #[arg(long, conflicts_with = "take_over")]
+    pub check: bool,
 
     /// Live upgrade: take over the disks and guests of the server with this control socket, without a reconnect
     #[arg(long, value_name = "SOCKET")]
@@ -178,6 +184,10 @@ pub struct DiskArgs {
     /// Logical block size in bytes: 512 to 4096 [default: what direct I/O on the image needs]
     #[arg(long, value_name = "BYTES")]
     pub block_size: Option<u32>,
+
+    /// raw: serve the image as raw even if its first bytes are those of another format, such as qcow2 [default: refuse it]
+    #[arg(long, value_name = "raw", value_enum, hide_possible_values = true)]
+    pub format: Option<Format>,
 
     /// Let the guest free blocks; off keeps a preallocated image allocated
     #[arg(long, value_name = "on|off", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
@@ -290,7 +300,19 @@ pub enum Switch {
     Off,
 }
 
+/// The format of an image's contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// The file's bytes are the disk's.
+    Raw,
+}
+
 impl DiskArgs {
+    /// Whether the operator says that the image is raw: by `--format`, or because this program creates it.
+    pub fn is_known_raw(&self) -> bool {
+        self.format == Some(Format::Raw) || self.create.is_some()
+    }
+
     /// Which requests that fail on the host are parked; `None`: the guest gets every error.
     pub fn park(&self) -> Option<ParkPolicy> {
         self.on_error.park(self.retry_after)
@@ -349,5 +371,6 @@ mod tests {
         assert_eq!(words::<WceChoice>(), ["guest", "fixed"]);
         assert_eq!(words::<PollChoice>(), ["adaptive", "busy"]);
         assert_eq!(words::<Switch>(), ["on", "off"]);
+        assert_eq!(words::<Format>(), ["raw"]);
     }
 }

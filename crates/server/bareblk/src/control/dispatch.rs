@@ -1,22 +1,37 @@
 //! Carries out a verb and builds its answer.
 
-use blk_server::WorkerId;
+use std::path::PathBuf;
+
+use blk_server::{AdminError, Attached, ServerReport, WorkerId};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::info;
 
 use super::placement::PlacementAnswer;
-use super::protocol::{Attach, ErrorKind, Fault, Placement, Remove, Resize, Resume, Verb, WorkersRemove};
+use super::protocol::{
+    Attach, ErrorKind, Fault, Flush, Health, Placement, Remove, Resize, Resume, Show, Snapshot, Verb,
+    WorkersRemove, ns,
+};
 use super::refused::Refused;
-use super::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
-use super::{Control, worker_settings};
+use super::reports::{HealthAnswer, ListAnswer, ShowAnswer, StatsAnswer, WorkersAnswer};
+use super::{Control, disk_names, worker_settings};
 
-/// Carries out `verb`.
-pub fn execute(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
-    match verb {
+/// Carries out `verb`, whose disk may be given by the end of its path.
+pub fn execute(mut verb: Verb, control: &dyn Control) -> Result<Value, Fault> {
+    name_disks(&mut verb, control)?;
+    match &verb {
         Verb::List => value(&ListAnswer::new(&control.report())),
-        Verb::Stats => value(&StatsAnswer::new(&control.report())),
+        Verb::Stats(stats) => value(&StatsAnswer::new(&report_of(&stats.disks, control))),
         Verb::Workers => value(&WorkersAnswer::new(&control.report())),
+        Verb::Show(Show { disk }) => value(&show(disk, control)?),
+        Verb::Health(Health { timeout_ms }) => {
+            let silent = control.silent_workers((*timeout_ms).into()).map_err(Fault::from)?;
+            value(&HealthAnswer::new(&control.report(), &silent))
+        }
+        Verb::Unpause => Err(Fault::new(
+            ErrorKind::NotPaused,
+            "this connection pauses no disk: a pause ends with the next request, or at its limit",
+        )),
         Verb::Placement(Placement { disk, completion_worker: None, .. }) => {
             value(&PlacementAnswer::of(disk, &control.report())?)
         }
@@ -33,6 +48,33 @@ pub fn execute(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
     }
 }
 
+/// Replaces the words for disks by their names.
+pub fn name_disks(verb: &mut Verb, control: &dyn Control) -> Result<(), Fault> {
+    let named = verb.disks_mut();
+    if named.is_empty() {
+        return Ok(());
+    }
+    let disks = control.disks();
+    named.into_iter().try_for_each(|disk| disk_names::resolve(disk, &disks).map(|name| *disk = name))
+}
+
+fn show(disk: &String, control: &dyn Control) -> Result<ShowAnswer, Fault> {
+    let settings = control.settings(disk).map_err(Fault::from)?;
+    let report = report_of(std::slice::from_ref(disk), control);
+    let gone = || Refused::Server(AdminError::NoDisk { name: disk.clone() });
+    let found = StatsAnswer::new(&report).disks.into_iter().next().ok_or_else(gone)?;
+    Ok(ShowAnswer { disk: found, settings })
+}
+
+/// The report without other disks than these; of all disks if none is given.
+fn report_of(disks: &[String], control: &dyn Control) -> ServerReport {
+    let mut report = control.report();
+    if !disks.is_empty() {
+        report.disks.retain(|disk| disks.contains(&disk.name));
+    }
+    report
+}
+
 fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
     match verb {
         Verb::WorkersAdd(settings) => {
@@ -44,8 +86,8 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
             Ok(json!({}))
         }
         Verb::Attach(Attach { disk, queue, worker, timeout_ms }) => {
-            control.attach(disk, *queue, WorkerId(*worker), (*timeout_ms).into())?;
-            Ok(json!({}))
+            let attached = control.attach(disk, *queue, WorkerId(*worker), (*timeout_ms).into())?;
+            Ok(json!({"runs": attached == Attached::Running}))
         }
         Verb::Placement(Placement { disk, completion_worker, timeout_ms }) => {
             if let Some(worker) = completion_worker {
@@ -65,10 +107,29 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
         Verb::Resume(Resume { disk, timeout_ms }) => {
             Ok(json!({"resumed": control.resume_disk(disk, (*timeout_ms).into())?}))
         }
+        Verb::Flush(Flush { disk, timeout_ms }) => {
+            control.flush_disk(disk, (*timeout_ms).into())?;
+            Ok(json!({}))
+        }
+        Verb::Snapshot(Snapshot { files, timeout_ms }) => {
+            let files: Vec<_> =
+                files.iter().map(|file| (file.disk.clone(), PathBuf::from(&file.file))).collect();
+            let paused = control.snapshot(&files, (*timeout_ms).into())?;
+            Ok(json!({"paused_ns": ns(paused)}))
+        }
         Verb::Reload => {
             serde_json::to_value(control.reload()?).map_err(|error| Refused::Failed(error.into()))
         }
-        Verb::List | Verb::Stats | Verb::Workers | Verb::Shutdown | Verb::LiveUpgrade(_) => Ok(json!({})),
+        // The others are no changes, or the session carries them out.
+        Verb::List
+        | Verb::Stats(_)
+        | Verb::Workers
+        | Verb::Show(_)
+        | Verb::Health(_)
+        | Verb::Pause(_)
+        | Verb::Unpause
+        | Verb::Shutdown
+        | Verb::LiveUpgrade(_) => Ok(json!({})),
     }
 }
 
@@ -90,7 +151,7 @@ mod tests {
 
     fn done(line: &str) -> (Result<Value, Fault>, Vec<String>) {
         let told = Told::default();
-        let answer = execute(&parse(line.as_bytes()).unwrap().verb, &told);
+        let answer = execute(parse(line.as_bytes()).unwrap().verb, &told);
         (answer, told.calls())
     }
 
@@ -107,7 +168,11 @@ mod tests {
                 "remove_worker 3 20ms",
                 json!({}),
             ),
-            (r#"{"id":1,"do":"attach","disk":"a","queue":1,"worker":2}"#, "attach a 1 2 10s", json!({})),
+            (
+                r#"{"id":1,"do":"attach","disk":"a","queue":1,"worker":2}"#,
+                "attach a 1 2 10s",
+                json!({"runs": false}),
+            ),
             (
                 r#"{"id":1,"do":"placement","disk":"a","completion_worker":3}"#,
                 "set_completion_worker a Some(3) 10s",
@@ -122,6 +187,17 @@ mod tests {
             (r#"{"id":1,"do":"remove","disk":"a","force":true}"#, "remove_disk a true 10s", json!({})),
             (r#"{"id":1,"do":"resize","disk":"a","size_bytes":512}"#, "resize_disk a 512 false", json!({})),
             (r#"{"id":1,"do":"resume","disk":"a"}"#, "resume_disk a 10s", json!({"resumed": 3})),
+            (r#"{"id":1,"do":"flush","disk":"a","timeout_ms":20}"#, "flush_disk a 20ms", json!({})),
+            (
+                r#"{"id":1,"do":"snapshot","files":[{"disk":"long.raw","file":"/s"}]}"#,
+                r#"snapshot [("/images/long.raw", "/s")] 10s"#,
+                json!({"paused_ns": 7}),
+            ),
+            (
+                r#"{"id":1,"do":"health","timeout_ms":5}"#,
+                "silent_workers 5ms",
+                json!({"healthy": false, "workers": 0, "disks": 0, "silent_workers": [5], "failed_disks": [], "holding_disks": []}),
+            ),
             (r#"{"id":1,"do":"reload"}"#, "reload", json!(ReloadAnswer::default())),
         ];
         for (line, call, answer) in lines {
@@ -133,6 +209,18 @@ mod tests {
     fn refusal_of_the_server_keeps_its_kind_and_its_words() {
         let (answer, _) = done(r#"{"id":1,"do":"attach","disk":"none","queue":1,"worker":2}"#);
         assert_eq!(answer, Err(Fault::new(ErrorKind::NoDisk, "there is no disk `none`")));
+    }
+
+    #[test]
+    fn disk_may_be_given_by_the_end_of_its_path() {
+        let (answer, calls) = done(r#"{"id":1,"do":"remove","disk":"long.raw"}"#);
+        assert_eq!(
+            (answer, calls),
+            (Ok(json!({})), vec!["remove_disk /images/long.raw false 10s".to_owned()])
+        );
+        let (answer, calls) = done(r#"{"id":1,"do":"remove","disk":"other"}"#);
+        assert_eq!(calls, Vec::<String>::new());
+        assert!(answer.unwrap_err().message.starts_with("there is no disk `other`: the disks are `a`"));
     }
 
     #[test]

@@ -21,6 +21,8 @@ mod line_reader;
 
 pub mod refused;
 
+pub mod disk_names;
+
 pub mod placement;
 
 pub mod protocol;
@@ -36,13 +38,16 @@ pub mod reports;
 #[cfg(test)]
 mod rig;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use blk_server::{ServerReport, WorkerId, WorkerOptions};
+use blk_server::{Attached, ServerReport, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
+use disk_names::KnownDisk;
 use protocol::LiveUpgrade;
 use refused::Refused;
 use reports::ReloadAnswer;
@@ -51,6 +56,9 @@ use reports::ReloadAnswer;
 ///
 /// Several clients' threads may call it at once. A call may take as long as its `timeout`.
 pub trait Control: Send + Sync {
+    /// The disks, in the order in which they were added.
+    fn disks(&self) -> Vec<KnownDisk>;
+
     /// Reads all counters.
     fn report(&self) -> ServerReport;
 
@@ -61,7 +69,13 @@ pub trait Control: Send + Sync {
     fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), Refused>;
 
     /// Moves a queue to another worker.
-    fn attach(&self, disk: &str, queue: u16, worker: WorkerId, timeout: Duration) -> Result<(), Refused>;
+    fn attach(
+        &self,
+        disk: &str,
+        queue: u16,
+        worker: WorkerId,
+        timeout: Duration,
+    ) -> Result<Attached, Refused>;
 
     /// Sets the completion worker of a disk; `None`: the workers choose.
     fn set_completion_worker(
@@ -82,6 +96,21 @@ pub trait Control: Send + Sync {
 
     /// Retries a disk's parked requests. Returns their number.
     fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, Refused>;
+
+    /// Makes a disk's completed writes durable.
+    fn flush_disk(&self, name: &str, timeout: Duration) -> Result<(), Refused>;
+
+    /// A disk's settings, as keys of a `[[disk]]` table.
+    fn settings(&self, name: &str) -> Result<BTreeMap<String, String>, Refused>;
+
+    /// Asks the workers for a sign of life. Returns those that did not answer in time.
+    fn silent_workers(&self, timeout: Duration) -> Result<Vec<WorkerId>, Refused>;
+
+    /// Runs `hold` while a disk is drained and flushed. Returns how long the disk was paused.
+    fn pause(&self, name: &str, timeout: Duration, hold: &mut dyn FnMut()) -> Result<Duration, Refused>;
+
+    /// Clones the disks' images to new files at one instant: all or none. Returns how long the disks were paused.
+    fn snapshot(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Duration, Refused>;
 
     /// Reads the configuration file, and the images' sizes, again.
     fn reload(&self) -> Result<ReloadAnswer, Refused>;

@@ -56,7 +56,7 @@ pub fn line(id: u64, verb: &Verb) -> serde_json::Result<Vec<u8>> {
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub enum Verb {
     List,
-    Stats,
+    Stats(Stats),
     Workers,
     WorkersAdd(WorkerSettings),
     WorkersRemove(WorkersRemove),
@@ -66,10 +66,44 @@ pub enum Verb {
     Remove(Remove),
     Resize(Resize),
     Resume(Resume),
+    Flush(Flush),
+    Show(Show),
+    Health(Health),
+    Pause(Pause),
+    Unpause,
+    Snapshot(Snapshot),
     Reload,
     Shutdown,
     #[serde(rename = "take-over")]
     LiveUpgrade(LiveUpgrade),
+}
+
+impl Verb {
+    /// The disks that the request names.
+    pub fn disks_mut(&mut self) -> Vec<&mut String> {
+        match self {
+            Self::Stats(Stats { disks }) => disks.iter_mut().collect(),
+            Self::Attach(Attach { disk, .. })
+            | Self::Placement(Placement { disk, .. })
+            | Self::Remove(Remove { disk, .. })
+            | Self::Resize(Resize { disk, .. })
+            | Self::Resume(Resume { disk, .. })
+            | Self::Flush(Flush { disk, .. })
+            | Self::Show(Show { disk })
+            | Self::Pause(Pause { disk, .. }) => vec![disk],
+            Self::Snapshot(Snapshot { files, .. }) => files.iter_mut().map(|file| &mut file.disk).collect(),
+            Self::List
+            | Self::Health(_)
+            | Self::Unpause
+            | Self::Workers
+            | Self::WorkersAdd(_)
+            | Self::WorkersRemove(_)
+            | Self::Add(_)
+            | Self::Reload
+            | Self::Shutdown
+            | Self::LiveUpgrade(_) => Vec::new(),
+        }
+    }
 }
 
 /// A time in an answer; 584 years fit.
@@ -78,7 +112,7 @@ pub(super) fn ns(time: Duration) -> u64 {
 }
 
 /// All verbs, for the error about an unknown one.
-const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, reload, shutdown, take-over";
+const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, flush, show, health, pause, unpause, snapshot, reload, shutdown, take-over";
 
 /// How a new worker runs. Without a field, the worker keeps the process's setting.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +130,14 @@ pub struct WorkerSettings {
     /// A path below the mount point of the hierarchy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Stats {
+    /// Only these disks; empty: all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,6 +206,53 @@ pub struct Resume {
     pub disk: String,
     #[serde(default)]
     pub timeout_ms: TimeoutMs,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Flush {
+    pub disk: String,
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Show {
+    pub disk: String,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Health {
+    /// How long to wait for the workers' answers.
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+/// The pause lasts from the answer until the client's next request, the connection's end, or the limit.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pause {
+    pub disk: String,
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Snapshot {
+    pub files: Vec<SnapshotFile>,
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotFile {
+    pub disk: String,
+    /// The new file.
+    pub file: String,
 }
 
 /// After its answer, the connection carries another protocol (`live_upgrade`).
@@ -271,6 +360,7 @@ pub enum ErrorKind {
     Unsuitable,
     InUse,
     WouldShrink,
+    NotPaused,
     Failed,
     /// A kind that only a newer server knows.
     #[serde(other)]
@@ -315,7 +405,7 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
     let without_fields = |verb| move |_: Nothing| verb;
     match name {
         "list" => read(name, fields).map(without_fields(Verb::List)),
-        "stats" => read(name, fields).map(without_fields(Verb::Stats)),
+        "stats" => read(name, fields).map(Verb::Stats),
         "workers" => read(name, fields).map(without_fields(Verb::Workers)),
         "workers-add" => read(name, fields).map(Verb::WorkersAdd),
         "workers-remove" => read(name, fields).map(Verb::WorkersRemove),
@@ -325,6 +415,12 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
         "remove" => read(name, fields).map(Verb::Remove),
         "resize" => read(name, fields).map(Verb::Resize),
         "resume" => read(name, fields).map(Verb::Resume),
+        "flush" => read(name, fields).map(Verb::Flush),
+        "show" => read(name, fields).map(Verb::Show),
+        "health" => read(name, fields).map(Verb::Health),
+        "pause" => read(name, fields).map(Verb::Pause),
+        "unpause" => read(name, fields).map(without_fields(Verb::Unpause)),
+        "snapshot" => read(name, fields).map(Verb::Snapshot),
         "reload" => read(name, fields).map(without_fields(Verb::Reload)),
         "shutdown" => read(name, fields).map(without_fields(Verb::Shutdown)),
         "take-over" => read(name, fields).map(Verb::LiveUpgrade),
@@ -375,7 +471,8 @@ mod tests {
         };
         let verbs = [
             Verb::List,
-            Verb::Stats,
+            Verb::Stats(Stats::default()),
+            Verb::Stats(Stats { disks: vec![disk(), "b".into()] }),
             Verb::Workers,
             Verb::WorkersAdd(settings),
             Verb::WorkersAdd(WorkerSettings::default()),
@@ -388,6 +485,15 @@ mod tests {
             Verb::Remove(Remove { disk: disk(), force: true, timeout_ms }),
             Verb::Resize(Resize { disk: disk(), size_bytes: 512, force: false }),
             Verb::Resume(Resume { disk: disk(), timeout_ms }),
+            Verb::Flush(Flush { disk: disk(), timeout_ms }),
+            Verb::Show(Show { disk: disk() }),
+            Verb::Health(Health { timeout_ms }),
+            Verb::Pause(Pause { disk: disk(), timeout_ms }),
+            Verb::Unpause,
+            Verb::Snapshot(Snapshot {
+                files: vec![SnapshotFile { disk: disk(), file: "/f".into() }],
+                timeout_ms,
+            }),
             Verb::Reload,
             Verb::Shutdown,
             Verb::LiveUpgrade(LiveUpgrade { version: 2, cut: Vec::new() }),
@@ -417,7 +523,7 @@ mod tests {
             })
             .collect();
         assert_eq!(unknown, Vec::<&str>::new());
-        assert_eq!(VERBS.split(", ").count(), 14); // the number of variants of `Verb`
+        assert_eq!(VERBS.split(", ").count(), 20); // the number of variants of `Verb`
     }
 
     #[test]

@@ -22,4 +22,5 @@ mod rig;
 mod sandbox;
 mod service;
 mod serving;
+mod verbs;
 mod workers;
