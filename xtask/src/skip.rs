@@ -43,6 +43,8 @@ pub enum Reason {
     NoTmpfs,
     /// The process may not make and mount an ext4 in a file.
     NoExt4,
+    /// The process may not make and mount an XFS in a file.
+    NoXfs,
     /// The process may not mount a FUSE file system.
     NoFuse,
     /// The kernel gives no huge pages of 2 MiB.
@@ -88,6 +90,7 @@ impl fmt::Display for Reason {
             Self::NoLoopDevice => "no loop device",
             Self::NoTmpfs => "no right to mount a tmpfs",
             Self::NoExt4 => "no right to mount an ext4",
+            Self::NoXfs => "no XFS (mkfs.xfs), or no right to mount it",
             Self::NoFuse => "no FUSE",
             Self::NoHugePages => "no huge pages of 2 MiB",
             Self::NoFreeHugePage => "no free huge page of 2 MiB",

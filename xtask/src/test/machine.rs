@@ -20,6 +20,10 @@ const EXT4: &str = r#"
 d=$(mktemp -d) && mkdir "$d/on" && truncate -s 8M "$d/fs" && mkfs.ext4 -q "$d/fs" \
     && mount -o loop "$d/fs" "$d/on" && umount "$d/on"
 s=$?; rm -f "$d/fs"; rmdir "$d/on" "$d"; exit $s"#;
+const XFS: &str = r#"
+d=$(mktemp -d) && mkdir "$d/on" && truncate -s 320M "$d/fs" && mkfs.xfs -q "$d/fs" \
+    && mount -o loop "$d/fs" "$d/on" && umount "$d/on"
+s=$?; rm -f "$d/fs"; rmdir "$d/on" "$d"; exit $s"#;
 const HUGE_PAGES: &str = r#"
 n=/proc/sys/vm/nr_hugepages; had=$(cat $n) && echo $((had + 12)) > $n
 free=$(awk '/HugePages_Free/ {print $2}' /proc/meminfo); echo "$had" > $n; [ "$free" -ge 10 ]"#;
@@ -56,6 +60,7 @@ pub(super) fn explains(reason: &Reason, is_long: bool) -> bool {
         Reason::NoLoopDevice => !succeeds(LOOP_DEVICE, &[]),
         Reason::NoTmpfs => !succeeds(TMPFS, &[]),
         Reason::NoExt4 => !succeeds(EXT4, &[]),
+        Reason::NoXfs => !succeeds(XFS, &[]),
         Reason::NoFuse => !has_fuse(),
         Reason::NoHugePages => !succeeds(HUGE_PAGES, &[]),
         Reason::NoFreeHugePage => !runs("grep", &["-q", "^HugePages_Free: *[1-9]", "/proc/meminfo"]),

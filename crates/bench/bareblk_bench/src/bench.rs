@@ -68,7 +68,10 @@ pub fn execute(args: &BenchArgs) -> Result<ExitCode> {
 fn jobs(args: &BenchArgs) -> Result<Vec<Job>> {
     let wrong = |error: &dyn std::fmt::Display| anyhow!(Wrong(error.to_string()));
     let Some(path) = &args.job_file else {
-        let job = args.load.job()?;
+        let mut job = args.load.job()?;
+        if let Some(queues) = args.client.queues.filter(|_| args.load.jobs.is_none()) {
+            job.jobs = queues.into();
+        }
         job.check().map_err(|error| wrong(&error))?;
         return Ok(vec![job]);
     };

@@ -91,9 +91,9 @@ pub struct LoadArgs {
     /// Requests per submission [default: files 1, as in fio; sockets all requests that are ready]
     #[arg(long = "iodepth_batch", aliases = ["iodepth-batch", "iodepth_batch_submit", "iodepth-batch-submit"], value_name = "N", value_parser = fio!("iodepth_batch"))]
     iodepth_batch: Option<String>,
-    /// Threads [default: 1]
+    /// Threads [default: as many as --queues, else 1]
     #[arg(long, alias = "numjobs", value_name = "N", value_parser = fio!("numjobs"))]
-    jobs: Option<String>,
+    pub jobs: Option<String>,
     /// Stop after this long; without --size and --loops: run this long
     #[arg(long, value_name = "TIME", value_parser = fio!("runtime"))]
     runtime: Option<String>,
@@ -211,7 +211,7 @@ fn checked(option: &str, text: &str) -> Result<String> {
 pub struct ClientArgs {
     /// Sockets: number of queues; further jobs share them [default: one per job, up to the device's number]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    queues: Option<u16>,
+    pub queues: Option<u16>,
 
     /// Sockets: descriptors per queue, a power of two [default: what the depth needs, up to 1024]
     #[arg(long, value_name = "N", value_parser = queue_size)]

@@ -6,12 +6,11 @@
 
 use std::path::PathBuf;
 
-use blk_server::MAX_QUEUE_SIZE;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
 use crate::args::ctl_args::{self, CtlArgs};
 use crate::args::serve_args::{self, ServeArgs};
-use crate::args::values::{queue_size, queues, size_bytes};
+use crate::args::vmm_args::{self, VmmArgs};
 use crate::completions::Shell;
 use crate::engines::EnginesArgs;
 use crate::helper::client::SUBCOMMAND;
@@ -20,17 +19,11 @@ use crate::logging::LogArgs;
 const EXAMPLES: &str = "\
 Examples:
   bareblk serve disk.raw --socket /run/vm1.sock
-  bareblk vmm-args --socket /run/vm1.sock          options for the VM's command line
+  bareblk vmm-args /run/vm1.sock                   options for the VM's command line
   bareblk bench --socket /run/vm1.sock --rw randread --iodepth 32 --runtime 10
   bareblk lab run aio --out results --quick        a published experiment, repeated here
 
 See `bareblk COMMAND --help`.";
-
-const VMM_ARGS_EXAMPLES: &str = "\
-Examples:
-  bareblk vmm-args --socket /run/vm1.sock --memory 8G
-  bareblk vmm-args --socket /run/vm1.sock --vmm libvirt --queues 4
-  bareblk vmm-args --socket /run/vm1.sock --vmm cloud-hypervisor --queues 4";
 
 const ENGINES_EXAMPLES: &str = "\
 Examples:
@@ -72,7 +65,7 @@ pub enum Command {
     #[command(after_help = ctl_args::EXAMPLES)]
     Ctl(CtlArgs),
     /// Print the options that a virtual machine needs for a served disk
-    #[command(after_help = VMM_ARGS_EXAMPLES)]
+    #[command(after_help = vmm_args::EXAMPLES)]
     VmmArgs(VmmArgs),
     /// Print which I/O engines work on this host, which do not and why, and which one suits an image
     #[command(after_help = ENGINES_EXAMPLES)]
@@ -93,36 +86,6 @@ pub enum Command {
         /// An existing folder
         folder: PathBuf,
     },
-}
-
-#[derive(Debug, Args)]
-pub struct VmmArgs {
-    /// The socket given to `bareblk serve`
-    #[arg(long, value_name = "PATH")]
-    pub socket: PathBuf,
-
-    /// Which virtual machine monitor
-    #[arg(long, value_enum, default_value_t = Vmm::Qemu)]
-    pub vmm: Vmm,
-
-    /// Queues, at most one per vCPU [default: QEMU and libvirt: one per vCPU; cloud-hypervisor: 1]
-    #[arg(long, value_name = "N", value_parser = queues)]
-    pub queues: Option<u16>,
-
-    /// Size of each queue, at most `--queue-size` of `bareblk serve`
-    #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE, value_parser = queue_size)]
-    pub queue_size: u16,
-
-    /// The guest's memory (M, G, T: powers of 1024)
-    #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = size_bytes)]
-    pub memory: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Vmm {
-    Qemu,
-    Libvirt,
-    CloudHypervisor,
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{Command, CommandFactory, Parser};
 
+use crate::config::config_file::InvalidFile;
+
 pub use crate::args::usage::{Contradiction, EXIT_CODE, Wrong, line};
 pub use crate::args::values::queue_size;
 pub use crate::cli::{BENCH, LAB};
@@ -23,6 +25,9 @@ pub fn main<C: Parser>(run: impl FnOnce(C) -> Result<ExitCode>) -> ExitCode {
         Err(error) if is_help(&error) => error.exit(),
         Err(error) => {
             let line = line(C::command(), &error, std::env::args_os().skip(1));
+            if let Some(object) = crate::ctl::of_usage(std::env::args_os().skip(1), &line) {
+                let _ = print(&format!("{object}\n"));
+            }
             complain(&line, ExitCode::from(EXIT_CODE))
         }
     }
@@ -31,7 +36,13 @@ pub fn main<C: Parser>(run: impl FnOnce(C) -> Result<ExitCode>) -> ExitCode {
 /// Prints the error, if any. Returns the exit code.
 #[must_use]
 pub fn exit_with(result: Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| complain(&format!("{error:#}"), exit_code(&error)))
+    result.unwrap_or_else(|error| match error.downcast_ref::<InvalidFile>() {
+        // All mistakes of a file at once, each in a line of its own.
+        Some(file @ InvalidFile::Problems { .. }) => {
+            complain(&file.lines().join("\nbareblk: "), exit_code(&error))
+        }
+        _ => complain(&format!("{error:#}"), exit_code(&error)),
+    })
 }
 
 /// Options that contradict each other count as wrong usage.

@@ -1,9 +1,17 @@
 //! `bareblk completions SHELL`: a script that completes the words of a command line.
+//!
+//! clap generates the script. A few lines at its end (`completions/`) complete names of disks: they ask the server.
 
 use anyhow::Result;
 use clap::{Command, ValueEnum};
 
 use crate::second_program;
+
+/// How zsh's script begins the line of an argument that is one disk, and of one that is several.
+const DISK: &str = "':disk -- ";
+const DISKS: &str = "'*::disks -- ";
+/// The action of an argument about which clap knows nothing.
+const ZSH_DEFAULT: &str = ":_default";
 
 /// A shell that completes words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -34,5 +42,35 @@ pub fn script(mut command: Command, shell: Shell) -> String {
     };
     let mut script = Vec::new();
     clap_complete::generate(generator, &mut command, "bareblk", &mut script);
-    String::from_utf8_lossy(&script).into_owned()
+    let script = String::from_utf8_lossy(&script);
+    match shell {
+        Shell::Bash => format!("{script}{}", include_str!("completions/disks.bash")),
+        Shell::Zsh => with_disks_in_zsh(&script),
+        Shell::Fish => format!("{script}{}", include_str!("completions/disks.fish")),
+    }
+}
+
+/// zsh's script has an action for each argument. The function must come before the script runs its own.
+fn with_disks_in_zsh(script: &str) -> String {
+    let names_disks = |line: &str| [DISK, DISKS].iter().any(|begin| line.trim_start().starts_with(begin));
+    let with_action = |line: &str| match line.rsplit_once(ZSH_DEFAULT) {
+        Some((before, after)) if names_disks(line) => format!("{before}:_bareblk_disks{after}\n"),
+        _ => format!("{line}\n"),
+    };
+    let (first, rest) = script.split_once('\n').unwrap_or((script, ""));
+    let rest: String = rest.lines().map(with_action).collect();
+    format!("{first}\n{}{rest}", include_str!("completions/disks.zsh"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_argument_that_is_a_disk_gets_its_action_in_zsh() {
+        let script = script(crate::command_line::command(), Shell::Zsh);
+        // attach, placement, remove, resize, resume, show, slow, flush, pause; stats.
+        assert_eq!(script.matches(":_bareblk_disks").count(), 10, "{script}");
+        assert!(script.starts_with("#compdef bareblk\n"));
+    }
 }

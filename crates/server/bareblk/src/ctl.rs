@@ -1,16 +1,29 @@
 //! `bareblk ctl`: sends one request to a running server and prints its answer.
 //!
 //! `arguments → Verb → connection.rs → the server's answer → tables.rs, rates.rs, or the line itself (--json)`
+//!
+//! With `--json`, standard output has one JSON object whatever happens: an error that does not come from the server has
+//! the form of the server's errors.
 
 pub mod connection;
 
+mod json_error;
+
 mod limits;
+
+mod output;
+
+mod page;
+
+mod pause;
 
 mod rates;
 
 mod tables;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
@@ -20,20 +33,42 @@ use serde_json::{Map, Value};
 use crate::args::ctl_args::{Choice, CtlArgs, CtlCommand, Timeout, WorkersCommand};
 use crate::args::usage::Wrong;
 use crate::args::values::NewSize;
-use crate::control::placement::PlacementAnswer;
+use crate::control::answers::placement::PlacementAnswer;
+use crate::control::answers::reports::{Disk, ListAnswer, StatsAnswer, WorkersAnswer};
+use crate::control::disk_names::{self, KnownDisk};
 use crate::control::protocol::{
-    Add, Attach, ErrorKind, Limit, Placement, Remove, Resize, Resume, Slow, Stats, TimeoutMs, Verb,
-    WorkersRemove,
+    Add, Attach, ErrorKind, Flush, Health, Limit, Pause, Placement, Remove, Resize, Resume, Show, Slow,
+    Snapshot, SnapshotFile, Stats, TimeoutMs, Verb, WorkersRemove,
 };
-use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
 use crate::control::worker_settings;
 use connection::{Connection, Reply};
+use output::{NoDisk, ServerError, print};
+
+pub use json_error::of_usage;
 
 /// Runs the subcommand.
-pub fn run(args: CtlArgs) -> Result<()> {
+pub fn run(args: CtlArgs) -> Result<ExitCode> {
+    let json = args.json;
+    let outcome = carry_out(args);
+    match &outcome {
+        // The server's own error has been printed already.
+        Err(error) if json && !error.is::<ServerError>() => {
+            print(&format!("{}\n", json_error::line(error)))?;
+        }
+        _ => {}
+    }
+    outcome
+}
+
+fn carry_out(args: CtlArgs) -> Result<ExitCode> {
     let (socket, json) = (args.socket(), args.json);
+    if let CtlCommand::Pause { disk, timeout, command } = args.command {
+        let pause = Pause { disk, timeout_ms: timeout_ms(timeout)? };
+        return pause::run(&mut Connection::open(&socket)?, pause, &command, json);
+    }
+    let names_only = matches!(args.command, CtlCommand::Names);
     let watch = match args.command {
-        CtlCommand::Stats { watch } => watch,
+        CtlCommand::Stats { watch, .. } => watch,
         _ => None,
     };
     let grows = matches!(args.command, CtlCommand::Resize { size: NewSize { is_growth: true, .. }, .. });
@@ -43,30 +78,43 @@ pub fn run(args: CtlArgs) -> Result<()> {
         resize.size_bytes = grown(&mut server, &resize.disk, resize.size_bytes)?;
     }
     if let Some(pause) = watch {
-        return keep_watching(&mut server, &verb, json, pause);
+        return keep_watching(&mut server, &verb, json, pause).map(|()| ExitCode::SUCCESS);
     }
     if let (false, Verb::Limit(Limit { set, .. })) = (json, &verb)
         && set.is_empty()
     {
         print(&limits_in_use(&mut server, &verb)?)?;
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     let reply = ask(&mut server, &verb)?;
     let stops = verb == Verb::Shutdown && reply.answer.error.is_none();
+    let is_ill = matches!(verb, Verb::Health(_)) && is_ill(&reply);
     if json {
         print(&format!("{}\n", reply.line))?;
         reply.into_ok()?;
+    } else if names_only {
+        print(&names(reply.into_ok()?)?)?;
     } else {
         print(&shown(&verb, reply.into_ok()?)?)?;
     }
-    if stops { server.wait_gone() } else { Ok(()) }
+    if stops {
+        server.wait_gone()?;
+    }
+    Ok(if is_ill { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn is_ill(reply: &Reply) -> bool {
+    reply.answer.ok.as_ref().is_some_and(|ok| ok["healthy"] != true)
 }
 
 /// `json`: the user gets the answer itself, and not what it is needed for.
 fn verb(command: CtlCommand, json: bool) -> Result<Verb> {
     Ok(match command {
-        CtlCommand::List => Verb::List,
-        CtlCommand::Stats { .. } => Verb::Stats(Stats { histograms: !json, ..Stats::default() }),
+        CtlCommand::List | CtlCommand::Names => Verb::List,
+        CtlCommand::Stats { disks, .. } => {
+            let disks = Some(disks).filter(|disks| !disks.is_empty());
+            Verb::Stats(Stats { disks, histograms: !json, ..Stats::default() })
+        }
         CtlCommand::Slow { disk } => Verb::Slow(Slow { disk }),
         CtlCommand::Workers { command: None | Some(WorkersCommand::List) } => Verb::Workers,
         CtlCommand::Workers { command: Some(WorkersCommand::Add(args)) } => {
@@ -93,18 +141,41 @@ fn verb(command: CtlCommand, json: bool) -> Result<Verb> {
             Verb::Resume(Resume { disk, timeout_ms: timeout_ms(timeout)? })
         }
         CtlCommand::Limit { words, group } => Verb::Limit(limits::request(words, group)?),
+        CtlCommand::Show { disk } => Verb::Show(Show { disk }),
+        CtlCommand::Health { timeout } => Verb::Health(Health { timeout_ms: timeout_ms(timeout)? }),
+        CtlCommand::Flush { disk, timeout } => Verb::Flush(Flush { disk, timeout_ms: timeout_ms(timeout)? }),
+        CtlCommand::Pause { disk, timeout, .. } => {
+            Verb::Pause(Pause { disk, timeout_ms: timeout_ms(timeout)? })
+        }
+        CtlCommand::Snapshot { files, timeout } => Verb::Snapshot(Snapshot {
+            files: files.into_iter().map(snapshot_file).collect::<Result<_>>()?,
+            timeout_ms: timeout_ms(timeout)?,
+        }),
         CtlCommand::Reload => Verb::Reload,
         CtlCommand::Shutdown => Verb::Shutdown,
     })
+}
+
+/// Makes the path absolute: the server may run in another folder.
+fn snapshot_file((disk, file): (String, PathBuf)) -> Result<SnapshotFile> {
+    let path = std::path::absolute(file).context("DISK=FILE")?;
+    let file = path.to_str().context("the path of a snapshot is not UTF-8: choose another one")?.to_owned();
+    Ok(SnapshotFile { disk, file })
+}
+
+/// The names that a shell completes, one a line.
+fn names(ok: Value) -> Result<String> {
+    let mut list: ListAnswer = read(ok)?;
+    shorten(list.disks.iter_mut());
+    Ok(list.disks.iter().map(|disk| format!("{}\n", tables::plain(&disk.name))).collect())
 }
 
 /// The size of a disk that gets `more_bytes` more. If someone else resizes it meanwhile, the server may refuse the sum,
 /// because it is then less than the size.
 fn grown(server: &mut Connection, disk: &str, more_bytes: u64) -> Result<u64> {
     let disks = read::<ListAnswer>(server.ask(&Verb::List)?.into_ok()?)?.disks;
-    let Some(found) = disks.iter().find(|other| other.name == disk) else {
-        bail!("there is no disk `{disk}`");
-    };
+    let name = disk_names::resolve(disk, &known(disks.iter())).map_err(|fault| NoDisk(fault.message))?;
+    let found = disks.iter().find(|other| other.name == name).context("the disk is gone")?;
     let (now_bytes, sum) = (found.size_bytes, found.size_bytes.checked_add(more_bytes));
     sum.with_context(|| format!("{disk} has {now_bytes} bytes and cannot grow by {more_bytes}"))
 }
@@ -144,26 +215,62 @@ fn ask(server: &mut Connection, verb: &Verb) -> Result<Reply> {
     let reply = server.ask(verb)?;
     let is_unknown = reply.answer.error.as_ref().is_some_and(|fault| fault.kind == ErrorKind::BadRequest);
     match verb {
-        Verb::Stats(wanted) if is_unknown && *wanted != Stats::default() => {
+        Verb::Stats(wanted) if is_unknown && wanted.disks.is_none() => {
             server.ask(&Verb::Stats(Stats::default()))
         }
         _ => Ok(reply),
     }
 }
 
+fn known<'a>(disks: impl Iterator<Item = &'a Disk>) -> Vec<KnownDisk> {
+    disks.map(|disk| KnownDisk { name: disk.name.clone(), image: disk.image.clone() }).collect()
+}
+
+/// Shows disks without a name of their own by their file names.
+fn shorten<'a>(disks: impl Iterator<Item = &'a mut Disk>) {
+    let mut disks: Vec<_> = disks.collect();
+    let mut short = disk_names::short(&known(disks.iter().map(|disk| &**disk)));
+    disks.iter_mut().for_each(|disk| {
+        if let Some(word) = short.remove(&disk.name) {
+            disk.name = word;
+        }
+    });
+}
+
+fn read_stats(ok: Value) -> Result<StatsAnswer> {
+    let mut stats: StatsAnswer = read(ok)?;
+    shorten(stats.disks.iter_mut().map(|stats| &mut stats.disk));
+    Ok(stats)
+}
+
 fn shown(verb: &Verb, ok: Value) -> Result<String> {
     Ok(match verb {
-        Verb::List => tables::disks(&read::<ListAnswer>(ok)?.disks),
+        Verb::List => {
+            let mut list: ListAnswer = read(ok)?;
+            shorten(list.disks.iter_mut());
+            tables::disks(&list.disks)
+        }
         Verb::Workers => tables::workers(&read::<WorkersAnswer>(ok)?.workers),
-        Verb::Stats(_) => tables::stats(&read(ok)?),
+        Verb::Stats(_) => tables::stats(&read_stats(ok)?),
         Verb::Slow(Slow { disk }) => tables::slow(disk, &read(ok)?, SystemTime::now()),
         Verb::Placement(Placement { disk, completion_worker: None, .. }) => {
             tables::placement(disk, read::<PlacementAnswer>(ok)?.placement.as_ref())
         }
         Verb::WorkersAdd(_) => format!("worker {}\n", ok["worker"]),
         Verb::Add(_) => format!("{}\n", tables::plain(ok["disk"].as_str().unwrap_or_default())),
+        Verb::Resume(Resume { disk, .. }) if ok["resumed"] == 0 => {
+            format!("disk {} has no parked requests\n", tables::plain(disk))
+        }
         Verb::Resume(_) => format!("retrying {} parked requests\n", ok["resumed"]),
         Verb::Limit(_) => limits::changed(&ok),
+        Verb::Show(_) => page::disk(&read(ok)?),
+        Verb::Health(_) => page::health(&read(ok)?),
+        Verb::Snapshot(Snapshot { files, .. }) => page::snapshots(files, &ok),
+        // An older server does not say whether the queue runs.
+        Verb::Attach(Attach { disk, queue, worker, .. }) if ok["runs"] == false => {
+            let disk = tables::plain(disk);
+            format!("queue {queue} of disk {disk} does not run yet: it will start on worker {worker}\n")
+        }
         Verb::Reload => tables::changes(&read(ok)?),
         _ => String::new(),
     })
@@ -181,10 +288,13 @@ fn keep_watching(server: &mut Connection, verb: &Verb, json: bool, pause: Durati
         let reply = ask(server, verb)?;
         let text = if json {
             let line = format!("{}\n", reply.line);
+            if reply.answer.error.is_some() {
+                print(&line)?;
+            }
             reply.into_ok()?;
             line
         } else {
-            let now: StatsAnswer = read(reply.into_ok()?)?;
+            let now = read_stats(reply.into_ok()?)?;
             let text = before.as_ref().map(|before| format!("{clear}{}\n", tables::rates(before, &now)));
             before = Some(now);
             text.unwrap_or_default()
@@ -193,26 +303,6 @@ fn keep_watching(server: &mut Connection, verb: &Verb, json: bool, pause: Durati
             return Ok(());
         }
         std::thread::sleep(pause);
-    }
-}
-
-/// False if the reader has closed standard output, which is no error.
-fn print(text: &str) -> Result<bool> {
-    let mut out = io::stdout();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(error.into()),
-    }
-}
-
-impl Reply {
-    fn into_ok(self) -> Result<Value> {
-        match (self.answer.ok, self.answer.error) {
-            (_, Some(fault)) => bail!("{}", tables::plain(&fault.message)),
-            (Some(ok), None) => Ok(ok),
-            (None, None) => bail!("the server's answer is neither `ok` nor `error`"),
-        }
     }
 }
 

@@ -1,18 +1,20 @@
 //! Entry points for fuzzing: the program's untrusted inputs as functions of text.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blk_server::{AdminError, Server, ServerReport, SlowRequest, WorkerId, WorkerOptions};
+use blk_server::{AdminError, Attached, Server, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use disk_image::HostOpener;
 use serde_json::{Map, Value};
 
 use crate::config::config_file;
+use crate::control::answers::reports::ReloadAnswer;
+use crate::control::disk_names::KnownDisk;
 use crate::control::protocol::{self, Answer, BadLine, LiveUpgrade, Verb};
 use crate::control::refused::Refused;
-use crate::control::reports::ReloadAnswer;
 use crate::control::{Control, dispatch};
 use crate::live_upgrade::{AT_ONCE, Message, receive};
 
@@ -27,7 +29,7 @@ pub fn control_answer(line: &[u8]) -> String {
         Ok(request) if request.verb == Verb::Shutdown => {
             Answer::new(Some(request.id), Ok(Value::Object(Map::new())))
         }
-        Ok(request) => Answer::new(Some(request.id), dispatch::execute(&request.verb, &NoDisks)),
+        Ok(request) => Answer::new(Some(request.id), dispatch::execute(request.verb, &NoDisks)),
     };
     serde_json::to_string(&answer).unwrap_or_default()
 }
@@ -85,6 +87,10 @@ fn no_worker<T>(id: WorkerId) -> Result<T, Refused> {
 }
 
 impl Control for NoDisks {
+    fn disks(&self) -> Vec<KnownDisk> {
+        Vec::new()
+    }
+
     fn report(&self) -> ServerReport {
         ServerReport::default()
     }
@@ -101,7 +107,7 @@ impl Control for NoDisks {
         no_worker(id)
     }
 
-    fn attach(&self, disk: &str, _: u16, _: WorkerId, _: Duration) -> Result<(), Refused> {
+    fn attach(&self, disk: &str, _: u16, _: WorkerId, _: Duration) -> Result<Attached, Refused> {
         no_disk(disk)
     }
 
@@ -133,6 +139,26 @@ impl Control for NoDisks {
 
     fn limit_group(&self, name: &str, _: &Map<String, Value>) -> Result<bool, Refused> {
         Err(AdminError::NoGroup { group: name.to_owned() }.into())
+    }
+
+    fn flush_disk(&self, name: &str, _: Duration) -> Result<(), Refused> {
+        no_disk(name)
+    }
+
+    fn settings(&self, name: &str) -> Result<BTreeMap<String, String>, Refused> {
+        no_disk(name)
+    }
+
+    fn silent_workers(&self, _: Duration) -> Result<Vec<WorkerId>, Refused> {
+        Ok(Vec::new())
+    }
+
+    fn pause(&self, name: &str, _: Duration, _: &mut dyn FnMut()) -> Result<Duration, Refused> {
+        no_disk(name)
+    }
+
+    fn snapshot(&self, _: &[(String, PathBuf)], _: Duration) -> Result<Duration, Refused> {
+        Ok(Duration::ZERO)
     }
 
     fn reload(&self) -> Result<ReloadAnswer, Refused> {

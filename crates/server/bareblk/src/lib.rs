@@ -48,7 +48,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::cli::{Cli, Command};
-use crate::serving::serve;
+use crate::serving::{check, serve};
 
 /// The program.
 #[must_use]
@@ -66,13 +66,18 @@ fn run(command: Command) -> Result<ExitCode> {
             let (log, cut) = (args.log.clone(), args.take_over_cut.clone());
             let live_upgrade = args.take_over.clone().map(|control| live_upgrade::Wanted { control, cut });
             logging::start(&log)?;
-            serve::serve(args.configuration()?, live_upgrade, &log)
+            let check = args.check;
+            let configuration = args.configuration()?;
+            if check {
+                return check::check(&configuration);
+            }
+            serve::serve(configuration, live_upgrade, &log)
         }
         Command::Helper(log) => {
             logging::start(&log)?;
             helper::server::run()
         }
-        Command::Ctl(args) => ctl::run(args),
+        Command::Ctl(args) => return ctl::run(args),
         Command::VmmArgs(args) => command_line::print(&vmm_args::text(&args)?),
         Command::Engines(args) => command_line::print(&engines::text(&args)?),
         Command::Bench => return second_program::run(&["bench".into()]),

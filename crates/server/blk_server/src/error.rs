@@ -248,6 +248,27 @@ pub enum AdminError {
         #[source]
         source: std::io::Error,
     },
+    /// A flush on request failed.
+    #[error(
+        "disk `{disk}` cannot be flushed: writes since its last flush may not be on stable storage",
+        disk = disk.escape_debug()
+    )]
+    FlushFailed {
+        /** The disk's name. */
+        disk: String,
+        /** The kernel's error. */
+        #[source]
+        source: std::io::Error,
+    },
+    /// The image was not cloned.
+    #[error("there is no snapshot of disk `{disk}`", disk = disk.escape_debug())]
+    NotCloned {
+        /** The disk's name. */
+        disk: String,
+        /** The reason. */
+        #[source]
+        source: disk_image::CloneError,
+    },
     /// The image cannot have the requested size.
     #[error("disk `{disk}` keeps its size", disk = disk.escape_debug())]
     Resize {
@@ -325,6 +346,11 @@ mod tests {
             AdminError::Busy { disk: disk.clone() },
             AdminError::StillInFlight { disk: disk.clone(), timeout },
             AdminError::NotFlushed { disk: disk.clone(), source: source() },
+            AdminError::FlushFailed { disk: disk.clone(), source: source() },
+            AdminError::NotCloned {
+                disk: disk.clone(),
+                source: disk_image::CloneError::BlockDevice { image: path.clone() },
+            },
             AdminError::Resize { disk: disk.clone(), source: too_small },
             AdminError::WouldShrink { disk, from_bytes: 2, to_bytes: 1 },
             AdminError::Start(Box::new(ServerError::NameTwice { name: name.to_owned() })),

@@ -42,6 +42,14 @@ pub enum ImageError {
         /** The kernel's error. */
         source: io::Error,
     },
+    /// The opener has a policy, and refuses the path.
+    #[error("image {} is refused", path.display())]
+    NotAllowed {
+        /** The image's path. */
+        path: PathBuf,
+        /** The policy's reason. */
+        source: io::Error,
+    },
     /// Any other failure to open it.
     #[error("image {} cannot be opened", path.display())]
     Open {
@@ -133,6 +141,18 @@ pub enum ImageError {
         /** The format that it seems to have instead of raw. */
         foreign_format: Option<&'static str>,
     },
+    /// The image looks like another format, and nobody said that it is raw.
+    #[error(
+        "image {} looks like {format}, and is not served as raw, because a write of the guest would destroy it: \
+         convert it (qemu-img convert -O raw), or give --format raw if its guest wrote these bytes to a raw disk",
+        path.display()
+    )]
+    ForeignFormat {
+        /** The image's path. */
+        path: PathBuf,
+        /** The format that it seems to have. */
+        format: &'static str,
+    },
     /// The number is not a valid block size.
     #[error(
         "block size {block_size_bytes} is not a power of two from {MIN_BLOCK_SIZE_BYTES} to {MAX_BLOCK_SIZE_BYTES}: \
@@ -157,7 +177,8 @@ pub enum ImageError {
     },
     /// Another program holds the image's lock.
     #[error(
-        "image {} is locked by {}, and was not released within {} s: stop that program, or wait longer with --lock-timeout",
+        "image {} is locked by {}, and was not released within {} s: stop that program (a bareblk server can be \
+         replaced with --take-over), or wait longer with --lock-timeout",
         path.display(), HolderList(holders), waited.as_secs()
     )]
     Locked {
@@ -253,6 +274,42 @@ pub enum ResizeError {
         path: PathBuf,
         /** The requested size. */
         wanted_bytes: u64,
+        /** The kernel's error. */
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why an image was not cloned.
+#[derive(Debug, thiserror::Error)]
+pub enum CloneError {
+    /// Only files can share blocks.
+    #[error("image {} is a block device: only files on a file system with reflinks can be cloned", image.display())]
+    BlockDevice {
+        /** The image's path. */
+        image: PathBuf,
+    },
+    /// The file system has no reflinks.
+    #[error(
+        "the file system of image {} cannot clone files: use XFS (with reflink=1) or btrfs, or copy the image while the \
+         disk is paused (bareblk ctl pause)",
+        image.display()
+    )]
+    NoReflink {
+        /** The image's path. */
+        image: PathBuf,
+    },
+    /// Blocks can be shared only within a file system.
+    #[error("the clone of image {} must be on the image's own file system: choose a path there", image.display())]
+    OtherFileSystem {
+        /** The image's path. */
+        image: PathBuf,
+    },
+    /// The kernel refused.
+    #[error("image {} cannot be cloned", image.display())]
+    System {
+        /** The image's path. */
+        image: PathBuf,
         /** The kernel's error. */
         #[source]
         source: io::Error,

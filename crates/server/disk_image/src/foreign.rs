@@ -1,27 +1,33 @@
 //! Detects images that seem to have a format other than raw. A guest would see the format's metadata as disk contents,
 //! and would destroy the image with its first write.
 //!
-//! - The result is only a guess, and never a reason to refuse: a guest may write the same bytes to its raw
-//!   disk.
+//! - The result is only a guess: a guest may write the same bytes to its raw disk. Who adds the disk decides
+//!   ([`crate::ImageError::ForeignFormat`]).
 //! - LUKS is not in the list: serving an encrypted disk as raw is correct.
 //!
-//! Facts: QEMU `docs/interop` (qcow2.rst, qed_spec.rst); VMware "Virtual Disk Format 5.0"; Microsoft
-//! [MS-VHDX] §2.2.1 and the VHD specification 1.0 (a fixed VHD has its mark at the end and is not detected).
+//! Facts: QEMU `docs/interop` (qcow2.rst, qed_spec.rst, parallels.rst) and `block/vdi.c`; VMware "Virtual Disk Format
+//! 5.0"; Microsoft [MS-VHDX] §2.2.1 and the VHD specification 1.0 (a fixed VHD has its mark at the end and is not
+//! detected).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use crate::geometry::MAX_BLOCK_SIZE_BYTES;
 
-/// The first bytes of a file in each format.
-const MAGICS: [(&[u8], &str); 7] = [
-    (b"QFI\xfb\0\0\0\x01", "qcow"),
-    (b"QFI\xfb", "qcow2"),
-    (b"QED\0", "QED"),
-    (b"KDMV", "VMDK"),
-    (b"COWD", "VMDK"),
-    (b"vhdxfile", "VHDX"),
-    (b"conectix", "VHD"),
+/// Bytes of a file in each format, and where they are.
+const MAGICS: [(usize, &[u8], &str); 11] = [
+    (0, b"QFI\xfb\0\0\0\x01", "qcow"),
+    (0, b"QFI\xfb", "qcow2"),
+    (0, b"QED\0", "QED"),
+    (0, b"KDMV", "VMDK"),
+    (0, b"COWD", "VMDK"),
+    (0, b"# Disk DescriptorFile", "VMDK"),
+    (0, b"vhdxfile", "VHDX"),
+    (0, b"conectix", "VHD"),
+    (0, b"WithoutFreeSpace", "Parallels"),
+    (0, b"WithouFreSpacExt", "Parallels"),
+    // After a text that names the program.
+    (64, b"\x7f\x10\xda\xbe", "VDI"),
 ];
 
 /// Large and aligned enough for every direct read that we support.
@@ -38,7 +44,8 @@ pub(crate) fn format_of(file: &File) -> Option<&'static str> {
 }
 
 fn format_in(beginning: &[u8]) -> Option<&'static str> {
-    MAGICS.iter().find(|(magic, _)| beginning.starts_with(magic)).map(|(_, format)| *format)
+    let has = |at: usize, magic: &[u8]| beginning.get(at..).is_some_and(|rest| rest.starts_with(magic));
+    MAGICS.iter().find(|(at, magic, _)| has(*at, magic)).map(|(.., format)| *format)
 }
 
 #[cfg(test)]
@@ -47,16 +54,21 @@ mod tests {
 
     #[test]
     fn each_format_is_known_by_its_first_bytes() {
-        let beginnings: [&[u8]; 6] = [
+        let vdi =
+            [b"<<< Oracle VM VirtualBox Disk Image >>>\n".as_slice(), &[0; 24], b"\x7f\x10\xda\xbe"].concat();
+        let beginnings: [&[u8]; 9] = [
             b"QFI\xfb\0\0\0\x01",
             b"QFI\xfb\0\0\0\x03",
             b"QED\0....",
             b"KDMV\x01\0\0\0",
             b"vhdxfileM\0i\0",
             b"conectix\0\0\0\x02",
+            b"# Disk DescriptorFile\nversion=1\n",
+            b"WithouFreSpacExt\x02\0\0\0",
+            &vdi,
         ];
         let formats = beginnings.map(|beginning| format_in(beginning).unwrap());
-        assert_eq!(formats, ["qcow", "qcow2", "QED", "VMDK", "VHDX", "VHD"]);
+        assert_eq!(formats, ["qcow", "qcow2", "QED", "VMDK", "VHDX", "VHD", "VMDK", "Parallels", "VDI"]);
     }
 
     #[test]

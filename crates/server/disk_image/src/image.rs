@@ -4,6 +4,8 @@
 //!
 //! If any step fails, a file that was created for the image is removed again.
 
+mod clone;
+pub mod inspect;
 mod resize;
 
 use std::fs::{File, Metadata};
@@ -125,6 +127,8 @@ pub struct Image {
     discard: Option<DiscardLimits>,
     write_zeroes: Option<WriteZeroesLimits>,
     foreign_format: Option<&'static str>,
+    /// The previous server handed it over.
+    adopted: bool,
 }
 
 impl Image {
@@ -147,7 +151,8 @@ impl Image {
         let inspect = |what| move |source| ImageError::Inspect { path: options.path.clone(), what, source };
         let metadata = file.metadata().map_err(inspect("the type"))?;
         let kind = accept_kind(&options.path, metadata.file_type().into())?;
-        if opener.comes_locked(&options.path) {
+        let adopted = opener.comes_locked(&options.path);
+        if adopted {
             // An open file description that we share with the previous server holds the lock. Other openers
             // on that server's behalf are no conflict, so the opposite bytes are not tested.
             lock::join(&file, options.access)
@@ -156,16 +161,8 @@ impl Image {
             take_lock(opener, options, &file, FileId::from(&metadata))?;
         }
         let claim = claim(opener, options, kind)?;
-
-        let size_bytes = size_bytes(&file, kind).map_err(inspect("the size"))?;
-        if size_bytes == 0 {
-            return Err(ImageError::Empty { path: options.path.clone() });
-        }
-        let device = device_under(opener, kind, &metadata);
-        let alignment = alignment(options, &file, size_bytes, device.as_ref())?;
-        let block_size_bytes = block_size(options, &file, alignment, device.as_ref())?;
-        let foreign_format = foreign::format_of(&file);
-        refuse_ragged(options, size_bytes, block_size_bytes, foreign_format)?;
+        let Layout { size_bytes, device, alignment, block_size_bytes, foreign_format } =
+            Layout::read(opener, options, &file, &metadata)?;
 
         let fs_block_bytes = geometry::fs_block_bytes(&file);
         let whole_device = device.filter(|_| kind == FileKind::BlockDevice);
@@ -192,6 +189,7 @@ impl Image {
             discard,
             write_zeroes: writable.then(|| WriteZeroesLimits::new(discard.is_some())),
             foreign_format,
+            adopted,
             file,
         })
     }
@@ -276,6 +274,12 @@ impl Image {
         self.foreign_format
     }
 
+    /// Whether the previous server handed the open image over.
+    #[must_use]
+    pub fn is_adopted(&self) -> bool {
+        self.adopted
+    }
+
     /// Topology hints for the guest.
     #[must_use]
     pub fn topology(&self) -> Topology {
@@ -320,6 +324,39 @@ impl Image {
             std::cmp::Ordering::Greater => CapacityChange::Grown { from, to },
             std::cmp::Ordering::Less => CapacityChange::Shrunk { from, to },
         })
+    }
+}
+
+/// What an open file's contents and file system say about it.
+struct Layout {
+    size_bytes: u64,
+    /// The block device that it is, or that its file system is on.
+    device: Option<QueueAttributes>,
+    alignment: Alignment,
+    block_size_bytes: u32,
+    foreign_format: Option<&'static str>,
+}
+
+impl Layout {
+    fn read(
+        opener: &dyn Opener,
+        options: &ImageOptions,
+        file: &File,
+        metadata: &Metadata,
+    ) -> Result<Self, ImageError> {
+        let kind = metadata.file_type().into();
+        let unreadable =
+            |source| ImageError::Inspect { path: options.path.clone(), what: "the size", source };
+        let size_bytes = size_bytes(file, kind).map_err(unreadable)?;
+        if size_bytes == 0 {
+            return Err(ImageError::Empty { path: options.path.clone() });
+        }
+        let device = device_under(opener, kind, metadata);
+        let alignment = alignment(options, file, size_bytes, device.as_ref())?;
+        let block_size_bytes = block_size(options, file, alignment, device.as_ref())?;
+        let foreign_format = foreign::format_of(file);
+        refuse_ragged(options, size_bytes, block_size_bytes, foreign_format)?;
+        Ok(Self { size_bytes, device, alignment, block_size_bytes, foreign_format })
     }
 }
 
@@ -380,6 +417,8 @@ fn explain(opener: &dyn Opener, options: &ImageOptions, source: io::Error) -> Im
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem, ResourceBusy};
     let path = options.path.clone();
     match (source.kind(), options.create_bytes) {
+        // Without the kernel's number, the opener's own policy has refused.
+        (PermissionDenied, _) if source.raw_os_error().is_none() => ImageError::NotAllowed { path, source },
         (InvalidInput, _) if options.cache.is_direct() => ImageError::DirectRefused { path },
         (AlreadyExists, Some(_)) => ImageError::Exists { path },
         (_, Some(size_bytes)) => ImageError::Create { path, size_bytes, source },
@@ -404,11 +443,12 @@ fn take_lock(opener: &dyn Opener, options: &ImageOptions, file: &File, id: FileI
     let waited = options.lock_timeout;
     let on_wait = || {
         let holders = opener.lock_holders(id);
-        tracing::info!(
+        tracing::warn!(
             path = %options.path.display(),
             holders = %HolderList(&holders),
             timeout = ?waited,
-            "waiting for the image's lock; Ctrl-C gives up"
+            "waiting for the image's lock; Ctrl-C gives up; to change a running server use `bareblk ctl`, to replace \
+             it --take-over"
         );
     };
     match lock::acquire(file, options.access, waited, on_wait) {

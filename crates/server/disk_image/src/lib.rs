@@ -38,10 +38,11 @@ pub mod range;
 pub mod error;
 
 pub use cache_mode::{CacheMode, ParseCacheModeError};
-pub use error::{ImageError, ResizeError};
+pub use error::{CloneError, ImageError, ResizeError};
 pub use file::{Access, FileId, FileKind, LockHolder};
 pub use geometry::{Alignment, Topology};
 pub use host_opener::HostOpener;
+pub use image::inspect::Inspection;
 pub use image::{CapacityChange, Image, ImageOptions};
 pub use limits::{DiscardLimits, WriteZeroesLimits};
 pub use new_image::NewImage;

@@ -201,6 +201,8 @@ const CONTROL: &[i64] = &[
 /// `linux/fs.h`, `asm-generic/ioctls.h`: sizes of block devices, `FIONBIO`, and whether a stream is a
 /// terminal.
 const IOCTLS: &[u64] = &[0x1260, 0x1268, 0x127a, 0x127b, 0x127c, 0x8008_1272, 0x5421, 0x5401];
+/// `linux/fs.h`: `FICLONE`, for snapshots.
+const FICLONE: u64 = 0x4004_9409;
 /// `linux/prctl.h`: thread names, names of memory, and the first step of installing a filter.
 const PRCTLS: &[u64] = &[15, 16, 38, 0x5356_4d41];
 /// `linux/fcntl.h`: flags of the descriptor and of the file, locks of open files (`F_OFD_*`), duplicates,
@@ -237,6 +239,11 @@ pub(crate) fn plain(role: Role, engines: EngineCalls) -> Vec<i64> {
     lists.concat()
 }
 
+fn ioctls(role: Role) -> Vec<u64> {
+    let clone = if role == Role::Control { &[FICLONE][..] } else { &[] };
+    [IOCTLS, clone].concat()
+}
+
 /// Calls with conditions on their arguments.
 pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, BackendError> {
     let own_pid = u64::from(std::process::id());
@@ -248,7 +255,7 @@ pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, Ba
         (SYS_rt_sigaction, any_of(SIGNAL_ARGUMENT, HANDLED_SIGNALS)?),
         (SYS_tgkill, any_of(0, &[own_pid])?),
         (SYS_prlimit64, reads_own_limits(own_pid)?),
-        (SYS_ioctl, any_of(1, IOCTLS)?),
+        (SYS_ioctl, any_of(1, &ioctls(role))?),
         (SYS_fcntl, any_of(1, FCNTLS)?),
     ];
     // Sessions need it too: another thread, with the same list, closes descriptors that may hang.

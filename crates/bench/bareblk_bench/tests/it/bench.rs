@@ -361,6 +361,17 @@ fn sockets_that_cannot_be_used_are_told_apart() {
 }
 
 #[test]
+fn queues_get_a_job_each_unless_jobs_says_otherwise() {
+    let place = Place::new();
+    let _server = server(&place);
+    let jobs = |words: &[&str]| {
+        let more = ["--runtime=100ms", "--group_reporting=0", "--json"];
+        json(on_socket(&place.socket("s"), &[words, &more].concat()))["jobs"].as_array().unwrap().len()
+    };
+    assert_eq!((jobs(&["--queues=2"]), jobs(&["--queues=1", "--jobs=3"])), (2, 3));
+}
+
+#[test]
 fn loads_that_do_not_fit_the_device_are_wrong_usage() {
     let place = Place::new();
     let _server = server(&place);
@@ -373,7 +384,7 @@ fn loads_that_do_not_fit_the_device_are_wrong_usage() {
     assert_says(&line(&["--iodepth=64", "--queue-size=32"]), &["iodepth=64", "32"]);
     assert_says(&line(&["--jobs=100", "--queues=100"]), &["--queues 100", "64"]);
     assert_says(&line(&["--pin=4000"]), &["CPU 4000", "this process may use 0"]);
-    assert_says(&line(&["--queues=2"]), &["queues=2", "jobs=1"]);
+    assert_says(&line(&["--queues=2", "--jobs=1"]), &["queues=2", "jobs=1"]);
     assert_says(&line(&["--rw=trim"]), &["--rw", "randread"]);
 }
 

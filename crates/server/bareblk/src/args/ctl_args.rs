@@ -1,5 +1,6 @@
 //! The subcommands and options of `bareblk ctl`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,8 +26,8 @@ Examples:
   bareblk serve disk.raw --socket /run/vm1.sock --control /run/bareblk/control.sock
       a server that ctl can inspect and change
   bareblk ctl list
-  bareblk ctl stats --watch 1
-      IOPS, MB/s, latencies and processor time, every second
+  bareblk ctl stats data --watch 1
+      IOPS, MB/s, latencies and processor time of one disk, every second
   bareblk ctl workers add --cpus 2,3
   bareblk ctl attach data 0 1
       moves the disk's queue 0 to worker 1
@@ -42,8 +43,17 @@ Examples:
       all limits, their use and their credit
   bareblk ctl limit data iops=5000 bps=200M
   bareblk ctl limit --group acme iops=off
+  bareblk ctl pause data -- cp data.raw copy.raw
+      copies an image while its guest waits; continues after 60 s at most
+  bareblk ctl snapshot root=/images/root.snap data=/images/data.snap
+      both disks as of one instant
+  bareblk ctl health && echo well
   bareblk ctl remove data
   bareblk ctl stats --json | jq .ok.workers
+
+Disks:
+  By the name in the file or of --name. A disk without a name has its image's path: the
+  last parts of the path are enough, such as root.raw, if no other disk ends like this.
 
 Permissions:
   Only root and the user who runs the server may connect. The protocol: docs/reference/control.md.
@@ -59,7 +69,7 @@ pub struct CtlArgs {
     #[arg(long, alias = "socket", value_name = "PATH", global = true)]
     pub control: Option<PathBuf>,
 
-    /// Print the server's answer unchanged, as one line of JSON
+    /// Print the server's answer, or the error, as one line of JSON
     #[arg(long, global = true)]
     pub json: bool,
 
@@ -70,10 +80,14 @@ pub struct CtlArgs {
 impl CtlArgs {
     /// The path from the option, else from the environment, else the default.
     pub fn socket(&self) -> PathBuf {
-        let variable =
-            || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-        self.control.clone().or_else(variable).unwrap_or_else(|| DEFAULT_SOCKET.into())
+        control_socket(self.control.clone())
     }
+}
+
+/// The given control socket, else that of the environment, else the default.
+pub fn control_socket(given: Option<PathBuf>) -> PathBuf {
+    let variable = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+    given.or_else(variable).unwrap_or_else(|| DEFAULT_SOCKET.into())
 }
 
 #[derive(Debug, Subcommand)]
@@ -82,6 +96,9 @@ pub enum CtlCommand {
     List,
     /// Show the counters and latencies of disks, queues and workers
     Stats {
+        /// Show only these disks
+        #[arg(value_name = "DISK")]
+        disks: Vec<String>,
         /// Repeat every SECONDS seconds, such as 0.5, and show rates
         #[arg(long, value_name = "SECONDS", value_parser = pause)]
         watch: Option<Duration>,
@@ -98,7 +115,7 @@ pub enum CtlCommand {
     },
     /// Move a disk's queue to a worker; works under load
     Attach {
-        /// The disk's name, from `bareblk ctl list`
+        /// The disk's name, or the end of its image's path; from `bareblk ctl list`
         disk: String,
         /// The queue's number, from 0
         #[arg(value_parser = number("the number of a queue,", 0..=MAX_QUEUES - 1))]
@@ -162,6 +179,44 @@ pub enum CtlCommand {
         #[arg(long, value_name = "NAME")]
         group: Option<String>,
     },
+    /// Show everything about one disk: settings, sessions, queues, counters
+    Show {
+        /// The disk's name
+        disk: String,
+    },
+    /// Ask every worker for a sign of life; exit code 1 if one does not answer, or a disk has failed
+    Health {
+        #[command(flatten)]
+        timeout: Timeout,
+    },
+    /// Make all writes durable that a disk has completed
+    Flush {
+        /// The disk's name
+        disk: String,
+        #[command(flatten)]
+        timeout: Timeout,
+    },
+    /// Pause a disk: finish its requests, flush it, run a command, continue. The guest waits, at most for 60 s
+    Pause {
+        /// The disk's name
+        disk: String,
+        #[command(flatten)]
+        timeout: Timeout,
+        /// Runs while the disk is paused; without a command, the pause ends with a line of standard input, or its end
+        #[arg(last = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
+    /// Clone the images of disks at one instant, without copying data; needs XFS or btrfs
+    Snapshot {
+        /// A disk and a new file, on the file system of the disk's image
+        #[arg(value_name = "DISK=FILE", required = true, value_parser = snapshot_file)]
+        files: Vec<(String, PathBuf)>,
+        #[command(flatten)]
+        timeout: Timeout,
+    },
+    /// Print the names of the disks, for completions
+    #[command(hide = true)]
+    Names,
     /// Read the configuration file and the images' sizes again
     Reload,
     /// Stop the server cleanly, and wait until it has stopped
@@ -205,6 +260,14 @@ fn choice(text: &str) -> Result<Choice> {
 
 fn worker(text: &str) -> Result<u32> {
     text.parse().map_err(|_| anyhow!("give the number of a worker (from `bareblk ctl workers`)"))
+}
+
+/// The first `=` ends the disk's name.
+fn snapshot_file(text: &str) -> Result<(String, PathBuf)> {
+    match text.split_once('=') {
+        Some((disk, file)) if !disk.is_empty() && !file.is_empty() => Ok((disk.to_owned(), file.into())),
+        _ => bail!("give DISK=FILE, such as root=/images/root.snapshot"),
+    }
 }
 
 /// The time between two readings: a tenth of a second to an hour.

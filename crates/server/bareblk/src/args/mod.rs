@@ -7,4 +7,5 @@ pub(crate) mod placement_args;
 pub(crate) mod serve_args;
 pub(crate) mod usage;
 pub(crate) mod values;
+pub(crate) mod vmm_args;
 pub(crate) mod worker_args;

@@ -44,6 +44,8 @@ Examples:
       lets bareblk ctl inspect and change the server while it runs
   bareblk serve --config bareblk.toml --take-over /run/bareblk/control.sock
       a live upgrade: takes over the disks and the guests of the running server
+  bareblk serve --config bareblk.toml --check
+      lists all mistakes of the file, or says what it serves; exit code 0 or 1
   bareblk serve --config bareblk.toml
       serves many disks: the file has a table for each, with these options as keys
 
@@ -95,7 +97,7 @@ Exit codes:
 /// Refuses on the command line settings that a file has: it would be unclear which one applies.
 fn not_beside_a_file(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
-        "config" | "take_over" | "take_over_cut" | "verbose" | "log_format" => arg,
+        "config" | "check" | "take_over" | "take_over_cut" | "verbose" | "log_format" => arg,
         _ => arg.conflicts_with("config"),
     }
 }
@@ -114,6 +116,10 @@ pub struct ServeArgs {
     /// Serve the disks in this file (TOML), one table for each; the file has all settings except those of the log
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
+
+    /// Check the command line or the file, and the images, print what would be served, and exit: nothing is started
+    #[arg(long, conflicts_with = "take_over")]
+    pub check: bool,
 
     /// Live upgrade: take over the disks and guests of the server with this control socket, without a reconnect
     #[arg(long, value_name = "SOCKET")]
@@ -183,6 +189,10 @@ pub struct DiskArgs {
     /// Logical block size in bytes: 512 to 4096 [default: what direct I/O on the image needs]
     #[arg(long, value_name = "BYTES")]
     pub block_size: Option<u32>,
+
+    /// raw: serve the image as raw even if its first bytes are those of another format, such as qcow2 [default: refuse it]
+    #[arg(long, value_name = "raw", value_enum, hide_possible_values = true)]
+    pub format: Option<Format>,
 
     /// Let the guest free blocks; off keeps a preallocated image allocated
     #[arg(long, value_name = "on|off", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
@@ -299,10 +309,22 @@ pub enum Switch {
     Off,
 }
 
+/// The format of an image's contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// The file's bytes are the disk's.
+    Raw,
+}
+
 impl DiskArgs {
     /// The time from which a request is slow; `None`: no request is.
     pub fn slow_limit(&self) -> Option<Duration> {
         self.slow_ms.map(Duration::from_millis)
+    }
+
+    /// Whether the operator says that the image is raw: by `--format`, or because this program creates it.
+    pub fn is_known_raw(&self) -> bool {
+        self.format == Some(Format::Raw) || self.create.is_some()
     }
 
     /// Which requests that fail on the host are parked; `None`: the guest gets every error.
@@ -363,5 +385,6 @@ mod tests {
         assert_eq!(words::<WceChoice>(), ["guest", "fixed"]);
         assert_eq!(words::<PollChoice>(), ["adaptive", "busy"]);
         assert_eq!(words::<Switch>(), ["on", "off"]);
+        assert_eq!(words::<Format>(), ["raw"]);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `file → TOML → words of each table (defaults, then the disk's own) → DiskSettings → checked together → Configuration`
 //!
-//! The whole file is checked before anything is opened. The error describes the first mistake and counts the others.
+//! The whole file is checked before anything is opened. The error lists all mistakes, each with its line.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -28,6 +28,8 @@ use crate::helper::policy::MAX_CONFIGURATION_BYTES;
 /// Keys that disks cannot share.
 const OWN_KEYS: [&str; 3] = ["image", "name", "socket"];
 const TABLES: [&str; 4] = ["defaults", "disk", GROUP, "worker"];
+/// Number of mistakes that an error lists: a wrong default may have a follow-up in each of many disks.
+const SHOWN_PROBLEMS: usize = 50;
 
 /// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -36,15 +38,23 @@ pub enum InvalidFile {
     Unreadable { path: PathBuf, source: io::Error },
     #[error("configuration {} is longer than {max} bytes", path.display())]
     TooLong { path: PathBuf, max: u64 },
-    #[error("{}:{}: {}{}", path.display(), first.line, first.text, and_more(*more))]
-    Problems { path: PathBuf, first: Problem, more: usize },
+    /// In one line, for a log and for `ctl reload`.
+    #[error("{}", self.lines().join("; "))]
+    Problems { path: PathBuf, problems: Vec<Problem> },
 }
 
-fn and_more(more: usize) -> String {
-    match more {
-        0 => String::new(),
-        1 => " (and 1 more mistake)".to_owned(),
-        more => format!(" (and {more} more mistakes)"),
+impl InvalidFile {
+    /// The mistakes, one a line, in the order of the file.
+    pub fn lines(&self) -> Vec<String> {
+        let Self::Problems { path, problems } = self else { return vec![self.to_string()] };
+        let line = |problem: &Problem| format!("{}:{}: {}", path.display(), problem.line, problem.text);
+        let mut lines: Vec<String> = problems.iter().take(SHOWN_PROBLEMS).map(line).collect();
+        match problems.len().saturating_sub(SHOWN_PROBLEMS) {
+            0 => {}
+            1 => lines.push(format!("{}: 1 more mistake", path.display())),
+            more => lines.push(format!("{}: {more} more mistakes", path.display())),
+        }
+        lines
     }
 }
 
@@ -104,10 +114,7 @@ pub fn read_text(
 ) -> Result<Configuration, InvalidFile> {
     parse(text, opener, running).map_err(|mut problems| {
         problems.sort_by_key(|problem| problem.line);
-        let more = problems.len().saturating_sub(1);
-        let first = problems.into_iter().next();
-        let first = first.unwrap_or(Problem { line: 1, text: "the file cannot be used".to_owned() });
-        InvalidFile::Problems { path: path.to_owned(), first, more }
+        InvalidFile::Problems { path: path.to_owned(), problems }
     })
 }
 
@@ -120,9 +127,11 @@ pub fn disk(keys: &serde_json::Map<String, Value>, opener: &dyn Opener) -> anyho
     };
     let table: String = keys.iter().map(line).collect();
     let mut reader = Reader::new(&table, opener);
-    let document = reader.document(&table).map_err(first_text)?;
+    let document = reader.document(&table).map_err(texts)?;
     let disk = reader.disk(document.get_ref(), 1, &Words::new());
-    disk.map(|disk| disk.settings).ok_or_else(|| first_text(reader.problems))
+    disk.filter(|_| reader.problems.is_empty())
+        .map(|disk| disk.settings)
+        .ok_or_else(|| texts(reader.problems))
 }
 
 /// Writes the text as a basic string of TOML.
@@ -135,9 +144,10 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", escaped.collect::<String>())
 }
 
-fn first_text(problems: Vec<Problem>) -> anyhow::Error {
-    let text = problems.into_iter().next().map(|problem| problem.text);
-    anyhow::Error::msg(text.unwrap_or_else(|| "the table describes no disk".to_owned()))
+fn texts(problems: Vec<Problem>) -> anyhow::Error {
+    let texts: Vec<String> = problems.into_iter().map(|problem| problem.text).collect();
+    let none = "the table describes no disk".to_owned();
+    anyhow::Error::msg(if texts.is_empty() { none } else { texts.join("; ") })
 }
 
 /// Parses and checks the text; returns all mistakes, in any order.
@@ -376,28 +386,49 @@ impl<'a> Reader<'a> {
         words
     }
 
-    /// `None` after a mistake.
+    /// `None` without an image or a socket, or if the keys contradict each other. After any other mistake the disk has
+    /// the valid keys, so that they are checked too.
     fn disk(&mut self, table: &DeTable<'_>, line: usize, defaults: &Words) -> Option<ReadDisk> {
-        let before = self.problems.len();
         let own = self.schema.words(table, &self.source, &mut self.problems);
+        let has = |key: &str| table.iter().any(|(known, _)| known.get_ref() == key);
         for key in ["image", "socket"] {
-            if !table.iter().any(|(known, _)| known.get_ref() == key) {
+            if !has(key) {
                 self.problem(line, format!("[[disk]] has no `{key}`: each disk needs image and socket"));
             }
         }
-        if self.problems.len() > before {
-            return None;
-        }
+        // Without the key that was refused, the image would have to exist.
+        let lacks_size = has("create") && !own.contains_key("create");
         let mut words = defaults.clone();
         words.extend(own);
+        if !words.contains_key("image") || !words.contains_key("socket") {
+            return None;
+        }
         match self.settings(&words) {
-            Ok(settings) => Some(ReadDisk { settings, line, words }),
+            Ok(settings) => {
+                let disk = ReadDisk { settings, line, words };
+                self.check_paths(&disk, lacks_size);
+                Some(disk)
+            }
             Err(error) => {
                 let text = format!("{error:#}");
                 // The line of the first option that the error names.
                 let line = options_in(&text).find_map(|key| words.get(key)).map_or(line, |word| word.line);
                 self.problem(line, without_dashes(&text));
                 None
+            }
+        }
+    }
+
+    /// Looks up the image and the socket's folder.
+    fn check_paths(&mut self, disk: &ReadDisk, lacks_size: bool) {
+        let image = disk.settings.check_image_path(self.opener).map_err(anyhow::Error::from);
+        let socket = disk.settings.socket.check(self.opener).map_err(anyhow::Error::from);
+        for (key, checked) in [("image", image), ("socket", socket)] {
+            match checked {
+                Err(error) if !(key == "image" && lacks_size) => {
+                    self.problem(disk.line_of(key), without_dashes(&format!("{error:#}")));
+                }
+                _ => {}
             }
         }
     }
@@ -415,8 +446,6 @@ impl<'a> Reader<'a> {
         if self.opener.file_kind(&settings.image.path).is_ok() {
             settings.image.create_bytes = None;
         }
-        settings.check_image_path(self.opener)?;
-        settings.socket.check(self.opener)?;
         Ok(settings)
     }
 

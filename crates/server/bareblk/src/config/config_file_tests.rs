@@ -112,9 +112,9 @@ fn each_mistake_is_told_with_its_line_its_key_and_its_limit() {
         (format!("[defaults]\nsqpoll-ms = 5\n{A}"), 2, "sqpoll-ms is an option of engine io_uring"),
         (format!("[defaults]\nname = 'x'\n{A}"), 2, "disks cannot share this value"),
         ("[[disk]]\nimage = '@/a'\n".to_owned(), 1, "has no `socket`"),
-        (A.replace("/a'", "/none'"), 1, "does not exist"),
-        (A.replace("@/a'", "@'"), 1, "is a directory"),
-        (A.replace("@/a.sock", "@/no/a.sock"), 1, "the folder of socket"),
+        (A.replace("/a'", "/none'"), 2, "does not exist"),
+        (A.replace("@/a'", "@'"), 2, "is a directory"),
+        (A.replace("@/a.sock", "@/no/a.sock"), 3, "the folder of socket"),
         (format!("{A}name = 'x'\n{B}name = 'x'"), 8, "name = 'x': the disk in line 4 has the same name"),
         (second("/b.sock", "/./a.sock"), 6, "the disk in line 3 has the same socket"),
         (second("/b'", "/./a'"), 5, "the disk in line 2 has the same image"),
@@ -148,16 +148,47 @@ fn worker_that_was_added_while_the_server_runs_may_be_named() {
 }
 
 #[test]
-fn all_mistakes_are_found_and_the_first_is_told_with_the_number_of_others() {
+fn all_mistakes_are_found_and_each_has_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("f.toml");
-    std::fs::write(&path, "poll-us = -1\n[[disk]]\nimage = 'none'\nqueues = 0\n").unwrap();
-    let line = read(&path, &[], &HostOpener).unwrap_err().to_string();
-    assert!(
-        line.starts_with(&format!("{}:1: poll-us = -1: give whole microseconds", path.display())),
-        "{line}"
-    );
-    assert!(line.ends_with("(and 2 more mistakes)"), "{line}");
+    let second = "[[disk]]\nimage = '/none/b'\nsocket = '/none/b.sock'\nqueues = 0\nserial = ''\n";
+    std::fs::write(&path, format!("poll-us = -1\n[[disk]]\nimage = 'none'\nqueues = 0\n{second}")).unwrap();
+    let error = read(&path, &[], &HostOpener).unwrap_err();
+    let lines = error.lines();
+    let expected = [
+        (1, "poll-us = -1: give whole microseconds"),
+        (2, "[[disk]] has no `socket`"),
+        (4, "queues = 0: give a whole number"),
+        (6, "image /none/b does not exist"),
+        (7, "the folder of socket /none/b.sock"),
+        (8, "queues = 0: give a whole number"),
+        (9, "serial = '': give 1 to 20"),
+    ];
+    for (line, (number, part)) in lines.iter().zip(expected) {
+        assert!(line.starts_with(&format!("{}:{number}: {part}", path.display())), "{line}");
+    }
+    assert_eq!((lines.len(), error.to_string()), (expected.len(), lines.join("; ")));
+}
+
+#[test]
+fn wrong_key_is_no_reason_for_further_mistakes() {
+    let text = A.replace("/a'", "/new'") + "create = '5X'\n";
+    assert_eq!(Place::new().read(&text).unwrap_err().len(), 1);
+}
+
+#[test]
+fn mistakes_of_disks_are_found_beside_those_of_their_keys() {
+    let problems = Place::new().read(&format!("{A}queues = 0\n{}", B.replace("/b'", "/a'"))).unwrap_err();
+    let texts: Vec<_> = problems.iter().map(|problem| (problem.line, problem.text.as_str())).collect();
+    assert!(texts.len() == 2 && texts[1].1.contains("the disk in line 2 has the same image"), "{texts:?}");
+}
+
+#[test]
+fn mistakes_without_end_are_counted() {
+    let lines = Place::new().read(&"[[disk]]\n".repeat(40)).unwrap_err();
+    let error = InvalidFile::Problems { path: "f".into(), problems: lines };
+    assert_eq!(error.lines().len(), SHOWN_PROBLEMS + 1);
+    assert_eq!(error.lines().last().unwrap(), "f: 30 more mistakes");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::config::configuration::ServerSettings;
 use crate::config::disk_settings::DiskSettings;
 
 /// Keys that matter only while a disk is opened.
-const FOR_OPENING: [&str; 3] = ["create", "lock-timeout", "name"];
+const FOR_OPENING: [&str; 4] = ["create", "format", "lock-timeout", "name"];
 /// Keys that the server changes on the running disk, besides its limits.
 const IN_PLACE: [&str; 5] = ["slow-ms", "socket-group", "socket-mode", "socket-owner", "workers"];
 /// Keys of the process that it changes while it runs (`ServerSettings::follow`).
@@ -77,6 +77,16 @@ pub struct Applied {
     pub needs_restart: Vec<String>,
 }
 
+/// When changed keys of the process apply. A live upgrade starts a new server with the new values, but it hands over
+/// the control socket, which must stay.
+pub fn when_applied(keys: &[String]) -> &'static str {
+    if keys.iter().any(|key| key == "control") {
+        "not changed before the next start"
+    } else {
+        "not changed before the next start or a live upgrade (--take-over)"
+    }
+}
+
 impl Applied {
     pub fn refuse(&mut self, disk: &str, why: impl Into<String>) {
         self.refused.push(Refused { disk: disk.to_owned(), why: why.into() });
@@ -100,7 +110,7 @@ impl fmt::Display for Applied {
             self.refused.iter().map(|refused| format!("not changed: {}: {}", refused.disk, refused.why)),
         );
         if !self.needs_restart.is_empty() {
-            parts.push(format!("not changed before the next start: {}", self.needs_restart.join(", ")));
+            parts.push(format!("{}: {}", when_applied(&self.needs_restart), self.needs_restart.join(", ")));
         }
         if parts.is_empty() { f.write_str("nothing to change") } else { f.write_str(&parts.join("; ")) }
     }
@@ -194,6 +204,28 @@ pub fn changed_server_keys(before: &ServerSettings, after: &ServerSettings) -> V
     changed.filter(waits).cloned().chain(workers).collect()
 }
 
+/// The disks whose new `create` differs from their size: it says how large a new image is, and resizes none.
+/// `size_bytes`: of a running disk.
+pub fn sizes_not_followed(
+    running: &[NamedDisk],
+    wanted: &[NamedDisk],
+    size_bytes: impl Fn(&str) -> Option<u64>,
+) -> Vec<Refused> {
+    let changed = wanted.iter().filter_map(|disk| {
+        let known = running.iter().find(|known| known.name == disk.name)?;
+        let create = disk.settings.options.create?;
+        let is_new = known.settings.words.get("create") != disk.settings.words.get("create");
+        let size_bytes = size_bytes(&disk.name).filter(|size_bytes| is_new && *size_bytes != create)?;
+        let (name, word) = (&disk.name, disk.settings.words.get("create").map_or("", String::as_str));
+        let why = format!(
+            "create = {word} is for an image that does not exist, and this one has {size_bytes} bytes: resize it with \
+             bareblk ctl resize {name} {word}"
+        );
+        Some(Refused { disk: name.clone(), why })
+    });
+    changed.collect()
+}
+
 type KeyValues = BTreeMap<String, String>;
 
 fn differing<'a>(before: &'a KeyValues, after: &'a KeyValues) -> impl Iterator<Item = &'a String> {
@@ -213,8 +245,9 @@ mod tests {
         let table = |line: &&str| {
             let words: Vec<_> = line.splitn(4, ' ').collect();
             let more = words.get(3).unwrap_or(&"").replace(';', "\n");
+            let create = if more.contains("create") { "" } else { "create='1M'\n" };
             format!(
-                "[[disk]]\nname='{}'\nimage='{}'\nsocket='/tmp/{}'\ncreate='1M'\n{more}\n",
+                "[[disk]]\nname='{}'\nimage='{}'\nsocket='/tmp/{}'\n{create}{more}\n",
                 words[0], words[1], words[2]
             )
         };
@@ -292,11 +325,27 @@ mod tests {
     }
 
     #[test]
+    fn new_size_of_an_image_that_exists_is_told_with_the_command_that_sets_it() {
+        let running = disks(&["a /none/1 s1 create='512M'", "b /none/2 s2 create='1G'", "c /none/3 s3"]);
+        let wanted = disks(&[
+            "a /none/1 s1 create='1G'",
+            "b /none/2 s2 create='1G'",
+            "c /none/3 s3 create='512M'",
+            "new /none/4 s4 create='1G'",
+        ]);
+        let told = sizes_not_followed(&running, &wanted, |_| Some(512 << 20));
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].disk == "a" && told[0].why.ends_with("bareblk ctl resize a 1G"), "{told:?}");
+        assert!(Difference::between(&running, &wanted).replaced.is_empty());
+    }
+
+    #[test]
     fn line_for_the_log_has_only_what_happened() {
         let mut applied = Applied { added: vec!["x".into(), "y".into()], ..Applied::default() };
         applied.refuse("z", "it is in use");
         applied.needs_restart = vec!["poll-us".into()];
-        let line = "added x, y; not changed: z: it is in use; not changed before the next start: poll-us";
+        let line = "added x, y; not changed: z: it is in use; \
+                    not changed before the next start or a live upgrade (--take-over): poll-us";
         assert_eq!(
             (applied.to_string(), Applied::default().to_string()),
             (line.into(), "nothing to change".into())

@@ -14,7 +14,7 @@ use blk_server::{DiskLimits, Placement, SocketConfig};
 use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Opener};
 use io_engine::{EngineConfig, EngineOptions};
 
-use crate::args::serve_args::{DiskArgs, Switch};
+use crate::args::serve_args::{DiskArgs, Switch, WceChoice};
 use crate::args::values;
 
 /// The settings of one disk.
@@ -76,6 +76,34 @@ impl DiskSettings {
     /// The given name, else the image's path, with links resolved as far as possible.
     pub fn name(&self, opener: &dyn Opener) -> String {
         self.options.name.clone().unwrap_or_else(|| real_path(opener, &self.image.path).display().to_string())
+    }
+
+    /// The keys of a `[[disk]]` table with their values, as written or by default.
+    pub fn shown(&self) -> BTreeMap<String, String> {
+        if !self.words.is_empty() {
+            return self.words.clone();
+        }
+        // From the command line: those that `ctl` does not show elsewhere.
+        let options = &self.options;
+        let on_off = |on: bool| if on { "on" } else { "off" };
+        let mut shown: BTreeMap<&str, String> = BTreeMap::from([
+            ("image", self.image.path.display().to_string()),
+            ("socket", self.socket.path.display().to_string()),
+            ("queues", options.queues.to_string()),
+            ("queue-size", options.queue_size.to_string()),
+            ("cache", self.image.cache.to_string()),
+            ("wce", if options.wce == WceChoice::Fixed { "fixed" } else { "guest" }.to_owned()),
+            ("readonly", self.read_only().to_string()),
+            ("discard", on_off(self.image.discard).to_owned()),
+            ("socket-mode", format!("{:o}", self.socket.mode)),
+            ("lock-timeout", options.lock_timeout.to_string()),
+            ("placement", self.placement.to_string()),
+            ("on-error", options.park().map_or("report".to_owned(), |park| park.what.to_string())),
+        ]);
+        shown.extend(options.serial.clone().map(|serial| ("serial", serial)));
+        shown.extend(options.block_size.map(|bytes| ("block-size", bytes.to_string())));
+        shown.extend(options.format.map(|_| ("format", "raw".to_owned())));
+        shown.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
     }
 
     pub fn read_only(&self) -> bool {

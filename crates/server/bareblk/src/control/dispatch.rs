@@ -1,23 +1,27 @@
 //! Carries out a verb and builds its answer.
 
-use blk_server::WorkerId;
+use std::path::PathBuf;
+
+use blk_server::{AdminError, Attached, WorkerId};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::info;
 
-use super::placement::PlacementAnswer;
+use super::answers::placement::PlacementAnswer;
+use super::answers::reports::{HealthAnswer, ListAnswer, ShowAnswer, StatsAnswer, WorkersAnswer};
+use super::answers::slow::SlowAnswer;
+use super::answers::throttling::LimitAnswer;
 use super::protocol::{
-    Attach, ErrorKind, Fault, Limit, Placement, Remove, Resize, Resume, Slow, Verb, WorkersRemove,
+    Attach, ErrorKind, Fault, Flush, Health, Limit, Placement, Remove, Resize, Resume, Show, Slow, Snapshot,
+    Stats, Verb, WorkersRemove, ns,
 };
 use super::refused::Refused;
-use super::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
-use super::slow::SlowAnswer;
-use super::throttling::LimitAnswer;
-use super::{Control, worker_settings};
+use super::{Control, disk_names, worker_settings};
 
-/// Carries out `verb`.
-pub fn execute(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
-    match verb {
+/// Carries out `verb`, whose disk may be given by the end of its path.
+pub fn execute(mut verb: Verb, control: &dyn Control) -> Result<Value, Fault> {
+    name_disks(&mut verb, control)?;
+    match &verb {
         Verb::List => value(&ListAnswer::new(&control.report())),
         Verb::Stats(wanted) => value(&StatsAnswer::new(&control.report(), wanted)?),
         Verb::Slow(Slow { disk }) => {
@@ -25,6 +29,15 @@ pub fn execute(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
             value(&SlowAnswer::new(limit, &requests))
         }
         Verb::Workers => value(&WorkersAnswer::new(&control.report())),
+        Verb::Show(Show { disk }) => value(&show(disk, control)?),
+        Verb::Health(Health { timeout_ms }) => {
+            let silent = control.silent_workers((*timeout_ms).into()).map_err(Fault::from)?;
+            value(&HealthAnswer::new(&control.report(), &silent))
+        }
+        Verb::Unpause => Err(Fault::new(
+            ErrorKind::NotPaused,
+            "this connection pauses no disk: a pause ends with the next request, or at its limit",
+        )),
         Verb::Placement(Placement { disk, completion_worker: None, .. }) => {
             value(&PlacementAnswer::of(disk, &control.report())?)
         }
@@ -44,6 +57,25 @@ pub fn execute(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
     }
 }
 
+/// Replaces the words for disks by their names.
+pub fn name_disks(verb: &mut Verb, control: &dyn Control) -> Result<(), Fault> {
+    let named = verb.disks_mut();
+    if named.is_empty() {
+        return Ok(());
+    }
+    let disks = control.disks();
+    named.into_iter().try_for_each(|disk| disk_names::resolve(disk, &disks).map(|name| *disk = name))
+}
+
+fn show(disk: &str, control: &dyn Control) -> Result<ShowAnswer, Fault> {
+    let settings = control.settings(disk).map_err(Fault::from)?;
+    let wanted = Stats { disks: Some(vec![disk.to_owned()]), ..Stats::default() };
+    let answer = StatsAnswer::new(&control.report(), &wanted)?;
+    let gone = || Refused::Server(AdminError::NoDisk { name: disk.to_owned() });
+    let found = answer.disks.into_iter().next().ok_or_else(gone)?;
+    Ok(ShowAnswer { disk: found, settings })
+}
+
 fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
     match verb {
         Verb::WorkersAdd(settings) => {
@@ -55,8 +87,8 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
             Ok(json!({}))
         }
         Verb::Attach(Attach { disk, queue, worker, timeout_ms }) => {
-            control.attach(disk, *queue, WorkerId(*worker), (*timeout_ms).into())?;
-            Ok(json!({}))
+            let attached = control.attach(disk, *queue, WorkerId(*worker), (*timeout_ms).into())?;
+            Ok(json!({"runs": attached == Attached::Running}))
         }
         Verb::Placement(Placement { disk, completion_worker, timeout_ms }) => {
             if let Some(worker) = completion_worker {
@@ -76,26 +108,39 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
         Verb::Resume(Resume { disk, timeout_ms }) => {
             Ok(json!({"resumed": control.resume_disk(disk, (*timeout_ms).into())?}))
         }
-        Verb::Limit(Limit { disk, group, set }) => {
-            let is_until_reload = match (disk, group) {
-                (Some(disk), None) => control.limit_disk(disk, set)?,
-                (None, Some(group)) => control.limit_group(group, set)?,
-                _ => {
-                    let what = "limit: `set` needs either `disk` or `group`";
-                    return Err(Refused::Settings(what.into()));
-                }
-            };
-            Ok(json!({"until_reload": is_until_reload}))
+        Verb::Limit(limit) => Ok(json!({"until_reload": set_limits(limit, control)?})),
+        Verb::Flush(Flush { disk, timeout_ms }) => {
+            control.flush_disk(disk, (*timeout_ms).into())?;
+            Ok(json!({}))
+        }
+        Verb::Snapshot(Snapshot { files, timeout_ms }) => {
+            let files = files.iter().map(|file| (file.disk.clone(), PathBuf::from(&file.file)));
+            let paused = control.snapshot(&files.collect::<Vec<_>>(), (*timeout_ms).into())?;
+            Ok(json!({"paused_ns": ns(paused)}))
         }
         Verb::Reload => {
             serde_json::to_value(control.reload()?).map_err(|error| Refused::Failed(error.into()))
         }
+        // The others are no changes, or the session carries them out.
         Verb::List
         | Verb::Stats(_)
         | Verb::Slow(_)
         | Verb::Workers
+        | Verb::Show(_)
+        | Verb::Health(_)
+        | Verb::Pause(_)
+        | Verb::Unpause
         | Verb::Shutdown
         | Verb::LiveUpgrade(_) => Ok(json!({})),
+    }
+}
+
+/// Returns whether a reload will restore the limits of the configuration file.
+fn set_limits(limit: &Limit, control: &dyn Control) -> Result<bool, Refused> {
+    match (&limit.disk, &limit.group) {
+        (Some(disk), None) => control.limit_disk(disk, &limit.set),
+        (None, Some(group)) => control.limit_group(group, &limit.set),
+        _ => Err(Refused::Settings("limit: `set` needs either `disk` or `group`".into())),
     }
 }
 
@@ -110,14 +155,14 @@ fn value(answer: &impl Serialize) -> Result<Value, Fault> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::answers::reports::ReloadAnswer;
     use super::super::protocol::{Add, parse};
-    use super::super::reports::ReloadAnswer;
     use super::super::rig::Told;
     use super::*;
 
     fn done(line: &str) -> (Result<Value, Fault>, Vec<String>) {
         let told = Told::default();
-        let answer = execute(&parse(line.as_bytes()).unwrap().verb, &told);
+        let answer = execute(parse(line.as_bytes()).unwrap().verb, &told);
         (answer, told.calls())
     }
 
@@ -134,7 +179,11 @@ mod tests {
                 "remove_worker 3 20ms",
                 json!({}),
             ),
-            (r#"{"id":1,"do":"attach","disk":"a","queue":1,"worker":2}"#, "attach a 1 2 10s", json!({})),
+            (
+                r#"{"id":1,"do":"attach","disk":"a","queue":1,"worker":2}"#,
+                "attach a 1 2 10s",
+                json!({"runs": false}),
+            ),
             (
                 r#"{"id":1,"do":"placement","disk":"a","completion_worker":3}"#,
                 "set_completion_worker a Some(3) 10s",
@@ -159,6 +208,17 @@ mod tests {
                 r#"limit_group g {"bps":null}"#,
                 json!({"until_reload": true}),
             ),
+            (r#"{"id":1,"do":"flush","disk":"a","timeout_ms":20}"#, "flush_disk a 20ms", json!({})),
+            (
+                r#"{"id":1,"do":"snapshot","files":[{"disk":"long.raw","file":"/s"}]}"#,
+                r#"snapshot [("/images/long.raw", "/s")] 10s"#,
+                json!({"paused_ns": 7}),
+            ),
+            (
+                r#"{"id":1,"do":"health","timeout_ms":5}"#,
+                "silent_workers 5ms",
+                json!({"healthy": false, "workers": 0, "disks": 0, "silent_workers": [5], "failed_disks": [], "holding_disks": []}),
+            ),
             (r#"{"id":1,"do":"reload"}"#, "reload", json!(ReloadAnswer::default())),
         ];
         for (line, call, answer) in lines {
@@ -170,6 +230,18 @@ mod tests {
     fn refusal_of_the_server_keeps_its_kind_and_its_words() {
         let (answer, _) = done(r#"{"id":1,"do":"attach","disk":"none","queue":1,"worker":2}"#);
         assert_eq!(answer, Err(Fault::new(ErrorKind::NoDisk, "there is no disk `none`")));
+    }
+
+    #[test]
+    fn disk_may_be_given_by_the_end_of_its_path() {
+        let (answer, calls) = done(r#"{"id":1,"do":"remove","disk":"long.raw"}"#);
+        assert_eq!(
+            (answer, calls),
+            (Ok(json!({})), vec!["remove_disk /images/long.raw false 10s".to_owned()])
+        );
+        let (answer, calls) = done(r#"{"id":1,"do":"remove","disk":"other"}"#);
+        assert_eq!(calls, Vec::<String>::new());
+        assert!(answer.unwrap_err().message.starts_with("there is no disk `other`: the disks are `a`"));
     }
 
     #[test]

@@ -14,5 +14,7 @@ pub const LINE_TIMEOUT: Duration = Duration::from_secs(5);
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The highest `timeout_ms`: a stop waits for running requests.
 pub const MAX_TIMEOUT_MS: u64 = 60_000;
+/// Longest pause of a disk: after this time the disk continues by itself.
+pub const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// The `timeout_ms` of a request that has none.
 pub const DEFAULT_TIMEOUT_MS: u64 = 10_000;

@@ -45,6 +45,11 @@ impl<'a> LineReader<'a> {
         Self { stream, limits, buffer: Vec::new() }
     }
 
+    /// Whether the client has sent bytes beyond the last line.
+    pub fn has_more(&self) -> bool {
+        !self.buffer.is_empty()
+    }
+
     /// The next line, without its line break.
     pub fn next(&mut self) -> Result<Vec<u8>, NoLine> {
         let mut begun = (!self.buffer.is_empty()).then(Instant::now);

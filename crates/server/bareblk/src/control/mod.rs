@@ -1,13 +1,15 @@
 //! The control socket: a versioned protocol that shows and changes a running server.
 //!
 //! `listener.rs (who may) → session.rs (one client, one line at a time) → protocol.rs (line → verb) →
-//! dispatch.rs (verb → Control) → reports.rs (answer) → one line back`
+//! dispatch.rs (verb → Control) → answers/ (JSON) → one line back`
 //!
 //! - An idle client costs one sleeping thread and no wake-ups.
 //! - A client that exceeds a limit of `limits.rs` loses only its own connection.
 //!
 //! docs/reference/control.md describes the protocol. The client is in `ctl.rs`; `blk_server` and `serving/serving_control.rs`
 //! make the changes.
+
+pub mod answers;
 
 pub mod limits;
 
@@ -21,42 +23,38 @@ mod line_reader;
 
 pub mod refused;
 
-pub mod placement;
+pub mod disk_names;
 
 pub mod protocol;
-
-pub mod balance;
 
 pub mod dispatch;
 
 pub mod worker_settings;
 
-pub mod throttling;
-
-pub mod reports;
-
-pub mod latency;
-
-pub mod slow;
-
 #[cfg(test)]
 mod rig;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use blk_server::{ServerReport, SlowRequest, WorkerId, WorkerOptions};
+use blk_server::{Attached, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
+use answers::reports::ReloadAnswer;
+use disk_names::KnownDisk;
 use protocol::LiveUpgrade;
 use refused::Refused;
-use reports::ReloadAnswer;
 
 /// The server, as control clients see and change it.
 ///
 /// Several clients' threads may call it at once. A call may take as long as its `timeout`.
 pub trait Control: Send + Sync {
+    /// The disks, in the order in which they were added.
+    fn disks(&self) -> Vec<KnownDisk>;
+
     /// Reads all counters.
     fn report(&self) -> ServerReport;
 
@@ -70,7 +68,13 @@ pub trait Control: Send + Sync {
     fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), Refused>;
 
     /// Moves a queue to another worker.
-    fn attach(&self, disk: &str, queue: u16, worker: WorkerId, timeout: Duration) -> Result<(), Refused>;
+    fn attach(
+        &self,
+        disk: &str,
+        queue: u16,
+        worker: WorkerId,
+        timeout: Duration,
+    ) -> Result<Attached, Refused>;
 
     /// Sets the completion worker of a disk; `None`: the workers choose.
     fn set_completion_worker(
@@ -98,6 +102,21 @@ pub trait Control: Send + Sync {
 
     /// Like [`Control::limit_disk`], for a group.
     fn limit_group(&self, name: &str, set: &Map<String, Value>) -> Result<bool, Refused>;
+
+    /// Makes a disk's completed writes durable.
+    fn flush_disk(&self, name: &str, timeout: Duration) -> Result<(), Refused>;
+
+    /// A disk's settings, as keys of a `[[disk]]` table.
+    fn settings(&self, name: &str) -> Result<BTreeMap<String, String>, Refused>;
+
+    /// Asks the workers for a sign of life. Returns those that did not answer in time.
+    fn silent_workers(&self, timeout: Duration) -> Result<Vec<WorkerId>, Refused>;
+
+    /// Runs `hold` while a disk is drained and flushed. Returns how long the disk was paused.
+    fn pause(&self, name: &str, timeout: Duration, hold: &mut dyn FnMut()) -> Result<Duration, Refused>;
+
+    /// Clones the disks' images to new files at one instant: all or none. Returns how long the disks were paused.
+    fn snapshot(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Duration, Refused>;
 
     /// Reads the configuration file, and the images' sizes, again.
     fn reload(&self) -> Result<ReloadAnswer, Refused>;

@@ -68,10 +68,46 @@ pub enum Verb {
     Resize(Resize),
     Resume(Resume),
     Limit(Limit),
+    Flush(Flush),
+    Show(Show),
+    Health(Health),
+    Pause(Pause),
+    Unpause,
+    Snapshot(Snapshot),
     Reload,
     Shutdown,
     #[serde(rename = "take-over")]
     LiveUpgrade(LiveUpgrade),
+}
+
+impl Verb {
+    /// The disks that the request names.
+    pub fn disks_mut(&mut self) -> Vec<&mut String> {
+        match self {
+            Self::Stats(Stats { disks, .. }) => disks.iter_mut().flatten().collect(),
+            Self::Limit(Limit { disk, .. }) => disk.iter_mut().collect(),
+            Self::Attach(Attach { disk, .. })
+            | Self::Placement(Placement { disk, .. })
+            | Self::Remove(Remove { disk, .. })
+            | Self::Resize(Resize { disk, .. })
+            | Self::Resume(Resume { disk, .. })
+            | Self::Flush(Flush { disk, .. })
+            | Self::Show(Show { disk })
+            | Self::Slow(Slow { disk })
+            | Self::Pause(Pause { disk, .. }) => vec![disk],
+            Self::Snapshot(Snapshot { files, .. }) => files.iter_mut().map(|file| &mut file.disk).collect(),
+            Self::List
+            | Self::Health(_)
+            | Self::Unpause
+            | Self::Workers
+            | Self::WorkersAdd(_)
+            | Self::WorkersRemove(_)
+            | Self::Add(_)
+            | Self::Reload
+            | Self::Shutdown
+            | Self::LiveUpgrade(_) => Vec::new(),
+        }
+    }
 }
 
 /// A time in an answer; 584 years fit.
@@ -80,7 +116,7 @@ pub(super) fn ns(time: Duration) -> u64 {
 }
 
 /// All verbs, for the error about an unknown one.
-const VERBS: &str = "list, stats, slow, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, limit, reload, shutdown, take-over";
+const VERBS: &str = "list, stats, slow, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, limit, flush, show, health, pause, unpause, snapshot, reload, shutdown, take-over";
 
 /// Which statistics to send.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -218,6 +254,53 @@ pub struct Limit {
     pub set: Map<String, Value>,
 }
 
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Flush {
+    pub disk: String,
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Show {
+    pub disk: String,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Health {
+    /// How long to wait for the workers' answers.
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+/// The pause lasts from the answer until the client's next request, the connection's end, or the limit.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pause {
+    pub disk: String,
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Snapshot {
+    pub files: Vec<SnapshotFile>,
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotFile {
+    pub disk: String,
+    /// The new file.
+    pub file: String,
+}
+
 /// After its answer, the connection carries another protocol (`live_upgrade`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -324,6 +407,7 @@ pub enum ErrorKind {
     Unsuitable,
     InUse,
     WouldShrink,
+    NotPaused,
     Failed,
     /// A kind that only a newer server knows.
     #[serde(other)]
@@ -380,6 +464,12 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
         "resize" => read(name, fields).map(Verb::Resize),
         "resume" => read(name, fields).map(Verb::Resume),
         "limit" => read(name, fields).map(Verb::Limit),
+        "flush" => read(name, fields).map(Verb::Flush),
+        "show" => read(name, fields).map(Verb::Show),
+        "health" => read(name, fields).map(Verb::Health),
+        "pause" => read(name, fields).map(Verb::Pause),
+        "unpause" => read(name, fields).map(without_fields(Verb::Unpause)),
+        "snapshot" => read(name, fields).map(Verb::Snapshot),
         "reload" => read(name, fields).map(without_fields(Verb::Reload)),
         "shutdown" => read(name, fields).map(without_fields(Verb::Shutdown)),
         "take-over" => read(name, fields).map(Verb::LiveUpgrade),
@@ -454,6 +544,15 @@ mod tests {
                 ..Limit::default()
             }),
             Verb::Limit(Limit { group: Some(disk()), ..Limit::default() }),
+            Verb::Flush(Flush { disk: disk(), timeout_ms }),
+            Verb::Show(Show { disk: disk() }),
+            Verb::Health(Health { timeout_ms }),
+            Verb::Pause(Pause { disk: disk(), timeout_ms }),
+            Verb::Unpause,
+            Verb::Snapshot(Snapshot {
+                files: vec![SnapshotFile { disk: disk(), file: "/f".into() }],
+                timeout_ms,
+            }),
             Verb::Reload,
             Verb::Shutdown,
             Verb::LiveUpgrade(LiveUpgrade { version: 2, cut: Vec::new() }),
@@ -483,7 +582,7 @@ mod tests {
             })
             .collect();
         assert_eq!(unknown, Vec::<&str>::new());
-        assert_eq!(VERBS.split(", ").count(), 15); // the number of variants of `Verb`
+        assert_eq!(VERBS.split(", ").count(), 22); // the number of variants of `Verb`
     }
 
     #[test]

@@ -1,15 +1,18 @@
-//! A server for tests that records its calls. It knows every disk except `none`.
+//! A server for tests that records its calls. It carries out changes of every disk except `none`.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use blk_server::{AdminError, ServerReport, SlowRequest, WorkerId, WorkerOptions};
+use blk_server::{AdminError, Attached, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
+use super::answers::reports::ReloadAnswer;
+use super::disk_names::KnownDisk;
 use super::protocol::LiveUpgrade;
-use super::reports::ReloadAnswer;
 use super::{Control, Refused};
 
 #[derive(Debug, Default)]
@@ -26,6 +29,12 @@ impl Told {
 }
 
 impl Control for Told {
+    fn disks(&self) -> Vec<KnownDisk> {
+        let disk = |name: &str| KnownDisk { name: name.into(), image: format!("/images/{name}.raw") };
+        let long = KnownDisk { name: "/images/long.raw".into(), image: "/images/long.raw".into() };
+        vec![disk("a"), disk("none"), long]
+    }
+
     fn report(&self) -> ServerReport {
         ServerReport::default()
     }
@@ -44,12 +53,18 @@ impl Control for Told {
         Ok(())
     }
 
-    fn attach(&self, disk: &str, queue: u16, worker: WorkerId, timeout: Duration) -> Result<(), Refused> {
+    fn attach(
+        &self,
+        disk: &str,
+        queue: u16,
+        worker: WorkerId,
+        timeout: Duration,
+    ) -> Result<Attached, Refused> {
         if disk == "none" {
             return Err(AdminError::NoDisk { name: disk.into() }.into());
         }
         self.note(format!("attach {disk} {queue} {worker} {timeout:?}"));
-        Ok(())
+        Ok(Attached::WillStart)
     }
 
     fn set_completion_worker(
@@ -91,6 +106,35 @@ impl Control for Told {
     fn limit_group(&self, name: &str, set: &Map<String, Value>) -> Result<bool, Refused> {
         self.note(format!("limit_group {name} {}", Value::Object(set.clone())));
         Ok(true)
+    }
+
+    fn flush_disk(&self, name: &str, timeout: Duration) -> Result<(), Refused> {
+        self.note(format!("flush_disk {name} {timeout:?}"));
+        Ok(())
+    }
+
+    fn settings(&self, name: &str) -> Result<BTreeMap<String, String>, Refused> {
+        Ok(BTreeMap::from([("name".to_owned(), name.to_owned())]))
+    }
+
+    fn silent_workers(&self, timeout: Duration) -> Result<Vec<WorkerId>, Refused> {
+        self.note(format!("silent_workers {timeout:?}"));
+        Ok(vec![WorkerId(5)])
+    }
+
+    fn pause(&self, name: &str, timeout: Duration, hold: &mut dyn FnMut()) -> Result<Duration, Refused> {
+        if name == "none" {
+            return Err(AdminError::NoDisk { name: name.into() }.into());
+        }
+        self.note(format!("pause {name} {timeout:?}"));
+        hold();
+        self.note("continue".into());
+        Ok(Duration::from_millis(7))
+    }
+
+    fn snapshot(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Duration, Refused> {
+        self.note(format!("snapshot {files:?} {timeout:?}"));
+        Ok(Duration::from_nanos(7))
     }
 
     fn reload(&self) -> Result<ReloadAnswer, Refused> {

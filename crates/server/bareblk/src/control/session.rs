@@ -3,6 +3,8 @@
 //! - Only this thread writes answers, so lines never mix.
 //! - The server completes a request even if its client disconnects meanwhile.
 
+mod pausing;
+
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -20,18 +22,24 @@ use super::line_reader::{LineLimits, LineReader, NoLine};
 use super::protocol::{self, Answer, BadLine, ErrorKind, Fault, Greeting, LiveUpgrade, Verb};
 use crate::live_upgrade::EXTRAS;
 
+use pausing::Pausing;
+
 /// Serves the client until it disconnects or the server ends the connection.
 pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control) {
     greet(&client.stream);
     let limits = LineLimits { bytes: MAX_LINE_BYTES, time: LINE_TIMEOUT };
     let mut lines = LineReader::new(&client.stream, limits);
+    let mut pausing = None;
     loop {
         let line = lines.next();
         if let Some(end) = client.end() {
             return say_last(&client.stream, end.fault());
         }
         let answered = match line {
-            Ok(line) => answer(&line, client, clients, control),
+            Ok(line) => {
+                let has_more = lines.has_more();
+                answer(&line, &mut Answering { client, clients, control, has_more, pausing: &mut pausing })
+            }
             Err(no_line) => return last_words(no_line).map_or((), |fault| say_last(&client.stream, fault)),
         };
         match answered {
@@ -64,7 +72,20 @@ enum Next {
     End,
 }
 
-fn answer(line: &[u8], client: &Arc<Client>, clients: &Clients, control: &dyn Control) -> io::Result<Next> {
+/// What an answer may need.
+struct Answering<'a> {
+    client: &'a Arc<Client>,
+    clients: &'a Clients,
+    control: &'a dyn Control,
+    /// The client has sent more than this line.
+    has_more: bool,
+    /// The pause that the last request began.
+    pausing: &'a mut Option<Pausing>,
+}
+
+fn answer(line: &[u8], answering: &mut Answering<'_>) -> io::Result<Next> {
+    let Answering { client, clients, control, has_more, ref mut pausing } = *answering;
+    let before = pausing.take();
     let request = match protocol::parse(line) {
         Ok(request) => request,
         Err(BadLine { id, fault }) => {
@@ -85,7 +106,19 @@ fn answer(line: &[u8], client: &Arc<Client>, clients: &Clients, control: &dyn Co
     if let Verb::LiveUpgrade(wanted) = request.verb {
         return live_upgrade(wanted, id, client, control);
     }
-    say(&client.stream, &Answer::new(id, dispatch::execute(&request.verb, control)))?;
+    if let Verb::Pause(pause) = request.verb {
+        let mut answer = || say(&client.stream, &Answer::new(id, Ok(Value::Object(serde_json::Map::new()))));
+        match pausing::pause(pause, has_more, &client.stream, control, &mut answer) {
+            Ok(over) => **pausing = Some(over),
+            Err(fault) => say(&client.stream, &Answer::new(id, Err(fault)))?,
+        }
+        return Ok(Next::Line);
+    }
+    let outcome = match (request.verb, before) {
+        (Verb::Unpause, Some(over)) => over.answer(),
+        (verb, _) => dispatch::execute(verb, control),
+    };
+    say(&client.stream, &Answer::new(id, outcome))?;
     Ok(Next::Line)
 }
 
@@ -186,6 +219,33 @@ mod tests {
         let (lines, told) = talk("{\"id\": 5, \"do\": \"reload\"}");
         assert_eq!(lines[1]["error"]["kind"], "bad-request");
         assert_eq!(told.calls(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn pause_is_answered_before_it_ends_and_ends_with_the_next_request() {
+        let (lines, told) = talk(
+            "{\"id\":1,\"do\":\"pause\",\"disk\":\"a\"}\n{\"id\":2,\"do\":\"unpause\"}\n{\"id\":3,\"do\":\"unpause\"}\n",
+        );
+        assert_eq!(
+            lines[1..3],
+            [
+                serde_json::json!({"id": 1, "ok": {}}),
+                serde_json::json!({"id": 2, "ok": {"paused_ns": 7_000_000}}),
+            ]
+        );
+        assert_eq!(
+            (&lines[3]["id"], &lines[3]["error"]["kind"]),
+            (&Value::from(3), &Value::from("not-paused"))
+        );
+        assert_eq!(told.calls(), ["pause a 10s", "continue"]);
+    }
+
+    #[test]
+    fn pause_of_a_client_that_leaves_ends_and_one_that_fails_is_told() {
+        let (lines, told) = talk("{\"id\":1,\"do\":\"pause\",\"disk\":\"a\"}\n");
+        assert_eq!((lines.len(), told.calls()), (2, vec!["pause a 10s".to_owned(), "continue".to_owned()]));
+        let (lines, _) = talk("{\"id\":1,\"do\":\"pause\",\"disk\":\"none\"}\n");
+        assert_eq!(lines[1]["error"]["kind"], "no-disk");
     }
 
     #[test]

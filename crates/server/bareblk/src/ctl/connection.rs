@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use serde_json::Value;
 
+use super::output::ServerError;
 use super::tables::plain;
 use crate::args::ctl_args::SOCKET_VARIABLE;
 use crate::control::protocol::{self, Answer, Greeting, PROTOCOL, Verb};
@@ -18,6 +21,11 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_GREETING_BYTES: u64 = 4096;
 /// The statistics of 1,000 disks with 256 running queues each take 80 MB.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
+
+/// There is no server, or it cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:#}")]
+pub struct Unreachable(anyhow::Error);
 
 /// A connection to a server that speaks our protocol.
 #[derive(Debug)]
@@ -35,7 +43,13 @@ pub struct Reply {
 }
 
 impl Connection {
+    /// # Errors
+    /// [`Unreachable`].
     pub fn open(path: &Path) -> Result<Self> {
+        Self::try_open(path).map_err(|error| Unreachable(error).into())
+    }
+
+    fn try_open(path: &Path) -> Result<Self> {
         let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
         stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
         let mut server = Self { path: path.to_owned(), stream: BufReader::new(stream), next_id: 1 };
@@ -67,6 +81,11 @@ impl Connection {
             );
         }
         Ok(())
+    }
+
+    /// The server's process number, if the kernel tells it.
+    pub fn pid(&self) -> Option<i32> {
+        getsockopt(self.stream.get_ref(), PeerCredentials).ok().map(|peer| peer.pid()).filter(|pid| *pid > 0)
     }
 
     /// Sends a request and waits for the answer without a time limit.
@@ -121,9 +140,23 @@ impl Connection {
     }
 }
 
+impl Reply {
+    /// # Errors
+    /// [`ServerError`]; an answer that is none.
+    pub fn into_ok(self) -> Result<Value> {
+        match (self.answer.ok, self.answer.error) {
+            (_, Some(fault)) => Err(ServerError(plain(&fault.message)).into()),
+            (Some(ok), None) => Ok(ok),
+            (None, None) => bail!("the server's answer is neither `ok` nor `error`"),
+        }
+    }
+}
+
 fn what_now(verb: &Verb) -> &'static str {
     match verb {
-        Verb::List | Verb::Stats(_) | Verb::Slow(_) | Verb::Workers => "see its log",
+        Verb::List | Verb::Stats(_) | Verb::Slow(_) | Verb::Workers | Verb::Show(_) | Verb::Health(_) => {
+            "see its log"
+        }
         Verb::Shutdown => "it may have stopped before it could answer; see its log",
         _ => "it may have carried out the request; see its log, and `bareblk ctl list` once it runs",
     }

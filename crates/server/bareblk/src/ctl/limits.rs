@@ -9,8 +9,8 @@ use super::rates;
 use super::tables::{plain, table};
 use crate::args::limit_args;
 use crate::args::usage::Wrong;
+use crate::control::answers::throttling::{LimitAnswer, Rate};
 use crate::control::protocol::Limit;
-use crate::control::throttling::{LimitAnswer, Rate};
 
 /// The time between the two readings.
 pub const PAUSE: Duration = Duration::from_millis(500);
@@ -112,7 +112,7 @@ fn bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::throttling::{DiskThrottling, Group, LimitedDisk};
+    use crate::control::answers::throttling::{DiskThrottling, Group, LimitedDisk};
 
     fn words(line: &str) -> Vec<String> {
         line.split(' ').filter(|word| !word.is_empty()).map(str::to_owned).collect()

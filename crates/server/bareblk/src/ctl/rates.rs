@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use blk_server::{LatencyHistogram, QueueCounters};
 
-use crate::control::reports::{DiskStats, Queue, StatsAnswer, WorkerStats};
+use crate::control::answers::reports::{DiskStats, Queue, StatsAnswer, WorkerStats};
 
 /// The rates of one disk, or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -9,12 +9,15 @@ use blk_server::{CounterInfo, CounterUnit, LatencyHistogram, QueueCounters, Work
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use super::rates;
-use crate::control::balance::{Balance, Decision};
-use crate::control::latency::Latencies;
-use crate::control::placement::Placement;
+use crate::config::difference::when_applied;
+use crate::control::answers::balance::{Balance, Decision};
+use crate::control::answers::latency::Latencies;
+use crate::control::answers::placement::Placement;
+use crate::control::answers::reports::{
+    Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer, Worker, WorkerStats,
+};
+use crate::control::answers::slow::{Slow, SlowAnswer, milliseconds as milliseconds_of};
 use crate::control::protocol::WorkerSettings;
-use crate::control::reports::{Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer, Worker, WorkerStats};
-use crate::control::slow::{Slow, SlowAnswer, milliseconds as milliseconds_of};
 
 /// A missing figure.
 const NONE: &str = "–";
@@ -60,7 +63,7 @@ pub fn disks(disks: &[Disk]) -> String {
     table(&headings, 6, disks.iter().map(row))
 }
 
-fn state(disk: &Disk) -> &'static str {
+pub fn state(disk: &Disk) -> &'static str {
     match (disk.failed, disk.held, disk.read_only) {
         (true, ..) => "failed",
         (false, 1.., _) => "holding",
@@ -143,12 +146,11 @@ pub fn stats(stats: &StatsAnswer) -> String {
         of.into_iter().chain(cells(worker.counters.values())).collect()
     };
     let worker_headings = headings(&["WORKER", "QUEUES"], WorkerCounters::ALL);
-    let queue_headings = headings(&["DISK", "QUEUE", "WORKER"], QueueCounters::ALL);
     let mut text = table(&worker_headings, 1, stats.workers.iter().map(worker));
     text.push('\n');
     text += &totals(stats);
     text += &latencies(stats);
-    text += &table(&queue_headings, 1, stats.disks.iter().flat_map(queue_rows));
+    text += &queues(&stats.disks);
     let idle = stats.disks.iter().filter(|disk| disk.queues.is_empty()).count();
     if idle > 0 {
         let _ = writeln!(text, "{idle} of {} disks have no running queue", stats.disks.len());
@@ -250,6 +252,12 @@ fn throttled(disk: &DiskStats) -> String {
     )
 }
 
+/// One row for each running queue of these disks.
+pub fn queues(disks: &[DiskStats]) -> String {
+    let headings = headings(&["DISK", "QUEUE", "WORKER"], QueueCounters::ALL);
+    table(&headings, 1, disks.iter().flat_map(queue_rows))
+}
+
 /// The latest decisions of the balancer.
 fn balance(balance: Option<&Balance>) -> String {
     let Some(balance) = balance else { return String::new() };
@@ -326,8 +334,8 @@ pub fn changes(answer: &ReloadAnswer) -> String {
         .iter()
         .flat_map(|(what, disks)| disks.iter().map(move |disk| format!("{what} {}\n", plain(disk))));
     let not = refused.iter().map(|not| format!("not changed: {}: {}\n", plain(&not.disk), plain(&not.why)));
-    let later =
-        needs_restart.iter().map(|key| format!("not changed before the next start: {}\n", plain(key)));
+    let when = when_applied(needs_restart);
+    let later = needs_restart.iter().map(|key| format!("{when}: {}\n", plain(key)));
     let text: String = done.chain(not).chain(later).collect();
     if text.is_empty() { "nothing to change\n".into() } else { text }
 }
@@ -339,7 +347,7 @@ pub fn plain(text: &str) -> String {
 }
 
 /// Prints the size with units that are powers of 1024, as users give sizes.
-fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     let unit = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let whole = |shift: &&(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= shift.0;
     unit.iter()
@@ -384,7 +392,7 @@ mod tests {
     use blk_server::Latency;
 
     use super::*;
-    use crate::control::latency::DiskLatency;
+    use crate::control::answers::latency::DiskLatency;
 
     #[test]
     fn every_row_has_as_many_cells_as_there_are_headings() {

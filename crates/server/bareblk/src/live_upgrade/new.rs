@@ -26,6 +26,7 @@ use super::terms::{AT_ONCE, EXTRAS, READY_TIMEOUT, VERSION, with_cure};
 use super::wire::{receive, send};
 use crate::config::configuration::Configuration;
 use crate::config::disk_settings::{DiskSettings, real_path};
+use crate::control::disk_names::{self, KnownDisk};
 use crate::control::protocol::{ErrorKind, LiveUpgrade, Verb};
 use crate::ctl::connection::Connection;
 
@@ -68,6 +69,7 @@ impl Taker {
     /// images of its disks are not created again.
     pub fn connect(wanted: Wanted, configuration: &mut Configuration) -> Result<Self> {
         let Wanted { control, cut } = wanted;
+        let cut = names_of(&cut, configuration);
         let control = control.as_path();
         check_control(control, configuration)?;
         let mut server = Connection::open(control)?;
@@ -231,6 +233,17 @@ fn begin(theirs: &[Value]) -> Message {
     let known = theirs.iter().filter_map(Value::as_str).filter(|extra| EXTRAS.contains(extra));
     let extras: Vec<_> = known.map(str::to_owned).collect();
     if extras.is_empty() { Message::Begin } else { Message::BeginWith { extras } }
+}
+
+/// The disks of `--take-over-cut`, which may be given by the end of their paths. A word that means no disk stays: the
+/// offers of the running server decide.
+fn names_of(cut: &[String], configuration: &Configuration) -> Vec<String> {
+    let known = |disk: &DiskSettings| KnownDisk {
+        name: disk.name(&HostOpener),
+        image: real_path(&HostOpener, &disk.image.path).display().to_string(),
+    };
+    let known: Vec<KnownDisk> = configuration.disks.iter().map(known).collect();
+    cut.iter().map(|disk| disk_names::resolve(disk, &known).unwrap_or_else(|_| disk.clone())).collect()
 }
 
 /// Checks the old server's user, because images from it are served without a new look at their locks. Returns its

@@ -38,6 +38,12 @@ pub struct PassedSocket {
     path: PathBuf,
 }
 
+impl PassedSocket {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 /// Takes the passed sockets before anything else is opened or started. Only the first call returns them.
 pub fn receive() -> Result<Vec<PassedSocket>> {
     let passed = sd_listen_fds::get().context("LISTEN_FDS, LISTEN_PID")?;

@@ -76,7 +76,7 @@ pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs
     Ok(Confined { opener, identity, files: Some(files) })
 }
 
-fn check(confinement: &Confinement, control: bool) -> Result<()> {
+pub fn check(confinement: &Confinement, control: bool) -> Result<()> {
     let Confinement { sandbox, user, group, allow_folders } = confinement;
     let sandbox = *sandbox == Switch::On;
     if !sandbox && (user.is_some() || group.is_some()) {

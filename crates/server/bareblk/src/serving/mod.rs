@@ -8,13 +8,16 @@
 //!
 //! `difference.rs` computes the difference, `open_disk.rs` opens a disk's image and engine, `serve.rs` handles signals.
 
+pub(crate) mod check;
 pub(crate) mod confined;
 pub(crate) mod descriptors;
 pub(crate) mod limits;
 pub(crate) mod open_disk;
 pub(crate) mod open_watch;
+pub(crate) mod running_server;
 pub(crate) mod serve;
 pub(crate) mod serving_control;
+pub(crate) mod snapshot;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,15 +26,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{Server, ServerConfig, SocketConfig, StopReport, WorkerId, format_cpus};
-use disk_image::{NewImage, Opener};
+use disk_image::{NewImage, Opener, SECTOR_BYTES};
+use tracing::error;
 
 use crate::config::config_file;
 use crate::config::configuration::{Configuration, ServerSettings};
-use crate::config::difference::{Applied, Changed, Difference, NamedDisk, changed_server_keys};
+use crate::config::difference::{
+    Applied, Changed, Difference, NamedDisk, changed_server_keys, sizes_not_followed,
+};
 use crate::config::disk_settings::{DiskSettings, WorkerChoice};
 use crate::service::service_manager::ServiceManager;
 use crate::serving::open_disk::{
-    DiskLogLine, EngineSources, OpenImage, ReadyDisk, most_workers, open_image, open_within, prepare,
+    DiskLogLine, EngineSources, OpenImage, Origin, ReadyDisk, is_foreign_format, most_workers, open_image,
+    open_within, prepare,
 };
 use crate::serving::open_watch::OpenWatch;
 
@@ -50,23 +57,42 @@ pub struct Opened {
 }
 
 /// Opens every image, existing ones first, so that an interrupted wait for a lock leaves no new images behind. The log
-/// names an image that hangs.
+/// names an image that hangs. Of several disks, one that looks like another format is left out: its guest may have
+/// written these bytes, and the other guests need their disks.
 pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Result<Opened> {
     let makes = |disk: &DiskSettings| disk.image.create_bytes.is_some();
     let watch = OpenWatch::start()?;
+    let mut left = configuration.disks.len();
     let mut images: Vec<Option<OpenImage>> = configuration.disks.iter().map(|_| None).collect();
     for new in [false, true] {
         let disks = configuration.disks.iter_mut().zip(&mut images);
         for (disk, image) in disks.filter(|(disk, _)| makes(disk) == new) {
             watch.begin(&disk.image.path);
-            *image = Some(open_image(opener, disk)?);
+            match open_image(opener, disk, Origin::New) {
+                Ok(open) => *image = Some(open),
+                Err(error) if left > 1 && is_foreign_format(&error) => {
+                    left -= 1;
+                    error!(
+                        disk = disk.name(opener.as_ref()),
+                        "not served, unlike the other disks: {error:#}"
+                    );
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
+    let mut opened = images.iter().map(Option::is_some);
+    configuration.disks.retain(|_| opened.next().unwrap_or(false));
     let images = images.into_iter().flatten().collect();
     Ok(Opened { opener: Arc::clone(opener), configuration, images })
 }
 
 impl Opened {
+    /// The disks whose images are open, and the other settings.
+    pub fn configuration(&self) -> &Configuration {
+        &self.configuration
+    }
+
     /// Prepares the server; front-ends can connect after [`Serving::accept_front_ends`]. After a failure it removes the
     /// images that this start created. It reports each change of the number of disks to `manager`.
     pub fn start(self, manager: Arc<ServiceManager>) -> Result<Serving> {
@@ -218,6 +244,10 @@ impl Serving {
         self.opener.as_ref()
     }
 
+    fn shared_opener(&self) -> Arc<dyn Opener> {
+        Arc::clone(&self.opener)
+    }
+
     /// The settings of the process.
     pub fn settings(&self) -> ServerSettings {
         self.state().settings.clone()
@@ -233,7 +263,7 @@ impl Serving {
         let disk = NamedDisk::new(settings, self.opener.as_ref());
         self.check_new(&disk)?;
         // Without a lock: a file system that hangs must not delay other changes.
-        let ready = self.open_disk(&disk)?;
+        let ready = self.open_disk(&disk, Origin::New)?;
         let _change = self.begin_change()?;
         let name = disk.name.clone();
         // This fails if another disk has taken the name or socket meanwhile. The image is already locked for this disk.
@@ -258,13 +288,13 @@ impl Serving {
         Ok(())
     }
 
-    fn open_disk(&self, disk: &NamedDisk) -> Result<ReadyDisk> {
+    fn open_disk(&self, disk: &NamedDisk, origin: Origin) -> Result<ReadyDisk> {
         let workers = self.state().settings.workers.len();
-        open_within(&self.opener, &disk.settings, &self.sources, workers, &self.stopping)
+        open_within(&self.opener, &disk.settings, origin, &self.sources, workers, &self.stopping)
     }
 
-    fn serve_disk(&self, disk: NamedDisk) -> Result<()> {
-        let ready = self.open_disk(&disk)?;
+    fn serve_disk(&self, disk: NamedDisk, origin: Origin) -> Result<()> {
+        let ready = self.open_disk(&disk, origin)?;
         self.serve_ready(disk, ready)
     }
 
@@ -323,10 +353,14 @@ impl Serving {
         let running = self.disks();
         let groups = wanted.groups;
         let wanted: Vec<_> = wanted.disks.into_iter().map(|disk| NamedDisk::new(disk, opener)).collect();
-        let in_use = self.with_server(|server| {
-            let disks = server.report().disks.into_iter().filter(|disk| disk.sessions > 0);
-            disks.map(|disk| disk.name).collect::<Vec<_>>()
-        })?;
+        let report = self.with_server(Server::report)?.disks;
+        let in_use = report.iter().filter(|disk| disk.sessions > 0).map(|disk| disk.name.clone());
+        let in_use: Vec<String> = in_use.collect();
+        let size_bytes = |name: &str| {
+            let disk = report.iter().find(|disk| disk.name == name);
+            disk.map(|disk| disk.capacity_sectors.saturating_mul(SECTOR_BYTES))
+        };
+        let sizes = sizes_not_followed(&running, &wanted, size_bytes);
         let mut difference = Difference::between(&running, &wanted);
         applied.refused = difference.refuse(&running, &in_use, opener);
         self.take_over_for_opening(&wanted, &difference, &applied);
@@ -334,6 +368,7 @@ impl Serving {
         self.add_groups(&groups)?;
         self.carry_out(difference, &running, &mut applied);
         self.limit_as_configured(groups, &mut applied)?;
+        applied.refused.extend(sizes);
         Ok(applied)
     }
 
@@ -376,7 +411,7 @@ impl Serving {
         }
         for Changed { disk, .. } in gone {
             let name = disk.name.clone();
-            match self.serve_disk(disk) {
+            match self.serve_disk(disk, Origin::ServedBefore) {
                 Ok(()) => applied.replaced.push(name),
                 Err(error) => {
                     let why = self.serve_as_before(&name, running, &error);
@@ -386,7 +421,7 @@ impl Serving {
         }
         for disk in difference.added {
             let name = disk.name.clone();
-            match self.serve_disk(disk) {
+            match self.serve_disk(disk, Origin::New) {
                 Ok(()) => applied.added.push(name),
                 Err(error) => applied.refuse(&name, format!("{error:#}")),
             }
@@ -406,7 +441,7 @@ impl Serving {
         let mut before = before.clone();
         // The image exists by now.
         before.settings.image.create_bytes = None;
-        match self.serve_disk(before) {
+        match self.serve_disk(before, Origin::ServedBefore) {
             Ok(()) => format!("{error:#}; it is served as before"),
             Err(again) => {
                 format!(

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use blk_server::{DiskConfig, EngineSource, LimitKind, Placement};
-use disk_image::{Image, NewImage, Opener, SECTOR_BYTES};
+use disk_image::{Image, ImageError, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{
     Chosen, EngineConfig, EngineKind, EngineOptions, FileSpec, IoUringOptions, PosixAioOptions, choose,
 };
@@ -66,6 +66,7 @@ type New = NewImage<Arc<dyn Opener>>;
 pub fn open_within(
     opener: &Arc<dyn Opener>,
     settings: &DiskSettings,
+    origin: Origin,
     sources: &Arc<EngineSources>,
     workers: usize,
     stopping: &AtomicBool,
@@ -75,7 +76,8 @@ pub fn open_within(
     let (done, ready) = sync_channel(1);
     let (opener, sources, own) = (Arc::clone(opener), Arc::clone(sources), settings.clone());
     let thread = std::thread::Builder::new().name("bareblk-open".into()).spawn(move || {
-        let opened = open_image(&opener, &own).and_then(|image| prepare(image, &own, &sources, workers));
+        let opened =
+            open_image(&opener, &own, origin).and_then(|image| prepare(image, &own, &sources, workers));
         let _ = done.send(opened);
     });
     thread.context("cannot start the thread that opens the image")?;
@@ -99,24 +101,42 @@ pub fn open_within(
     }
 }
 
+/// Whether this server has served the disk before: then its guest may have written the image's first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    New,
+    ServedBefore,
+}
+
 /// Opens and locks the image; waits for its lock as long as the settings allow.
-pub fn open_image(opener: &Arc<dyn Opener>, settings: &DiskSettings) -> Result<OpenImage> {
+pub fn open_image(opener: &Arc<dyn Opener>, settings: &DiskSettings, origin: Origin) -> Result<OpenImage> {
     let image = Image::open(opener.as_ref(), &settings.image)?;
-    warn_of_foreign_format(&image);
+    check_format(&image, settings, origin)?;
     let made = settings.image.create_bytes;
     let new = made.map(|_| NewImage::new(Arc::clone(opener), image.path(), image.file()));
     Ok(OpenImage { image, new })
 }
 
-/// Only warns: a guest may write any bytes to its raw disk, and must be able to use it again.
-fn warn_of_foreign_format(image: &Image) {
-    if let Some(format) = image.foreign_format() {
-        warn!(
-            image = %image.path().display(),
-            "the image looks like {format}, but is served as raw: a write of the guest destroys it; \
-             convert it with qemu-img convert -O raw"
-        );
+/// Refuses an image that looks like another format, unless the operator says that it is raw. Only warns about a disk
+/// that has been served: its guest may write any bytes, and must be able to use them again
+/// (docs/decisions/0054-images-of-another-format.md).
+fn check_format(image: &Image, settings: &DiskSettings, origin: Origin) -> Result<(), ImageError> {
+    let Some(format) = image.foreign_format().filter(|_| !settings.options.is_known_raw()) else {
+        return Ok(());
+    };
+    if origin == Origin::New && !image.is_adopted() {
+        return Err(ImageError::ForeignFormat { path: image.path().to_owned(), format });
     }
+    warn!(
+        image = %image.path().display(),
+        "the image looks like {format}, and is served as raw as before: the next start refuses it without format raw"
+    );
+    Ok(())
+}
+
+/// Whether the error is [`ImageError::ForeignFormat`].
+pub fn is_foreign_format(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(ImageError::ForeignFormat { .. }))
 }
 
 /// A disk that is ready for the server, with its log line.

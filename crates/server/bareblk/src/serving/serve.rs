@@ -27,6 +27,7 @@ use crate::service::service_manager::ServiceManager;
 use crate::service::watchdog;
 use crate::serving::confined;
 use crate::serving::descriptors;
+use crate::serving::running_server;
 use crate::serving::serving_control::ServingControl;
 use crate::serving::{self, Serving};
 use crate::signals::{EndAtOnce, Request, Requests};
@@ -45,6 +46,9 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     let manager = Arc::new(ServiceManager::from_environment());
     // Must come before the helper starts, because the helper must not inherit these sockets.
     let passed = passed_sockets::receive()?;
+    if live_upgrade.is_none() {
+        running_server::refuse_second(&configuration, &passed)?;
+    }
     // Must come before the process gives up the right to connect.
     let mut taker = live_upgrade.map(|wanted| Taker::connect(wanted, &mut configuration)).transpose()?;
     let confined = confined::give_up_rights(&configuration, taker.is_some(), log)?;
@@ -52,10 +56,10 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     if let Some(taker) = &mut taker {
         opener = taker.opener(&opener);
     }
-    let lines = ready_lines(&configuration);
     let needed = descriptors::needed(&configuration);
     let control = configuration.server.options.control.clone();
     let opened = serving::open(&opener, configuration)?;
+    let lines = ready_lines(opened.configuration());
     let requests = Requests::catch().context("cannot catch signals")?;
     drop(starting);
     if manager.watchdog().is_some() {
@@ -85,7 +89,7 @@ fn serve_control(socket: ControlSocket, serving: &Arc<Serving>) -> Result<Contro
 }
 
 /// Call it before the server opens, creates or waits for anything.
-fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
+pub fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
     workers
         .iter()
         .enumerate()

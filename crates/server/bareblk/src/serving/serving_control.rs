@@ -1,11 +1,13 @@
 //! Passes the requests of control clients to the running server.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blk_server::{AdminError, ServerReport, SlowRequest, WorkerId, WorkerOptions};
+use blk_server::{AdminError, Attached, Server, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::{Map, Value};
 use signal_hook::consts::SIGTERM;
@@ -14,9 +16,10 @@ use tracing::{error, info};
 use crate::config::config_file;
 use crate::config::difference::Applied;
 use crate::control::Control;
+use crate::control::answers::reports::{NotChanged, ReloadAnswer};
+use crate::control::disk_names::KnownDisk;
 use crate::control::protocol::LiveUpgrade;
 use crate::control::refused::Refused;
-use crate::control::reports::{NotChanged, ReloadAnswer};
 use crate::live_upgrade::{self, ControlListener, VERSION};
 use crate::serving::Serving;
 
@@ -37,6 +40,12 @@ impl ServingControl {
 }
 
 impl Control for ServingControl {
+    fn disks(&self) -> Vec<KnownDisk> {
+        let disks = self.serving.with_server(Server::disk_images).unwrap_or_default();
+        let known = |(name, image): (String, PathBuf)| KnownDisk { name, image: image.display().to_string() };
+        disks.into_iter().map(known).collect()
+    }
+
     fn report(&self) -> ServerReport {
         // A stopping server reports nothing.
         self.serving.with_server(|server| server.report()).unwrap_or_default()
@@ -54,7 +63,13 @@ impl Control for ServingControl {
         Ok(self.serving.with_server(|server| server.remove_worker(id, timeout))??)
     }
 
-    fn attach(&self, disk: &str, queue: u16, worker: WorkerId, timeout: Duration) -> Result<(), Refused> {
+    fn attach(
+        &self,
+        disk: &str,
+        queue: u16,
+        worker: WorkerId,
+        timeout: Duration,
+    ) -> Result<Attached, Refused> {
         Ok(self.serving.with_server(|server| server.attach(disk, queue, worker, timeout))??)
     }
 
@@ -97,6 +112,29 @@ impl Control for ServingControl {
     fn limit_group(&self, name: &str, set: &Map<String, Value>) -> Result<bool, Refused> {
         self.serving.limit_group(name, set)?;
         Ok(self.serving.has_file())
+    }
+
+    fn flush_disk(&self, name: &str, timeout: Duration) -> Result<(), Refused> {
+        Ok(self.serving.with_server(|server| server.flush_disk(name, timeout))??)
+    }
+
+    fn settings(&self, name: &str) -> Result<BTreeMap<String, String>, Refused> {
+        let disk = self.serving.disks().into_iter().find(|disk| disk.name == name);
+        let gone = || Refused::Server(AdminError::NoDisk { name: name.to_owned() });
+        disk.map(|disk| disk.settings.shown()).ok_or_else(gone)
+    }
+
+    fn silent_workers(&self, timeout: Duration) -> Result<Vec<WorkerId>, Refused> {
+        Ok(self.serving.with_server(|server| server.check_liveness().silent_after(timeout))?)
+    }
+
+    fn pause(&self, name: &str, timeout: Duration, hold: &mut dyn FnMut()) -> Result<Duration, Refused> {
+        let names = [name.to_owned()];
+        Ok(self.serving.with_server(|server| server.while_paused(&names, timeout, hold))??)
+    }
+
+    fn snapshot(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Duration, Refused> {
+        Ok(self.serving.snapshot(files, timeout)?)
     }
 
     fn reload(&self) -> Result<ReloadAnswer, Refused> {

@@ -381,6 +381,34 @@ fn completions_know_the_options_in_every_shell() {
     assert_says(&completions("fish"), &["complete -c bareblk", "lock-timeout"]);
 }
 
+#[test]
+fn bash_completes_the_names_of_a_servers_disks() {
+    let place = Place::new();
+    let mut serve = place.serve(&place.image("disk.raw", 1 << 20), "s");
+    serve.args(["--name", "vm1-root", "--control"]).arg(place.socket("c"));
+    let _server = Server::start(serve);
+    let script = place.path("completions.bash");
+    std::fs::write(&script, completions("bash")).unwrap();
+    let complete = |words: &str| {
+        let control = place.socket("c").display().to_string();
+        let program = env!("CARGO_BIN_EXE_bareblk");
+        let words = words.replace('@', &control);
+        let run = format!(
+            "source {}; COMP_WORDS=({program} {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _bareblk_with_disks {program} \"${{COMP_WORDS[COMP_CWORD]}}\" x; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            script.display()
+        );
+        let mut bash = std::process::Command::new("bash");
+        bash.args(["-c", &run]).env_remove("BAREBLK_CONTROL");
+        output(bash)
+    };
+    assert_eq!(complete("ctl --control @ resize vm"), "vm1-root\n");
+    assert_eq!(complete("ctl stats --control @ --watch 1 ''"), "vm1-root\n");
+    assert_says(&complete("ctl resize --control @ --for"), &["--force"]);
+    assert!(!complete("ctl --control @ resize vm1-root ''").contains("vm1-root"));
+    assert!(!complete("ctl resume --control /nowhere v").contains("vm1-root"));
+}
+
 fn vmm_args(args: &[&str]) -> String {
     let mut command = bareblk();
     command.args(["vmm-args", "--socket", "/run/vm1.sock"]).args(args);
@@ -390,7 +418,7 @@ fn vmm_args(args: &[&str]) -> String {
 #[test]
 fn vmm_args_for_qemu_share_the_memory_and_set_the_queue_size() {
     assert_says(
-        &vmm_args(&["--memory", "2G"]),
+        &vmm_args(&["--memory", "2G", "--qemu-version", "7.2"]),
         &[
             "-m 2G",
             "-object memory-backend-memfd,id=bareblk-mem,size=2G,share=on",
@@ -424,6 +452,53 @@ fn vmm_args_for_cloud_hypervisor_share_the_memory_and_set_the_queue_size() {
             "--disk vhost_user=true,socket=/run/vm1.sock,num_queues=4,queue_size=1024",
         ],
     );
+}
+
+#[test]
+fn vmm_args_for_firecracker_and_crosvm_name_the_socket() {
+    assert_says(
+        &vmm_args(&["--vmm", "firecracker"]),
+        &[
+            "-X PUT http://localhost/drives/bareblk_vm1 ",
+            r#""socket":"/run/vm1.sock""#,
+            "Writeback",
+            "--take-over",
+        ],
+    );
+    assert_says(&vmm_args(&["--vmm", "crosvm"]), &["--vhost-user block,socket=/run/vm1.sock\n"]);
+}
+
+#[test]
+fn vmm_args_take_the_socket_as_a_word_and_need_exactly_one_disk() {
+    let command = |words: &[&str]| {
+        let mut command = bareblk();
+        command.arg("vmm-args").args(words);
+        command
+    };
+    assert_says(&output(command(&["/run/vm1.sock"])), &["path=/run/vm1.sock,reconnect"]);
+    for words in [&[][..], &["s", "--socket", "s"], &["s", "--disk", "d"], &["s", "--control", "c"]] {
+        wrong_usage(command(words));
+    }
+}
+
+#[test]
+fn vmm_args_ask_the_server_for_socket_and_queue_size() {
+    let place = Place::new();
+    let mut serve = place.serve(&place.image("disk.raw", 1 << 20), "s");
+    serve.args(["--queue-size", "256", "--queues", "2", "--control"]).arg(place.socket("c"));
+    let _server = Server::start(serve);
+    let command = |words: &[&str]| {
+        let mut command = bareblk();
+        command.args(["vmm-args", "--disk", "disk.raw", "--control"]).arg(place.socket("c")).args(words);
+        command
+    };
+    let text = output(command(&["--vmm", "cloud-hypervisor", "--queues", "2"]));
+    assert_says(&text, &[&format!("socket={},num_queues=2,queue_size=256", place.socket("s").display())]);
+    assert_says(&refusal(command(&["--queues", "3"])), &["--queues 3", "offers 2"]);
+    assert_says(&refusal(command(&["--queue-size", "512"])), &["--queue-size 512", "allows 256"]);
+    let mut none = bareblk();
+    none.args(["vmm-args", "--disk", "none", "--control"]).arg(place.socket("c"));
+    assert_says(&refusal(none), &["there is no disk `none`"]);
 }
 
 #[test]

@@ -140,14 +140,21 @@ fn limit_of_open_files_that_is_too_low_for_all_disks_is_one_warning_with_the_num
 // ---- refused files
 
 #[test]
-fn mistake_is_one_line_with_file_line_and_value_and_nothing_is_made() {
+fn each_mistake_is_one_line_with_file_line_and_value_and_nothing_is_made() {
     let place = Place::new();
     let text = disk(&place, "a", "create = '2M'") + &disk(&place, "b", "qeues = 2\nqueue-size = 100");
     std::fs::remove_file(place.path("a")).unwrap();
     let path = write(&place, &text);
-    let line = refusal(serve(&path));
-    let place_of_it = format!("{}:10: there is no key `qeues`: did you mean `queues`?", path.display());
-    assert_says(&line, &[&place_of_it, "(and 1 more mistake)"]);
+    let run = serve(&path).output().unwrap();
+    let text = String::from_utf8(run.stderr).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!((run.status.code(), lines.len()), (Some(1), 2), "{text}");
+    let begin = format!("bareblk: {}", path.display());
+    assert!(
+        lines[0].starts_with(&format!("{begin}:10: there is no key `qeues`: did you mean `queues`?")),
+        "{text}"
+    );
+    assert!(lines[1].starts_with(&format!("{begin}:11: queue-size = 100: ")), "{text}");
     assert!(!place.path("a").exists() && !place.socket("a").exists());
 }
 

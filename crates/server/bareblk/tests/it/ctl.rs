@@ -265,8 +265,82 @@ fn disks_that_do_not_exist_are_named_in_the_refusal() {
         &["placement", "none", "--completion-worker", "0"],
     ];
     for words in words {
-        assert_says(&refusal(ctl(&place, words)), &["there is no disk `none`"]);
+        assert_says(&refusal(ctl(&place, words)), &["there is no disk `none`: the disks are `root`"]);
     }
+    assert_says(&refusal(ctl(&place, &["stats", "root", "none"])), &["there is no disk `none`"]);
+}
+
+#[test]
+fn disk_without_a_name_is_shown_and_found_by_its_file_name() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let mut command = place.serve(&image, "s");
+    command.arg("--control").arg(place.socket("c"));
+    let _server = Server::start(command);
+    let whole = image.canonicalize().unwrap().display().to_string();
+    assert_eq!(ok(&place, &["list"])["disks"][0]["name"], whole);
+    for name in ["disk.raw", whole.as_str()] {
+        output(ctl(&place, &["resize", name, "+1M"]));
+        output(ctl(&place, &["resize", name, "4M"]));
+        output(ctl(&place, &["resize", name, "1M", "--force"]));
+        assert_eq!(ok(&place, &["stats", name])["disks"][0]["name"], whole);
+    }
+    let table = output(ctl(&place, &["list"]));
+    assert!(table.lines().nth(1).unwrap().trim_start().starts_with("disk.raw "), "{table}");
+    let other = place.path("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::copy(&image, other.join("disk.raw")).unwrap();
+    let [image, socket] = [("image", other.join("disk.raw")), ("socket", place.socket("s2"))]
+        .map(|(key, path)| format!("{key}={}", path.display()));
+    output(ctl(&place, &["add", &image, &socket]));
+    assert_says(&refusal(ctl(&place, &["remove", "disk.raw"])), &["several disks", &whole, "other/disk.raw"]);
+    assert_says(&output(ctl(&place, &["list"])), &[&whole]);
+    output(ctl(&place, &["remove", "other/disk.raw"]));
+}
+
+#[test]
+fn stats_show_only_the_disks_that_are_named() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    let settings = [("image", place.image("more.raw", MIB)), ("socket", place.socket("more"))];
+    let [image, socket] = settings.map(|(key, path)| format!("{key}={}", path.display()));
+    output(ctl(&place, &["add", "name=more", &image, &socket]));
+    let names = |words: &[&str]| {
+        let disks = ok(&place, words)["disks"].as_array().unwrap().clone();
+        disks.into_iter().map(|disk| disk["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!((names(&["stats"]).len(), names(&["stats", "more"])), (2, vec!["more".to_owned()]));
+    assert_says(&output(ctl(&place, &["stats", "more"])), &["1 of 1 disks have no running queue"]);
+}
+
+#[test]
+fn resume_of_a_disk_without_parked_requests_says_so() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    assert_eq!(output(ctl(&place, &["resume", "root"])), "disk root has no parked requests\n");
+}
+
+// ---- answers in JSON
+
+#[test]
+fn every_error_is_one_object_on_standard_output_for_those_who_ask_for_json() {
+    let place = Place::new();
+    let error = |words: &[&str]| {
+        let run = ctl(&place, &[words, &["--json"]].concat()).output().unwrap();
+        let text = String::from_utf8(run.stdout).unwrap();
+        assert_eq!(text.lines().count(), 1, "{words:?}: {text}");
+        assert_eq!(String::from_utf8(run.stderr).unwrap().lines().count(), 1, "{words:?}");
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        (answer["error"]["kind"].as_str().unwrap().to_owned(), run.status.code().unwrap())
+    };
+    assert_eq!(error(&["list"]), ("unreachable".to_owned(), 1));
+    let _server = controlled(&place);
+    assert_eq!(error(&["remove", "none"]), ("no-disk".to_owned(), 1));
+    assert_eq!(error(&["resize", "none", "+1M"]), ("no-disk".to_owned(), 1));
+    assert_eq!(error(&["stats", "none", "--watch", "1"]), ("no-disk".to_owned(), 1));
+    assert_eq!(error(&["resize", "root", "+18446744073709551104"]), ("failed".to_owned(), 1));
+    assert_eq!(error(&["attach", "root", "abc", "0"]), ("usage".to_owned(), 2));
+    assert_eq!(error(&["add", "queues=1", "queues=2"]), ("usage".to_owned(), 2));
 }
 
 #[test]
@@ -285,7 +359,8 @@ fn workers_come_and_go_and_the_last_one_stays() {
 fn attach_names_the_queue_or_the_worker_that_does_not_exist() {
     let place = Place::new();
     let _server = controlled(&place);
-    output(ctl(&place, &["attach", "root", "0", "0"]));
+    let attached = output(ctl(&place, &["attach", "root", "0", "0"]));
+    assert_eq!(attached, "queue 0 of disk root does not run yet: it will start on worker 0\n");
     assert_says(&refusal(ctl(&place, &["attach", "root", "64", "0"])), &["`root` has no queue 64", "64"]);
     assert_says(&refusal(ctl(&place, &["attach", "root", "0", "9"])), &["there is no worker 9"]);
 }
@@ -424,6 +499,8 @@ fn control_socket_that_cannot_be_had_keeps_the_server_from_starting() {
     let second = |control: &std::path::Path| {
         let mut command = place.serve(&place.image("other.raw", MIB), "other");
         command.arg("--control").arg(control);
+        // Without the line that says at once who has the socket.
+        command.env("RUST_LOG", "error");
         refusal(command)
     };
     assert_says(&second(&place.socket("c")), &["control socket", "in use by a running server"]);

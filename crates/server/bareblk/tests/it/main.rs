@@ -29,4 +29,5 @@ mod rig;
 mod sandbox;
 mod service;
 mod serving;
+mod verbs;
 mod workers;

@@ -62,7 +62,7 @@ fn resume_says_how_many_requests_there_are_and_which_disk_there_is_not() {
     let place = Place::new();
     let _server = served(&place, &["--on-error", "hold"]);
     let control = place.socket("c");
-    assert_eq!(output(ctl(&control, &["resume", "vm1"])), "retrying 0 parked requests\n");
+    assert_eq!(output(ctl(&control, &["resume", "vm1"])), "disk vm1 has no parked requests\n");
     assert_says(&refusal(ctl(&control, &["resume", "vm2"])), &["there is no disk `vm2`"]);
 }
 

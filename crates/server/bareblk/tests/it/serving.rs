@@ -164,16 +164,135 @@ fn start_that_waits_for_a_file_system_that_hangs_names_the_image_and_can_be_inte
 
 // ---- images of another format
 
-#[test]
-fn image_that_looks_like_qcow2_is_served_with_one_warning() {
-    let place = Place::new();
-    let image = place.path("disk.qcow2");
+/// An image that begins as another format does.
+fn foreign(place: &Place, name: &str) -> PathBuf {
+    let image = place.path(name);
     std::fs::write(&image, [b"QFI\xfb\0\0\0\x03".as_slice(), &[0; 65_528]].concat()).unwrap();
+    image
+}
+
+#[test]
+fn image_that_looks_like_qcow2_is_refused_and_unchanged_unless_it_is_said_to_be_raw() {
+    let place = Place::new();
+    let image = foreign(&place, "disk.qcow2");
+    let before = std::fs::read(&image).unwrap();
+    let line = refusal(place.serve(&image, "s"));
+    assert_says(&line, &["disk.qcow2 looks like qcow2", "qemu-img convert -O raw", "--format raw"]);
+    assert!(std::fs::read(&image).unwrap() == before && !place.socket("s").exists());
+    let mut command = place.serve(&image, "s");
+    command.args(["--format", "raw"]);
+    let server = Server::start(command);
+    assert!(!server.log().contains("looks like"), "{}", server.log());
+}
+
+#[test]
+fn disk_whose_guest_wrote_another_formats_bytes_is_left_out_and_the_others_are_served() {
+    let place = Place::new();
+    let table = |name: &str, image: &std::path::Path, more: &str| {
+        format!("[[disk]]\nname = '{name}'\nimage = {image:?}\nsocket = {:?}\n{more}\n", place.socket(name))
+    };
+    let (odd, good) = (foreign(&place, "odd"), place.image("good", MIB));
+    let file = place.path("bareblk.toml");
+    let write = |more: &str| {
+        let control = format!("control = {:?}\n", place.socket("c"));
+        std::fs::write(&file, control + &table("odd", &odd, more) + &table("good", &good, "")).unwrap();
+    };
+    write("");
+    let mut command = bareblk();
+    command.args(["serve", "--config"]).arg(&file);
+    let (server, lines) = Starting::new(command).wait_lines(2);
+    assert_eq!(lines[1], "bareblk: serving 1 disk");
+    assert_says(&server.log(), &["ERROR", "disk=\"odd\"", "looks like qcow2", "--format raw"]);
+    assert!(!place.socket("odd").exists() && UnixStream::connect(place.socket("good")).is_ok());
+    let reload = || {
+        let mut command = bareblk();
+        command.args(["ctl", "reload", "--control"]).arg(place.socket("c"));
+        output(command)
+    };
+    assert_says(&reload(), &["not changed: odd: ", "looks like qcow2"]);
+    write("format = 'raw'");
+    assert_eq!(reload(), "added odd\n");
+    // It was served: changes of its settings, and a live upgrade, must not take it from its guest.
+    write("queues = 2");
+    assert_eq!(reload(), "replaced odd\n");
+    let mut next = bareblk();
+    next.args(["serve", "--take-over"]).arg(place.socket("c")).arg("--config").arg(&file);
+    let (next, lines) = Starting::new(next).wait_lines(5);
+    assert_eq!(lines[4], "bareblk: serving 2 disks");
+    assert!(UnixStream::connect(place.socket("odd")).is_ok());
+    drop((server, next));
+}
+
+#[test]
+fn image_that_the_server_created_is_raw_whatever_its_guest_wrote() {
+    let place = Place::new();
+    let file = place.path("bareblk.toml");
+    let (image, socket) = (foreign(&place, "disk"), place.socket("s"));
+    std::fs::write(&file, format!("[[disk]]\nimage = {image:?}\nsocket = {socket:?}\ncreate = '64K'\n"))
+        .unwrap();
+    let mut command = bareblk();
+    command.args(["serve", "--config"]).arg(&file);
+    Server::start(command);
+}
+
+// ---- checks and second starts
+
+#[test]
+fn check_says_what_would_be_served_and_starts_nothing() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let check = || {
+        let mut command = place.serve(&image, "s");
+        command.args(["--check", "--name", "root", "--queues", "2"]);
+        output(command)
+    };
+    let text = check();
+    assert_says(&text, &["disk root: ", "1048576 bytes", "engine ", "2 queues", "valid: 1 disk, 1 worker"]);
+    assert!(!text.contains("in use") && !place.socket("s").exists());
     let server = Server::start(place.serve(&image, "s"));
-    let log = server.log();
-    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("looks like qcow2")).collect();
-    assert_eq!(warnings.len(), 1, "{log}");
-    assert_says(warnings[0], &["WARN", "disk.qcow2", "served as raw", "qemu-img convert -O raw"]);
+    assert_says(&check(), &[&format!("in use now by bareblk (pid {})", server.pid())]);
+    let mut create = place.serve(&place.path("new.raw"), "s2");
+    create.args(["--create", "1M", "--check"]);
+    assert_says(&output(create), &["would be created with 1048576 bytes"]);
+    assert!(!place.path("new.raw").exists());
+}
+
+#[test]
+fn check_lists_the_mistakes_of_all_disks_and_fails() {
+    let place = Place::new();
+    let table = |name: &str, image: &std::path::Path| {
+        format!("[[disk]]\nname = '{name}'\nimage = {image:?}\nsocket = {:?}\n", place.socket(name))
+    };
+    let (odd, empty, good) = (foreign(&place, "odd"), place.image("empty", 0), place.image("good", MIB));
+    let file = place.path("bareblk.toml");
+    std::fs::write(&file, table("odd", &odd) + &table("empty", &empty) + &table("good", &good)).unwrap();
+    let run = bareblk().args(["serve", "--check", "--config"]).arg(&file).output().unwrap();
+    let (said, errors) = (String::from_utf8(run.stdout).unwrap(), String::from_utf8(run.stderr).unwrap());
+    assert_eq!((run.status.code(), said.as_str(), errors.lines().count()), (Some(1), "", 2), "{errors}");
+    assert_says(&errors, &["odd looks like qcow2", "empty is empty"]);
+}
+
+#[test]
+fn second_start_of_a_server_with_a_control_socket_ends_soon_and_names_the_first() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let start = || {
+        let mut command = place.serve(&image, "s");
+        command.arg("--control").arg(place.socket("c"));
+        command
+    };
+    let first = Server::start(start());
+    // Its log and its error are the two lines.
+    let run = start().output().unwrap();
+    let text = String::from_utf8(run.stderr).unwrap();
+    assert_eq!((run.status.code(), text.lines().count()), (Some(1), 2), "{text}");
+    let pid = format!("(pid {})", first.pid());
+    assert_says(&text, &["waiting a moment", "control socket", &pid, "bareblk ctl reload", "--take-over"]);
+    // A server that stops meanwhile is waited for.
+    let second = Starting::new(start());
+    second.wait_logged("waiting a moment");
+    assert!(first.stop(Signal::TERM).success());
+    second.wait_ready();
 }
 
 // ---- stops

@@ -5,8 +5,10 @@
 //! their rings for the next server. Requests still in flight at the deadline fail with an error: without an answer, the
 //! next server would continue at the wrong request.
 
+use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -17,11 +19,12 @@ use tracing::info;
 use crate::control::balance::Balance;
 use crate::control::balancer::Balancer;
 use crate::control::capacity;
-use crate::control::exports::{Exports, SESSION_STACK_BYTES};
+use crate::control::exports::{Export, Exports, SESSION_STACK_BYTES};
+use crate::control::pause;
 use crate::control::removal;
-use crate::data_path::assignment::WorkerSet;
 use crate::data_path::assignment::deadline::deadline_in;
 use crate::data_path::assignment::liveness::LivenessCheck;
+use crate::data_path::assignment::{Attached, WorkerSet};
 use crate::data_path::disk::DiskConfig;
 use crate::data_path::disk::engine_source::{EngineSource, MIN_DEPTH};
 use crate::data_path::disk::flush::flush;
@@ -213,6 +216,14 @@ impl Server {
         self.exports.names()
     }
 
+    /// All disks with their images' paths, in the order in which they were added.
+    #[must_use]
+    pub fn disk_images(&self) -> Vec<(String, PathBuf)> {
+        let named =
+            |export: &Arc<Export>| (export.disk.name().to_owned(), export.disk.image().path().to_owned());
+        self.exports.all().iter().map(named).collect()
+    }
+
     /// Reads all counters.
     #[must_use]
     pub fn report(&self) -> ServerReport {
@@ -335,6 +346,38 @@ impl Server {
         Ok((slow.limit(), slow.latest()))
     }
 
+    /// Makes all writes durable that the disk has completed, whatever its cache mode.
+    ///
+    /// # Errors
+    /// [`AdminError`].
+    pub fn flush_disk(&self, name: &str, timeout: Duration) -> Result<(), AdminError> {
+        pause::flush_disk(self.exports.find(name)?.as_ref(), timeout)
+    }
+
+    /// Runs `act` while the disks take no requests, have none in flight, and are flushed. Guests wait meanwhile, as for
+    /// a slow disk. `timeout`: for the requests in flight. Returns how long the disks were paused.
+    ///
+    /// # Errors
+    /// [`AdminError`]; `act` has not run.
+    pub fn while_paused(
+        &self,
+        names: &[String],
+        timeout: Duration,
+        act: impl FnOnce(),
+    ) -> Result<Duration, AdminError> {
+        let paused = pause::while_paused(&self.exports, &self.workers, names, timeout, |_| act());
+        paused.map(|((), paused)| paused)
+    }
+
+    /// Clones the images of these disks into empty files, all at one instant, while the disks are paused as for
+    /// [`Server::while_paused`]. The clones are not synced. Returns how long the disks were paused.
+    ///
+    /// # Errors
+    /// [`AdminError`]. Some files may be clones all the same.
+    pub fn snapshot(&self, clones: &[(String, File)], timeout: Duration) -> Result<Duration, AdminError> {
+        pause::snapshot(&self.exports, &self.workers, clones, timeout)
+    }
+
     /// Changes the size of a regular file's disk, in whole blocks, and announces it to the guest. Shrinks the disk only
     /// with `force`: the data beyond the new end is lost, and requests for it fail. For a block device, only rereads
     /// the size.
@@ -375,7 +418,7 @@ impl Server {
         queue: u16,
         worker: WorkerId,
         timeout: Duration,
-    ) -> Result<(), AdminError> {
+    ) -> Result<Attached, AdminError> {
         self.workers.attach(&self.exports.find(disk)?.disk, queue, worker, timeout)
     }
 

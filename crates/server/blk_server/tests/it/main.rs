@@ -39,6 +39,7 @@ mod moving_restarts;
 mod other_kernel;
 mod parked;
 mod patience;
+mod pause;
 mod placement;
 mod power_loss;
 mod requests;

@@ -34,7 +34,7 @@ fn worker_of(rig: &Rig, index: u16) -> u32 {
 }
 
 fn attach(rig: &Rig, queue: u16, worker: u32) -> Result<(), AdminError> {
-    server(rig).attach("test0", queue, WorkerId(worker), ENOUGH)
+    server(rig).attach("test0", queue, WorkerId(worker), ENOUGH).map(drop)
 }
 
 /// Writes 16 blocks at once and reads them back at once, at least one time, until told to stop. Each queue has its own

@@ -17,13 +17,14 @@ pub(crate) mod deadline;
 mod extra_engine;
 pub(crate) mod frozen;
 pub(crate) mod liveness;
+mod paused;
 mod spread;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use guest_mem::GuestMemory;
@@ -144,6 +145,8 @@ struct Table {
     entries: Vec<Arc<QueueEntry>>,
     /// Queues that a worker is starting, by disk and queue.
     starting: Vec<(u64, u16)>,
+    /// Numbers of the disks that are paused: their queues wait before they start.
+    paused: Vec<u64>,
     /// The workers that the operator attached queues to, by disk and queue. The queues start there again.
     attached: HashMap<(u64, u16), WorkerId>,
 }
@@ -184,6 +187,8 @@ pub(crate) struct WorkerSet {
     shared: SharedSettings,
     admin: Mutex<()>,
     table: Mutex<Table>,
+    /// Wakes queues that wait for the end of a pause.
+    unpaused: Condvar,
     /// True once the server stops: changes then end early.
     stopping: AtomicBool,
 }
@@ -199,7 +204,8 @@ impl WorkerSet {
             table.workers.push(WorkerThread::start(id, options.clone(), &shared)?);
         }
         let (table, stopping) = (Mutex::new(table), AtomicBool::new(false));
-        Ok(Arc::new(Self { shared, admin: Mutex::default(), table, stopping }))
+        let (admin, unpaused) = (Mutex::default(), Condvar::new());
+        Ok(Arc::new(Self { shared, admin, table, unpaused, stopping }))
     }
 
     /// The workers of a server that steps its only worker itself.
@@ -209,7 +215,7 @@ impl WorkerSet {
         table.next_id();
         table.workers.push(worker);
         let (table, stopping) = (Mutex::new(table), AtomicBool::new(false));
-        Arc::new(Self { shared, admin: Mutex::default(), table, stopping })
+        Arc::new(Self { shared, admin: Mutex::default(), table, unpaused: Condvar::new(), stopping })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -404,7 +410,7 @@ impl WorkerSet {
         queue: u16,
         worker: WorkerId,
         timeout: Duration,
-    ) -> Result<(), AdminError> {
+    ) -> Result<Attached, AdminError> {
         let deadline = self.deadline(timeout);
         let _admin = self.admin(&deadline)?;
         if queue >= disk.queues() {
@@ -421,15 +427,15 @@ impl WorkerSet {
         queue: u16,
         worker: WorkerId,
         deadline: &Deadline<'_>,
-    ) -> Result<(), AdminError> {
+    ) -> Result<Attached, AdminError> {
         let name = (disk.id(), queue);
         let mut table = self.table();
         let to = table.address(worker).ok_or(AdminError::NoWorker { id: worker })?;
         let before = table.attached.insert(name, worker);
         drop(table);
         let moved = self.entry_of(disk, queue, deadline).and_then(|entry| match entry {
-            Some(entry) => self.move_queue(&entry, &to, deadline),
-            None => Ok(()),
+            Some(entry) => self.move_queue(&entry, &to, deadline).map(|()| Attached::Running),
+            None => Ok(Attached::WillStart),
         });
         if moved.is_err() {
             let mut table = self.table();
@@ -469,6 +475,15 @@ impl WorkerSet {
     }
 }
 
+/// The result of attaching a queue to a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// The queue runs on the worker.
+    Running,
+    /// The queue does not run. It will start on the worker.
+    WillStart,
+}
+
 /// Marks a queue as being started until it has its entry.
 struct Starting<'a> {
     set: &'a WorkerSet,
@@ -476,8 +491,10 @@ struct Starting<'a> {
 }
 
 impl<'a> Starting<'a> {
+    /// Waits until the queue's disk is not paused.
     fn begin(set: &'a WorkerSet, queue: (u64, u16)) -> Self {
-        set.table().starting.push(queue);
+        let waited = set.unpaused.wait_while(set.table(), |table| table.paused.contains(&queue.0));
+        waited.unwrap_or_else(PoisonError::into_inner).starting.push(queue);
         Self { set, queue }
     }
 }
@@ -557,7 +574,8 @@ fn take_back(entry: &QueueEntry, place: &mut Place, queue: Box<Queue>) {
 }
 
 fn adopt(worker: &Address, queue: Box<Queue>) -> Result<u32, Unsuitable> {
-    // The worker exists: only a change retires a worker, and this one holds `admin`.
+    // The worker exists: only a change retires a worker. This one holds `admin`, or the place of the worker's queue, for
+    // which `remove_worker` waits.
     worker.ask(|done| Command::Adopt(queue, done)).unwrap_or_else(|WorkerGone| {
         error!("a worker ended while it was to receive a queue; the server ends");
         std::process::abort()

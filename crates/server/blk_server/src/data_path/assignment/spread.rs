@@ -30,8 +30,8 @@ impl WorkerSet {
             return Err(AdminError::NoWorker { id });
         }
         disk.set_most_workers(None);
-        let queues = (0..disk.queues()).zip(workers.iter().cycle());
-        queues.into_iter().try_for_each(|(queue, &worker)| self.attach_one(disk, queue, worker, &deadline))
+        let mut queues = (0..disk.queues()).zip(workers.iter().cycle());
+        queues.try_for_each(|(queue, &worker)| self.attach_one(disk, queue, worker, &deadline).map(drop))
     }
 
     /// Retries the disk's parked requests. Returns their number.

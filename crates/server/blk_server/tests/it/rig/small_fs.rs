@@ -11,6 +11,8 @@ pub enum Kind {
     Tmpfs,
     /// In a file, on a loop device.
     Ext4,
+    /// The same. It has reflinks, and 300 MiB at least.
+    Xfs,
 }
 
 pub struct SmallFs {
@@ -28,18 +30,26 @@ impl SmallFs {
                 let size = format!("size={mib}m");
                 (run(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&folder)), None)
             }
-            Kind::Ext4 => {
+            Kind::Ext4 | Kind::Xfs => {
                 let backing = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
                 let file = backing.path().join("fs");
                 std::fs::File::create(&file).unwrap().set_len(mib << 20).unwrap();
-                let made = run(Command::new("mkfs.ext4").args(["-q", "-O", "^has_journal"]).arg(&file));
+                let (program, options) = match kind {
+                    Kind::Xfs => ("mkfs.xfs", &["-q", "-m", "reflink=1"][..]),
+                    _ => ("mkfs.ext4", &["-q", "-O", "^has_journal"][..]),
+                };
+                let made = run(Command::new(program).args(options).arg(&file));
                 let mounted = made
                     .and_then(|()| run(Command::new("mount").args(["-o", "loop"]).arg(&file).arg(&folder)));
                 (mounted, Some(backing))
             }
         };
         if let Err(why) = mounted {
-            let reason = if matches!(kind, Kind::Tmpfs) { Reason::NoTmpfs } else { Reason::NoExt4 };
+            let reason = match kind {
+                Kind::Tmpfs => Reason::NoTmpfs,
+                Kind::Ext4 => Reason::NoExt4,
+                Kind::Xfs => Reason::NoXfs,
+            };
             skip(reason, why);
             std::fs::remove_dir(&folder).unwrap();
             return None;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use blk_server::{BalanceDecision, BalanceReport, MoveOutcome};
 use serde::{Deserialize, Serialize};
 
-use super::protocol::ns;
+use super::super::protocol::ns;
 
 /// Null in `stats` where queues are not balanced.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

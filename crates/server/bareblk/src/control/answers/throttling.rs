@@ -5,8 +5,8 @@ use blk_server::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::protocol::{Fault, ns};
-use super::refused::Refused;
+use super::super::protocol::{Fault, ns};
+use super::super::refused::Refused;
 
 /// A limit and its use. Units are requests or bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,24 +5,24 @@
 //! - One version of the protocol may get new fields but never loses one. `reports.golden.json` lists those on which
 //!   clients may rely.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use blk_server::{
-    AdminError, DiskReport, QueueCounters, QueueReport, ServerReport, WorkerCounters, WorkerReport,
+    AdminError, DiskReport, QueueCounters, QueueReport, ServerReport, WorkerCounters, WorkerId, WorkerReport,
 };
 use disk_image::SECTOR_BYTES;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use super::super::protocol::{Fault, Stats, WorkerSettings, ns};
+use super::super::refused::Refused;
+use super::super::worker_settings;
 use super::balance::Balance;
 use super::latency::DiskLatency;
 use super::placement::Placement;
-use super::protocol::{Fault, Stats, WorkerSettings, ns};
-use super::refused::Refused;
 use super::slow::milliseconds;
 use super::throttling::DiskThrottling;
-use super::worker_settings;
 
 /// The answer to `list`.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -87,6 +87,50 @@ impl StatsAnswer {
             disks: disks.map(|disk| DiskStats::new(disk, wanted)).collect(),
             balance: report.balance.as_ref().map(Balance::new),
         })
+    }
+}
+
+/// The answer to `show`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ShowAnswer {
+    #[serde(flatten)]
+    pub disk: DiskStats,
+    /// Keys of a `[[disk]]` table, with their values.
+    pub settings: BTreeMap<String, String>,
+}
+
+/// The answer to `health`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HealthAnswer {
+    /// All workers answer, and no disk has failed.
+    pub healthy: bool,
+    pub workers: usize,
+    pub disks: usize,
+    /// Workers that did not answer in time.
+    pub silent_workers: Vec<u32>,
+    /// Disks that accept no more writes, because a sync failed.
+    pub failed_disks: Vec<String>,
+    /// Disks that hold requests. They count as healthy: their guests wait.
+    pub holding_disks: Vec<String>,
+}
+
+impl HealthAnswer {
+    pub fn new(report: &ServerReport, silent: &[WorkerId]) -> Self {
+        let disks: Vec<Disk> = report.disks.iter().map(Disk::new).collect();
+        let named = |which: fn(&Disk) -> bool| {
+            disks.iter().filter(|disk| which(disk)).map(|disk| disk.name.clone()).collect::<Vec<_>>()
+        };
+        let (failed_disks, holding_disks) = (named(|disk| disk.failed), named(|disk| disk.held > 0));
+        Self {
+            healthy: silent.is_empty() && failed_disks.is_empty(),
+            workers: report.workers.len(),
+            disks: disks.len(),
+            silent_workers: silent.iter().map(|worker| worker.0).collect(),
+            failed_disks,
+            holding_disks,
+        }
     }
 }
 
@@ -262,7 +306,7 @@ mod tests {
 
     use blk_server::{BalanceDecision, BalanceReport, DiskTotals, MoveOutcome, SlowRequest};
     use blk_server::{DiskLimits, GroupReport, LimitKind, LimitReport, LimitSettings, RateSettings};
-    use blk_server::{ParkPolicy, ParkWhat, PlacementReport, SchedulingClass, WorkerId, WorkerOptions};
+    use blk_server::{ParkPolicy, ParkWhat, PlacementReport, SchedulingClass, WorkerOptions};
     use io_engine::{HandOver, PlacementCounters};
     use serde_json::Value;
 
@@ -474,7 +518,7 @@ mod tests {
 
     #[test]
     fn every_counter_is_documented() {
-        let document = include_str!("../../../../../docs/reference/control.md");
+        let document = include_str!("../../../../../../docs/reference/control.md");
         let counters = QueueCounters::ALL.iter().chain(WorkerCounters::ALL);
         let undocumented: Vec<_> =
             counters.filter(|counter| !document.contains(&format!("`{}`", counter.key))).collect();

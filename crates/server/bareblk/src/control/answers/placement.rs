@@ -3,8 +3,8 @@
 use blk_server::{AdminError, PlacementReport, ServerReport};
 use serde::{Deserialize, Serialize};
 
-use super::protocol::{Fault, ns};
-use super::refused::Refused;
+use super::super::protocol::{Fault, ns};
+use super::super::refused::Refused;
 
 /// Null in a report if every worker completes what it submits.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -1,0 +1,75 @@
+//! Formats the answers to `show`, `health` and `snapshot`.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::tables::{plain, queues, size, state};
+use crate::control::answers::reports::{DiskStats, HealthAnswer, ShowAnswer};
+use crate::control::protocol::SnapshotFile;
+
+/// Everything about one disk.
+pub fn disk(shown: &ShowAnswer) -> String {
+    let ShowAnswer { disk: stats, settings } = shown;
+    let DiskStats { disk, placement, .. } = stats;
+    let mut text = String::new();
+    let mut line = |key: &str, value: &str| {
+        let _ = writeln!(text, "{key:<10} {}", plain(value));
+    };
+    line("disk", &disk.name);
+    line("image", &disk.image);
+    line("socket", &disk.socket);
+    line("state", state(disk));
+    line("size", &size(disk.size_bytes));
+    line("engine", &disk.engine);
+    line("sessions", &disk.sessions.to_string());
+    line("queues", &format!("{} of {}", disk.queues_running, disk.queues_offered));
+    if disk.held > 0 {
+        line("parked", &format!("{} requests", disk.held));
+    }
+    if let Some(placement) = placement {
+        line("placement", &placement.placement);
+    }
+    text.push_str("\nsettings\n");
+    for (key, value) in settings {
+        let _ = writeln!(text, "  {:<18} {}", plain(key), plain(value));
+    }
+    if !stats.queues.is_empty() {
+        text.push('\n');
+        text += &queues(std::slice::from_ref(stats));
+    }
+    text
+}
+
+/// One line, or one for each fault.
+pub fn health(answer: &HealthAnswer) -> String {
+    let HealthAnswer { healthy, workers, disks, silent_workers, failed_disks, holding_disks } = answer;
+    let mut text = String::new();
+    if *healthy {
+        let _ = writeln!(text, "healthy (workers: {workers}, disks: {disks})");
+    }
+    for worker in silent_workers {
+        let _ = writeln!(text, "worker {worker} does not answer: does the storage of a disk hang?");
+    }
+    for disk in failed_disks {
+        let disk = plain(disk);
+        let _ = writeln!(
+            text,
+            "disk {disk} has failed: a sync failed, and it accepts no writes before a restart"
+        );
+    }
+    for disk in holding_disks {
+        let disk = plain(disk);
+        let _ =
+            writeln!(text, "disk {disk} has parked requests: its guest waits (bareblk ctl resume {disk})");
+    }
+    text
+}
+
+/// One line for each file.
+pub fn snapshots(files: &[SnapshotFile], ok: &Value) -> String {
+    let paused_us = ok["paused_ns"].as_u64().unwrap_or_default() / 1000;
+    let line = |file: &SnapshotFile| format!("{}: {}\n", plain(&file.disk), plain(&file.file));
+    let lines: String = files.iter().map(line).collect();
+    format!("{lines}paused for {paused_us} µs\n")
+}

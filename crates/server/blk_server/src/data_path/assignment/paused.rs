@@ -1,0 +1,157 @@
+//! Pauses disks: all their queues are drained and have no worker while the caller does something with the images.
+//!
+//! `new queues wait → Release to all at once → all drained → act → Adopt by the same workers → new queues start`
+//!
+//! - All queues pause, or none: if one does not drain in time, the others return to their workers at once.
+//! - The lock of each queue's place is held all the time. A session's message about its ring waits for it, and so does a
+//!   move. A worker with such a queue cannot be removed.
+
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use super::{LOOK_AGAIN, Place, QueueEntry, WorkerSet, released, take_back};
+use crate::data_path::assignment::deadline::Deadline;
+use crate::data_path::disk::Disk;
+use crate::data_path::queue::Queue;
+use crate::data_path::worker::command::Command;
+use crate::error::AdminError;
+
+/// A queue that its worker is releasing.
+struct Leaving<'a> {
+    entry: &'a QueueEntry,
+    place: MutexGuard<'a, Place>,
+    id: u32,
+    queue: Receiver<Box<Queue>>,
+}
+
+/// A drained queue without a worker. Returns to its worker when dropped.
+struct Paused<'a> {
+    set: &'a WorkerSet,
+    entry: &'a QueueEntry,
+    place: MutexGuard<'a, Place>,
+    queue: Option<Box<Queue>>,
+}
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        if let Some(queue) = self.queue.take() {
+            take_back(self.entry, &mut self.place, queue);
+            self.set.start_extra_engine(&self.entry.disk);
+        }
+    }
+}
+
+/// Keeps queues of these disks from starting.
+struct Barrier<'a> {
+    set: &'a WorkerSet,
+    disks: &'a [Arc<Disk>],
+}
+
+impl<'a> Barrier<'a> {
+    fn new(set: &'a WorkerSet, disks: &'a [Arc<Disk>]) -> Self {
+        set.table().paused.extend(disks.iter().map(|disk| disk.id()));
+        Self { set, disks }
+    }
+
+    fn disk(&self, id: u64) -> Option<&Disk> {
+        self.disks.iter().find(|disk| disk.id() == id).map(|disk| &**disk)
+    }
+}
+
+impl Drop for Barrier<'_> {
+    fn drop(&mut self) {
+        let mut table = self.set.table();
+        for disk in self.disks {
+            if let Some(at) = table.paused.iter().position(|paused| *paused == disk.id()) {
+                table.paused.swap_remove(at);
+            }
+        }
+        drop(table);
+        self.set.unpaused.notify_all();
+    }
+}
+
+impl WorkerSet {
+    /// Runs `act` while the disks' queues take no requests and have none in flight. `timeout`: for their requests.
+    ///
+    /// # Errors
+    /// [`AdminError`]; `act` has not run.
+    pub(crate) fn while_paused<T>(
+        &self,
+        disks: &[Arc<Disk>],
+        timeout: Duration,
+        act: impl FnOnce() -> T,
+    ) -> Result<T, AdminError> {
+        let deadline = self.deadline(timeout);
+        // Dropped last: queues that wait start after the others have continued.
+        let barrier = Barrier::new(self, disks);
+        let entries = self.entries_behind(&barrier, &deadline)?;
+        let mut stays = None;
+        let mut leaving = Vec::new();
+        for entry in &entries {
+            let Some(place) = deadline.lock(&entry.place) else {
+                stays = Some(&**entry);
+                break;
+            };
+            leaving.extend(leave(entry, place));
+        }
+        let mut paused = Vec::new();
+        // Also after a failure: a queue that has left its worker must return.
+        for Leaving { entry, mut place, id, queue } in leaving {
+            match released(&place.worker, id, &queue, &deadline) {
+                Some(queue) => {
+                    place.id = None;
+                    paused.push(Paused { set: self, entry, place, queue: Some(queue) });
+                }
+                None => stays = stays.or(Some(entry)),
+            }
+        }
+        match stays {
+            None => Ok(act()),
+            Some(entry) => Err(not_drained(entry, &deadline)),
+        }
+    }
+
+    /// The running queues of the disks. Waits for queues that a worker is starting now.
+    fn entries_behind(
+        &self,
+        barrier: &Barrier<'_>,
+        deadline: &Deadline<'_>,
+    ) -> Result<Vec<Arc<QueueEntry>>, AdminError> {
+        loop {
+            let table = self.table();
+            let mut starting = table.starting.iter();
+            let starting = starting.find_map(|&(disk, queue)| Some((barrier.disk(disk)?, queue)));
+            let Some((disk, queue)) = starting else {
+                let entries = table.entries.iter().filter(|entry| barrier.disk(entry.disk.id()).is_some());
+                return Ok(entries.map(Arc::clone).collect());
+            };
+            drop(table);
+            if deadline.is_cut_short() {
+                return Err(AdminError::Stopping);
+            }
+            if deadline.is_over() {
+                let (disk, timeout) = (disk.name().to_owned(), deadline.timeout());
+                return Err(AdminError::NotStarted { disk, queue, timeout });
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+}
+
+/// Has the worker release the queue. `None`: the queue has ended.
+fn leave<'a>(entry: &'a QueueEntry, place: MutexGuard<'a, Place>) -> Option<Leaving<'a>> {
+    let id = place.id?;
+    let (sender, queue) = sync_channel(1);
+    let _ = place.worker.send(Command::Release(id, sender));
+    Some(Leaving { entry, place, id, queue })
+}
+
+fn not_drained(entry: &QueueEntry, deadline: &Deadline<'_>) -> AdminError {
+    if deadline.is_cut_short() {
+        return AdminError::Stopping;
+    }
+    let (disk, queue, stays) = (entry.disk.name().to_owned(), entry.index, entry.worker());
+    AdminError::NotDrained { disk, queue, timeout: deadline.timeout(), stays }
+}
