@@ -2,7 +2,6 @@
 //!
 //! `DiskArgs (+ image, socket) → DiskSettings::new → checked as far as possible without opening anything`
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,6 +15,7 @@ use io_engine::{EngineConfig, EngineOptions};
 
 use crate::args::serve_args::{DiskArgs, Switch};
 use crate::args::values;
+use crate::config::config_words::KeyValues;
 
 /// The settings of one disk.
 #[derive(Clone, Debug)]
@@ -30,8 +30,8 @@ pub struct DiskSettings {
     pub workers: Option<WorkerChoice>,
     /// The disk's options, including those from which the fields above are made.
     pub options: DiskArgs,
-    /// Each key with its value as written or its default: a reload compares them. Empty without a file.
-    pub words: BTreeMap<String, String>,
+    /// The keys with other values than the defaults, as written: a reload compares them. Empty without a file.
+    pub words: KeyValues,
 }
 
 impl DiskSettings {
@@ -66,7 +66,7 @@ impl DiskSettings {
             placement,
             workers: None,
             options: args,
-            words: BTreeMap::new(),
+            words: KeyValues::default(),
         })
     }
 
