@@ -70,6 +70,10 @@ pub struct RunArgs {
     /// The folder for the test file, on the disk to be measured [default: the results' folder]
     #[arg(long, value_name = "DIR")]
     pub storage: Option<PathBuf>,
+
+    /// A `qemu-img` with libblkio, an independent client for `vhost-…` [default: the one in PATH]
+    #[arg(long, value_name = "PROGRAM")]
+    pub qemu_img: Option<PathBuf>,
 }
 
 fn seconds(text: &str) -> Result<f64> {
@@ -120,6 +124,7 @@ fn run_one(args: &RunArgs, experiment: &Experiment, output: &Output, stop: Stop)
         storage: args.storage.clone().unwrap_or_else(|| args.out.clone()),
         effort: effort(args, &experiment.declaration),
         program: server(),
+        qemu_img: args.qemu_img.clone(),
         stop,
     };
     let mut bar = Bar::new();
@@ -153,6 +158,7 @@ fn command_line(args: &RunArgs) -> String {
     args.rounds.iter().for_each(|rounds| _ = write!(line, " --rounds {rounds}"));
     args.seconds.iter().for_each(|seconds| _ = write!(line, " --seconds {seconds}"));
     args.storage.iter().for_each(|storage| _ = write!(line, " --storage {}", quoted(storage)));
+    args.qemu_img.iter().for_each(|program| _ = write!(line, " --qemu-img {}", quoted(program)));
     line
 }
 
@@ -219,9 +225,9 @@ mod tests {
             rounds: Some(40),
             seconds: Some(0.5),
             storage: Some("/mnt/x".into()),
+            qemu_img: Some("./new qemu-img".into()),
         };
-        let expected =
-            r"bareblk lab run aio --out 'a b/it'\''s' --quick --rounds 40 --seconds 0.5 --storage /mnt/x";
+        let expected = r"bareblk lab run aio --out 'a b/it'\''s' --quick --rounds 40 --seconds 0.5 --storage /mnt/x --qemu-img './new qemu-img'";
         assert_eq!(command_line(&args), expected);
     }
 
@@ -242,6 +248,7 @@ mod tests {
             rounds: None,
             seconds: None,
             storage: None,
+            qemu_img: None,
         };
         assert_eq!(effort(&args, &declaration), declaration.full);
         (args.quick, args.rounds) = (true, Some(7));

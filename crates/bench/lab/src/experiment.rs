@@ -496,6 +496,8 @@ pub struct Setup {
     pub effort: Effort,
     /// Path of `bareblk`, for experiments that measure it as a process.
     pub program: Option<PathBuf>,
+    /// Path of the `qemu-img` to use as a client; `None`: the one in PATH.
+    pub qemu_img: Option<PathBuf>,
     /// The user's request to stop.
     pub stop: Stop,
 }

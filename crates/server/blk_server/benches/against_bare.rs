@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use guest_mem::{GuestAddress, Region, RegionSpec};
 use io_engine::{EngineConfig, EngineKind, make};
-use rig::{BLOCK_BYTES, DATA_BASE, Rig};
+use rig::{BLOCK_BYTES, DATA_BASE, Rig, guest};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
 mod rig;
@@ -92,7 +92,7 @@ impl Pair {
         Self {
             image: map(image.reopen().unwrap(), image_bytes),
             memory: map(fd, DATA_BASE + data_bytes),
-            rig: Rig::new(engine, image.path(), memory, options.text("packed", "no") == "yes"),
+            rig: Rig::new(0, engine, image.path(), guest(memory), options.text("packed", "no") == "yes"),
             kind: if options.text("op", "read") == "write" {
                 virtio_blk::kind::OUT
             } else {

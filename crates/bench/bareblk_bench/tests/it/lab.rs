@@ -203,6 +203,21 @@ fn hostile_measures_nine_guests_beside_each_kind_of_a_tenth() {
 }
 
 #[test]
+fn disks_measures_servers_with_up_to_a_thousand() {
+    let result = run_with_servers("disks");
+    assert_measured(&result);
+    for variant in ["disks-10", "disks-100", "disks-1000", "disks-1000-busy"] {
+        for column in ["iops", "cpu", "p99", "start", "memory", "control"] {
+            assert!(figure(&result, "randread", variant, column) > 0.0, "{variant}, {column}");
+        }
+    }
+    assert!(
+        result.cell("randread", "disks-1").unwrap().summary("memory").is_none(),
+        "it has no further disk"
+    );
+}
+
+#[test]
 fn vhost_without_fio_and_the_peer_goes_on_and_says_how_to_get_them() {
     let place = Place::new();
     let mut command = bareblk();
@@ -211,9 +226,10 @@ fn vhost_without_fio_and_the_peer_goes_on_and_says_how_to_get_them() {
     command.env("PATH", place.path(""));
     let text = output(command);
     let peer = "qemu-storage-daemon is not installed: apt install";
+    let client = "qemu-img with libblkio is not installed: apt install qemu-utils qemu-block-extra";
     assert_says(
         &text,
-        &["fio is not installed: apt install fio", peer, "not measured: there is no baseline"],
+        &["fio is not installed: apt install fio", peer, "not measured: there is no baseline", client],
     );
     assert!(text.contains("│ bareblk, asleep"), "{text}");
 }

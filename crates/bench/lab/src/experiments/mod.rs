@@ -14,6 +14,8 @@ mod locality;
 
 mod hostile;
 
+mod disks;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 
@@ -25,6 +27,7 @@ pub fn all() -> Vec<Experiment> {
     all.extend(vhost::parts());
     all.push(locality::experiment());
     all.push(hostile::experiment());
+    all.push(disks::experiment());
     all
 }
 
@@ -63,7 +66,7 @@ mod tests {
                      qspinlock-aim7";
         let vhost = "vhost-ssd, vhost-ram, vhost-depth1, vhost-disturbed, vhost-idle";
         let expected = format!(
-            "experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality, hostile"
+            "experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality, hostile, disks"
         );
         assert_eq!(line, expected);
     }

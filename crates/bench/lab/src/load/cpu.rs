@@ -45,6 +45,11 @@ impl Usage {
         Self::of(UsageWho::RUSAGE_SELF)
     }
 
+    /// Returns the usage of child processes that have ended and were waited for.
+    pub fn of_children() -> Self {
+        Self::of(UsageWho::RUSAGE_CHILDREN)
+    }
+
     fn of(who: UsageWho) -> Self {
         let Ok(usage) = getrusage(who) else { return Self::default() };
         let count = |count: i64| u64::try_from(count).unwrap_or(0);

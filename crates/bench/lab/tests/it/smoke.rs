@@ -11,6 +11,7 @@ fn smallest(output: &Output, rounds: usize) -> Setup {
         storage: output.folder().to_path_buf(),
         effort: Effort { rounds, seconds: 0.005, file_bytes: 4 << 20 },
         program: None,
+        qemu_img: None,
         stop: Stop::default(),
     }
 }

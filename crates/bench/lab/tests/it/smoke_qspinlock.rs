@@ -12,6 +12,7 @@ fn smallest(name: &str) -> (RunResult, Vec<String>) {
         storage: output.folder().to_path_buf(),
         effort: Effort { rounds: 1, seconds: 0.005, file_bytes: 0 },
         program: None,
+        qemu_img: None,
         stop: Stop::default(),
     };
     let experiment = lab::find(name).unwrap();

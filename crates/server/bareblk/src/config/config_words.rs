@@ -2,7 +2,7 @@
 //!
 //! `TOML table → words (key, text, line) → each alone through clap: its value parser, its limits → arguments`
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as _;
 use std::ops::Range;
 
@@ -67,6 +67,28 @@ pub struct Word {
     pub text: String,
     pub shown: String,
     pub line: usize,
+}
+
+/// The values of a table that are not the defaults, by key. A server keeps one for each disk, so it is small.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyValues(Box<[(Box<str>, Box<str>)]>);
+
+impl KeyValues {
+    /// The keys whose values differ, in order.
+    pub fn differing<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a str> {
+        let keys: BTreeSet<&str> = self.0.iter().chain(&other.0).map(|(key, _)| &**key).collect();
+        keys.into_iter().filter(|key| self.get(key) != other.get(key))
+    }
+
+    /// Each key with its value.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (&**key, &**value))
+    }
+
+    /// The value of this key, unless it is the default.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.0.iter().find(|(known, _)| **known == *key).map(|(_, value)| &**value)
+    }
 }
 
 /// The valid keys of one table.
@@ -154,13 +176,16 @@ impl Schema {
         self.command.try_get_matches_from_mut(arguments)
     }
 
-    /// Every key that has a value, given or by default.
-    pub fn effective(&self, matches: &ArgMatches) -> BTreeMap<String, String> {
+    /// Every key whose value is not its default.
+    pub fn effective(&self, matches: &ArgMatches) -> KeyValues {
         let value = |arg: &Arg| {
-            let mut values = matches.get_raw(arg.get_id().as_str())?;
-            Some((arg.get_long()?.to_owned(), values.next()?.to_string_lossy().into_owned()))
+            let value = matches.get_raw(arg.get_id().as_str())?.next()?;
+            let is_default =
+                arg.get_default_values().first().is_some_and(|default| default.as_os_str() == value);
+            let key = arg.get_long().filter(|_| !is_default)?;
+            Some((key.into(), value.to_string_lossy().into()))
         };
-        self.command.get_arguments().filter_map(value).collect()
+        KeyValues(self.command.get_arguments().filter_map(value).collect())
     }
 }
 

@@ -1,11 +1,11 @@
 //! All settings of a server, from the command line or a configuration file, checked as a whole.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use blk_server::{LimitSettings, WorkerOptions};
 
 use crate::args::serve_args::ServerArgs;
+use crate::config::config_words::KeyValues;
 use crate::config::disk_settings::DiskSettings;
 
 /// All settings of a server.
@@ -26,14 +26,14 @@ pub struct ServerSettings {
     pub options: ServerArgs,
     /// One entry for each worker.
     pub workers: Vec<WorkerOptions>,
-    /// Each key with its value as written or its default: a reload compares them. Empty without a file.
-    pub words: BTreeMap<String, String>,
+    /// The keys with other values than the defaults, as written: a reload compares them. Empty without a file.
+    pub words: KeyValues,
 }
 
 impl ServerSettings {
     /// `options` also describe the workers.
     pub fn new(options: ServerArgs) -> Self {
-        Self { workers: options.workers.options(), options, words: BTreeMap::new() }
+        Self { workers: options.workers.options(), options, words: KeyValues::default() }
     }
 
     /// Adopts those settings of `wanted` that a running server can change.

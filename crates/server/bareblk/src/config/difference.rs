@@ -2,7 +2,6 @@
 //!
 //! `running, wanted → Difference → refuse (disks in use, and disks that need their sockets or images) → changes to make`
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use blk_server::DiskLimits;
@@ -190,18 +189,18 @@ impl Difference {
 
 /// The keys of a disk whose values differ.
 fn changed_keys(before: &DiskSettings, after: &DiskSettings) -> Vec<String> {
-    let changed = differing(&before.words, &after.words);
-    changed.filter(|key| !FOR_OPENING.contains(&key.as_str())).cloned().collect()
+    let changed = before.words.differing(&after.words);
+    changed.filter(|key| !FOR_OPENING.contains(key)).map(str::to_owned).collect()
 }
 
 /// The keys of the process that differ and apply at the next start. Workers are compared by the options that result
 /// from all their keys.
 pub fn changed_server_keys(before: &ServerSettings, after: &ServerSettings) -> Vec<String> {
     let of_workers: Vec<String> = Schema::of::<WorkersArgs>(&[]).keys().map(str::to_owned).collect();
-    let changed = differing(&before.words, &after.words);
-    let waits = |key: &&String| !SERVER_IN_PLACE.contains(&key.as_str()) && !of_workers.contains(*key);
+    let changed = before.words.differing(&after.words);
+    let waits = |key: &&str| !SERVER_IN_PLACE.contains(key) && !of_workers.iter().any(|of| of == key);
     let workers = (before.workers != after.workers).then(|| "workers".to_owned());
-    changed.filter(waits).cloned().chain(workers).collect()
+    changed.filter(waits).map(str::to_owned).chain(workers).collect()
 }
 
 /// The disks whose new `create` differs from their size: it says how large a new image is, and resizes none.
@@ -216,7 +215,7 @@ pub fn sizes_not_followed(
         let create = disk.settings.options.create?;
         let is_new = known.settings.words.get("create") != disk.settings.words.get("create");
         let size_bytes = size_bytes(&disk.name).filter(|size_bytes| is_new && *size_bytes != create)?;
-        let (name, word) = (&disk.name, disk.settings.words.get("create").map_or("", String::as_str));
+        let (name, word) = (&disk.name, disk.settings.words.get("create").unwrap_or_default());
         let why = format!(
             "create = {word} is for an image that does not exist, and this one has {size_bytes} bytes: resize it with \
              bareblk ctl resize {name} {word}"
@@ -224,13 +223,6 @@ pub fn sizes_not_followed(
         Some(Refused { disk: name.clone(), why })
     });
     changed.collect()
-}
-
-type KeyValues = BTreeMap<String, String>;
-
-fn differing<'a>(before: &'a KeyValues, after: &'a KeyValues) -> impl Iterator<Item = &'a String> {
-    let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-    keys.into_iter().filter(|key| before.get(*key) != after.get(*key))
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use io_engine::{EngineConfig, EngineOptions};
 
 use crate::args::serve_args::{DiskArgs, Switch, WceChoice};
 use crate::args::values;
+use crate::config::config_words::KeyValues;
 
 /// The settings of one disk.
 #[derive(Clone, Debug)]
@@ -31,8 +32,8 @@ pub struct DiskSettings {
     pub limits: DiskLimits,
     /// The disk's options, including those from which the fields above are made.
     pub options: DiskArgs,
-    /// Each key with its value as written or its default: a reload compares them. Empty without a file.
-    pub words: BTreeMap<String, String>,
+    /// The keys with other values than the defaults, as written: a reload compares them. Empty without a file.
+    pub words: KeyValues,
 }
 
 impl DiskSettings {
@@ -69,7 +70,7 @@ impl DiskSettings {
             workers: None,
             limits,
             options: args,
-            words: BTreeMap::new(),
+            words: KeyValues::default(),
         })
     }
 
@@ -78,12 +79,8 @@ impl DiskSettings {
         self.options.name.clone().unwrap_or_else(|| real_path(opener, &self.image.path).display().to_string())
     }
 
-    /// The keys of a `[[disk]]` table with their values, as written or by default.
+    /// Keys of a `[[disk]]` table with their values: the usual ones, and those that a file or `ctl add` sets.
     pub fn shown(&self) -> BTreeMap<String, String> {
-        if !self.words.is_empty() {
-            return self.words.clone();
-        }
-        // From the command line: those that `ctl` does not show elsewhere.
         let options = &self.options;
         let on_off = |on: bool| if on { "on" } else { "off" };
         let mut shown: BTreeMap<&str, String> = BTreeMap::from([
@@ -103,6 +100,7 @@ impl DiskSettings {
         shown.extend(options.serial.clone().map(|serial| ("serial", serial)));
         shown.extend(options.block_size.map(|bytes| ("block-size", bytes.to_string())));
         shown.extend(options.format.map(|_| ("format", "raw".to_owned())));
+        shown.extend(self.words.iter().map(|(key, value)| (key, value.to_owned())));
         shown.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
     }
 

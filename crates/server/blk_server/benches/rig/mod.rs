@@ -19,16 +19,29 @@ const HEADER_BASE: u64 = 1 << 20;
 pub const DATA_BASE: u64 = 16 << 20;
 pub const BLOCK_BYTES: u64 = 4096;
 
+/// A guest whose memory is this region.
+pub fn guest(region: Region) -> Arc<GuestMemory> {
+    Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap())
+}
+
 pub struct Rig {
     worker: InlineWorker,
     ring: DriverQueue,
     kick: OwnedFd,
     call: OwnedFd,
     view: MemoryView,
+    headers: u64,
 }
 
 impl Rig {
-    pub fn new(engine: Box<dyn Engine>, image: &Path, memory: Region, packed: bool) -> Self {
+    /// Rings and headers from `base` on, in memory that other rigs may use too.
+    pub fn new(
+        base: u64,
+        engine: Box<dyn Engine>,
+        image: &Path,
+        memory: Arc<GuestMemory>,
+        packed: bool,
+    ) -> Self {
         let mut options = ImageOptions::new(image);
         options.cache = CacheMode::Writeback;
         let disk = DiskConfig {
@@ -43,13 +56,12 @@ impl Rig {
             coalescing: None,
             park: None,
         };
-        let memory = Arc::new(GuestMemory::new(vec![Arc::new(memory)]).unwrap());
         let view = MemoryView::new(Arc::clone(&memory));
         let layout = RingLayout {
             queue_size: QUEUE_SIZE,
-            descriptors: GuestAddress(0),
-            avail: GuestAddress(0x1_0000),
-            used: GuestAddress(0x2_0000),
+            descriptors: GuestAddress(base),
+            avail: GuestAddress(base + 0x1_0000),
+            used: GuestAddress(base + 0x2_0000),
         };
         let features = RingFeatures { event_idx: true, indirect: true, packed };
         let ring = DriverQueue::new(&view, layout, features).unwrap();
@@ -58,12 +70,12 @@ impl Rig {
         let (worker_kick, worker_call) = (kick.try_clone().unwrap(), call.try_clone().unwrap());
         let worker =
             InlineWorker::start(engine, disk, memory, layout, features, worker_kick, worker_call).unwrap();
-        Self { worker, ring, kick, call, view }
+        Self { worker, ring, kick, call, view, headers: base + HEADER_BASE }
     }
 
     /// Header, 4 KiB of data, status: three descriptors, as Linux sends them without indirect tables.
     pub fn add(&mut self, slot: u64, kind: u32, sector: u64, data_addr: u64) {
-        let header = HEADER_BASE + slot * 64;
+        let header = self.headers + slot * 64;
         let mut bytes = [0; 16];
         bytes[..4].copy_from_slice(&kind.to_le_bytes());
         bytes[8..].copy_from_slice(&sector.to_le_bytes());

@@ -19,6 +19,7 @@ use crate::control::balance::{Decider, Move};
 use crate::data_path::assignment::balanced::{Balanced, Reading};
 use crate::data_path::report::{BalanceDecision, BalanceReport, MoveOutcome};
 use crate::data_path::worker::balancer_wakeup::{BalancerWakeup, PERIOD};
+use crate::host::caches::Caches;
 use crate::host::error_line::error_line;
 
 /// Readings use at most 1/`COST_LIMIT` of a CPU.
@@ -40,6 +41,7 @@ pub(crate) struct Balancer {
     wakeup: Arc<BalancerWakeup>,
     history: Arc<Mutex<History>>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    caches: Caches,
 }
 
 #[derive(Debug, Default)]
@@ -58,6 +60,8 @@ impl Balancer {
             wakeup: Arc::new(BalancerWakeup::new()?),
             history: Arc::default(),
             thread: Mutex::default(),
+            // Read now, because the server may drop the right to read it before it starts the thread.
+            caches: Caches::here(),
         })
     }
 
@@ -75,9 +79,10 @@ impl Balancer {
         if thread.is_some() {
             return Ok(());
         }
-        let (wakeup, history) = (self.wakeup(), Arc::clone(&self.history));
+        let mut balancer = BalancerThread::new(balanced, self.wakeup(), Arc::clone(&self.history));
+        balancer.caches = self.caches.clone();
         let builder = std::thread::Builder::new().name("bareblk-balance".into());
-        *thread = Some(builder.spawn(move || BalancerThread::new(balanced, wakeup, history).run())?);
+        *thread = Some(builder.spawn(move || balancer.run())?);
         Ok(())
     }
 
@@ -122,6 +127,7 @@ struct BalancerThread {
     own_time: Duration,
     /// CPUs that this process may use.
     cpus: usize,
+    caches: Caches,
 }
 
 impl BalancerThread {
@@ -135,6 +141,7 @@ impl BalancerThread {
             last: None,
             own_time: Duration::ZERO,
             cpus,
+            caches: Caches::default(),
         }
     }
 
@@ -166,6 +173,9 @@ impl BalancerThread {
         let Some(mut interval) = last else { return Vec::new() };
         (interval.at, interval.cpus) = (now.saturating_duration_since(self.wakeup.origin), self.cpus);
         interval.own_time = self.own_time;
+        for worker in &mut interval.workers {
+            worker.cache = self.caches.of(&worker.cpus);
+        }
         self.decider.decide(&interval)
     }
 

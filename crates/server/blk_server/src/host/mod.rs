@@ -1,5 +1,6 @@
-//! Interfaces to the host: CPUs, NUMA nodes, control groups, sockets, eventfds, a clock.
+//! Interfaces to the host: CPUs, caches, NUMA nodes, control groups, sockets, eventfds, a clock.
 
+pub(crate) mod caches;
 pub(crate) mod cgroup;
 pub(crate) mod clock;
 pub(crate) mod cpu_list;

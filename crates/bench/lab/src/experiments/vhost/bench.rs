@@ -14,6 +14,7 @@ use blk_driver::{Device, Options};
 
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Column, Reading, SampleError, Setup, Variant, Workload};
+use crate::load::disk::qemu_img::{self, QemuImg};
 use crate::load::disk::test_file::TestFile;
 use crate::load::disk::test_files::{Place, TMPFS, TestFiles};
 use crate::load::disk::{clients, copy_loop, fio, fio_jobs};
@@ -47,8 +48,15 @@ pub(crate) struct Part {
 pub(crate) enum Way {
     Fio(fio_jobs::Engine),
     CopyLoop,
-    WakeUp { pinned: bool },
-    Server { kind: Kind, client_polls: bool },
+    WakeUp {
+        pinned: bool,
+    },
+    Server {
+        kind: Kind,
+        client_polls: bool,
+    },
+    /// An independent client, which sleeps, on a server or on the file itself.
+    QemuImg(Option<Kind>),
 }
 
 impl Way {
@@ -60,6 +68,11 @@ impl Way {
     /// `bareblk serve`, in the cache mode that suits its engine.
     pub const fn own(engine: &'static str, workers: u16, client_polls: bool) -> Self {
         Self::Server { kind: own(engine, workers, true), client_polls }
+    }
+
+    /// `bareblk serve` with one worker, and an independent client.
+    pub const fn own_by_qemu_img(engine: &'static str) -> Self {
+        Self::QemuImg(Some(own(engine, 1, true)))
     }
 
     /// `bareblk serve` with one worker that never polls.
@@ -88,13 +101,15 @@ pub(crate) struct Vhost {
     part: Part,
     fio: Option<String>,
     peer: Option<String>,
+    qemu_img: QemuImg,
     files: TestFiles,
 }
 
 impl Vhost {
     pub fn new(setup: &Setup, part: Part) -> Self {
         let (fio, peer) = (fio::version(), peer_version());
-        Self { setup: setup.clone(), part, fio, peer, files: TestFiles::default() }
+        let qemu_img = QemuImg::find(setup.qemu_img.as_deref());
+        Self { setup: setup.clone(), part, fio, peer, qemu_img, files: TestFiles::default() }
     }
 
     fn uses(&self, wanted: Place) -> bool {
@@ -114,6 +129,11 @@ impl Vhost {
             Way::Fio(engine) => fio_jobs::measure(file.path(), job, engine, &self.setup.scratch, stop),
             Way::CopyLoop => copy_loop::measure(file.path(), job, stop),
             Way::WakeUp { pinned } => wake_up::measure(job.seconds, pinned),
+            Way::QemuImg(None) => self.qemu_img.measure(qemu_img::Disk::File(file.path()), job, stop),
+            Way::QemuImg(Some(kind)) => {
+                let server = self.server(kind, file, job.jobs)?;
+                self.qemu_img.measure(qemu_img::Disk::Served(&server), job, stop)
+            }
             Way::Server { kind, client_polls } => {
                 let workers = kind.workers();
                 let start = || self.server(kind, file, job.jobs);
@@ -201,10 +221,18 @@ impl Bench for Vhost {
     fn notes(&self) -> Vec<String> {
         let is_used = |wanted: &dyn Fn(&Way) -> bool| self.part.ways.iter().any(|(_, way)| wanted(way));
         let mut notes = Vec::new();
-        if is_used(&|way| matches!(way, Way::Server { kind: Kind::Peer, .. })) {
+        if is_used(&|way| {
+            matches!(way, Way::Server { kind: Kind::Peer, .. } | Way::QemuImg(Some(Kind::Peer)))
+        }) {
             notes.push(match &self.peer {
                 Some(version) => format!("The peer is {version}."),
                 None => crate::load::server::process::PEER_MISSING.to_owned() + ".",
+            });
+        }
+        if is_used(&|way| matches!(way, Way::QemuImg(_))) {
+            notes.push(match self.qemu_img.version() {
+                Ok(version) => format!("The independent client is {version}, over libblkio."),
+                Err(why) => format!("There is no independent client: {why}."),
             });
         }
         if is_used(&|way| matches!(way, Way::Server { client_polls: true, .. })) {

@@ -1,14 +1,18 @@
 //! Declarations that the parts of `vhost` share: the published work and the columns.
 
-use super::bench::Part;
+use super::bench::{Part, Way};
 use crate::experiment::{
     Column, Declaration, Difference, Effort, Published, PublishedColumn, PublishedRow, RatioForm, Source,
-    Target, Yardstick, owned,
+    Target, Variant, Yardstick, owned,
 };
+use crate::load::server::process::Kind;
 
 pub(crate) const HOST: &str = "host";
 pub(crate) const PEER_SLEEPS: &str = "qsd-sleep";
 pub(crate) const PEER_POLLS: &str = "qsd-poll";
+pub(crate) const IMG_HOST: &str = "qemu-img-host";
+pub(crate) const IMG_PEER: &str = "qemu-img-qsd";
+pub(crate) const IMG_OWN: &str = "qemu-img-bareblk";
 pub(crate) const IOPS: &str = "iops";
 pub(crate) const CPU: &str = "cpu";
 pub(crate) const LATENCY: &str = "latency";
@@ -52,6 +56,20 @@ pub(crate) fn declaration(name: &str, question: &str, part: &Part, baseline: &st
     }
 }
 
+/// The independent client on the file, on the peer, and on `bareblk serve` with one worker; the others are compared
+/// with `against`.
+pub(crate) fn independent(engine: &'static str, against: &str) -> [(Variant, Way); 3] {
+    let ways = [
+        (IMG_HOST, "qemu-img on the file".to_owned(), Way::QemuImg(None)),
+        (IMG_PEER, "qemu-img, qemu-storage-daemon".to_owned(), Way::QemuImg(Some(Kind::Peer))),
+        (IMG_OWN, format!("qemu-img, bareblk {engine}"), Way::own_by_qemu_img(engine)),
+    ];
+    ways.map(|(id, label, way)| {
+        let variant = Variant::new(id, &label);
+        (if id == against { variant } else { variant.against(against) }, way)
+    })
+}
+
 /// The columns with these ids, in this order.
 pub(crate) fn columns(ids: &[&str]) -> Vec<Column> {
     let known = all_columns();
@@ -87,7 +105,8 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
         "mean latency",
         "µs",
         2,
-        "From submitting a request until the client takes its completion; for the host, fio's lat.",
+        "From submitting a request until the client takes its completion; for the host, fio's lat; for qemu-img, \
+         its time times the depth, per request.",
     ),
     (
         "p99",
@@ -147,6 +166,12 @@ pub(crate) fn differences(more: &[(&str, &str, &str)]) -> Vec<Difference> {
             "this project's driver on threads of the program, the same for every server; each job has its \
              own queue",
             "this measures only the path from ring to file: no guest, no exits, no guest scheduler",
+        ),
+        (
+            "one kind of client",
+            "in some parts also `qemu-img bench` over libblkio (rows \"qemu-img\"), where it is installed: one queue, which \
+             holds 85 requests, and a client that sleeps",
+            "the figures cannot be an artefact of this project's driver",
         ),
         (
             "QEMU's virtio-blk, and a server in the host's kernel",

@@ -5,7 +5,8 @@
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{
-    CPU, IOPS, LATENCY, PEER_POLLS, PEER_SLEEPS, columns, declaration, differences, of, published, target,
+    CPU, IMG_OWN, IMG_PEER, IOPS, LATENCY, PEER_POLLS, PEER_SLEEPS, columns, declaration, differences,
+    independent, of, published, target,
 };
 use crate::experiment::{Beside, Declaration, Experiment, Plot, Scale, Target, Variant, Workload, Yardstick};
 use crate::load::disk::test_files::Place;
@@ -32,7 +33,10 @@ fn part() -> Part {
             (Variant::new(ALL_SLEEP, "bareblk mmap, server asleep too"), Way::own_asleep("mmap")),
             (Variant::new(SLEEPS, "bareblk mmap, asleep"), Way::own("mmap", 1, false)),
             (Variant::new(POLLS, "bareblk mmap, polling"), Way::own("mmap", 1, true)),
-        ],
+        ]
+        .into_iter()
+        .chain(independent("mmap", IMG_PEER))
+        .collect(),
         loads: vec![(Workload::new(READ, "4k random reads, RAM disk, depth 1"), ask)],
         columns: columns(&[IOPS, LATENCY, CPU, "client-cpu", "switches"]),
     }
@@ -95,6 +99,12 @@ fn targets() -> Vec<Target> {
             (&[ALL_SLEEP, SLEEPS], reads),
             (2.5, 0.25),
             of(PEER_SLEEPS),
+        ),
+        target(
+            "an independent client, which sleeps: 2.5 times what it has on qemu-storage-daemon",
+            (&[IMG_OWN], reads),
+            (2.5, 0.25),
+            of(IMG_PEER),
         ),
     ]
 }

@@ -5,7 +5,8 @@
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{
-    CPU, HOST, IOPS, PEER_POLLS, PEER_SLEEPS, columns, declaration, differences, of, published, target,
+    CPU, HOST, IMG_OWN, IMG_PEER, IOPS, PEER_POLLS, PEER_SLEEPS, columns, declaration, differences,
+    independent, of, published, target,
 };
 use crate::experiment::{
     Axis, Beside, Courses, Declaration, Experiment, Plot, Published, Scale, Target, Variant, Workload,
@@ -106,6 +107,8 @@ fn ways(cores: usize) -> Vec<(Variant, Way)> {
             }
         }
     }
+    let clients = independent("mmap", IMG_PEER);
+    ways.extend(clients.map(|(variant, way)| (with(variant, &one), way)));
     ways
 }
 
@@ -210,6 +213,12 @@ fn targets(cores: usize) -> Vec<Target> {
             of(LOOP),
         ),
         target("sync has 0.95 of fio psync", (&[&sync], reads), (0.95, 0.05), of(PSYNC)),
+        target(
+            "an independent client has 10 times what it has on qemu-storage-daemon",
+            (&[IMG_OWN], reads),
+            (10.0, 1.0),
+            of(IMG_PEER),
+        ),
         two_workers(cores),
     ]
 }

@@ -2,7 +2,8 @@
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{
-    CPU, HOST, IOPS, PEER_POLLS, PEER_SLEEPS, columns, declaration, differences, published, target,
+    CPU, HOST, IMG_HOST, IMG_OWN, IOPS, PEER_POLLS, PEER_SLEEPS, columns, declaration, differences,
+    independent, of, published, target,
 };
 use crate::experiment::{Beside, Declaration, Experiment, Plot, Scale, Target, Variant, Workload, Yardstick};
 use crate::load::disk::fio_jobs::Engine;
@@ -26,7 +27,10 @@ fn part() -> Part {
             (Variant::new(PEER_POLLS, "qemu-storage-daemon, polling"), Way::peer(true)),
             (Variant::new(SLEEPS, "bareblk, asleep"), Way::own("io_uring", 1, false)),
             (Variant::new(POLLS, "bareblk, polling"), Way::own("io_uring", 1, true)),
-        ],
+        ]
+        .into_iter()
+        .chain(independent("io_uring", IMG_HOST))
+        .collect(),
         loads: vec![
             (Workload::new(READ, "4k random reads, depth 128"), load(false)),
             (Workload::new(WRITE, "4k random writes, depth 128"), load(true)),
@@ -73,6 +77,12 @@ fn targets() -> Vec<Target> {
     vec![
         target("reads equal the host's", (&[SLEEPS], &[READ]), (1.0, 0.02), Yardstick::Baseline),
         target("writes equal the host's", (&[SLEEPS], &[WRITE]), (1.0, 0.05), Yardstick::Baseline),
+        target(
+            "an independent client has 0.95 of what it has on the file itself",
+            (&[IMG_OWN], both),
+            (0.95, 0.05),
+            of(IMG_HOST),
+        ),
         target(
             "the server's CPU per I/O is at most 2.5 µs",
             (&[SLEEPS], both),

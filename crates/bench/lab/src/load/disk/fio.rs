@@ -1,21 +1,14 @@
 //! The same load by fio, the tool behind the published figures, if it is installed.
 //!
 //! `fio --ioengine=libaio --direct=1 … --output-format=json --output=FILE → Measured`
-//!
-//! - Runs in its own process group: a terminal's Ctrl-C ends this program cleanly, which then ends fio.
 
-use std::io;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
+use super::program;
 use crate::experiment::SampleError;
 use crate::load::{Job, Measured, Pattern, WARM_UP};
 use crate::stop::Stop;
-
-/// Time between two checks of whether fio has ended or the user wants to stop.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// "fio-3.33"; `None` if it is not installed.
 pub(crate) fn version() -> Option<String> {
@@ -93,41 +86,12 @@ pub(crate) fn report(
 ) -> Result<serde_json::Value, SampleError> {
     let report = scratch.join("fio.json");
     let failed = |error: &dyn std::fmt::Display| SampleError::because("fio", error);
-    let child = Command::new("fio")
-        .args(arguments)
-        .arg(format!("--output={}", report.display()))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn();
-    let missing = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => SampleError::Unavailable(MISSING.to_owned()),
-        _ => failed(&error),
-    };
-    wait(child.map_err(missing)?, stop)?;
+    let mut command = Command::new("fio");
+    command.args(arguments).arg(format!("--output={}", report.display()));
+    program::run(&mut command, "fio", MISSING, stop)?;
     let text = std::fs::read_to_string(&report).map_err(|error| failed(&error))?;
     let _ = std::fs::remove_file(&report);
     serde_json::from_str(after_warnings(&text)).map_err(|error| failed(&error))
-}
-
-fn wait(mut child: Child, stop: &Stop) -> Result<(), SampleError> {
-    let failed = |error: io::Error| SampleError::because("fio", &error);
-    while child.try_wait().map_err(failed)?.is_none() {
-        if stop.is_asked() {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(SampleError::Interrupted);
-        }
-        std::thread::sleep(LOOK);
-    }
-    let ended = child.wait_with_output().map_err(failed)?;
-    if ended.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&ended.stderr);
-    let line = said.lines().next().unwrap_or("no message").to_owned();
-    Err(SampleError::because(&format!("fio ended with {}", ended.status), &line))
 }
 
 /// Skips fio's warnings, which precede the JSON object in the same file.

@@ -14,6 +14,10 @@ pub(crate) mod fio;
 
 pub(crate) mod fio_jobs;
 
+mod program;
+
+pub(crate) mod qemu_img;
+
 pub(crate) mod copy_loop;
 
 pub(crate) mod clients;

@@ -95,7 +95,7 @@ mod tests {
         let path = folder.path().to_path_buf();
         let effort = Effort { rounds: 1, seconds: 0.0, file_bytes: 1 << 20 };
         let (scratch, storage) = (path.clone(), path.clone());
-        let setup = Setup { scratch, storage, effort, program: None, stop: Stop::default() };
+        let setup = Setup { scratch, storage, effort, program: None, qemu_img: None, stop: Stop::default() };
         let mut told = Vec::new();
         let mut tell = |what: &str, _| told.push(what.to_owned());
         let files = TestFiles::fill(&setup, (&[Place::Disk], 2), &mut tell).unwrap();

@@ -47,6 +47,14 @@ pub(crate) fn resident_kib(pid: u32) -> Option<u64> {
     number(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "VmRSS:")
 }
 
+/// Memory that neither a file nor another process shares, of the process and its children, in KiB.
+pub(crate) fn private_kib(pid: u32) -> Option<u64> {
+    let own = number(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "RssAnon:")?;
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let children = children.split_ascii_whitespace().filter_map(|child| private_kib(child.parse().ok()?));
+    Some(own + children.sum::<u64>())
+}
+
 fn cpu_ns(pid: u32) -> Option<u64> {
     let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
     let time = clock.now().ok()?;
@@ -92,6 +100,7 @@ mod tests {
             sum = std::hint::black_box(sum.wrapping_add(1));
         }
         assert!(thread_count(own) > 0 && resident_kib(own) > Some(0));
+        assert!(private_kib(own) > Some(0) && private_kib(u32::MAX).is_none());
         assert_eq!((Cost::of(u32::MAX), thread_count(u32::MAX)), (Cost::default(), 0));
     }
 }

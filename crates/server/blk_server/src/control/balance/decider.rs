@@ -50,8 +50,17 @@ impl Stay {
 struct Candidate {
     queue: usize,
     to: usize,
+    /// The new worker uses another last-level cache.
+    is_far: bool,
     /// The higher pressure of the two workers after the move, and the pressure of the target worker.
     after: (f64, f64),
+}
+
+impl Candidate {
+    /// A move within a last-level cache comes first: the data that the queue and its guest share stays in it.
+    fn rank(&self) -> (bool, (f64, f64)) {
+        (self.is_far, self.after)
+    }
 }
 
 /// Turns intervals into moves.
@@ -127,7 +136,8 @@ impl Decider {
         moves
     }
 
-    /// The move away from this worker that leaves the lowest pressure on both.
+    /// The move away from this worker that leaves the lowest pressure on both; a move to another last-level cache only
+    /// if no other pays.
     fn best(&self, model: &Model<'_>, movable: &[bool], from: usize, now: Duration) -> Option<Candidate> {
         let before = model.pressure(from);
         if before < BUSY {
@@ -140,12 +150,13 @@ impl Decider {
             for to in (0..model.workers.len()).filter(|&to| to != from && model.may_go(queue, to)) {
                 let (left, found) = model.pressures_after(queue, to);
                 let after = (left.max(found), found);
-                let better = best.as_ref().is_none_or(|best| after < best.after);
-                if better
+                let candidate = Candidate { queue: at, to, is_far: !model.shares_cache(from, to), after };
+                let is_better = best.as_ref().is_none_or(|best| candidate.rank() < best.rank());
+                if is_better
                     && found <= before - MARGIN * before.max(1.0)
                     && self.pays(queue, before - found, now)
                 {
-                    best = Some(Candidate { queue: at, to, after });
+                    best = Some(candidate);
                 }
             }
         }
@@ -164,7 +175,7 @@ impl Decider {
         let (from, to) = (&model.workers[queue.worker], &model.workers[candidate.to]);
         let why = format!(
             "worker {} is under {:.0} % pressure ({}), worker {} under {:.0} % ({}): \
-             queue {} of `{}` uses {:.0} % of a CPU; with it, worker {} will be under {:.0} %",
+             queue {} of `{}` uses {:.0} % of a CPU; with it, worker {} will be under {:.0} %{}",
             from.reading.id,
             100.0 * model.pressure(queue.worker),
             circumstances(&from.estimate),
@@ -176,6 +187,7 @@ impl Decider {
             100.0 * queue.load,
             to.reading.id,
             100.0 * candidate.after.1,
+            if candidate.is_far { "; the workers share no last-level cache" } else { "" },
         );
         let (from, to) = (from.reading.id, to.reading.id);
         let stay = self.stays.entry(queue.reading.name.clone()).or_default();

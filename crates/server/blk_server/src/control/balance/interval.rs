@@ -27,6 +27,8 @@ pub(crate) struct WorkerLoad {
     pub(crate) id: WorkerId,
     /// CPUs that it may run on; empty: all CPUs of the process.
     pub(crate) cpus: Vec<u32>,
+    /// Number of the last-level cache that these CPUs share. `None`: several caches, or unknown.
+    pub(crate) cache: Option<usize>,
     pub(crate) cpu_time: Duration,
     /// Time for which the thread was runnable but had no CPU: other threads ran, or its control group had used up its
     /// quota.
@@ -67,6 +69,7 @@ fn worker_load(before: &WorkerReport, after: &WorkerReport) -> WorkerLoad {
     WorkerLoad {
         id: after.id,
         cpus: after.options.cpus.clone(),
+        cache: None,
         cpu_time: did.cpu_time,
         wait_time: did.wait_time,
         submission_time: did.submission_time,

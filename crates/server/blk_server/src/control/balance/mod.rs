@@ -7,6 +7,7 @@
 //! - Moves have a price, and measurements have errors. Therefore a queue moves only if its worker is busy ([`BUSY`]),
 //!   the difference is large ([`MARGIN`]) and was seen [`PATIENCE`] times in a row, and the gain exceeds the price
 //!   ([`MOVE_COST`]). A moved queue then stays for a time, which grows if it moves again soon.
+//! - A queue moves to another last-level cache only if no move within the cache relieves its worker.
 //! - Queues that an operator attached by hand never move.
 //! - The balancer never gathers queues on fewer workers: docs/how-to/balancing.md explains why.
 //!

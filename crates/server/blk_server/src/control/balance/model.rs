@@ -134,6 +134,14 @@ impl<'a> Model<'a> {
         spread[to] > 0 || serving - leaves_alone < most
     }
 
+    /// Whether both workers use the same last-level cache, as far as it is known. An unbound worker uses all caches.
+    pub(super) fn shares_cache(&self, one: usize, other: usize) -> bool {
+        match (self.workers[one].reading.cache, self.workers[other].reading.cache) {
+            (Some(one), Some(other)) => one == other,
+            _ => true,
+        }
+    }
+
     /// The current pressure of the worker with this index.
     pub(super) fn pressure(&self, worker: usize) -> f64 {
         self.pressure_with(worker, 0.0, 0.0)

@@ -23,6 +23,8 @@ pub(super) struct SimWorker {
     pub(super) id: WorkerId,
     /// Index of the CPU that the worker is pinned to.
     pub(super) cpu: usize,
+    /// The last-level cache of this CPU, if it is known.
+    pub(super) cache: Option<usize>,
     /// The quota of its control group, in shares of a CPU.
     pub(super) quota: f64,
 }
@@ -57,7 +59,7 @@ pub(super) struct World {
 impl World {
     /// Each worker on a CPU of its own; all queues on the first worker.
     pub(super) fn new(workers: u32, demands: &[f64]) -> Self {
-        let worker = |id: u32| SimWorker { id: WorkerId(id), cpu: id as usize, quota: 1.0 };
+        let worker = |id: u32| SimWorker { id: WorkerId(id), cpu: id as usize, cache: None, quota: 1.0 };
         let queue = |demand: &f64| SimQueue {
             worker: WorkerId(0),
             demand: *demand,
@@ -81,6 +83,12 @@ impl World {
     /// Queue `i` on worker `places[i]`.
     pub(super) fn placed(mut self, places: &[u32]) -> Self {
         self.queues.iter_mut().zip(places).for_each(|(queue, place)| queue.worker = WorkerId(*place));
+        self
+    }
+
+    /// Worker `i` runs on a CPU with the last-level cache `caches[i]`.
+    pub(super) fn cached(mut self, caches: &[usize]) -> Self {
+        self.workers.iter_mut().zip(caches).for_each(|(worker, cache)| worker.cache = Some(*cache));
         self
     }
 
@@ -171,6 +179,7 @@ impl World {
         WorkerLoad {
             id: worker.id,
             cpus: vec![worker.cpu as u32],
+            cache: worker.cache,
             cpu_time,
             wait_time: STEP.mul_f64(kept_waiting.clamp(0.0, 1.0 - (own + fixed).min(1.0))),
             submission_time: STEP.mul_f64(own),

@@ -183,6 +183,33 @@ fn worker_that_comes_gets_queues_and_when_it_went_they_are_spread_again() {
 }
 
 #[test]
+fn queue_moves_within_its_cache_though_a_worker_beyond_it_has_less_to_do() {
+    let mut world = World::new(4, &[0.4, 0.3, 0.1]).placed(&[0, 0, 1]).cached(&[0, 0, 1, 1]);
+    let moves = world.run(SOON);
+    assert_eq!(world.places(), [0, 1, 1], "{moves:?}");
+    assert!(!moves[0].why.contains("cache"), "{moves:?}");
+}
+
+#[test]
+fn queue_moves_to_another_cache_if_all_workers_of_its_own_are_busy() {
+    let mut world = World::new(4, &[0.3; 8]).placed(&[0, 0, 0, 0, 1, 1, 1, 1]).cached(&[0, 0, 1, 1]);
+    let moves = world.run(SOON);
+    assert!(highest(&world.demands()) <= 0.61, "{:?}", world.demands());
+    assert!(moves[0].why.ends_with("%; the workers share no last-level cache"), "{moves:?}");
+    assert_eq!(world.run(LONG), []);
+}
+
+#[test]
+fn caches_that_are_unknown_or_all_the_same_change_no_decision() {
+    let demands = [0.5, 0.4, 0.3, 0.2, 0.2, 0.1];
+    let moves = World::new(3, &demands).run(SOON);
+    assert!(!moves.is_empty());
+    assert_eq!(World::new(3, &demands).cached(&[7; 3]).run(SOON), moves);
+    // Two workers are not bound to CPUs of one cache.
+    assert_eq!(World::new(3, &demands).cached(&[7]).run(SOON), moves);
+}
+
+#[test]
 fn queue_attached_by_hand_stays() {
     let mut world = World::new(2, &[0.3; 4]);
     world.queues[2].attached = true;
@@ -346,6 +373,7 @@ proptest! {
         workers in 2..4_u32,
         queues in prop::collection::vec((0.02..0.6_f64, 0..4_u32), 2..8),
         noise in 0.0..0.2_f64,
+        caches in 1..4_usize,
         seed: u64,
     ) {
         let sum: f64 = queues.iter().map(|(demand, _)| demand).sum();
@@ -353,7 +381,8 @@ proptest! {
         let scale = (0.75 * f64::from(workers) / sum).min(1.0);
         let demands: Vec<f64> = queues.iter().map(|(demand, _)| demand * scale).collect();
         let places: Vec<u32> = queues.iter().map(|(_, place)| place % workers).collect();
-        let mut world = World::new(workers, &demands).placed(&places);
+        let caches: Vec<usize> = (0..workers as usize).map(|worker| worker % caches).collect();
+        let mut world = World::new(workers, &demands).placed(&places).cached(&caches);
         world.noise = noise;
         world.random = fastrand::Rng::with_seed(seed);
         world.run(SOON);

@@ -74,15 +74,22 @@ pub(crate) struct GuestChoice {
     start: WriteCache,
     /// Whether the guest chose writethrough.
     writethrough: AtomicBool,
-    /// For each queue: whether this process may have missed a choice of the ring's guest.
-    known: Mutex<Box<[Known]>>,
+    queues: usize,
+    /// For each queue: whether this process may have missed a choice of the ring's guest. It ends after the last queue
+    /// whose ring has been known, because an idle disk should need little memory.
+    known: Mutex<Vec<Known>>,
     newest_session: AtomicU64,
 }
 
 impl GuestChoice {
     pub(crate) fn new(start: WriteCache, queues: u16) -> Self {
-        let known = Mutex::new(vec![Known::Nothing; usize::from(queues)].into());
-        Self { start, writethrough: AtomicBool::new(false), known, newest_session: AtomicU64::new(0) }
+        Self {
+            start,
+            writethrough: AtomicBool::new(false),
+            queues: queues.into(),
+            known: Mutex::default(),
+            newest_session: AtomicU64::new(0),
+        }
     }
 
     /// The mode before a driver has accepted features.
@@ -131,7 +138,11 @@ impl GuestChoice {
     }
 
     fn note(&self, queue: usize, what: Known) {
-        if let Some(known) = self.known().get_mut(queue) {
+        let mut known = self.known();
+        if queue >= known.len() && queue < self.queues && what != Known::Nothing {
+            known.resize(queue + 1, Known::Nothing);
+        }
+        if let Some(known) = known.get_mut(queue) {
             *known = what;
         }
     }
@@ -148,7 +159,7 @@ impl GuestChoice {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Box<[Known]>> {
+    fn known(&self) -> MutexGuard<'_, Vec<Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -210,6 +221,13 @@ mod tests {
         assert!(!choice.has_seen_all_choices(&StartingRing { memory: None, ..starting_ring(1, 9, 7, 3) }));
         choice.ring_forgotten(1);
         assert!(!choice.has_seen_all_choices(&starting_ring(1, 9, 7, 3)));
+    }
+
+    #[test]
+    fn ring_of_a_queue_that_the_disk_does_not_have_stays_unknown() {
+        let choice = choice();
+        choice.ring_opened(2, starting_ring(2, 1, 7, 0).memory);
+        assert!(!choice.has_seen_all_choices(&starting_ring(2, 1, 7, 0)));
     }
 
     #[test]
