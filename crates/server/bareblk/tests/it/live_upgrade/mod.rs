@@ -90,9 +90,9 @@ impl Disk {
             let answer: serde_json::Value = serde_json::from_str(&output(command)).unwrap();
             let disk = &answer["ok"]["disks"][0];
             let sum =
-                |of: [&serde_json::Value; 3]| of.iter().map(|count| count.as_u64().unwrap()).sum::<u64>();
-            let counted = ["reads", "writes", "flushes"].map(|key| &disk["totals"][key]);
-            let timed = ["read", "write", "flush"].map(|kind| &disk["latency"][kind]["count"]);
+                |of: [&serde_json::Value; 4]| of.iter().map(|count| count.as_u64().unwrap()).sum::<u64>();
+            let counted = ["reads", "writes", "flushes", "other"].map(|key| &disk["totals"][key]);
+            let timed = ["read", "write", "flush", "other"].map(|kind| &disk["latency"][kind]["count"]);
             [sum(counted), sum(timed)]
         };
         // The counters change shortly after the guest sees a completion.
