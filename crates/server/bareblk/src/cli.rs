@@ -10,6 +10,7 @@ use blk_server::MAX_QUEUE_SIZE;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::args::ctl_args::{self, CtlArgs};
+use crate::args::monitor_args::MonitorCommand;
 use crate::args::serve_args::{self, ServeArgs};
 use crate::args::values::{queue_size, queues, size_bytes};
 use crate::completions::Shell;
@@ -81,6 +82,8 @@ pub enum Command {
     Bench,
     #[command(about = LAB, after_help = SECOND_PROGRAM)]
     Lab,
+    #[command(flatten)]
+    Monitor(MonitorCommand),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions {

@@ -6,7 +6,7 @@ pub mod connection;
 
 mod rates;
 
-mod tables;
+pub mod tables;
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -174,7 +174,11 @@ fn print(text: &str) -> Result<bool> {
 }
 
 impl Reply {
-    fn into_ok(self) -> Result<Value> {
+    /// The answer's content; the server's error, as this one.
+    ///
+    /// # Errors
+    /// The server's, or the answer has neither content nor error.
+    pub fn into_ok(self) -> Result<Value> {
         match (self.answer.ok, self.answer.error) {
             (_, Some(fault)) => bail!("{}", tables::plain(&fault.message)),
             (Some(ok), None) => Ok(ok),

@@ -30,11 +30,17 @@ pub struct Connection {
 /// An answer, with its line.
 #[derive(Debug)]
 pub struct Reply {
+    /// As the server sent it, without its line break.
     pub line: String,
+    /// What it says.
     pub answer: Answer,
 }
 
 impl Connection {
+    /// Connects, and checks the greeting.
+    ///
+    /// # Errors
+    /// There is no server, or it speaks another protocol.
     pub fn open(path: &Path) -> Result<Self> {
         let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
         stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
@@ -70,6 +76,9 @@ impl Connection {
     }
 
     /// Sends a request and waits for the answer without a time limit.
+    ///
+    /// # Errors
+    /// The connection ended before the answer, or the answer cannot be read.
     pub fn ask(&mut self, verb: &Verb) -> Result<Reply> {
         let id = self.next_id;
         self.next_id += 1;
@@ -102,6 +111,9 @@ impl Connection {
     }
 
     /// The connection, for a protocol that does not consist of lines.
+    ///
+    /// # Errors
+    /// The server has already sent more.
     pub fn into_stream(self) -> Result<UnixStream> {
         if !self.stream.buffer().is_empty() {
             bail!("the server at {} sent more than one answer", self.path.display());
@@ -110,6 +122,9 @@ impl Connection {
     }
 
     /// Waits until the server has stopped and thereby closed the connection.
+    ///
+    /// # Errors
+    /// The connection fails otherwise.
     pub fn wait_gone(mut self) -> Result<()> {
         let end = io::copy(&mut self.stream, &mut io::sink());
         match end {
