@@ -4,7 +4,7 @@
 
 pub mod connection;
 
-mod rates;
+pub mod rates;
 
 pub mod tables;
 

@@ -31,8 +31,7 @@ fn main() -> ExitCode {
 fn execute(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         MonitorCommand::Top(args) => top::run(&args),
-    }?;
-    Ok(ExitCode::SUCCESS)
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::tables::plain;
 use crate::args::ctl_args::SOCKET_VARIABLE;
@@ -24,6 +26,7 @@ const MAX_ANSWER_BYTES: u64 = 256 << 20;
 pub struct Connection {
     path: PathBuf,
     stream: BufReader<UnixStream>,
+    version: String,
     next_id: u64,
 }
 
@@ -44,13 +47,14 @@ impl Connection {
     pub fn open(path: &Path) -> Result<Self> {
         let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
         stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
-        let mut server = Self { path: path.to_owned(), stream: BufReader::new(stream), next_id: 1 };
-        server.check_greeting()?;
+        let mut server = Self { path: path.to_owned(), stream: BufReader::new(stream), version: String::new(), next_id: 1 };
+        server.version = server.check_greeting()?;
         server.stream.get_ref().set_read_timeout(None)?;
         Ok(server)
     }
 
-    fn check_greeting(&mut self) -> Result<()> {
+    /// Returns the server's version.
+    fn check_greeting(&mut self) -> Result<String> {
         let path = self.path.clone();
         let path = path.display();
         let stranger = || {
@@ -72,30 +76,61 @@ impl Connection {
                 plain(&bareblk)
             );
         }
-        Ok(())
+        Ok(greeting.bareblk)
     }
 
-    /// Sends a request and waits for the answer without a time limit.
+    /// The server's version, as it wrote it.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// From now on, a server that sends nothing for this long counts as gone.
+    ///
+    /// # Errors
+    /// The kernel refuses the limit.
+    pub fn limit_wait(&self, limit: Duration) -> io::Result<()> {
+        self.stream.get_ref().set_read_timeout(Some(limit))?;
+        self.stream.get_ref().set_write_timeout(Some(limit))
+    }
+
+    /// Sends a request and waits for the answer, without a time limit unless [`Self::limit_wait`] set one.
     ///
     /// # Errors
     /// The connection ended before the answer, or the answer cannot be read.
     pub fn ask(&mut self, verb: &Verb) -> Result<Reply> {
+        self.exchange(verb, what_now(verb))
+    }
+
+    /// Like [`Self::ask`], for a request that not every version of the server knows. Changes nothing on the server.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn ask_json(&mut self, request: &Value) -> Result<Reply> {
+        self.exchange(request, what_now(&Verb::Stats))
+    }
+
+    fn exchange(&mut self, request: &impl Serialize, what_now: &str) -> Result<Reply> {
         let id = self.next_id;
         self.next_id += 1;
-        let line = protocol::line(id, verb)?;
+        let line = protocol::line(id, request)?;
         // A server that refuses this client writes the reason before it closes the connection: read it all the same.
         let sent = self.stream.get_mut().write_all(&line);
         let answer = self.read_line(MAX_ANSWER_BYTES);
-        let Ok(Some(line)) = answer else {
-            let cause = sent.err().or(answer.err()).map(|error| format!(" ({error})")).unwrap_or_default();
-            bail!(
-                "the server at {} closed the connection before it answered{cause}: {}",
-                self.path.display(),
-                what_now(verb)
-            );
+        let path = self.path.display();
+        let line = match answer {
+            Ok(Some(line)) => line,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                bail!("the server at {path} does not answer: {what_now}");
+            }
+            answer => {
+                let cause = sent.err().or(answer.err());
+                let cause = cause.map(|error| format!(" ({error})")).unwrap_or_default();
+                bail!("the server at {path} closed the connection before it answered{cause}: {what_now}");
+            }
         };
         let answer: Answer = serde_json::from_str(&line)
-            .with_context(|| format!("cannot read the answer of the server at {}", self.path.display()))?;
+            .with_context(|| format!("cannot read the answer of the server at {path}"))?;
         Ok(Reply { line, answer })
     }
 
