@@ -47,7 +47,12 @@ impl Connection {
     pub fn open(path: &Path) -> Result<Self> {
         let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
         stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
-        let mut server = Self { path: path.to_owned(), stream: BufReader::new(stream), version: String::new(), next_id: 1 };
+        let mut server = Self {
+            path: path.to_owned(),
+            stream: BufReader::new(stream),
+            version: String::new(),
+            next_id: 1,
+        };
         server.version = server.check_greeting()?;
         server.stream.get_ref().set_read_timeout(None)?;
         Ok(server)

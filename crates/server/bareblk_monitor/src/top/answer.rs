@@ -113,7 +113,9 @@ impl Reading {
     fn make_plain(&mut self) {
         for Disk { stats, throttling, .. } in &mut self.disks {
             let disk = &mut stats.disk;
-            for text in [&mut disk.name, &mut disk.image, &mut disk.socket, &mut disk.engine, &mut disk.on_error] {
+            for text in
+                [&mut disk.name, &mut disk.image, &mut disk.socket, &mut disk.engine, &mut disk.on_error]
+            {
                 *text = plain(text);
             }
             for text in throttling.iter_mut().flat_map(|throttling| &mut throttling.group) {
@@ -194,7 +196,10 @@ mod tests {
         assert!(shown.contains("]0;x"), "{shown}");
         // Debug would escape the characters: look for what they would be escaped to, without a second backslash.
         let harmless = shown.replace("\\\\", "");
-        assert!(!harmless.contains("\\u{1b}") && !harmless.contains("\\n") && !harmless.contains("\\u{202e}"), "{shown}");
+        assert!(
+            !harmless.contains("\\u{1b}") && !harmless.contains("\\n") && !harmless.contains("\\u{202e}"),
+            "{shown}"
+        );
     }
 
     #[test]

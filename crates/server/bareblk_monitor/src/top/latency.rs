@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Powers of two of nanoseconds that the heat map tells apart; the last has all longer times, too.
-pub const OCTAVES: usize = 37;
+/// The highest power of two of nanoseconds that the heat map tells apart: 69 s and longer.
+const LAST_OCTAVE: u8 = 36;
 
 /// The latencies of one kind of request, as a server reports them.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -108,7 +108,7 @@ impl Latencies {
 
 /// The power of two that a time belongs to.
 fn octave(ns: u64) -> u8 {
-    u8::try_from((ns | 1).ilog2()).unwrap_or(u8::MAX).min(OCTAVES as u8 - 1)
+    u8::try_from((ns | 1).ilog2()).unwrap_or(u8::MAX).min(LAST_OCTAVE)
 }
 
 #[cfg(test)]

@@ -50,8 +50,9 @@ fn tables(label: Option<&str>, sample: &Sample) -> String {
     let cpu = sample.cpu_us_per_request.map_or_else(|| NONE.to_owned(), |us| format!("{us:.2}"));
     let label = label.map(|label| format!("{label}: ")).unwrap_or_default();
     let (iops, seconds) = (short(sample.iops()), sample.seconds);
-    let mut text =
-        format!("{label}{iops} IOPS, {cpu} µs of processor time each (the whole process), over {seconds:.1} s\n\n");
+    let mut text = format!(
+        "{label}{iops} IOPS, {cpu} µs of processor time each (the whole process), over {seconds:.1} s\n\n"
+    );
     for subject in [Subject::Workers, Subject::Groups, Subject::Disks] {
         let mut grid = subject.grid(std::iter::once((0, None, sample)));
         if !grid.rows.is_empty() {

@@ -111,7 +111,12 @@ impl<M, F: Fn(News) -> M> Drop for Teller<M, F> {
     }
 }
 
-fn poll<M, F: Fn(News) -> M>(path: &Path, connection: Option<Connection>, pace: &Pace, teller: &Teller<M, F>) {
+fn poll<M, F: Fn(News) -> M>(
+    path: &Path,
+    connection: Option<Connection>,
+    pace: &Pace,
+    teller: &Teller<M, F>,
+) {
     let mut server = connection.map(Server::new);
     let mut before: Option<Reading> = None;
     loop {

@@ -270,7 +270,8 @@ fn limits(before: &Reading, now: &Reading, seconds: f64) -> Vec<LimitSample> {
         let old = before.groups.iter().find(|old| old.group == group.group);
         samples("group", &group.group, old.map(|old| &old.limits), &group.limits, seconds)
     });
-    let of_disk = now.disks.iter().filter_map(|disk| Some((&disk.stats.disk.name, disk.throttling.as_ref()?)));
+    let of_disk =
+        now.disks.iter().filter_map(|disk| Some((&disk.stats.disk.name, disk.throttling.as_ref()?)));
     let of_disk = of_disk.flat_map(|(name, throttling)| {
         let old = before.disks.iter().find(|old| old.stats.disk.name == *name);
         let old = old.and_then(|old| old.throttling.as_ref()).map(|old| &old.limits);

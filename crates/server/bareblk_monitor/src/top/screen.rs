@@ -49,7 +49,7 @@ fn draw_body(frame: &mut Frame<'_>, area: Rect, state: &State, palette: Palette)
         (View::Help, _) => help::draw(frame, area, state),
         (View::Disk(id), _) => one_disk::draw(frame, area, state, id, palette),
         (View::None, _) if state.samples().next().is_none() => {
-            frame.render_widget("reading…", area);
+            frame.render_widget(Paragraph::new("reading…"), area);
         }
         (View::None, Screen::Table(subject)) => table::draw(frame, area, state, subject, palette),
         (View::None, Screen::Heat) => heat::draw(frame, area, state, None),
@@ -66,7 +66,7 @@ fn heading(state: &State, width: u16) -> Line<'static> {
         left.insert(0, format!("bareblk {}", versions.join(", ")).trim_end().to_owned());
         left.push(cpu_time(state));
     }
-    left.push(time(u64::try_from(state.interval.as_nanos()).unwrap_or(u64::MAX)));
+    left.push(format!("{}s", state.interval.as_secs_f64()));
     if state.is_paused {
         left.push("PAUSED".to_owned());
     }
@@ -118,8 +118,12 @@ fn notes(state: &State, palette: Palette) -> Vec<Line<'static>> {
 
 fn draw_narrow(frame: &mut Frame<'_>, area: Rect, state: &State, palette: Palette) {
     let room = usize::from(area.height);
-    let mut lines: Vec<_> =
-        state.servers.iter().filter_map(|server| server.gone.as_ref()).map(|why| Line::raw(format!("! {why}"))).collect();
+    let mut lines: Vec<_> = state
+        .servers
+        .iter()
+        .filter_map(|server| server.gone.as_ref())
+        .map(|why| Line::raw(format!("! {why}")))
+        .collect();
     for row in state.grid(Subject::Disks).rows {
         let Some(disk) = state.disk(&row.id) else { continue };
         let p99 = disk.latency.map_or_else(String::new, |latency| format!(" {}", time(latency.p99_ns)));

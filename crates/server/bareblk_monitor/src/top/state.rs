@@ -144,9 +144,10 @@ impl State {
     /// The table of the subject: filtered and in order.
     pub fn grid(&self, subject: Subject) -> Grid {
         let servers = self.servers.iter().enumerate();
-        let mut grid = subject.grid(
-            servers.filter_map(|(place, server)| Some((place, server.label.as_deref(), server.sample.as_ref()?))),
-        );
+        let mut grid =
+            subject.grid(servers.filter_map(|(place, server)| {
+                Some((place, server.label.as_deref(), server.sample.as_ref()?))
+            }));
         if subject != Subject::Workers {
             grid.filter(&self.filter);
         }
@@ -231,7 +232,9 @@ impl State {
             KeyCode::Char('/') => self.typing = Some(self.filter.clone()),
             KeyCode::Tab => self.step_screen(1),
             KeyCode::BackTab => self.step_screen(self.screens().len() - 1),
-            KeyCode::Char(letter) if self.screens().iter().any(|(key, _)| *key == letter) => self.open(letter),
+            KeyCode::Char(letter) if self.screens().iter().any(|(key, _)| *key == letter) => {
+                self.open(letter)
+            }
             code => self.table_key(code),
         }
         Effect::None

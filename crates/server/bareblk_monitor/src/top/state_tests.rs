@@ -107,7 +107,7 @@ fn selected_row_stays_with_its_disk() {
     press(&mut state, &[KeyCode::Enter]);
     assert_eq!(state.view, View::Disk((0, "db".into())));
     press(&mut state, &[KeyCode::Esc, KeyCode::Home, KeyCode::Up]);
-    assert_eq!(state.selected, Some((0, "idle".into())));
+    assert_eq!(state.selected, Some((0, "broken".into())));
     press(&mut state, &[KeyCode::End, KeyCode::PageDown]);
     assert_eq!(state.selected, Some((0, "root".into())));
 }

@@ -66,7 +66,10 @@ mod tests {
         let shown = [0.0, 0.04, 0.42, 3.0, 9.96, 31.4, 999.4, 999.6, 3000.0, 38_140.0, 149_000.0, 1.2e6];
         let wanted = ["0", "0.0", "0.4", "3", "10", "31", "999", "1.0k", "3.0k", "38k", "149k", "1.2M"];
         assert_eq!(shown.map(short), wanted);
-        assert_eq!((short(-1.0), short(f64::NAN), short(1e30)), ("0".into(), "0".into(), "1000000000000E".into()));
+        assert_eq!(
+            (short(-1.0), short(f64::NAN), short(1e30)),
+            ("0".into(), "0".into(), "1000000000000E".into())
+        );
     }
 
     #[test]

@@ -66,7 +66,7 @@ mod tests {
     fn terminal_without_room_shows_the_slowest_and_the_latest() {
         let columns = [HashMap::from([(10, 1)]), HashMap::from([(20, 1)])];
         let lines = lines(&columns, Rect::new(0, 0, 8, 2));
-        assert_eq!(lines[0].to_string(), "1.0ms █");
+        assert_eq!(lines[0].to_string(), " 1.0ms █");
         assert_eq!(lines.len(), 2);
         assert_eq!(super::lines(&columns, Rect::new(0, 0, 1, 1)).len(), 1);
     }

@@ -38,7 +38,9 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     lines.extend(WORDS.iter().map(line));
     if !state.has_latencies() {
         lines.push(Line::raw(""));
-        lines.push(Line::raw("No server has sent histograms of latencies yet: without them there is no p50, p99 and heat map."));
+        lines.push(Line::raw(
+            "No server has sent histograms of latencies yet: without them there is no p50, p99 and heat map.",
+        ));
     }
     frame.render_widget(Paragraph::new(lines), area);
 }

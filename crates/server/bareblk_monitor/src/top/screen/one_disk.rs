@@ -20,7 +20,7 @@ const MOST_QUEUES: usize = 8;
 /// Draws the disk.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, id: &RowId, palette: Palette) {
     let Some(disk) = state.disk(id) else {
-        frame.render_widget("the disk is gone  (Esc goes back)", area);
+        frame.render_widget(Paragraph::new("the disk is gone  (Esc goes back)"), area);
         return;
     };
     let alarm = match disk.state {
@@ -28,11 +28,13 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, id: &RowId, palett
         DiskState::Holding | DiskState::Throttled => Alarm::Attention,
         _ => Alarm::None,
     };
-    let mut lines = vec![Line::styled(format!("{}  {}", disk.name, disk.state.word()), palette.of(alarm)).bold()];
+    let mut lines =
+        vec![Line::styled(format!("{}  {}", disk.name, disk.state.word()), palette.of(alarm)).bold()];
     lines.extend(about(disk).into_iter().map(Line::raw));
     lines.push(Line::raw(""));
     lines.extend(kinds(disk).into_iter().map(Line::raw));
-    let limits = state.servers.get(id.0).and_then(|server| server.sample.as_ref()).map(|sample| &sample.limits);
+    let limits =
+        state.servers.get(id.0).and_then(|server| server.sample.as_ref()).map(|sample| &sample.limits);
     lines.extend(limits.into_iter().flat_map(|limits| self::limits(disk, limits)).map(Line::raw));
     lines.push(Line::raw(""));
     lines.extend(queues(disk).into_iter().map(Line::raw));
@@ -63,11 +65,12 @@ fn kinds(disk: &DiskSample) -> Vec<String> {
         ("write", disk.writes_per_s, Some(disk.written_mb_per_s)),
         ("flush", disk.flushes_per_s, None),
     ];
-    let mut lines =
-        vec![row("", ["IOPS", "MB/s", "p50", "p90", "p99", "p99.9", "max"].map(str::to_owned))];
+    let mut lines = vec![row("", ["IOPS", "MB/s", "p50", "p90", "p99", "p99.9", "max"].map(str::to_owned))];
     for (kind, iops, mb) in rates {
         let latency = disk.latencies.iter().find(|(name, _)| name == kind).map(|(_, latency)| latency);
-        let times = |of: fn(&Percentiles) -> u64| latency.map_or_else(|| NONE.to_owned(), |latency| time(of(latency)));
+        let times = |of: fn(&Percentiles) -> u64| {
+            latency.map_or_else(|| NONE.to_owned(), |latency| time(of(latency)))
+        };
         let cells = [
             short(iops),
             mb.map_or_else(|| NONE.to_owned(), short),

@@ -46,7 +46,7 @@ fn words(line: &str) -> Vec<&str> {
 #[test]
 fn usual_terminal_shows_the_columns_of_disks_and_the_workers() {
     let lines = drawn(&mut state(), 80, 12);
-    assert_eq!(lines[0], "bareblk 0.1.0  41k IOPS  1.3µs/IO  1.0s                    [d] u  w  g  h  ? q");
+    assert_eq!(lines[0], "bareblk 0.1.0  41k IOPS  1.3µs/IO  1s                        [d] u  w  g  h  ? q");
     assert_eq!(words(&lines[1]), ["DISK", "IOPS▼", "MB/s", "p50", "p99", "QD", "THR%", "CREDIT%", "STATE"]);
     assert_eq!(words(&lines[2]), ["root", "38k", "156", "82µs", "310µs", "62", "–", "–", "ok"]);
     assert_eq!(words(&lines[3]), ["db", "3.0k", "12", "82µs", "310µs", "31", "71", "12", "throttled"]);
@@ -82,7 +82,10 @@ fn failed_disk_is_red_and_held_or_throttled_ones_yellow_unless_colours_are_unwan
         let terminal = terminal(&mut state(), 80, 12, palette);
         terminal.backend().buffer().cell((0, y)).unwrap().fg
     };
-    assert_eq!([2, 3, 4, 5].map(|y| colour(COLOURS, y)), [Color::Reset, Color::Yellow, Color::Red, Color::Yellow]);
+    assert_eq!(
+        [2, 3, 4, 5].map(|y| colour(COLOURS, y)),
+        [Color::Reset, Color::Yellow, Color::Red, Color::Yellow]
+    );
     let none = Palette { has_colour: false };
     assert!((0..12).all(|y| colour(none, y) == Color::Reset));
 }
@@ -127,12 +130,15 @@ fn one_disk_shows_what_it_is_and_its_limits() {
     let mut state = state();
     state.key(KeyEvent::from(KeyCode::Enter));
     let text = drawn(&mut state, 80, 24).join("\n");
-    for part in ["root  ok", "/images/root.raw  20G  io_uring", "p99.9", "2 of 4 queues run", "62 in flight"] {
+    for part in ["root  ok", "/images/root.raw  20G  io_uring", "p99.9", "2 of 4 queues run", "62 in flight"]
+    {
         assert!(text.contains(part), "no {part}: {text}");
     }
     state.view = View::Disk((0, "db".into()));
     let text = drawn(&mut state, 80, 24).join("\n");
-    for part in ["iops: 3.0k of 3.0k per second, credit 12%", "bps of group acme: 12M of 200M", "throttled 71%"] {
+    for part in
+        ["iops: 3.0k of 3.0k per second, credit 12%", "bps of group acme: 12M of 200M", "throttled 71%"]
+    {
         assert!(text.contains(part), "no {part}: {text}");
     }
     state.note(0, News::Sample(Box::default(), String::new()));
@@ -164,11 +170,13 @@ fn many_servers_have_a_column_and_few_lines_about_those_that_are_gone() {
 #[test]
 fn no_size_and_no_screen_is_too_small() {
     let mut old = State::new(vec![None], Duration::from_secs(1));
-    let nothing = Sample::between(&Reading::new(json!({})).unwrap(), &Reading::new(json!({"disks": [{}]})).unwrap());
+    let nothing =
+        Sample::between(&Reading::new(json!({})).unwrap(), &Reading::new(json!({"disks": [{}]})).unwrap());
     let mut without = State::new(vec![Some("a".into()), None], Duration::from_secs(1));
     without.note(0, News::Sample(Box::new(nothing), String::new()));
     without.note(1, News::Gone("x".repeat(500)));
-    for (width, height) in [(1, 1), (1, 24), (200, 1), (2, 2), (39, 3), (40, 3), (79, 2), (80, 24), (200, 60)] {
+    for (width, height) in [(1, 1), (1, 24), (200, 1), (2, 2), (39, 3), (40, 3), (79, 2), (80, 24), (200, 60)]
+    {
         for keys in ["", "u", "w", "g", "h", "?", "/abc"] {
             for state in [&mut old, &mut without, &mut state()] {
                 press(state, keys);
@@ -184,12 +192,15 @@ fn no_size_and_no_screen_is_too_small() {
 #[test]
 fn names_and_numbers_that_no_honest_server_sends_stay_in_their_cells() {
     let wild = |n: u64| {
-        let counters = json!({"queue": 65535, "reads": n, "read_bytes": n, "worker_ns": n, "in_flight": n, "kicks": n});
+        let counters =
+            json!({"queue": 65535, "reads": n, "read_bytes": n, "worker_ns": n, "in_flight": n, "kicks": n});
         let limit = json!({"limit": "\u{1b}[31m", "rate": n, "credit": n, "capacity": 0, "used": n});
         let disk = json!({"name": "\u{1b}[2J\n\u{9b}x\u{202e}", "size_bytes": n, "held": n, "sessions": n, "queues": [counters, counters],
             "latency": {"read": {"max_ns": n, "buckets": [[n, n], [0, n]]}}, "throttling": {"limits": [limit], "throttled_ns": n}});
         let long = json!({"name": "ä".repeat(5000)});
-        Reading::new(json!({"at_ns": n, "process_cpu_ns": n, "disks": [disk, long], "workers": [{"worker": u32::MAX, "cpu_ns": n, "sleeps": n}]}))
+        Reading::new(
+            json!({"at_ns": n, "process_cpu_ns": n, "disks": [disk, long], "workers": [{"worker": u32::MAX, "cpu_ns": n, "sleeps": n}]}),
+        )
     };
     for (before, now) in [(0, u64::MAX), (u64::MAX, 0), (u64::MAX, u64::MAX)] {
         let sample = Sample::between(&wild(before).unwrap(), &wild(now).unwrap());

@@ -2,9 +2,9 @@
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
-use ratatui::style::{Style, Stylize};
+use ratatui::style::Style;
 use ratatui::text::Text;
-use ratatui::widgets::{Cell, Row, Table, TableState};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 
 use super::palette::Palette;
 use crate::top::grid::{self, Grid};
@@ -20,7 +20,8 @@ const MARK: &str = "▸";
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, subject: Subject, palette: Palette) {
     let grid = state.grid(subject);
     if grid.rows.is_empty() {
-        frame.render_widget(if state.filter.is_empty() { "nothing to show" } else { "no such name" }, area);
+        let text = if state.filter.is_empty() { "nothing to show" } else { "no such name" };
+        frame.render_widget(Paragraph::new(text), area);
         return;
     }
     let columns = grid.visible(area.width);
