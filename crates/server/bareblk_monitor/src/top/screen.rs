@@ -25,6 +25,8 @@ use palette::Palette;
 
 /// Narrower terminals show one line per disk.
 const NARROW: u16 = 40;
+/// Terminals with room for words beside keys.
+const WORDS: u16 = 120;
 
 /// Draws everything.
 pub fn draw(frame: &mut Frame<'_>, state: &mut State, palette: Palette) {
@@ -70,7 +72,7 @@ fn heading(state: &State, width: u16) -> Line<'static> {
     if state.is_paused {
         left.push("PAUSED".to_owned());
     }
-    let (left, right) = (left.join("  "), keys(state));
+    let (left, right) = (left.join("  "), keys(state, width));
     let used = left.chars().count() + right.chars().count();
     let gap = usize::from(width).saturating_sub(used).max(2);
     Line::from(vec![Span::raw(left), Span::raw(" ".repeat(gap)), Span::raw(right)]).bold()
@@ -85,13 +87,15 @@ fn cpu_time(state: &State) -> String {
     if all > 0.0 { format!("{:.1}µs/IO", spent / all) } else { format!("{NONE} µs/IO") }
 }
 
-/// The keys of the screens; the shown one is in brackets.
-fn keys(state: &State) -> String {
+/// The keys of the screens; the shown one is in brackets. Wide terminals have words beside them.
+fn keys(state: &State, width: u16) -> String {
+    let words = |key: char, word: &str| if width < WORDS { key.to_string() } else { format!("{key} {word}") };
     let key = |(key, screen): (char, Screen)| {
-        if screen == state.screen { format!("[{key}]") } else { format!(" {key} ") }
+        let text = words(key, screen.word());
+        if screen == state.screen { format!("[{text}]") } else { format!(" {text} ") }
     };
     let screens: String = state.screens().into_iter().map(key).collect();
-    format!("{screens} ? q")
+    format!("{screens} {} {}", words('?', "help "), words('q', "quit"))
 }
 
 /// What the user types, and which servers are gone.

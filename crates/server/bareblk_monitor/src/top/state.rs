@@ -34,6 +34,19 @@ pub enum Screen {
     Heat,
 }
 
+impl Screen {
+    /// Its name beside its key.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Table(Subject::Disks) => "disks",
+            Self::Table(Subject::Queues) => "queues",
+            Self::Table(Subject::Workers) => "workers",
+            Self::Table(Subject::Groups) => "groups",
+            Self::Heat => "heat",
+        }
+    }
+}
+
 /// What covers the screen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum View {

@@ -5,7 +5,7 @@ pub const NONE: &str = "–";
 
 const THOUSANDS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
 
-/// Three digits with a unit of thousands: `0`, `0.4`, `31`, `3.0k`, `149k`.
+/// Three digits with a unit of thousands: `0`, `0.4`, `31`, `3.0k`, `38.1k`, `149k`.
 pub fn short(figure: f64) -> String {
     let mut figure = figure.max(0.0);
     let mut units = THOUSANDS.iter();
@@ -14,8 +14,7 @@ pub fn short(figure: f64) -> String {
         let Some(next) = units.next() else { break };
         (figure, unit) = (figure / 1000.0, next);
     }
-    let is_small = figure > 0.0 && figure < 9.95;
-    let has_fraction = is_small && (!unit.is_empty() || figure.fract() > 0.0);
+    let has_fraction = if unit.is_empty() { figure.fract() > 0.0 && figure < 9.95 } else { figure < 99.95 };
     if has_fraction { format!("{figure:.1}{unit}") } else { format!("{figure:.0}{unit}") }
 }
 
@@ -64,7 +63,7 @@ mod tests {
     #[test]
     fn figures_have_at_most_three_digits() {
         let shown = [0.0, 0.04, 0.42, 3.0, 9.96, 31.4, 999.4, 999.6, 3000.0, 38_140.0, 149_000.0, 1.2e6];
-        let wanted = ["0", "0.0", "0.4", "3", "10", "31", "999", "1.0k", "3.0k", "38k", "149k", "1.2M"];
+        let wanted = ["0", "0.0", "0.4", "3", "10", "31", "999", "1.0k", "3.0k", "38.1k", "149k", "1.2M"];
         assert_eq!(shown.map(short), wanted);
         assert_eq!(
             (short(-1.0), short(f64::NAN), short(1e30)),

@@ -89,8 +89,9 @@ fn run(queue: &mut Queue, ends: &AtomicBool, count: &AtomicU64) {
         for sector in [0, 8, 16] {
             queue.read_blocking(sector, &mut data, LIMIT).unwrap();
         }
+        // A write and a flush.
         queue.write_blocking(24, &data, Durability::Durable, LIMIT).unwrap();
-        count.fetch_add(4, Relaxed);
+        count.fetch_add(5, Relaxed);
         thread::sleep(Duration::from_millis(1));
     }
 }

@@ -54,9 +54,9 @@ fn without_a_terminal_each_interval_is_a_table() {
     command.arg("--control").arg(served.control()).args(["--interval", "0.3", "--count", "3"]);
     let text = output(command);
     assert_eq!(text.matches(" IOPS, ").count(), 3, "{text}");
-    assert_says(&text, &["WORKER", "CPU%", "DISK", "STATE", "\nroot ", "\nspare ", "no guest"]);
+    assert_says(&text, &["WORKER", "CPU%", "DISK", "STATE", "\n root ", "\n spare ", "no guest"]);
     assert!(!text.contains('\u{1b}'), "{text:?}");
-    let figures: Vec<_> = text.lines().filter(|line| line.starts_with("root ")).collect();
+    let figures: Vec<_> = text.lines().filter(|line| line.starts_with(" root ")).collect();
     let is_busy = |line: &&&str| line.split_whitespace().nth(1).is_some_and(|iops| iops != "0");
     assert_eq!(figures.iter().filter(is_busy).count(), 3, "{text}");
 }

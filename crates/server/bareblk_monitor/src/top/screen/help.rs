@@ -22,11 +22,11 @@ const KEYS: &[(&str, &str)] = &[
 ];
 const WORDS: &[(&str, &str)] = &[
     ("QD", "requests in flight now"),
-    ("p50 p99", "half and 99% of the interval's requests took at most so long"),
-    ("THR%", "share of the time for which the queues waited for limits"),
+    ("p50 p99", "half and 99% of the requests took at most so long"),
+    ("THR%", "share of the time for which queues waited for limits"),
     ("CREDIT%", "what is left of the scarcest limit"),
-    ("µs/IO", "processor time per request: of the workers; at the top, of the process"),
-    ("WAIT%", "share of the time for which a worker was ready and other threads had its CPU"),
+    ("µs/IO", "processor time per request, of workers (at the top: of all)"),
+    ("WAIT%", "share of the time for which a worker waited for a CPU"),
     ("* !", "before a name: held or throttled; failed"),
 ];
 
@@ -38,9 +38,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     lines.extend(WORDS.iter().map(line));
     if !state.has_latencies() {
         lines.push(Line::raw(""));
-        lines.push(Line::raw(
-            "No server has sent histograms of latencies yet: without them there is no p50, p99 and heat map.",
-        ));
+        lines.push(Line::raw("No server has sent histograms yet: no p50, no p99, no heat map."));
     }
     frame.render_widget(Paragraph::new(lines), area);
 }

@@ -46,9 +46,9 @@ fn words(line: &str) -> Vec<&str> {
 #[test]
 fn usual_terminal_shows_the_columns_of_disks_and_the_workers() {
     let lines = drawn(&mut state(), 80, 12);
-    assert_eq!(lines[0], "bareblk 0.1.0  41k IOPS  1.3µs/IO  1s                        [d] u  w  g  h  ? q");
+    assert_eq!(lines[0], "bareblk 0.1.0  41.1k IOPS  1.3µs/IO  1s                      [d] u  w  g  h  ? q");
     assert_eq!(words(&lines[1]), ["DISK", "IOPS▼", "MB/s", "p50", "p99", "QD", "THR%", "CREDIT%", "STATE"]);
-    assert_eq!(words(&lines[2]), ["root", "38k", "156", "82µs", "310µs", "62", "–", "–", "ok"]);
+    assert_eq!(words(&lines[2]), ["root", "38.1k", "156", "82µs", "310µs", "62", "–", "–", "ok"]);
     assert_eq!(words(&lines[3]), ["db", "3.0k", "12", "82µs", "310µs", "31", "71", "12", "throttled"]);
     assert_eq!(words(&lines[4]), ["broken", "0", "0", "–", "–", "0", "–", "–", "failed"]);
     assert_eq!(lines[11], "W0 ██████░░ 74% wait 2%  W1 ███░░░░░ 38%");
@@ -59,6 +59,8 @@ fn wide_terminal_shows_more_columns() {
     let lines = drawn(&mut state(), 200, 12);
     let more = ["READ/s", "WRITE/s", "FLUSH/s", "ERR/s", "HELD", "µs/IO"];
     assert!(more.iter().all(|heading| lines[1].contains(heading)), "{}", lines[1]);
+    let keys = "[d disks] u queues  w workers  g groups  h heat  ? help  q quit";
+    assert!(lines[0].ends_with(keys), "{}", lines[0]);
 }
 
 #[test]
@@ -73,7 +75,7 @@ fn below_80_columns_the_name_says_what_the_state_would() {
 #[test]
 fn below_40_columns_there_is_one_line_per_disk() {
     let lines = drawn(&mut state(), 39, 12);
-    assert_eq!(lines[..6], ["root 38k 310µs", "*db 3.0k 310µs", "!broken 0", "*full 0", "idle 0", ""]);
+    assert_eq!(lines[..6], ["root 38.1k 310µs", "*db 3.0k 310µs", "!broken 0", "*full 0", "idle 0", ""]);
 }
 
 #[test]
@@ -103,9 +105,9 @@ fn selected_row_has_a_mark_and_is_scrolled_to() {
 #[test]
 fn every_screen_has_its_table() {
     for (key, heading, row) in [
-        ("u", "KICK/s", "root 0 0 38k 156 31 256 0 9.5k 4.8k 1.3"),
+        ("u", "KICK/s", "root 0 0 38.0k 156 31 256 0 9.5k 4.8k 1.3"),
         ("w", "WAIT%", "0 74 2 2 0 0 900 2-3"),
-        ("g", "USED/s", "group acme bps 200M 12M 6 50"),
+        ("g", "USED/s", "group acme bps 200M 12.0M 6 50"),
     ] {
         let mut state = state();
         press(&mut state, key);
@@ -137,7 +139,7 @@ fn one_disk_shows_what_it_is_and_its_limits() {
     state.view = View::Disk((0, "db".into()));
     let text = drawn(&mut state, 80, 24).join("\n");
     for part in
-        ["iops: 3.0k of 3.0k per second, credit 12%", "bps of group acme: 12M of 200M", "throttled 71%"]
+        ["iops: 3.0k of 3.0k per second, credit 12%", "bps of group acme: 12.0M of 200M", "throttled 71%"]
     {
         assert!(text.contains(part), "no {part}: {text}");
     }
@@ -164,6 +166,15 @@ fn many_servers_have_a_column_and_few_lines_about_those_that_are_gone() {
     assert_eq!(words(&lines[1])[0], "SERVER");
     assert_eq!(words(&lines[2])[..2], ["s19", "root"]);
     assert!(lines.iter().any(|line| line == "! 14 servers are gone"), "{lines:?}");
+}
+
+#[test]
+fn page_of_help_fits_into_the_usual_terminal() {
+    let mut state = State::new(vec![None], Duration::from_secs(1));
+    press(&mut state, "?");
+    let (usual, large) = (drawn(&mut state, 80, 24), drawn(&mut state, 119, 50));
+    assert_eq!(usual[1..], large[1..24]);
+    assert!(large[24..].iter().all(String::is_empty), "{large:?}");
 }
 
 /// The widths at which columns come and go, and the smallest terminals.
