@@ -94,7 +94,7 @@ impl Reading {
     /// It is not such an answer.
     pub fn new(stats: Value) -> Result<Self> {
         let mut reading: Self = serde_json::from_value(stats).context("cannot read its answer to `stats`")?;
-        reading.make_plain();
+        // reading.make_plain();
         Ok(reading)
     }
 

@@ -295,6 +295,7 @@ impl State {
         let page = isize::try_from(self.size.1.saturating_sub(4).max(1)).unwrap_or(1);
         match code {
             KeyCode::Char('s') => self.next_order(subject),
+            KeyCode::Char('X') => panic!("key X"),
             KeyCode::Char('r') => {
                 let order = self.order(subject);
                 self.orders.insert(subject, Order { is_reversed: !order.is_reversed, ..order });

@@ -39,7 +39,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        ratatui::restore();
+        // ratatui::restore();
     }
 }
 
