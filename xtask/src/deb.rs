@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Package the unoptimised programs, to test the packages themselves
     #[arg(long)]
     dev: bool,
-    /// Package the programs `bareblk` and `bareblk-bench` of this folder instead of building them
+    /// Package the programs of this folder instead of building them
     #[arg(long, value_name = "DIR", conflicts_with = "dev")]
     programs: Option<PathBuf>,
     /// Maintainer of the packages
@@ -73,7 +73,7 @@ fn make_one(
     out: &Path,
     maintainer: Option<&str>,
 ) -> Result<PathBuf> {
-    let about = control::About::read(package, maintainer, &programs.join(package.name))?;
+    let about = control::About::read(package, maintainer, programs)?;
     let staged = staging::stage(package, programs, &about)?;
     control::write(staged.path(), &about)?;
     staging::set_times(staged.path(), about.time_s)?;

@@ -1,7 +1,7 @@
 //! `cargo xtask man`: writes the manual pages, compressed as in a package.
 //!
-//! - `bareblk man` and `bareblk-bench man` generate their commands' pages from their own command lines. The configuration
-//!   file's page comes from docs/reference/config.md.
+//! - `bareblk man` and `bareblk-bench man` generate their commands' pages from their own command lines; `bareblk man` also
+//!   those of `bareblk-monitor`. The configuration file's page comes from docs/reference/config.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -82,6 +82,7 @@ pub const NEEDED: &[Package] = &[
     package("redis-tools", "redis-check-rdb", "the same", WITH_PROGRAMS),
     package("stress-ng", "stress-ng", "the same", WITH_PROGRAMS),
     package("git", "git", "the same", WITH_PROGRAMS),
+    package("tmux", "tmux", "a terminal for the tests of `bareblk top`", &["bareblk_monitor"]),
 ];
 
 /// The packages that `cargo xtask test --long` needs too.

@@ -22,9 +22,6 @@ use xtask::{command, workspace};
 use crate::deb;
 use crate::deb::program::{self, Profile};
 
-/// The crates of a release's programs.
-const PROGRAMS: [&str; 2] = ["bareblk", "bareblk_bench"];
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Folder for the release [default: target/release-VERSION]
@@ -33,7 +30,7 @@ pub(crate) struct Args {
     /// Only check that versions agree and that the published crates can be published
     #[arg(long)]
     check: bool,
-    /// Package the programs `bareblk` and `bareblk-bench` of this folder instead of building them
+    /// Package the programs of this folder instead of building them
     #[arg(long, value_name = "DIR", conflicts_with = "check")]
     programs: Option<PathBuf>,
     /// Maintainer of the packages
@@ -99,7 +96,7 @@ fn source_archive(out: &Path, version: &str) -> Result<PathBuf> {
 
 fn bill_of_materials(out: &Path, version: &str) -> Result<PathBuf> {
     let path = out.join(format!("bareblk-{version}.cdx.json"));
-    let text = serde_json::to_string_pretty(&sbom::of(&PROGRAMS)?)? + "\n";
+    let text = serde_json::to_string_pretty(&sbom::of(&program::CRATES)?)? + "\n";
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
 }
@@ -129,7 +126,7 @@ fn purpose(name: &str) -> &'static str {
         _ if name.starts_with("bareblk-bench_") => "Debian package: the measuring program",
         _ if name.ends_with(".deb") => "Debian package: the server",
         _ if name.ends_with(".tar.gz") => "the sources",
-        _ if name.ends_with(".cdx.json") => "bill of materials (CycloneDX): the crates in both programs",
+        _ if name.ends_with(".cdx.json") => "bill of materials (CycloneDX): the crates in all programs",
         _ => "for `sha256sum --check`",
     }
 }

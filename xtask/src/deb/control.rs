@@ -29,14 +29,14 @@ pub(crate) struct About {
 }
 
 impl About {
-    pub(crate) fn read(package: &'static Package, maintainer: Option<&str>, program: &Path) -> Result<Self> {
+    pub(crate) fn read(package: &'static Package, maintainer: Option<&str>, programs: &Path) -> Result<Self> {
         let architecture = command::output(Command::new("dpkg").arg("--print-architecture"))?;
         Ok(Self {
             package,
             // xtask has the workspace's version; the packaging has no version of its own.
             version: format!("{}-1", env!("CARGO_PKG_VERSION")),
             architecture: architecture.trim().to_owned(),
-            depends: libraries(program)?,
+            depends: libraries(programs, package.programs)?,
             maintainer: maintainer.unwrap_or(NOBODY).to_owned(),
             time_s: commit_time_s(),
         })
@@ -70,8 +70,8 @@ impl About {
     }
 }
 
-/// The library packages that dpkg finds for the program, or else those that every Rust program needs.
-fn libraries(program: &Path) -> Result<String> {
+/// The library packages that dpkg finds for the programs `names` in the folder `programs`, or else those that every Rust program needs.
+fn libraries(programs: &Path, names: &[&str]) -> Result<String> {
     if packages::find_program("dpkg-shlibdeps").is_none() {
         return Ok("libc6, libgcc-s1".to_owned());
     }
@@ -82,10 +82,10 @@ fn libraries(program: &Path) -> Result<String> {
         place.path().join("debian/control"),
         "Source: bareblk\n\nPackage: bareblk\nArchitecture: any\n",
     )?;
-    let program = program.canonicalize().with_context(|| format!("cannot find {}", program.display()))?;
+    let folder = programs.canonicalize().with_context(|| format!("cannot find {}", programs.display()))?;
     let mut asked = Command::new("dpkg-shlibdeps");
-    let text =
-        command::output(asked.args(["-O", "--ignore-missing-info"]).arg(program).current_dir(place.path()))?;
+    asked.args(["-O", "--ignore-missing-info"]).args(names.iter().map(|name| folder.join(name)));
+    let text = command::output(asked.current_dir(place.path()))?;
     let line = text.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
     Ok(line.context("dpkg-shlibdeps names no libraries")?.to_owned())
 }

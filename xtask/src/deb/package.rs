@@ -1,10 +1,11 @@
 //! The two packages: their content and dpkg's metadata.
 
-/// A Debian package of one program.
+/// A Debian package.
 #[derive(Debug)]
 pub(crate) struct Package {
-    /// The package's name and the program's.
+    /// The package's name. The program of this name writes the package's manual pages.
     pub(crate) name: &'static str,
+    pub(crate) programs: &'static [&'static str],
     /// Whether the package needs the other one in the same version, because each program starts the other.
     pub(crate) needs_server: bool,
     /// Further lines of the control file.
@@ -20,6 +21,7 @@ pub(crate) struct Package {
 
 pub(crate) const SERVER: Package = Package {
     name: "bareblk",
+    programs: &["bareblk", "bareblk-monitor"],
     needs_server: false,
     // Optional: a host that serves guests needs no measuring program.
     relations: "Recommends: systemd\nSuggests: bareblk-bench\n",
@@ -36,6 +38,7 @@ pub(crate) const SERVER: Package = Package {
 
 pub(crate) const BENCH: Package = Package {
     name: "bareblk-bench",
+    programs: &["bareblk-bench"],
     needs_server: true,
     relations: "Suggests: fio, qemu-system-x86\n",
     section: "utils",

@@ -13,10 +13,14 @@ pub(crate) enum Profile {
     Dev,
 }
 
-/// Builds both programs and returns their folder.
+/// The crates of the packages' programs.
+pub(crate) const CRATES: [&str; 3] = ["bareblk", "bareblk_monitor", "bareblk_bench"];
+
+/// Builds all programs and returns their folder.
 pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
     let mut cargo = Command::new(workspace::cargo());
-    cargo.args(["build", "--quiet", "--locked", "--package", "bareblk", "--package", "bareblk_bench"]);
+    cargo.args(["build", "--quiet", "--locked"]);
+    cargo.args(CRATES.iter().flat_map(|name| ["--package", name]));
     cargo.current_dir(workspace::root());
     let folder = match profile {
         Profile::Release => {

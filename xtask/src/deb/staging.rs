@@ -43,7 +43,9 @@ pub(crate) fn stage(package: &Package, programs: &Path, about: &About) -> Result
     let (root, program) = (staged.path(), programs.join(package.name));
     let doc = root.join("usr/share/doc").join(package.name);
     fs::set_permissions(root, fs::Permissions::from_mode(0o755))?;
-    install_program(&program, &root.join("usr/bin"))?;
+    for name in package.programs {
+        install_program(&programs.join(name), &root.join("usr/bin"))?;
+    }
     man::write_commands(&program, &root.join("usr/share/man/man1"))?;
     if package.has_service {
         service(programs, root)?;
@@ -57,7 +59,7 @@ pub(crate) fn stage(package: &Package, programs: &Path, about: &About) -> Result
     Ok(staged)
 }
 
-/// Stages units, configuration and its page, user, and completions for the commands of both programs.
+/// Stages units, configuration and its page, user, and completions for the commands of all programs.
 fn service(programs: &Path, root: &Path) -> Result<()> {
     for (from, folder) in FILES {
         copy(Path::new(from), &root.join(folder))?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use bareblk::command_line::{self, BENCH, COMMANDS, LAB, Shell};
+use bareblk::command_line::{self, BENCH, BENCH_PROGRAM, LAB, Shell};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::bench_args::{self, BenchArgs};
@@ -39,6 +39,8 @@ pub enum Command {
     },
 }
 
+const COMMANDS: &[&str] = BENCH_PROGRAM.commands;
+
 /// Runs the command.
 pub fn execute(cli: Cli) -> Result<ExitCode> {
     match cli.command {
@@ -57,8 +59,8 @@ pub fn execute(cli: Cli) -> Result<ExitCode> {
 /// `bareblk`, with the options of all its commands.
 fn whole_command() -> clap::Command {
     let own = Cli::command();
-    COMMANDS.into_iter().fold(command_line::command(), |whole, name| match own.find_subcommand(name) {
-        Some(its) => whole.mut_subcommand(name, |_| its.clone()),
+    COMMANDS.iter().fold(command_line::command(), |whole, name| match own.find_subcommand(name) {
+        Some(its) => whole.mut_subcommand(*name, |_| its.clone()),
         None => whole,
     })
 }
@@ -84,7 +86,7 @@ mod tests {
     fn both_programs_have_the_same_commands() {
         let visible = Cli::command().get_subcommands().filter(|its| !its.is_hide_set()).count();
         assert_eq!(visible, COMMANDS.len());
-        for name in COMMANDS {
+        for name in COMMANDS.iter().copied() {
             let about = |command: clap::Command| {
                 command.find_subcommand(name).unwrap().get_about().unwrap().to_string()
             };
@@ -95,7 +97,7 @@ mod tests {
     #[test]
     fn completions_of_the_whole_have_the_options_of_both_programs() {
         let script = command_line::completions(whole_command(), Shell::Bash);
-        for option in ["--lock-timeout", "--iodepth_batch", "--storage"] {
+        for option in ["--lock-timeout", "--iodepth_batch", "--storage", "--interval"] {
             assert!(script.contains(option), "no {option}");
         }
         assert!(!command_line::completions(command_line::command(), Shell::Bash).contains("--storage"));

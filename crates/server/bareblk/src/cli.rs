@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use crate::args::ctl_args::{self, CtlArgs};
+use crate::args::monitor_args::MonitorCommand;
 use crate::args::serve_args::{self, ServeArgs};
 use crate::args::vmm_args::{self, VmmArgs};
 use crate::completions::Shell;
@@ -74,6 +75,8 @@ pub enum Command {
     Bench,
     #[command(about = LAB, after_help = SECOND_PROGRAM)]
     Lab,
+    #[command(flatten)]
+    Monitor(MonitorCommand),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions {

@@ -1,4 +1,5 @@
-//! Reads arguments, prints an error as one line and returns an exit code: shared by `bareblk` and `bareblk-bench`.
+//! Reads arguments, prints an error as one line and returns an exit code: shared by `bareblk`, `bareblk-bench` and
+//! `bareblk-monitor`.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -9,13 +10,14 @@ use clap::{Command, CommandFactory, Parser};
 
 use crate::config::config_file::InvalidFile;
 
+pub use crate::args::monitor_args::{MonitorCommand, TopArgs};
 pub use crate::args::usage::{Contradiction, EXIT_CODE, Wrong, line};
 pub use crate::args::values::queue_size;
 pub use crate::cli::{BENCH, LAB};
 pub use crate::completions::{Shell, script as completions};
 use crate::config::config_words::one_line;
 pub use crate::man::write as write_manual;
-pub use crate::second_program::{COMMANDS, PARENT_ENV, find as find_program};
+pub use crate::second_program::{BENCH as BENCH_PROGRAM, PARENT_ENV, find as find_program};
 
 /// Parses the process's arguments as `C`, and passes them to `run`.
 #[must_use]
@@ -80,7 +82,7 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// The command line of `bareblk`. Lists [`COMMANDS`] without their options, which `bareblk-bench` has.
+/// The command line of `bareblk`. Lists the commands of [`BENCH_PROGRAM`] without their options, which that program has.
 #[must_use]
 pub fn command() -> Command {
     crate::cli::Cli::command()

@@ -28,7 +28,7 @@ pub enum Shell {
 /// of its commands too.
 pub fn text(shell: Shell, command: Command) -> Result<String> {
     let name = shell.to_possible_value().map(|value| value.get_name().to_owned());
-    second_program::run_if_installed(&["completions".into(), name.unwrap_or_default().into()])?;
+    second_program::BENCH.run_if_installed(&["completions".into(), name.unwrap_or_default().into()])?;
     Ok(script(command, shell))
 }
 

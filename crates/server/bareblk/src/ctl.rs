@@ -17,9 +17,9 @@ mod page;
 
 mod pause;
 
-mod rates;
+pub mod rates;
 
-mod tables;
+pub mod tables;
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;

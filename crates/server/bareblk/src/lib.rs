@@ -4,7 +4,8 @@
 //!
 //! - Exit codes: 0 success; 1 an error, one line on standard error; 2 wrong usage, likewise; 128 + n: signal n ended a
 //!   measurement, or a second signal n ended a stop; 159 the sandbox ended the server.
-//! - The library has two users: fuzzing (`inputs`), and the second program, `bareblk-bench` (`command_line`).
+//! - The library has three users: fuzzing (`inputs`) and two other programs, `bareblk-bench` (`command_line`) and
+//!   `bareblk-monitor` (also `client`).
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -23,6 +24,8 @@ mod helper;
 
 mod serving;
 
+// docs/reference/control.md describes the verbs and fields.
+#[allow(missing_docs)]
 mod control;
 
 mod live_upgrade;
@@ -39,6 +42,8 @@ mod vmm_args;
 
 mod second_program;
 
+pub mod client;
+
 pub mod command_line;
 
 pub mod inputs;
@@ -54,8 +59,8 @@ use crate::serving::{check, serve};
 #[must_use]
 pub fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
-    if second_program::has(&words) {
-        return command_line::exit_with(second_program::run(&words));
+    if let Some(other) = second_program::of(&words) {
+        return command_line::exit_with(other.run(&words));
     }
     command_line::main(|cli: Cli| run(cli.command))
 }
@@ -80,12 +85,17 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Ctl(args) => return ctl::run(args),
         Command::VmmArgs(args) => command_line::print(&vmm_args::text(&args)?),
         Command::Engines(args) => command_line::print(&engines::text(&args)?),
-        Command::Bench => return second_program::run(&["bench".into()]),
-        Command::Lab => return second_program::run(&["lab".into()]),
+        Command::Bench => return second_program::BENCH.run(&["bench".into()]),
+        Command::Lab => return second_program::BENCH.run(&["lab".into()]),
+        Command::Monitor(_) => {
+            return second_program::MONITOR.run(&std::env::args_os().skip(1).collect::<Vec<_>>());
+        }
         Command::Completions { shell } => {
             command_line::print(&completions::text(shell, command_line::command())?)
         }
-        Command::Man { folder } => man::write(command_line::command(), &folder, second_program::is_not_its),
+        Command::Man { folder } => {
+            man::write(command_line::command(), &folder, second_program::is_documented_here)
+        }
     }?;
     Ok(ExitCode::SUCCESS)
 }

@@ -91,7 +91,7 @@ mod tests {
     use crate::{command_line, second_program};
 
     fn write_all(folder: &Path) -> Result<()> {
-        write(command_line::command(), folder, second_program::is_not_its)
+        write(command_line::command(), folder, second_program::is_documented_here)
     }
 
     fn pages() -> tempfile::TempDir {

@@ -1,7 +1,8 @@
-//! `bareblk bench` and `bareblk lab`: replaces this program by `bareblk-bench`, so that a process that serves guests
-//! contains no code that only measures.
+//! The commands that other programs run: replaces this program by the other one, so that a process that serves guests
+//! contains no code that only measures or shows.
 //!
-//! `arguments → bareblk-bench (beside this program, else in PATH) → exec`: signals and exit codes are that program's.
+//! `arguments → bareblk-bench or bareblk-monitor (beside this program, else in PATH) → exec`: signals and exit codes are
+//! that program's.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -11,38 +12,80 @@ use std::process::{Command, ExitCode};
 use anyhow::{Error, Result, anyhow};
 use rustix::fs::{Access, access};
 
-const NAME: &str = "bareblk-bench";
-/// The commands of the other program.
-pub const COMMANDS: [&str; 2] = ["bench", "lab"];
+/// A program that runs some commands of `bareblk`.
+#[derive(Debug)]
+pub struct SecondProgram {
+    /// Its name.
+    pub name: &'static str,
+    /// The names of its commands.
+    pub commands: &'static [&'static str],
+    /// The crate that builds it.
+    built_from: &'static str,
+    /// The Debian package that contains it.
+    package: &'static str,
+}
+
+/// Measures.
+pub const BENCH: SecondProgram = SecondProgram {
+    name: "bareblk-bench",
+    commands: &["bench", "lab"],
+    built_from: "bareblk_bench",
+    package: "bareblk-bench",
+};
+/// Shows running servers. `bareblk` knows the options of these commands, too (`args/monitor_args.rs`).
+pub const MONITOR: SecondProgram = SecondProgram {
+    name: "bareblk-monitor",
+    commands: &["top"],
+    built_from: "bareblk_monitor",
+    package: "bareblk",
+};
+
+const ALL: [&SecondProgram; 2] = [&BENCH, &MONITOR];
+
 /// Tells the other program which program started it, as cargo tells its subcommands.
 pub const PARENT_ENV: &str = "BAREBLK";
 
-/// Whether these arguments name a command of the other program. That program parses the rest, even `--help`.
-pub fn has(words: &[OsString]) -> bool {
-    let is_its = |word: Option<&OsString>| word.is_some_and(|word| COMMANDS.iter().any(|its| word == its));
-    is_its(words.first()) || words.first().is_some_and(|word| word == "help") && is_its(words.get(1))
+/// The other program that runs the command of these arguments, if one does. It parses the rest, even `--help`.
+pub fn of(words: &[OsString]) -> Option<&'static SecondProgram> {
+    let is_help = words.first().is_some_and(|word| word == "help");
+    let command = words.get(usize::from(is_help))?;
+    ALL.into_iter().find(|program| program.commands.iter().any(|its| command == its))
 }
 
 /// Whether this program documents the command of this name.
-pub fn is_not_its(command: &str) -> bool {
-    !COMMANDS.contains(&command)
+pub fn is_documented_here(command: &str) -> bool {
+    !BENCH.commands.contains(&command)
 }
 
-/// Replaces this process by the other program, with these arguments.
-///
-/// # Errors
-/// There is no such program, or the kernel cannot start it.
-pub fn run(words: &[OsString]) -> Result<ExitCode> {
-    let program = find(NAME).ok_or_else(|| missing(words))?;
-    Err(replace_with(&program, words))
-}
+impl SecondProgram {
+    /// Replaces this process by the program, with these arguments.
+    ///
+    /// # Errors
+    /// There is no such program, or the kernel cannot start it.
+    pub fn run(&self, words: &[OsString]) -> Result<ExitCode> {
+        let program = find(self.name).ok_or_else(|| self.missing(words))?;
+        Err(replace_with(&program, words))
+    }
 
-/// Like [`run`], but returns if the other program is not installed.
-///
-/// # Errors
-/// The kernel cannot start it.
-pub fn run_if_installed(words: &[OsString]) -> Result<()> {
-    find(NAME).map_or(Ok(()), |program| Err(replace_with(&program, words)))
+    /// Like [`Self::run`], but returns if the program is not installed.
+    ///
+    /// # Errors
+    /// The kernel cannot start it.
+    pub fn run_if_installed(&self, words: &[OsString]) -> Result<()> {
+        find(self.name).map_or(Ok(()), |program| Err(replace_with(&program, words)))
+    }
+
+    fn missing(&self, words: &[OsString]) -> Error {
+        let Self { name, built_from, package, .. } = self;
+        let command = words.iter().find(|word| *word != "help");
+        let command = command.map_or_else(String::new, |word| word.display().to_string());
+        let folder = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.display().to_string()));
+        let folder = folder.unwrap_or_else(|| "this program's folder".to_owned());
+        anyhow!(
+            "`bareblk {command}` needs the program {name}, which is neither in {folder} nor in PATH: install the \
+             package {package}, or build it with `cargo build --release -p {built_from}`"
+        )
+    }
 }
 
 fn replace_with(program: &Path, words: &[OsString]) -> Error {
@@ -53,17 +96,6 @@ fn replace_with(program: &Path, words: &[OsString]) -> Error {
     }
     let error = command.exec();
     Error::new(error).context(format!("cannot start {}", program.display()))
-}
-
-fn missing(words: &[OsString]) -> Error {
-    let command =
-        words.iter().find(|word| *word != "help").map_or_else(String::new, |word| word.display().to_string());
-    let folder = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.display().to_string()));
-    let folder = folder.unwrap_or_else(|| "this program's folder".to_owned());
-    anyhow!(
-        "`bareblk {command}` needs the program {NAME}, which is neither in {folder} nor in PATH: install the package \
-         {NAME}, or build it with `cargo build --release -p bareblk_bench`"
-    )
 }
 
 /// The program of this name: beside the running one, else in PATH.
@@ -89,18 +121,28 @@ mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;
 
+    use clap::Subcommand;
+
     use super::*;
+    use crate::args::monitor_args::MonitorCommand;
+
+    const NAME: &str = BENCH.name;
 
     fn words(words: &[&str]) -> Vec<OsString> {
         words.iter().map(OsString::from).collect()
     }
 
     #[test]
-    fn its_commands_and_their_help_are_its_own() {
-        assert!(has(&words(&["bench", "--help"])) && has(&words(&["lab", "run"])) && has(&words(&["lab"])));
-        assert!(has(&words(&["help", "bench"])));
-        assert!(!has(&words(&["help"])) && !has(&words(&[])) && !has(&words(&["serve", "bench"])));
-        assert!(!has(&words(&["--help", "bench"])));
+    fn commands_of_other_programs_and_their_help_are_theirs() {
+        let name = |given: &[&str]| of(&words(given)).map(|program| program.name);
+        for given in [&["bench", "--help"][..], &["lab", "run"], &["lab"], &["help", "bench"]] {
+            assert_eq!(name(given), Some(BENCH.name), "{given:?}");
+        }
+        assert_eq!((name(&["top", "-x"]), name(&["help", "top"])), (Some(MONITOR.name), Some(MONITOR.name)));
+        for given in [&["help"][..], &[], &["serve", "bench"], &["--help", "bench"], &["help", "help", "lab"]]
+        {
+            assert_eq!(name(given), None, "{given:?}");
+        }
     }
 
     #[test]
@@ -135,8 +177,18 @@ mod tests {
 
     #[test]
     fn missing_program_is_named_with_the_command_and_the_cure() {
-        let line = missing(&words(&["help", "lab"])).to_string();
+        let line = BENCH.missing(&words(&["help", "lab"])).to_string();
         assert!(line.starts_with("`bareblk lab` needs the program bareblk-bench"), "{line}");
         assert!(line.contains("install the package bareblk-bench") && !line.contains('\n'), "{line}");
+        let line = MONITOR.missing(&words(&["top"])).to_string();
+        assert!(line.starts_with("`bareblk top` needs the program bareblk-monitor"), "{line}");
+        assert!(line.contains("install the package bareblk, or"), "{line}");
+    }
+
+    #[test]
+    fn table_has_the_commands_that_the_options_are_defined_for() {
+        let defined = MonitorCommand::augment_subcommands(clap::Command::new("x"));
+        let names: Vec<_> = defined.get_subcommands().map(clap::Command::get_name).collect();
+        assert_eq!(names, MONITOR.commands);
     }
 }

@@ -1,7 +1,7 @@
 //! The subcommands and options of `bareblk ctl`.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -80,14 +80,14 @@ pub struct CtlArgs {
 impl CtlArgs {
     /// The path from the option, else from the environment, else the default.
     pub fn socket(&self) -> PathBuf {
-        control_socket(self.control.clone())
+        socket(self.control.as_deref())
     }
 }
 
-/// The given control socket, else that of the environment, else the default.
-pub fn control_socket(given: Option<PathBuf>) -> PathBuf {
+/// The path that was given, else that of the environment, else the default.
+pub fn socket(given: Option<&Path>) -> PathBuf {
     let variable = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-    given.or_else(variable).unwrap_or_else(|| DEFAULT_SOCKET.into())
+    given.map(Path::to_owned).or_else(variable).unwrap_or_else(|| DEFAULT_SOCKET.into())
 }
 
 #[derive(Debug, Subcommand)]
@@ -271,7 +271,8 @@ fn snapshot_file(text: &str) -> Result<(String, PathBuf)> {
 }
 
 /// The time between two readings: a tenth of a second to an hour.
-fn pause(text: &str) -> Result<Duration> {
+/// Parses the time between two readings.
+pub fn pause(text: &str) -> Result<Duration> {
     let pause = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     match pause {
         Some(pause) if (SHORTEST_PAUSE..=LONGEST_PAUSE).contains(&pause) => Ok(pause),

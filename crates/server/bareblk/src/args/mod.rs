@@ -3,6 +3,7 @@
 pub(crate) mod ctl_args;
 pub(crate) mod engine_args;
 pub(crate) mod limit_args;
+pub(crate) mod monitor_args;
 pub(crate) mod placement_args;
 pub(crate) mod serve_args;
 pub(crate) mod usage;

@@ -40,8 +40,8 @@ pub struct Request {
     pub verb: Verb,
 }
 
-/// The line for `verb`, with its line break, as [`parse`] reads it.
-pub fn line(id: u64, verb: &Verb) -> serde_json::Result<Vec<u8>> {
+/// The line for a [`Verb`], with its line break, as [`parse`] reads it.
+pub fn line(id: u64, verb: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     let mut request = serde_json::to_value(verb)?;
     if let Value::Object(fields) = &mut request {
         fields.insert("id".into(), id.into());

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::output::ServerError;
@@ -32,19 +33,24 @@ pub struct Unreachable(anyhow::Error);
 pub struct Connection {
     path: PathBuf,
     stream: BufReader<UnixStream>,
+    version: String,
     next_id: u64,
 }
 
 /// An answer, with its line.
 #[derive(Debug)]
 pub struct Reply {
+    /// As the server sent it, without its line break.
     pub line: String,
+    /// What it says.
     pub answer: Answer,
 }
 
 impl Connection {
+    /// Connects, and checks the greeting.
+    ///
     /// # Errors
-    /// [`Unreachable`].
+    /// [`Unreachable`]: there is no server, or it speaks another protocol.
     pub fn open(path: &Path) -> Result<Self> {
         Self::try_open(path).map_err(|error| Unreachable(error).into())
     }
@@ -52,13 +58,19 @@ impl Connection {
     fn try_open(path: &Path) -> Result<Self> {
         let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
         stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
-        let mut server = Self { path: path.to_owned(), stream: BufReader::new(stream), next_id: 1 };
-        server.check_greeting()?;
+        let mut server = Self {
+            path: path.to_owned(),
+            stream: BufReader::new(stream),
+            version: String::new(),
+            next_id: 1,
+        };
+        server.version = server.check_greeting()?;
         server.stream.get_ref().set_read_timeout(None)?;
         Ok(server)
     }
 
-    fn check_greeting(&mut self) -> Result<()> {
+    /// Returns the server's version.
+    fn check_greeting(&mut self) -> Result<String> {
         let path = self.path.clone();
         let path = path.display();
         let stranger = || {
@@ -80,7 +92,7 @@ impl Connection {
                 plain(&bareblk)
             );
         }
-        Ok(())
+        Ok(greeting.bareblk)
     }
 
     /// The server's process number, if the kernel tells it.
@@ -88,24 +100,58 @@ impl Connection {
         getsockopt(self.stream.get_ref(), PeerCredentials).ok().map(|peer| peer.pid()).filter(|pid| *pid > 0)
     }
 
-    /// Sends a request and waits for the answer without a time limit.
+    /// The server's version, as it wrote it.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// From now on, a server that sends nothing for this long counts as gone.
+    ///
+    /// # Errors
+    /// The kernel refuses the limit.
+    pub fn limit_wait(&self, limit: Duration) -> io::Result<()> {
+        self.stream.get_ref().set_read_timeout(Some(limit))?;
+        self.stream.get_ref().set_write_timeout(Some(limit))
+    }
+
+    /// Sends a request and waits for the answer, without a time limit unless [`Self::limit_wait`] set one.
+    ///
+    /// # Errors
+    /// The connection ended before the answer, or the answer cannot be read.
     pub fn ask(&mut self, verb: &Verb) -> Result<Reply> {
+        self.exchange(verb, what_now(verb))
+    }
+
+    /// Like [`Self::ask`], for a request that not every version of the server knows. Changes nothing on the server.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn ask_json(&mut self, request: &Value) -> Result<Reply> {
+        self.exchange(request, what_now(&Verb::List))
+    }
+
+    fn exchange(&mut self, request: &impl Serialize, what_now: &str) -> Result<Reply> {
         let id = self.next_id;
         self.next_id += 1;
-        let line = protocol::line(id, verb)?;
+        let line = protocol::line(id, request)?;
         // A server that refuses this client writes the reason before it closes the connection: read it all the same.
         let sent = self.stream.get_mut().write_all(&line);
         let answer = self.read_line(MAX_ANSWER_BYTES);
-        let Ok(Some(line)) = answer else {
-            let cause = sent.err().or(answer.err()).map(|error| format!(" ({error})")).unwrap_or_default();
-            bail!(
-                "the server at {} closed the connection before it answered{cause}: {}",
-                self.path.display(),
-                what_now(verb)
-            );
+        let path = self.path.display();
+        let line = match answer {
+            Ok(Some(line)) => line,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                bail!("the server at {path} does not answer: {what_now}");
+            }
+            answer => {
+                let cause = sent.err().or(answer.err());
+                let cause = cause.map(|error| format!(" ({error})")).unwrap_or_default();
+                bail!("the server at {path} closed the connection before it answered{cause}: {what_now}");
+            }
         };
         let answer: Answer = serde_json::from_str(&line)
-            .with_context(|| format!("cannot read the answer of the server at {}", self.path.display()))?;
+            .with_context(|| format!("cannot read the answer of the server at {path}"))?;
         Ok(Reply { line, answer })
     }
 
@@ -121,6 +167,9 @@ impl Connection {
     }
 
     /// The connection, for a protocol that does not consist of lines.
+    ///
+    /// # Errors
+    /// The server has already sent more.
     pub fn into_stream(self) -> Result<UnixStream> {
         if !self.stream.buffer().is_empty() {
             bail!("the server at {} sent more than one answer", self.path.display());
@@ -129,6 +178,9 @@ impl Connection {
     }
 
     /// Waits until the server has stopped and thereby closed the connection.
+    ///
+    /// # Errors
+    /// The connection fails otherwise.
     pub fn wait_gone(mut self) -> Result<()> {
         let end = io::copy(&mut self.stream, &mut io::sink());
         match end {

@@ -9,11 +9,17 @@ use crate::control::answers::reports::{DiskStats, Queue, StatsAnswer, WorkerStat
 /// The rates of one disk, or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DiskRates {
+    /// Reads.
     pub reads_per_s: f64,
+    /// 10^6 bytes.
     pub read_mb_per_s: f64,
+    /// Writes.
     pub writes_per_s: f64,
+    /// 10^6 bytes.
     pub written_mb_per_s: f64,
+    /// Flushes.
     pub flushes_per_s: f64,
+    /// Requests answered with an error.
     pub errors_per_s: f64,
     /// Requests of any kind.
     pub requests_per_s: f64,
@@ -26,8 +32,13 @@ pub struct DiskRates {
 pub struct WorkerRates {
     /// Share of one CPU, in percent.
     pub cpu_percent: f64,
+    /// Share of the time for which it was ready to run and waited for a CPU, in percent.
+    pub wait_percent: f64,
+    /// Share of the time spent on submitting, in percent.
     pub submission_percent: f64,
+    /// Share of the time spent on completing, in percent.
     pub completion_percent: f64,
+    /// How often it slept.
     pub sleeps_per_s: f64,
 }
 
@@ -36,6 +47,7 @@ pub fn seconds(before: &StatsAnswer, now: &StatsAnswer) -> f64 {
     (float(now.at_ns.saturating_sub(before.at_ns)) / 1e9).max(1e-9)
 }
 
+/// The rates of a disk: of all its queues.
 pub fn of_disk(before: Option<&DiskStats>, now: &DiskStats, seconds: f64) -> DiskRates {
     if let Some(totals) = now.totals {
         return rates(&[totals.since(&before.and_then(|before| before.totals).unwrap_or_default())], seconds);
@@ -49,6 +61,11 @@ pub fn of_disk(before: Option<&DiskStats>, now: &DiskStats, seconds: f64) -> Dis
 /// The latencies of all requests between the readings.
 pub fn latency(before: Option<&DiskStats>, now: &DiskStats) -> LatencyHistogram {
     now.latency.all().since(&before.map(|before| before.latency.all()).unwrap_or_default())
+}
+
+/// The rates of one queue.
+pub fn of_queue(before: Option<&Queue>, now: &Queue, seconds: f64) -> DiskRates {
+    rates(&[difference(before, now)], seconds)
 }
 
 fn rates(done: &[QueueCounters], seconds: f64) -> DiskRates {
@@ -76,11 +93,13 @@ fn difference(before: Option<&Queue>, now: &Queue) -> QueueCounters {
     now.since(&if restarted { QueueCounters::default() } else { before })
 }
 
+/// The rates of a worker.
 pub fn of_worker(before: Option<&WorkerStats>, now: &WorkerStats, seconds: f64) -> WorkerRates {
     let did = now.counters.since(&before.map(|worker| worker.counters).unwrap_or_default());
     let percent = |time: Duration| time.as_secs_f64() * 100.0 / seconds;
     WorkerRates {
         cpu_percent: percent(did.cpu_time),
+        wait_percent: percent(did.wait_time),
         submission_percent: percent(did.submission_time),
         completion_percent: percent(did.completion_time),
         sleeps_per_s: float(did.sleeps) / seconds,

@@ -28,11 +28,7 @@ const PERCENTILES: [&str; 3] = ["P50", "P99", "MAX"];
 const SHOWN_DECISIONS: usize = 8;
 
 /// Left-aligns the columns before `first_figure`, right-aligns the others.
-pub(super) fn table(
-    headings: &[&str],
-    first_figure: usize,
-    rows: impl Iterator<Item = Vec<String>>,
-) -> String {
+pub fn table(headings: &[&str], first_figure: usize, rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(headings.iter().copied());
@@ -340,9 +336,13 @@ pub fn changes(answer: &ReloadAnswer) -> String {
     if text.is_empty() { "nothing to change\n".into() } else { text }
 }
 
-/// The text in one line, with control characters escaped.
+/// The text in one line. Escapes characters that a terminal obeys, and those that hide or reorder others.
 pub fn plain(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let is_harmful = |c: char| {
+        let has_no_width = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+        c.is_control() || has_no_width || matches!(c, '\u{2028}'..='\u{202e}')
+    };
+    let shown = |c: char| if is_harmful(c) { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(shown).collect()
 }
 
@@ -491,6 +491,7 @@ mod tests {
         let text = disks(&[disk]);
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(!text.contains('\x1b'), "{text}");
+        assert_eq!(plain("a\u{202e}b\u{200b}é"), "a\\u{202e}b\\u{200b}é");
     }
 
     #[test]

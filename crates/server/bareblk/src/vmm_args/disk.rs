@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, ensure};
 use blk_server::MAX_QUEUE_SIZE;
 
-use crate::args::ctl_args::control_socket;
+use crate::args::ctl_args;
 use crate::args::vmm_args::VmmArgs;
 use crate::control::answers::reports::ShowAnswer;
 use crate::control::protocol::{ErrorKind, Show, Verb};
@@ -31,7 +31,7 @@ impl Disk {
                 queue_size: args.queue_size.unwrap_or(MAX_QUEUE_SIZE),
             });
         };
-        let served = ask(name, control_socket(args.control.clone()))?;
+        let served = ask(name, ctl_args::socket(args.control.as_deref()))?;
         let offered = served.disk.disk.queues_offered;
         let longest = served.settings.get("queue-size").and_then(|size| size.parse().ok());
         let longest: u16 = longest.context("the server does not say the disk's queue size")?;

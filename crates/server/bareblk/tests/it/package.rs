@@ -120,6 +120,7 @@ const IN_THE_CHROOT: &str = "
 set -e
 dpkg -i /bareblk.deb
 bareblk --version
+bareblk top --help
 if bareblk bench --help 2> /missing; then exit 1; fi
 grep 'install the package bareblk-bench' /missing
 dpkg -i /bareblk-bench.deb
@@ -290,6 +291,7 @@ fn units_serve_under_the_systemd_of_a_virtual_machine() {
 
 /// Both packages, of the programs under test; the server's is first.
 fn built_packages(folder: &Path) -> Vec<PathBuf> {
+    rig::monitor_program();
     let programs = rig::bench_program();
     let mut xtask = Command::new(env!("CARGO"));
     xtask.args(["run", "--quiet", "--package", "xtask", "--", "deb", "--programs"]);
@@ -312,7 +314,7 @@ fn contents(package: &Path) -> (String, Vec<String>) {
 }
 
 #[test]
-fn each_package_has_its_program_with_pages_and_completions_and_no_file_is_in_both() {
+fn each_package_has_its_programs_with_pages_and_completions_and_no_file_is_in_both() {
     if let Some(tool) = missing(&["dpkg-deb", "strip"]) {
         return skip(Reason::NoProgram(tool), "");
     }
@@ -323,8 +325,10 @@ fn each_package_has_its_program_with_pages_and_completions_and_no_file_is_in_bot
     let has = |of: &(String, Vec<String>), path: &str| of.1.iter().any(|entry| entry == path);
     for (path, is_bench) in [
         ("usr/bin/bareblk", false),
+        ("usr/bin/bareblk-monitor", false),
         ("usr/bin/bareblk-bench", true),
         ("usr/share/man/man1/bareblk-serve.1.gz", false),
+        ("usr/share/man/man1/bareblk-top.1.gz", false),
         ("usr/share/man/man1/bareblk-bench.1.gz", true),
         ("usr/share/man/man1/bareblk-lab-run.1.gz", true),
         ("usr/share/man/man5/bareblk.toml.5.gz", false),

@@ -77,16 +77,33 @@ pub fn bench() -> Command {
     command
 }
 
-/// Cargo builds `bareblk` only for the tests of its own crate.
-fn program() -> PathBuf {
-    let built = || xtask::programs::beside(&bench_program(), "bareblk", "bareblk");
-    option_env!("CARGO_BIN_EXE_bareblk").map_or_else(built, PathBuf::from)
+/// `bareblk top`; the caller may add options.
+pub fn top() -> Command {
+    monitor_program();
+    let mut command = bareblk();
+    command.arg("top").env_remove("BAREBLK_CONTROL");
+    command
 }
 
-/// The second program, which `bareblk` finds beside itself. Cargo builds it only for the tests of its own crate.
+fn program() -> PathBuf {
+    beside_own("bareblk", "bareblk")
+}
+
+/// The program of `bareblk bench`, which `bareblk` finds beside itself.
 pub fn bench_program() -> PathBuf {
-    let built = || xtask::programs::beside(&program(), "bareblk_bench", "bareblk-bench");
-    option_env!("CARGO_BIN_EXE_bareblk-bench").map_or_else(built, PathBuf::from)
+    beside_own("bareblk_bench", "bareblk-bench")
+}
+
+/// The program of `bareblk top`, which `bareblk` finds beside itself.
+pub fn monitor_program() -> PathBuf {
+    beside_own("bareblk_monitor", "bareblk-monitor")
+}
+
+/// The program `name` of the crate `package`. Cargo builds for a test only the programs of the test's own crate.
+fn beside_own(package: &str, name: &str) -> PathBuf {
+    let own = option_env!("CARGO_BIN_EXE_bareblk").or(option_env!("CARGO_BIN_EXE_bareblk-bench"));
+    let own = own.or(option_env!("CARGO_BIN_EXE_bareblk-monitor")).map(PathBuf::from).expect("a program");
+    if own.ends_with(name) { own } else { xtask::programs::beside(&own, package, name) }
 }
 
 /// Runs the command and returns its one error line.
