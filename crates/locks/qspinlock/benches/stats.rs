@@ -9,7 +9,7 @@
 //!
 //! Times are CPU times, so that a busy machine disturbs little: per turn and thread, summed over all threads.
 //!
-//! `cargo bench -p qspinlock --bench stats --features stats`. See also: what is counted (`tests/stats.rs`).
+//! `cargo bench -p qspinlock --bench stats --features stats`. See also: what is counted (`tests/stats/main.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_precision_loss)]
 
 use std::hint::black_box;

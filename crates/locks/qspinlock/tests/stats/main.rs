@@ -2,8 +2,10 @@
 //!
 //! The switch and the counts are process-wide, so the tests in this file run one at a time.
 //!
-//! See also: the cost of statistics (`benches/stats.rs`), more lines than rows (`tests/stats_bounds.rs`).
+//! See also: the cost of statistics (`benches/stats.rs`), more lines than rows (`bounds.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
+
+mod bounds;
 
 use std::hint::black_box;
 use std::sync::mpsc::channel;
