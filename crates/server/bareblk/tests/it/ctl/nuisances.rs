@@ -21,7 +21,7 @@ fn unknown_verbs_and_fields_are_refused_and_what_exists_is_named() {
     let mut client = Client::new(&place);
     let answer = client.ask(&json!({"id": 1, "do": "dance"}));
     assert_eq!(answer["error"]["kind"], "unknown-verb");
-    assert_says(answer["error"]["message"].as_str().unwrap(), &["dance", "list, stats, workers"]);
+    assert_says(answer["error"]["message"].as_str().unwrap(), &["dance", "list, stats, slow, workers"]);
     let answer = client.ask(&json!({"id": 2, "do": "list", "all": true}));
     assert_says(answer["error"]["message"].as_str().unwrap(), &["unknown field `all`"]);
 }

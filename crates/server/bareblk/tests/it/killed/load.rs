@@ -55,6 +55,8 @@ pub struct Seen {
     /// Requests that the driver sent again because there was no in-flight log.
     pub sent_again: u32,
     pub ended: u64,
+    /// Durable writes sent. The driver follows each with a flush, because the disk has a write cache.
+    pub durable_writes: u64,
 }
 
 pub struct Load {
@@ -160,6 +162,7 @@ impl Load {
         let bytes = content(version, sector, (sectors.end - sector) as usize);
         self.slots[at].buffer.write(0, &bytes);
         let durability = if self.random.u8(..) < 32 { Durability::Durable } else { Durability::Cached };
+        self.seen.durable_writes += u64::from(durability == Durability::Durable);
         self.push(at, Doing::Write(version), Work::Write { sector, data: &data, durability });
     }
 

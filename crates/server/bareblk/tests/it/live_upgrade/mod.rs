@@ -148,7 +148,7 @@ fn notices_nothing(mut load: Load, disk: &mut Disk, disturb: impl FnOnce(&mut Di
     let (seen, sectors) = (load.seen, load.model.sectors());
     println!("  {} requests, {} sectors read and checked", seen.ended, load.model.sectors_checked);
     assert_eq!(seen.reconnects, 0, "the front-end noticed");
-    disk.has_answered(seen.ended);
+    disk.has_answered(seen.ended + seen.durable_writes);
     disk.stop();
     load.model.check_all(0, &disk.bytes(sectors)).unwrap();
 }
