@@ -27,7 +27,7 @@ const WORDS: &[(&str, &str)] = &[
     ("CREDIT%", "what is left of the scarcest limit"),
     ("µs/IO", "processor time per request, of workers (at the top: of all)"),
     ("WAIT%", "share of the time for which a worker waited for a CPU"),
-    ("* !", "before a name: held or throttled; failed"),
+    ("* !", "before a name: holding or throttled; failed"),
 ];
 
 /// Draws the page.
