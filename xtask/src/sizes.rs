@@ -1,6 +1,6 @@
 //! The sizes of the slow checks, as a smoke test and in full, in one table.
 //!
-//! The full sizes are meant for a run of one to two hours on two cores, which has not been measured yet.
+//! A run with the full sizes takes one to two hours on two cores (77 minutes: `bench_results/2026-11-25-long`).
 //!
 //! `cargo xtask test --long` sets [`LONG_ENV`] for all programs that it starts. A user may set it for a single test.
 

@@ -50,7 +50,7 @@ impl Connection {
     /// Connects, and checks the greeting.
     ///
     /// # Errors
-    /// [`Unreachable`]: there is no server, or it speaks another protocol.
+    /// There is no server, or it speaks another protocol.
     pub fn open(path: &Path) -> Result<Self> {
         Self::try_open(path).map_err(|error| Unreachable(error).into())
     }
@@ -194,7 +194,7 @@ impl Connection {
 
 impl Reply {
     /// # Errors
-    /// [`ServerError`]; an answer that is none.
+    /// The server answered with an error, or with neither a result nor an error.
     pub fn into_ok(self) -> Result<Value> {
         match (self.answer.ok, self.answer.error) {
             (_, Some(fault)) => Err(ServerError(plain(&fault.message)).into()),
