@@ -210,7 +210,8 @@ threads = [threading.Thread(target=insert, args=(writer,)) for writer in range(8
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 print(db.execute("select count(*), count(distinct writer * 1000 + n) from t").fetchone(), db.execute("pragma integrity_check").fetchone()[0])
-shared = sqlite3.connect(":memory:", check_same_thread=False)
+# Without isolation_level=None, two threads can both begin a transaction: Python checks and begins in two steps.
+shared = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
 shared.execute("create table t(n)")
 with concurrent.futures.ThreadPoolExecutor(8) as pool: list(pool.map(lambda n: shared.execute("insert into t values(?)", (n,)), range(2000)))
 print(shared.execute("select count(*), sum(n) from t").fetchone())
