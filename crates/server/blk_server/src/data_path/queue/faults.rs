@@ -68,9 +68,9 @@ impl Queue {
 
     /// Remembers a slow request, and logs it unless many others were logged.
     #[cold]
-    pub(super) fn note_slow(&mut self, now: Instant, finished: &Finished, took_ns: u64, failed: bool) {
+    pub(super) fn note_slow(&mut self, now: Instant, finished: Finished, took_ns: u64, failed: bool) {
         self.counted.slow += 1;
-        let &Finished { info: RequestInfo { kind, sector, bytes, .. }, tries, .. } = finished;
+        let Finished { info: RequestInfo { kind, sector, bytes, .. }, tries, .. } = finished;
         let (queue, kind, took, tries) = (self.index, kind.name(), Duration::from_nanos(took_ns), tries + 1);
         let at = SystemTime::now();
         self.disk.slow().add(SlowRequest { at, queue, kind, sector, bytes, took, tries, failed });

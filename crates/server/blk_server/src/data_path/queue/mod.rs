@@ -44,6 +44,7 @@ use crate::data_path::queue::queue_start::QueueStart;
 use crate::data_path::queue::ring_start::open_ring;
 use crate::data_path::throttle::gate::QueueGate;
 use crate::data_path::worker::turn::REFUSED_DESCRIPTORS;
+use crate::host::clock::process_ns;
 use fault_log::log_refused;
 use starter::{Outcome, Starter};
 use submit_context::{MAX_OPS, SubmitContext};
@@ -201,6 +202,7 @@ impl Queue {
     #[inline]
     fn take<const LIMITED: bool>(&mut self, context: &mut SubmitContext<'_>) -> usize {
         self.waits_for_room = false;
+        context.now_ns = process_ns(context.now);
         let mut taken = if self.has_retries() { self.retry_parked(context) } else { 0 };
         while taken < BATCH && !context.budget.is_spent() && self.takes_requests() {
             if context.room < MAX_OPS {
@@ -346,7 +348,7 @@ impl Queue {
             self.parked_answered(failed);
         }
         if took_ns >= self.disk.slow().limit_ns() {
-            self.note_slow(now, &finished, took_ns, failed);
+            self.note_slow(now, finished, took_ns, failed);
         }
         self.answer(tag, &finished.reply, status, finished.stored_bytes);
     }

@@ -24,6 +24,7 @@ use crate::data_path::disk::log_limit::Allowed;
 use crate::data_path::queue::in_flight::{Finished, RequestInfo, RequestKind, Retry};
 use crate::data_path::queue::parked::{AllAnswered, ParkPolicy, ParkedRequest, is_no_space};
 use crate::data_path::queue::queue_start::Ending;
+use crate::host::clock::process_ns;
 
 impl Queue {
     /// Whether to park the request instead of reporting the error.
@@ -130,6 +131,7 @@ impl Queue {
             }
             let Some(ParkedRequest { tag, since, buffers }) = self.parked.pop_retry() else { break };
             self.counted.parked_time += context.now.saturating_duration_since(since);
+            context.now_ns = process_ns(context.now);
             context.budget.take(0);
             self.retry(tag, buffers, context);
             tried += 1;

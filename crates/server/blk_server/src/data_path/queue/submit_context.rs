@@ -18,7 +18,7 @@ pub(crate) struct SubmitContext<'w> {
     pub(crate) room: usize,
     pub(crate) pool: &'w mut BufferPool,
     pub(crate) now: Instant,
-    /// The same time, for the requests in flight.
+    /// The same time, for the requests in flight (`process_ns`); 0 before the pass has taken a request.
     pub(crate) now_ns: u64,
     /// The budget left for all queues of the disk in this pass.
     pub(crate) budget: &'w mut Budget,

@@ -236,7 +236,7 @@ impl Worker {
     /// Returns the number of requests.
     #[inline]
     fn take_requests(&mut self, now: Instant) -> usize {
-        let (mut all, now_ns) = (0, process_ns(now));
+        let mut all = 0;
         let mut pass = self.turns.begin();
         while let Some(id) = self.turns.next(&mut pass) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
@@ -251,7 +251,7 @@ impl Worker {
             let before = entry.queue.in_engine();
             let room = engine.room_of(entry.queue.file);
             let mut context =
-                SubmitContext { engine, room, pool: &mut slot.pool, now, now_ns, budget: &mut pass.budget };
+                SubmitContext { engine, room, pool: &mut slot.pool, now, now_ns: 0, budget: &mut pass.budget };
             let taken = entry.queue.take_requests(&mut context);
             slot.in_flight += entry.queue.in_engine() - before;
             if taken > 0 {
@@ -280,8 +280,12 @@ impl Worker {
         self.engines.reap(&mut self.events);
         let mut events = std::mem::take(&mut self.events);
         let count = events.len() + self.engines.take_unseen_work();
+        if events.is_empty() {
+            self.events = events;
+            return count;
+        }
         // Requests that this pass took may be complete already, so its beginning would be too early.
-        let at = if taken > 0 && !events.is_empty() { submitted.unwrap_or_else(Instant::now) } else { now };
+        let at = if taken > 0 { submitted.unwrap_or_else(Instant::now) } else { now };
         let done = Done { now, ns: process_ns(at) };
         // Borrows each event: it is as large as a cache line, and a copy would stall on the engine's stores.
         for event in &mut events {
