@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use guest_mem::GuestMemory;
 
-use crate::engine::{Event, FileSpec, WatchId, WatchToken, not_shareable};
+use crate::engine::{BATCH, Event, FileSpec, WatchId, WatchToken, not_shareable};
 
 /// The system call, or the io_uring opcode for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +102,11 @@ pub trait IoBackend: Send {
     /// Those of [`Engine::check_shareable`](crate::Engine::check_shareable).
     fn check_shareable(&self) -> io::Result<()> {
         Err(not_shareable(&self.describe()))
+    }
+
+    /// See [`Engine::batch`](crate::Engine::batch).
+    fn batch(&self) -> usize {
+        BATCH
     }
 
     /// Whether a write's own call can make it durable (`RWF_DSYNC`). Otherwise a sync follows the write.

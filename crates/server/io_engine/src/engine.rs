@@ -196,6 +196,9 @@ pub struct Stats {
     pub resumed_calls: u64,
 }
 
+/// [`Engine::batch`] of engines that have no reason for another one.
+pub(crate) const BATCH: usize = 32;
+
 /// The interface of a worker's engine: it accepts ops, watches descriptors, and lets the worker sleep.
 ///
 /// The thread that calls [`Engine::start`] must make all later calls, unless [`Engine::check_shareable`] allows several
@@ -233,6 +236,12 @@ pub trait Engine: Send {
 
     /// Ops that were pushed and whose completions were not yet reaped.
     fn in_flight(&self) -> usize;
+
+    /// The most requests of one queue that the worker should push between two calls of [`Engine::submit`]. It then
+    /// also publishes completions, so that the driver and the storage work meanwhile (docs/decisions/0031).
+    fn batch(&self) -> usize {
+        BATCH
+    }
 
     /// Takes an op. The op may start only with [`Engine::submit`].
     ///

@@ -111,6 +111,10 @@ impl<B: IoBackend> Engine for Core<B> {
         self.backend.start()
     }
 
+    fn batch(&self) -> usize {
+        self.backend.batch()
+    }
+
     fn check_shareable(&self) -> io::Result<()> {
         self.backend.check_shareable()
     }

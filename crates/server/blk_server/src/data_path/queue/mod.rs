@@ -49,9 +49,6 @@ use fault_log::log_refused;
 use starter::{Outcome, Starter};
 use submit_context::{MAX_OPS, SubmitContext};
 
-/// Limit of requests taken from a queue before the next queue is served and completions are published. Without it,
-/// guest and worker would alternate between working and idling (docs/decisions/0031).
-const BATCH: usize = 32;
 /// The cost of one request in a timed pass; zero in other passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TimeSample {
@@ -192,7 +189,7 @@ impl Queue {
         self.view.memory()
     }
 
-    /// Steps 2 to 5 for available chains, up to [`BATCH`] and the disk's budget. Returns the number of requests.
+    /// Steps 2 to 5 for available chains, up to the engine's batch and the disk's budget. Returns the number of requests.
     #[inline]
     pub(crate) fn take_requests(&mut self, context: &mut SubmitContext<'_>) -> usize {
         if self.gate.is_some() { self.take_limited(context) } else { self.take::<false>(context) }
@@ -204,7 +201,7 @@ impl Queue {
         self.waits_for_room = false;
         context.now_ns = process_ns(context.now);
         let mut taken = if self.has_retries() { self.retry_parked(context) } else { 0 };
-        while taken < BATCH && !context.budget.is_spent() && self.takes_requests() {
+        while taken < context.batch && !context.budget.is_spent() && self.takes_requests() {
             if context.room < MAX_OPS {
                 self.waits_for_room = true;
                 context.budget.end(); // the disk's other queues share the room
@@ -228,7 +225,7 @@ impl Queue {
             }
             taken += 1;
         }
-        #[allow(clippy::cast_possible_truncation)] // at most BATCH
+        #[allow(clippy::cast_possible_truncation)] // at most a batch
         let counted = taken as u32;
         self.taken += counted;
         taken

@@ -19,7 +19,7 @@ use virtio_blk::{ReplySlot, Status};
 use super::fault_log::log_refused;
 use super::starter::{Outcome, Starter};
 use super::submit_context::{MAX_OPS, SubmitContext};
-use super::{BATCH, Queue, State};
+use super::{Queue, State};
 use crate::data_path::disk::log_limit::Allowed;
 use crate::data_path::queue::in_flight::{Finished, RequestInfo, RequestKind, Retry};
 use crate::data_path::queue::parked::{AllAnswered, ParkPolicy, ParkedRequest, is_no_space};
@@ -124,7 +124,7 @@ impl Queue {
     #[cold]
     pub(super) fn retry_parked(&mut self, context: &mut SubmitContext<'_>) -> usize {
         let mut tried = 0;
-        while self.has_retries() && tried < BATCH && !context.budget.is_spent() {
+        while self.has_retries() && tried < context.batch && !context.budget.is_spent() {
             if context.room < MAX_OPS {
                 self.waits_for_room = true;
                 break;

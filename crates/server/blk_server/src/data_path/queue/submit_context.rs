@@ -16,6 +16,8 @@ pub(crate) struct SubmitContext<'w> {
     pub(crate) engine: &'w mut dyn Engine,
     /// Ops of the queue that the engine still accepts in this pass.
     pub(crate) room: usize,
+    /// [`Engine::batch`]
+    pub(crate) batch: usize,
     pub(crate) pool: &'w mut BufferPool,
     pub(crate) now: Instant,
     /// The same time, for the requests in flight (`process_ns`); 0 before the pass has taken a request.

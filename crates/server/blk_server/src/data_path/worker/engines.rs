@@ -30,6 +30,8 @@ pub(crate) struct Slot {
     descriptor: Option<WatchId>,
     source: Arc<EngineSource>,
     pub(crate) engine: Box<dyn Engine>,
+    /// [`Engine::batch`]
+    pub(crate) batch: usize,
     pub(crate) pool: BufferPool,
     /// Requests in flight.
     pub(crate) in_flight: usize,
@@ -45,7 +47,17 @@ impl Slot {
         debug!("engine: {}", engine.describe());
         engine.start()?;
         let pool = BufferPool::new(usize::try_from(source.depth).unwrap_or(usize::MAX));
-        Ok(Self { descriptor: None, source, engine, pool, in_flight: 0, queues: 0, files: HashMap::new() })
+        let batch = engine.batch();
+        Ok(Self {
+            descriptor: None,
+            source,
+            engine,
+            batch,
+            pool,
+            in_flight: 0,
+            queues: 0,
+            files: HashMap::new(),
+        })
     }
 
     fn is_unneeded(&self) -> bool {

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 
 use virtqueue::MAX_QUEUE_SIZE;
 
-/// Limit of requests of a disk per pass: two batches of a queue (`BATCH` in `queue/mod.rs`).
+/// Limit of requests of a disk per pass: two of the largest batches of a queue (`Engine::batch`).
 const REQUESTS: usize = 64;
 /// Limit of descriptors of a disk per pass: the number of pages in [`BYTES`].
 const DESCRIPTORS: usize = 4 * REFUSED_DESCRIPTORS;

@@ -308,6 +308,11 @@ impl IoBackend for Uring {
         Ok(())
     }
 
+    /// The kernel passes the requests of one system call to the device only after it has prepared all of them.
+    fn batch(&self) -> usize {
+        8
+    }
+
     fn start(&mut self) -> io::Result<()> {
         // Must happen before the restrictions take effect.
         setup::bind_kernel_workers(&self.ring);
