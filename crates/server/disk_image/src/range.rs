@@ -2,7 +2,7 @@
 //!
 //! `(sector, len) from a guest -> Image::check -> CheckedRange -> io_engine`   (this file: check and type)
 //!
-//! Every check reads the bounds, because an image may grow while it is served, or shrink if the administrator
+//! Every check reads the current bounds, because an image may grow while it is served, or shrink if the administrator
 //! forces it.
 //!
 //! Spec: virtio 1.3 §5.2.6 (sectors are 512 bytes whatever the block size).
@@ -71,9 +71,9 @@ pub enum RangeError {
         /** The capacity at the time of the check. */
         capacity_sectors: u64,
     },
-    /// The range is not in whole blocks.
+    /// The range does not start and end at block boundaries.
     #[error(
-        "range of {len_bytes} bytes at sector {sector} is not in whole blocks of {block_size_bytes} bytes"
+        "range of {len_bytes} bytes at sector {sector} is not aligned to blocks of {block_size_bytes} bytes"
     )]
     Misaligned {
         /** The request's first sector. */
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(bounds.capacity_bytes(), 16_384);
     }
 
-    /// Draws half of the values from near the limits, because both small and huge values matter.
+    /// Draws half of the values from near 0 and `u64::MAX`, because both small and huge values matter.
     fn number() -> impl Strategy<Value = u64> {
         prop_oneof![
             0..5000_u64,
