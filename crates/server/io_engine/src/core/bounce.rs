@@ -7,7 +7,7 @@
 //! - An op that finds no free buffer waits for one of its own file (`waiting.rs`). A request longer than a buffer takes
 //!   several calls.
 //!
-//! `op.rs` decides whether an op needs one.
+//! `op.rs` decides whether an op needs a bounce buffer.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;

@@ -133,7 +133,7 @@ impl<B: IoBackend> Drop for Core<B> {
         }
         tracing::error!(
             timeout_s = self.drain_timeout.as_secs_f64(),
-            "I/O did not end: its memory stays allocated for the rest of this process's life"
+            "I/O did not end in time: its memory stays allocated until this process ends"
         );
         std::mem::forget(std::mem::take(&mut self.memory));
     }

@@ -1,4 +1,4 @@
-//! The core over a backend that answers at random: no op is lost, none is durable without its sync.
+//! Tests the core over a backend that answers at random: no op is lost, and none is durable without its sync.
 //!
 //! `tests/contract` tests real backends.
 

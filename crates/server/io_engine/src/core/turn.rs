@@ -1,5 +1,4 @@
-//! Limits how much work one file's calls may add to one submission, so that other files' calls wait no longer than
-//! that.
+//! Limits how much work one file's calls may add to one submission, and thereby how long other files' calls wait.
 //!
 //! `next call → cost → within the file's turn: queued | otherwise in the file's wait queue → the next submission`
 //!
@@ -19,7 +18,7 @@ pub(crate) const TURN_BYTES: u64 = 512 << 10;
 const CALL_BYTES: u64 = 4 << 10;
 /// Cost limit of one file's calls in one submission: [`TURN_BYTES`] in up to eight calls.
 pub(crate) const TURN_COST: u64 = TURN_BYTES + 8 * CALL_BYTES;
-/// `O_DIRECT` copies nothing: a byte costs this fraction of a copied byte.
+/// Divisor of a byte's cost with `O_DIRECT`, which copies nothing.
 pub(crate) const DIRECT_FRACTION: u64 = 4;
 
 /// The end of a wait queue.
@@ -41,7 +40,7 @@ pub(crate) trait NextInLine {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Submission {
     number: u64,
-    /// Cost limit of each file's calls in it.
+    /// Cost limit of each file's calls in the submission.
     turn_bytes: u64,
 }
 
@@ -90,7 +89,7 @@ impl Turn {
         self.first != NONE
     }
 
-    /// The op whose call comes next.
+    /// The op whose call is next.
     pub fn first(&self) -> Option<u32> {
         self.has_line().then_some(self.first)
     }

@@ -164,8 +164,8 @@ impl PlacedEngines {
         }
     }
 
-    /// Limit of workers that may serve the disk's queues. Each needs its share of the depth, and so does a completion
-    /// worker without such a queue.
+    /// Maximum number of workers that may serve the disk's queues. Each needs its share of the depth, and so does a
+    /// completion worker without such a queue.
     #[must_use]
     pub fn most_workers(&self) -> usize {
         let shares = usize::try_from(self.depth).unwrap_or(usize::MAX) / LEAST_SHARE;

@@ -67,7 +67,8 @@ impl PolledRing {
     }
 
     pub(super) fn add_file(&mut self, index: u32, spec: &FileSpec) -> Result<(), String> {
-        let takes = self.takes.get_mut(index as usize).ok_or("it is beyond the table of registered files")?;
+        let takes =
+            self.takes.get_mut(index as usize).ok_or("it does not fit the table of registered files")?;
         let registered = self.ring.submitter().register_files_update(index, &[spec.file.as_raw_fd()]);
         registered.map_err(|error| format!("it cannot be registered: {error}"))?;
         *takes = true;
@@ -78,7 +79,7 @@ impl PolledRing {
         let Some(takes) = self.takes.get_mut(index as usize) else { return };
         *takes = false;
         if let Err(error) = self.ring.submitter().register_files_update(index, &[-1]) {
-            tracing::warn!(%error, "io_uring keeps a detached file open");
+            tracing::warn!(%error, "io_uring could not release a detached file, which stays open");
         }
     }
 
@@ -152,7 +153,7 @@ impl PolledRing {
         let (user_data, mut result) = (cqe.user_data(), cqe.result());
         if result == -libc::EOPNOTSUPP {
             self.stop_polling(user_data);
-            result = -libc::EAGAIN; // it is called again, and goes to the first ring
+            result = -libc::EAGAIN; // the core repeats the call, which then uses the first ring
         }
         Some(RawResult { user_data, result })
     }
@@ -162,7 +163,10 @@ impl PolledRing {
         let Some(&index) = self.file_of.get(op_of(user_data)) else { return };
         let takes = self.takes.get_mut(index as usize);
         if takes.is_some_and(std::mem::take) {
-            tracing::info!(file = index, "IOPOLL is no longer used for this file: its device refused it");
+            tracing::info!(
+                file = index,
+                "IOPOLL is no longer used for this file: its device refused a polled call"
+            );
         }
     }
 }

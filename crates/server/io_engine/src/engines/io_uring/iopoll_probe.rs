@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::core::bounce::Bounce;
 use crate::engine::{FileId, FileSpec};
 
-/// Limit of the test read. A slower device is not polled.
+/// Time limit of the test read. A slower device is not polled.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The smallest read that every block device accepts.
 const LEAST_BYTES: u32 = 512;
@@ -76,7 +76,8 @@ fn polled_read(spec: &FileSpec) -> Result<(), String> {
     }
 }
 
-/// Other failures do not show whether the file can be polled. The first request gets the same failure and reports it.
+/// Judges the result of the test read. Only a refusal counts: other failures do not show whether the file can be
+/// polled, and the first request meets and reports them.
 fn judge(result: i32) -> Result<(), String> {
     match result {
         refused if refused == -libc::EOPNOTSUPP || refused == -libc::EINVAL => {

@@ -47,7 +47,7 @@ const SPARE_COMPLETIONS: u32 = 1024;
 /// `IORING_MAX_ENTRIES` (io_uring/io_uring.h).
 const MAX_DEPTH: u32 = 32768;
 
-/// The newest kernel whose features are used, newest first.
+/// The newest kernel release whose features are used. The newest variant comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KernelAge {
     /// Every feature that works.
@@ -69,7 +69,7 @@ impl KernelAge {
 pub enum FileTableKind {
     /// A table of registered files.
     Registered,
-    /// By descriptor, which the kernel looks up at each call.
+    /// Descriptors, which the kernel looks up at each call.
     Plain,
 }
 
@@ -109,7 +109,7 @@ impl fmt::Display for Features {
         write!(f, "task run {task_run}, ")?;
         match self.files {
             FileTableKind::Registered => write!(f, "{} registered files", self.registered_files)?,
-            FileTableKind::Plain => f.write_str("files by number")?,
+            FileTableKind::Plain => f.write_str("files by descriptor")?,
         }
         write!(f, ", opcodes restricted: {}, ", yes_no(self.restricted))?;
         write!(f, "idle without iowait: {}", yes_no(self.no_iowait))?;
@@ -331,7 +331,7 @@ fn restrict(ring: &IoUring, opcodes: &[&[u8]], pinned: bool) -> bool {
     restricted.is_ok()
 }
 
-/// `limits_workers`: whether the limit of `workers.rs` may be set, which kernels before 5.15 do not know.
+/// `limits_workers`: whether to permit the call that `workers.rs` makes, which kernels before 5.15 do not know.
 fn rules_for(opcodes: &[&[u8]], pinned: bool, limits_workers: bool) -> Vec<Restriction> {
     let opcodes = opcodes.iter().copied().flatten();
     let mut rules: Vec<Restriction> = opcodes.map(|&code| Restriction::sqe_op(code)).collect();
@@ -369,7 +369,7 @@ fn own_cpus() -> io::Result<libc::cpu_set_t> {
     Ok(unsafe { cpus.assume_init() })
 }
 
-/// The kernel's error with a text that says what to do. It keeps its kind, so that the caller can fall back.
+/// The kernel's error with a text that says what to do. The error keeps its kind, so that the caller can fall back.
 pub(super) fn explain(error: &io::Error, options: &IoUringOptions) -> io::Error {
     use io::ErrorKind::{OutOfMemory, PermissionDenied, Unsupported, WouldBlock};
     let sqpoll = options.sqpoll_idle.is_some();
@@ -383,9 +383,9 @@ pub(super) fn explain(error: &io::Error, options: &IoUringOptions) -> io::Error 
              profile allow it"
         }
         Unsupported => "the kernel has no usable io_uring: Linux 5.15 or newer is needed",
-        OutOfMemory => "no memory for io_uring: raise the limit of locked memory (ulimit -l)",
+        OutOfMemory => "no memory for io_uring: raise the limit on locked memory (ulimit -l)",
         WouldBlock if sqpoll => {
-            "no kernel thread for submissions (SQPOLL): raise the limit of processes (ulimit -u)"
+            "cannot start a kernel thread for submissions (SQPOLL): raise the limit on processes (ulimit -u)"
         }
         _ => return io::Error::new(error.kind(), error.to_string()),
     };

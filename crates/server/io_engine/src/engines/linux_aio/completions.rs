@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::context::{Context, IoEvent};
 use super::user_ring::UserRing;
 
-/// Limit of results per system call without a ring.
+/// Maximum number of results per system call without a ring.
 const BATCH: usize = 64;
 
 #[derive(Debug)]

@@ -69,7 +69,7 @@ pub(super) struct IoEvent {
 
 /// Number of contexts that a thread is about to destroy. Their calls still count against `fs.aio-max-nr`.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
-/// How long a new context waits for those contexts.
+/// How long the creation of a context waits until those contexts are destroyed.
 const ENDING_PATIENCE: Duration = Duration::from_secs(1);
 /// Stack size of the thread that destroys a context: it makes one system call.
 const STACK_BYTES: usize = 64 << 10;

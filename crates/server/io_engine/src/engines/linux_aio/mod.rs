@@ -96,7 +96,7 @@ pub struct LinuxAio {
     pool: Pool,
     /// Results that did not come from the context.
     finished: VecDeque<RawResult>,
-    /// Limit of results that `pop` still returns in this pass from `finished`.
+    /// Number of results that `pop` may still return from `finished` in this pass.
     budget: usize,
     files: Vec<Option<Arc<File>>>,
     /// An eventfd that every result signals, for a worker that sleeps on several engines.

@@ -1,4 +1,4 @@
-//! Which parts of a file on tmpfs have all their pages, so that a copy through the mapping allocates none.
+//! Tracks which parts of a file on tmpfs have all their pages, so that a copy through the mapping allocates none.
 //!
 //! `a chunk is unknown → (first access) mincore → present: copied from now on | has holes: system calls`
 //!
@@ -6,8 +6,9 @@
 //!   hole, or raise a SIGBUS.
 //! - A write by system call makes a chunk with holes unknown again, because it may have filled the last hole. A punched
 //!   hole makes its chunks have holes.
-//! - All mappings of a file in this process share one value, because one worker's discard concerns the others.
-//! - The states are only hints about memory use: data is right whatever they say. So they need no ordering.
+//! - All mappings of a file in this process share one value, because one worker's discard affects the others.
+//! - The states are only hints about memory use: the data is correct whatever they say. So accesses to them need no
+//!   ordering.
 
 use std::fs::File;
 use std::io;
@@ -56,7 +57,7 @@ impl Presence {
             return Ok(known);
         }
         let new = Arc::new(Self { leaves: (0..leaves).map(|_| OnceLock::new()).collect() });
-        // A shorter value of this file lasts until its last mapping has grown too.
+        // A value for a shorter length of this file lasts until all mappings that use it have grown too.
         files.retain(|(known, _)| *known != name);
         files.push((name, Arc::downgrade(&new)));
         Ok(new)

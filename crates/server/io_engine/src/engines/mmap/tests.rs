@@ -418,7 +418,7 @@ fn truncate_at_random(file: &File, stop: &AtomicBool) {
         std::thread::yield_now();
         file.set_len(FULL_BYTES).unwrap();
         std::thread::yield_now();
-        // A copy reaches only pages that are there.
+        // A copy reaches only pages that are present.
         file.write_all_at(&pattern(KEPT_BYTES, FULL_BYTES - KEPT_BYTES), KEPT_BYTES).unwrap();
     }
 }

@@ -88,11 +88,12 @@ impl<T> Lane<T> {
 /// The limits of a pool. None is zero.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Limit of threads. With many files there may be more (`shares.rs`).
+    /// Maximum number of threads. With many files there may be more (`shares.rs`).
     pub threads: u32,
-    /// Limit of jobs of [`Class::Long`] at once. With many files there may be more.
+    /// Maximum number of jobs of [`Class::Long`] at once. With many files there may be more.
     pub long: u32,
-    /// Limit of called threads that have not arrived. More than the number of processors could not arrive together.
+    /// Maximum number of called threads that have not arrived. More than the number of processors could not arrive
+    /// together.
     pub coming: usize,
 }
 

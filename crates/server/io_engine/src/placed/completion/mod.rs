@@ -25,7 +25,7 @@ use crate::placed::limits::EngineMaker;
 pub struct CompletionPlacement(Arc<Group>);
 
 impl CompletionPlacement {
-    /// `wanted` becomes completion worker once it participates.
+    /// `wanted` becomes the completion worker once it participates.
     pub fn new(make: EngineMaker, depth: u32, policy: HandOver, wanted: Option<u32>) -> Self {
         let registry = Registry { wanted, ..Registry::default() };
         Self(Arc::new(Group::new(make, depth, registry, Own { policy, busy: AtomicUsize::new(0) })))

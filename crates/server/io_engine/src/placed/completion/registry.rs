@@ -85,7 +85,7 @@ impl Registry {
         asked_for.or_else(present).or_else(|| able().next()).map(|entry| entry.id)
     }
 
-    /// The current owner's worker, if the participant `id` on `worker` is to become owner within a time limit.
+    /// The current owner's worker, if the participant `id` on `worker` must become the owner within a time limit.
     pub fn limited_by_owner(&self, id: u64, worker: u32) -> Option<u32> {
         let waits = self.limited.is_some() && self.wanted == Some(worker) && self.wanted_owner() == Some(id);
         let owner = self.list.iter().find(|entry| Some(entry.id) == self.owner);

@@ -47,7 +47,8 @@ pub(super) struct Participant {
     /// Scratch buffer for the workers to wake.
     wakers: Vec<Arc<WorkerWaker>>,
     seen_changes: u64,
-    /// The worker's share of the depth at the last change that it applied: a caller that saw room may use it.
+    /// The worker's share of the depth at the last change that it applied: a caller that has seen room may still use
+    /// it.
     share: usize,
     served: usize,
 }
@@ -255,8 +256,11 @@ impl Drop for Participant {
 
 impl Engine for Participant {
     fn describe(&self) -> String {
-        let reaping =
-            if self.group.own.reap_on_submit { "who submits reaps too" } else { "one worker reaps" };
+        let reaping = if self.group.own.reap_on_submit {
+            "the worker that submits also reaps"
+        } else {
+            "one worker reaps"
+        };
         format!("shared behind a lock, {reaping}")
     }
 
