@@ -50,7 +50,7 @@ pub enum ImageError {
         /** The policy's reason. */
         source: io::Error,
     },
-    /// Any other failure to open it.
+    /// Any other failure to open the image.
     #[error("image {} cannot be opened", path.display())]
     Open {
         /** The image's path. */

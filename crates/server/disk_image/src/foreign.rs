@@ -30,7 +30,7 @@ const MAGICS: [(usize, &[u8], &str); 11] = [
     (64, b"\x7f\x10\xda\xbe", "VDI"),
 ];
 
-/// Large and aligned enough for every direct read that we support.
+/// Length and alignment of the read: enough for direct I/O with every supported block size.
 const READ_BYTES: usize = MAX_BLOCK_SIZE_BYTES as usize;
 
 /// The known format that the file's first bytes match, if any.

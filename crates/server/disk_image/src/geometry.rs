@@ -139,7 +139,7 @@ impl Topology {
     }
 }
 
-/// The file system's block size: its unit of allocation.
+/// The file system's block size, in which it allocates space.
 pub(crate) fn fs_block_bytes(file: &File) -> u64 {
     let told = rustix::fs::fstatvfs(file).map(|fs| fs.f_frsize).unwrap_or(0);
     if told.is_power_of_two() { told.max(SECTOR_BYTES) } else { u64::from(MAX_BLOCK_SIZE_BYTES) }

@@ -1,4 +1,4 @@
-//! Sockets and special files on the real file system.
+//! Tests with sockets and special files on the real file system.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 

@@ -53,7 +53,7 @@ pub struct ImageOptions {
     pub block_size: Option<u32>,
     /// Offer discard if it works. Turning it off keeps a preallocated image allocated.
     pub discard: bool,
-    /// Create the image with this size; it must not exist.
+    /// Create the image with this size. The file must not exist yet.
     pub create_bytes: Option<u64>,
     /// How long to wait for other openers to release the image's lock. Zero: do not wait.
     pub lock_timeout: Duration,
@@ -89,7 +89,7 @@ impl ImageOptions {
     }
 }
 
-/// Change of the image's size since it was last read, in sectors of 512 bytes.
+/// How the image's size has changed since it was last read, in sectors of 512 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CapacityChange {
     /// The size is the same.

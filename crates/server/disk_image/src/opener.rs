@@ -106,7 +106,7 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// as its own.
     ///
     /// # Errors
-    /// `file` is not what `path` refers to, or the opener may not open it.
+    /// `path` does not refer to `file`, or the opener may not open this path.
     fn adopt_image(&self, path: &Path, file: BorrowedFd<'_>) -> io::Result<()> {
         let _ = (path, file);
         Ok(())
@@ -116,7 +116,7 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// socket as its own.
     ///
     /// # Errors
-    /// `socket` does not listen at `path`, or the opener may not create it.
+    /// `socket` does not listen at `path`, or the opener may not create a socket there.
     fn adopt_socket(&self, path: &Path, socket: BorrowedFd<'_>) -> io::Result<()> {
         let _ = (path, socket);
         Ok(())

@@ -20,7 +20,7 @@ pub struct CheckedRange {
 }
 
 impl CheckedRange {
-    /// Offset of its start from the image's first byte.
+    /// Offset of the range's start from the image's first byte.
     #[inline]
     #[must_use]
     pub fn offset_bytes(self) -> u64 {
@@ -41,8 +41,8 @@ impl CheckedRange {
         self.offset_bytes + self.len_bytes
     }
 
-    /// The rest of the range after its first `done_bytes`; it may start inside a block. `None` if the range
-    /// is shorter.
+    /// The rest of the range after its first `done_bytes`. The rest may start inside a block. `None` if the range is
+    /// shorter.
     #[must_use]
     pub fn after(self, done_bytes: u64) -> Option<Self> {
         let len_bytes = self.len_bytes.checked_sub(done_bytes)?;
@@ -62,7 +62,9 @@ pub enum RangeError {
         len_bytes: u64,
     },
     /// The range ends past the image's end.
-    #[error("range of {len_bytes} bytes at sector {sector} ends past the image's {capacity_sectors} sectors")]
+    #[error(
+        "range of {len_bytes} bytes at sector {sector} ends past the image's end at sector {capacity_sectors}"
+    )]
     PastEnd {
         /** The request's first sector. */
         sector: u64,

@@ -26,7 +26,7 @@ pub struct FileId(pub(crate) u32);
 /// A file for an engine to use.
 #[derive(Clone, Debug)]
 pub struct FileSpec {
-    /// Stays open until the file is detached and the engine no longer uses it.
+    /// The open file. It stays open until it is detached and the engine no longer uses it.
     pub file: Arc<File>,
     /// Alignment that the kernel requires of memory and offsets: `(1, 1)` unless the file is open with `O_DIRECT`.
     pub alignment: Alignment,
@@ -183,7 +183,7 @@ pub enum Event {
     Completed(Completion),
     /// A watched fd was written to since the last event. Several writes may merge into one event.
     Readable(WatchToken),
-    /// The fd cannot be watched, or can no longer be watched. No further events report it.
+    /// The fd cannot be watched, or can no longer be watched. This is the watch's last event.
     WatchFailed(WatchToken, Errno),
 }
 
@@ -318,7 +318,7 @@ pub trait Engine: Send {
     /// Removes a file, and closes it unless other references exist.
     ///
     /// # Panics
-    /// If ops on it are in flight, or it is not attached.
+    /// If ops on the file are in flight, or the file is not attached.
     fn detach_file(&mut self, file: FileId);
 
     /// Tells the engine that all files belong to one disk, which opened its image several times. The files then have no

@@ -153,7 +153,7 @@ const SIGNALS: &[i64] = &[SYS_io_getevents, SYS_io_setup, SYS_io_submit];
 const MAPPED: &[i64] = &[SYS_mincore, SYS_msync];
 
 const SESSION: &[i64] = &[
-    // The in-flight log, and the log for migration.
+    // For the in-flight log and the dirty log (migration).
     SYS_ftruncate,
     SYS_memfd_create,
     SYS_fallocate,

@@ -3,7 +3,7 @@
 //! Images, sockets and the configuration file come from the helper as open descriptors; these rules do not
 //! affect them.
 //!
-//! Source: landlock(7). An older kernel enforces the rules that it knows; the result says whether that is all of them.
+//! Source: landlock(7). An older kernel enforces the rules that it knows; the result says whether these are all rules.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -30,11 +30,11 @@ pub struct FileRules {
 /// How many of the rules the kernel enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enforcement {
-    /// All of them.
+    /// All rules.
     Full,
     /// The kernel enforces only the rules that its version knows.
     Partial,
-    /// None: the kernel has no landlock, or it is disabled.
+    /// No rules: the kernel has no landlock, or landlock is disabled.
     None,
 }
 

@@ -3,7 +3,7 @@
 //! `calls → seccompiler → BPF program, whose refusals carry the call and the role → installed on one thread`
 //!
 //! - Filters accumulate: a thread has its own and those of its ancestors. The strictest verdict applies.
-//! - A refusal is SECCOMP_RET_TRAP: the call is not carried out, and the thread gets SIGSYS (`report.rs`).
+//! - A refusal is SECCOMP_RET_TRAP: the call is not executed, and the thread gets SIGSYS (`report.rs`).
 //!
 //! Source: seccomp(2), Linux `Documentation/userspace-api/seccomp_filter.rst`.
 

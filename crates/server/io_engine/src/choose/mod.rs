@@ -10,7 +10,7 @@
 //! | `O_DIRECT`, io_uring unavailable | `linux-aio` | the kernel waits for the device |
 //! | both unavailable | `threads` | works everywhere |
 //!
-//! - Engines are chosen by trying them, never by kernel version or file system name.
+//! - The server tries engines to choose one, and never goes by kernel version or file system name.
 //! - An engine requested by name is used, or an error is returned. Only `auto` falls back, and it reports that.
 //!
 //! `storage.rs` probes a file.
@@ -84,7 +84,7 @@ pub enum EngineError {
     None {
         /// The last candidate.
         kind: EngineKind,
-        /// Why it does not work.
+        /// Why the last candidate does not work.
         #[source]
         source: io::Error,
     },

@@ -1,4 +1,4 @@
-//! Probes the properties of an open file that decide how to read and write it.
+//! Probes the properties of an open file that determine how an engine should read and write it.
 //!
 //! - Makes four or five system calls (microseconds). Writes nothing, reads no block, and touches no cached page.
 //! - The result holds for this open file only: another `open` with other flags may differ.

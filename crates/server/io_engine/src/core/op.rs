@@ -69,7 +69,7 @@ pub(crate) struct OpState {
     pub(super) end_bytes: u64,
     pub stored_bytes: u64,
     pub(super) retries: u16,
-    /// The op's bounce buffer, held from its first bounced call until it ends.
+    /// The op's bounce buffer, held from the first bounced call until the op ends.
     pub bounce: Option<BounceId>,
     pub cancelled: bool,
     /// A call is queued or in the kernel.
@@ -132,8 +132,8 @@ impl OpState {
         self.end_bytes - self.offset_bytes
     }
 
-    /// Chooses how to zero a range, given what calls the file has refused. Must run before the cost of the next call is
-    /// computed.
+    /// Chooses how to zero a range, given which calls the file has refused. Must run before the cost of the next call
+    /// is computed.
     #[inline]
     pub fn settle_stage(&mut self, file: &OpenFile) {
         if matches!(self.stage, Stage::Punch | Stage::ZeroRange) {

@@ -90,13 +90,13 @@ impl Shares {
         self.places
     }
 
-    /// Slots that at least one file can take now.
+    /// Number of slots that any file can take now.
     #[inline]
     pub(crate) fn room_for_any(&self) -> usize {
         usize::try_from(self.common_left).unwrap_or(0)
     }
 
-    /// Slots that this file can take now; 0 if it is not attached.
+    /// Number of slots that this file can take now; 0 if the file is not attached.
     #[inline]
     #[must_use]
     pub fn room(&self, file: FileId) -> usize {
@@ -133,7 +133,7 @@ impl Shares {
         }
     }
 
-    /// Slots that the file holds; `None` if it is not attached.
+    /// Number of slots that the file holds; `None` if the file is not attached.
     #[must_use]
     pub fn used(&self, file: FileId) -> Option<u32> {
         self.used.get(file.0 as usize).copied().flatten()

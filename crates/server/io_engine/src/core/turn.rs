@@ -5,7 +5,7 @@
 //! - One submission starts the calls of all files of an engine. A call on cached data copies the data during the
 //!   submission, and no result arrives before the submission ends. Each call can therefore wait for the sum of all
 //!   turns.
-//! - An op's first call and its later calls count alike.
+//! - An op's first call and its later calls are charged alike.
 //! - A call costs the bytes that it copies plus [`CALL_BYTES`]. This limits time without reading a clock.
 //! - A file that has used up its turn delays only its own later calls. The worker does not sleep while ops wait in a
 //!   file's queue, so a file that is alone gets its next turn at once.

@@ -94,8 +94,8 @@ impl WatchTable {
         }
     }
 
-    /// Records that a poll reported an event, and in `ended` whether the poll also ended without an error. Returns
-    /// whether to arm the watch again: not after too many polls that ended at their first event.
+    /// Records that a poll reported an event. `ended`: whether the poll also ended, without an error. Returns whether
+    /// to arm the watch again: not after too many polls that ended at their first event.
     pub fn may_go_on(&mut self, id: WatchId, ended: bool) -> bool {
         let Some(slot) = self.slot(id) else { return false };
         slot.ended_at_once = if ended { slot.ended_at_once.saturating_add(1) } else { 0 };

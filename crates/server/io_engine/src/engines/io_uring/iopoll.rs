@@ -7,7 +7,7 @@
 //!   not sleep.
 //! - `iopoll_probe.rs` tests each file. A file may still refuse polling later, for example because its first block was
 //!   a hole: its first call then fails, and that call and all later ones use the first ring.
-//! - A call on this ring cannot be cancelled: it ends by polling.
+//! - A call on this ring cannot be cancelled, and ends only when the engine polls.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -62,7 +62,7 @@ impl PolledRing {
     pub fn register_file(&mut self, index: u32, spec: &FileSpec) {
         let checked = if self.check == FileCheck::Probe { iopoll_probe::check(spec) } else { Ok(()) };
         if let Err(reason) = checked.and_then(|()| self.add_file(index, spec)) {
-            tracing::warn!("IOPOLL is not used for the image: {reason}");
+            tracing::warn!("IOPOLL is not used for an image: {reason}");
         }
     }
 

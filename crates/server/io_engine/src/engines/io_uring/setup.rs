@@ -93,7 +93,7 @@ pub struct Features {
     /// A second ring exists whose completions are polled for (`iopoll`). Attaching a file decides whether it uses that
     /// ring.
     pub iopoll: bool,
-    /// Guest memory is registered (`pin_guest_memory`); false if this kernel has no table for it.
+    /// Guest memory is registered (`pin_guest_memory`). False if this kernel has no table of registered memory.
     pub pinned: bool,
 }
 

@@ -183,7 +183,7 @@ fn cpus_of_kernel_workers() -> Vec<String> {
 
 #[test]
 fn kernels_threads_for_calls_that_block_run_where_the_worker_may() {
-    // Runs on a separate thread, because a bound thread stays bound.
+    // Runs on a separate thread, because binding a thread to CPUs cannot be undone.
     let bound = std::thread::spawn(|| {
         let cpus = rustix::thread::sched_getaffinity(None).unwrap();
         let last = (0..rustix::thread::CpuSet::MAX_CPU).rfind(|&cpu| cpus.is_set(cpu)).unwrap();

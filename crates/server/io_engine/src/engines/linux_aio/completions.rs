@@ -33,7 +33,7 @@ impl Completions {
         self.ring.is_some()
     }
 
-    /// Fixes the set of results that `next` returns: those available now.
+    /// Fixes the set of results that `next` returns: the results available now.
     #[inline]
     pub fn look(&mut self, context: &Context) {
         match &mut self.ring {

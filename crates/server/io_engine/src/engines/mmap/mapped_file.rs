@@ -10,8 +10,8 @@
 //!   grown is mapped again.
 //! - A write beyond the end of a truncated file extends it, as with every other engine.
 //! - If a file shrinks and grows back while a batch is copied, the batch's data is lost together with the older data. A
-//!   write to the rest of the last page can be reported as done although it is lost only if the file shrank before the
-//!   batch began and grew back before the `fstat`.
+//!   write to the rest of the last page can be reported as successful although it is lost only if the file shrank
+//!   before the batch began and grew back before the `fstat`.
 
 use std::fs::File;
 use std::io;

@@ -90,8 +90,8 @@ impl Presence {
     /// A hole is about to be punched.
     pub fn punched(&self, offset_bytes: u64, len_bytes: u64) {
         let mut rest = chunks(offset_bytes, len_bytes);
-        // A hole may be as long as the file, so this goes leaf by leaf. A missing leaf's chunks are unknown: the next
-        // access asks the kernel.
+        // A hole may be as long as the file, so this loop visits leaves, not chunks. A missing leaf's chunks are
+        // unknown: the next access asks the kernel.
         while let Some(first) = rest.clone().next() {
             let end = rest.end.min((first / LEAF_CHUNKS + 1) * LEAF_CHUNKS);
             if let Some(leaf) = self.leaves.get(first / LEAF_CHUNKS).and_then(OnceLock::get) {

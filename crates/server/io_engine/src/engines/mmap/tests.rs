@@ -407,7 +407,7 @@ const FULL_BYTES: u64 = 128 * PAGE;
 /// The test never writes below this offset either.
 const WRITTEN_FROM: u64 = 56 * PAGE;
 
-/// Until told to stop: makes the file shorter, to a whole page or not, then long again, and fills it.
+/// Repeats until told to stop: truncates the file, to a whole page or not, extends it again, and fills it.
 fn truncate_at_random(file: &File, stop: &AtomicBool) {
     let mut state = 0x2545_f491_4f6c_dd1d;
     while !stop.load(Ordering::Relaxed) {
@@ -455,7 +455,7 @@ fn check_read(transfer: &Transfer, result: i32) {
     });
     assert!(right, "wrong data at {start}");
     let end = start + result as u64;
-    assert!(end == start + PAGE || end >= KEPT_BYTES, "ended at {end}, where nobody truncates");
+    assert!(end == start + PAGE || end >= KEPT_BYTES, "ended at {end}, in the part that is never truncated");
 }
 
 #[test]

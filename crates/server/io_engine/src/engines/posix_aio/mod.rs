@@ -160,7 +160,7 @@ impl PosixAio {
                     pool.started(descriptor, slot);
                     self.started += 1;
                 }
-                // A request that ends frees its resources, and the worker then tries again.
+                // The worker tries again when a request has ended and thereby freed its resources.
                 Err(libc::EAGAIN) if self.started > 0 => return,
                 Err(errno) => {
                     pool.ended(descriptor);

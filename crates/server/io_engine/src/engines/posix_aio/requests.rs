@@ -23,7 +23,7 @@ use crate::engine::FileId;
 
 /// Maximum number of requests per call, all in flight together. More are not faster.
 const MAX_PIECES: usize = 16;
-/// Blocks beyond one per call.
+/// Number of blocks beyond one per call.
 const SPARE_BLOCKS: u32 = 128;
 /// The reserve of each file.
 const LEAST_BLOCKS: u32 = 1;

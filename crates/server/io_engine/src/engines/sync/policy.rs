@@ -24,10 +24,10 @@ pub(super) enum Attempt {
     Never,
 }
 
-/// The properties of one file.
+/// How to make the calls of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
-    /// The page cache is its storage.
+    /// The page cache is the file's storage.
     InMemory,
     /// Calls bypass the page cache.
     Direct,

@@ -307,7 +307,7 @@ impl Pool {
         }
     }
 
-    /// Removes a job that no thread has started. Returns whether there was one; it then gets no result.
+    /// Removes a job that no thread has started. Returns whether the job was removed; a removed job gets no result.
     pub fn cancel(&self, user_data: u64) -> bool {
         self.shared.state().schedule.remove(|job| job.user_data == user_data).is_some()
     }

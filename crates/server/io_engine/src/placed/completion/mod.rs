@@ -49,8 +49,8 @@ impl CompletionPlacement {
         self.0.changed(&registry);
     }
 
-    /// Limits how long the pending change of the completion worker may take. After that the current one stays, and an
-    /// error log line names `disk`.
+    /// Limits how long the pending change of the completion worker may take. After that the current one keeps the role,
+    /// and an error in the log names `disk`.
     pub fn limit_change(&self, disk: &str) {
         let mut registry = self.0.registry();
         registry.limited = Some(disk.into());

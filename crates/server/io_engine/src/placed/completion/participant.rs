@@ -138,7 +138,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Lets the current owner continue. It had stopped taking new ops because this participant was to replace it.
+    /// Lets the current owner continue, which had stopped taking new ops because this participant was to replace it.
     #[cold]
     fn give_up(&mut self) -> io::Result<()> {
         let group = Arc::clone(&self.group);

@@ -1,4 +1,4 @@
-//! When ops are handed over. Immediate hand-over costs a wake-up per batch; a delay costs latency.
+//! Decides when ops are handed over. Immediate hand-over costs a wake-up per batch; a delay costs latency.
 //!
 //! | policy | ops wait until |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | `time:US` | the oldest op has waited for US microseconds |
 //! | `adaptive` | nothing: they enter the ring at once. A completion worker that sleeps with I/O in flight is not woken unless many ops wait or the oldest is too old |
 //!
-//! Before a worker sleeps, it hands over all its ops, and wakes the completion worker if it had skipped that.
+//! Before a worker sleeps, it hands over all its ops, and wakes the completion worker if it had skipped that wake-up.
 
 use std::str::FromStr;
 use std::time::Duration;

@@ -109,7 +109,7 @@ impl Registry {
             if channel.outlet.gone {
                 self.remove(channel.participant);
             } else if let Some(entry) = self.entry(channel.participant) {
-                // The kernel never ended these ops.
+                // The kernel never completed these ops.
                 channel.outlet.inside = 0;
                 entry.channel = Some(channel);
             }
@@ -140,7 +140,7 @@ impl group::Registry for Registry {
 /// State that only `completion` has.
 pub(super) struct Own {
     pub policy: HandOver,
-    /// Ops that were in the owner's engine when it went to sleep. A hint.
+    /// Number of ops in the owner's engine when the owner last went to sleep. A hint.
     pub busy: AtomicUsize,
 }
 

@@ -1,4 +1,5 @@
-//! Real threads hand ops over to a completion worker: data, faults, and workers that come, go and change roles.
+//! Tests with real threads that hand ops over to a completion worker: data, faults, and workers that join, leave and
+//! change roles.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -60,7 +61,7 @@ fn data_of_two_workers_is_right_with_every_policy_whether_they_spin_or_sleep() {
     }
 }
 
-/// The owner continues until the others are done.
+/// The owner continues until the others have finished.
 fn run_owner_and_other(placement: &CompletionPlacement, bed: &Arc<Bed>, sleeps: [bool; 2]) {
     let done = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&done);

@@ -1,7 +1,7 @@
 //! A worker's engine in placement `shared`.
 //!
-//! Dropping it cancels the worker's ops in flight and waits until the engine is empty. An op that takes too long stays
-//! in the engine, and its completion is dropped.
+//! Dropping the participant cancels the worker's ops in flight and waits until the engine is empty. An op that takes
+//! too long stays in the engine, and its completion is dropped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,7 +31,7 @@ pub(super) struct Participant {
     group: Arc<Group>,
     worker: u32,
     id: u64,
-    /// The index of its outlet.
+    /// The index of this participant's outlet.
     channel: u32,
     /// The producer of `done`, until the engine is started.
     done_end: Option<Producer<Completion>>,
