@@ -143,7 +143,7 @@ fn keep_through_power_cut(image: &OwnedFd, path: &Path) -> rustix::io::Result<()
             tracing::warn!(
                 %error,
                 folder = %folder.display(),
-                "the new image's directory cannot be synced: a power failure may remove the image"
+                "the new image's folder cannot be synced: a power failure may remove the image"
             );
             Ok(())
         }

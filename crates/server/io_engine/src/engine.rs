@@ -37,7 +37,7 @@ pub struct FileSpec {
 pub enum Durability {
     /// Visible to every reader, but may be lost in a power failure.
     Cached,
-    /// On stable storage (by `RWF_DSYNC`, or by `fdatasync` where a call has no such flag).
+    /// On stable storage (by `RWF_DSYNC`, or by `fdatasync` if the call has no such flag).
     Durable,
 }
 
@@ -256,8 +256,8 @@ pub trait Engine: Send {
     /// Appends new events. Never sleeps, and makes no system call unless the kernel flags pending work.
     fn reap(&mut self, events: &mut Vec<Event>);
 
-    /// Starts everything pending, then sleeps until an event may have arrived or `timeout` is over (`None`: without a
-    /// limit). May return early without an event.
+    /// Starts everything pending, then sleeps until an event may have arrived or `timeout` has expired (`None`: without
+    /// a limit). May return early without an event.
     ///
     /// # Errors
     /// Errors of the kernel that break the whole engine.

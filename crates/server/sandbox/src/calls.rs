@@ -1,4 +1,4 @@
-//! The lists: which system calls each role may make, with conditions on their arguments where necessary.
+//! Lists the system calls that each role may make, with conditions on their arguments where necessary.
 //!
 //! - Older and newer variants of a call are both listed: which one the C library uses depends on its version.
 //! - Calls of the request path have no conditions, so that the kernel decides from a bitmap without running the filter.
@@ -146,7 +146,7 @@ const IO_URING: &[i64] = &[SYS_io_uring_enter, SYS_io_uring_register, SYS_io_uri
 
 const LINUX_AIO: &[i64] = &[SYS_io_cancel, SYS_io_destroy, SYS_io_getevents, SYS_io_setup, SYS_io_submit];
 
-/// Signals to front-ends that never wait (`io_engine`, `signal_shared`), with any engine.
+/// Calls that signal front-ends without ever waiting (`io_engine`, `signal_shared`), with any engine.
 const SIGNALS: &[i64] = &[SYS_io_getevents, SYS_io_setup, SYS_io_submit];
 
 /// Calls on mapped images.

@@ -1,7 +1,7 @@
 //! Probes the properties of an open file that determine how an engine should read and write it.
 //!
 //! - Makes four or five system calls (microseconds). Writes nothing, reads no block, and touches no cached page.
-//! - The result holds for this open file only: another `open` with other flags may differ.
+//! - The result holds only for this open file: with other flags, the same file may have other properties.
 //!
 //! `disk_image` determines sizes and alignment.
 

@@ -20,7 +20,7 @@ use crate::config::EngineConfig;
 use crate::engine::{Engine, FileId, FileSpec, OpError, Stats};
 
 impl<B: IoBackend> Core<B> {
-    /// Makes an engine of `config.depth`. The thread that uses it must start it.
+    /// Makes an engine of `config.depth`. The thread that uses the engine must start it.
     pub fn over(backend: B, config: &EngineConfig) -> Self {
         Self {
             backend,

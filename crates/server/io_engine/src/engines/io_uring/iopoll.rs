@@ -67,10 +67,9 @@ impl PolledRing {
     }
 
     pub(super) fn add_file(&mut self, index: u32, spec: &FileSpec) -> Result<(), String> {
-        let takes =
-            self.takes.get_mut(index as usize).ok_or("it does not fit the table of registered files")?;
+        let takes = self.takes.get_mut(index as usize).ok_or("the table of registered files is full")?;
         let registered = self.ring.submitter().register_files_update(index, &[spec.file.as_raw_fd()]);
-        registered.map_err(|error| format!("it cannot be registered: {error}"))?;
+        registered.map_err(|error| format!("the image cannot be registered: {error}"))?;
         *takes = true;
         Ok(())
     }

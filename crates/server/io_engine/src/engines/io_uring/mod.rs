@@ -398,7 +398,8 @@ impl IoBackend for Uring {
                 // The rest of `control`, or of a batch that a kernel before 5.18 ended at a failed entry.
                 Ok(taken) if taken > 0 => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // The kernel has no memory for calls, or the worker must reap first. `wait` tries again at the latest.
+                // The kernel has no memory for calls, or the worker must reap first. The next submission or `wait`
+                // tries again.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
                     return Ok(());
                 }

@@ -310,7 +310,8 @@ fn register_buffer_table(ring: &IoUring, age: KernelAge) -> bool {
         _ => ring.submitter().register_buffers_sparse(MAX_PIECES.into()),
     };
     if let Err(error) = &registered {
-        tracing::warn!(%error, "guest memory is not pinned: this kernel's io_uring has no table for it (Linux 5.19)");
+        tracing::warn!(%error, "guest memory is not pinned: this kernel's io_uring has no table for it (Linux 5.19 has \
+        one)");
     }
     registered.is_ok()
 }

@@ -57,7 +57,7 @@ impl Completions {
         !self.left.is_empty() || self.ring.as_mut().is_some_and(UserRing::look)
     }
 
-    /// Sleeps until a result is available or the time is over. All earlier results must have been returned.
+    /// Sleeps until a result is available or the timeout expires. All earlier results must have been returned.
     pub fn sleep(&mut self, context: &Context, timeout: Option<Duration>) -> Result<(), Errno> {
         match self.take(context, 1, timeout) {
             Ok(()) | Err(Errno::INTR) => Ok(()),

@@ -86,7 +86,8 @@ impl Context {
     pub fn new(calls: u32) -> io::Result<Self> {
         let deadline = Instant::now() + ENDING_PATIENCE;
         loop {
-            // Read before the attempt: contexts that end after this read are available to the next attempt.
+            // Read before the attempt: a context that is destroyed after this read frees its calls for the next
+            // attempt.
             let ending = ENDING.load(Ordering::SeqCst) > 0;
             match set_up(calls) {
                 Ok(id) => return Ok(Self { id, abandoned: false }),
@@ -128,7 +129,7 @@ impl Context {
         checked(taken)
     }
 
-    /// Stores results in `events`. Sleeps until `at_least` results are available or the time is over.
+    /// Stores results in `events`. Sleeps until `at_least` results are available or the timeout expires.
     pub fn take(
         &self,
         at_least: u32,

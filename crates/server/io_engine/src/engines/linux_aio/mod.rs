@@ -180,7 +180,7 @@ impl LinuxAio {
             match unsafe { self.context.submit(self.calls.pending()) } {
                 Ok(0) => return Ok(()),
                 Ok(taken) => self.calls.give(taken),
-                // The ring is full, or the kernel has no memory. `wait` tries again at the latest.
+                // The ring is full, or the kernel has no memory. The next submission or `wait` tries again.
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
                 Err(errno) => self.refuse_first(errno)?,
             }

@@ -70,7 +70,7 @@ pub struct MmapBackend {
     batch: Vec<Queued>,
     depth: usize,
     files: Vec<Option<MappedFile>>,
-    /// Files with copies in this batch, each once.
+    /// Files with copies in this batch, without duplicates.
     touched: Vec<u32>,
     results: VecDeque<RawResult>,
     /// Number of results that `pop` may still return in this pass.

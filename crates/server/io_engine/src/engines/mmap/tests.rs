@@ -423,7 +423,7 @@ fn truncate_at_random(file: &File, stop: &AtomicBool) {
     }
 }
 
-/// Reads and writes in the whole file in one batch. Compares each result with the possible contents.
+/// Reads and writes across the whole file in one batch. Checks that each result is one of the possible contents.
 fn checked_batch(engine: &mut MmapBackend, file: &File, round: u64, state: &mut u64) {
     let mut batch: Vec<Transfer> = (0..16).map(|_| read(random(state) % (FULL_BYTES - PAGE), PAGE)).collect();
     // Each batch writes each of the last eight kept pages once.

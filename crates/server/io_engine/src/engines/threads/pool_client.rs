@@ -93,7 +93,7 @@ impl PoolClient {
         self.work = LOOK_AFTER;
     }
 
-    /// Collects the pool's results, and checks the kicks if it is time to.
+    /// Collects the pool's results, and checks the kicks after enough work.
     #[inline]
     pub fn collect(&mut self) {
         if self.away > 0 {

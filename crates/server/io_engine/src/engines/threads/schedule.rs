@@ -36,7 +36,7 @@ pub(super) enum Help {
 pub(super) struct Schedule<T> {
     /// Indexed by file.
     lanes: Vec<Lane<T>>,
-    /// Files with waiting jobs, each once. The first is served next.
+    /// Files with waiting jobs, without duplicates. The first is served next.
     turns: VecDeque<FileId>,
     /// Each file's share of the threads.
     shares: Shares,
