@@ -1,12 +1,12 @@
 //! Cache modes, with QEMU's meanings: whether I/O bypasses the page cache, and when a write is durable.
 //!
-//! | mode | page cache | a guest starts with | a flush |
+//! | mode | page cache | a guest starts with | a flush causes |
 //! |---|---|---|---|
-//! | `none` | passed by (`O_DIRECT`) | writeback | `fdatasync` |
+//! | `none` | bypassed (`O_DIRECT`) | writeback | `fdatasync` |
 //! | `writeback` | used | writeback | `fdatasync` |
 //! | `writethrough` | used | writethrough | `fdatasync` |
-//! | `directsync` | passed by | writethrough | `fdatasync` |
-//! | `unsafe` | used | writeback | ignored |
+//! | `directsync` | bypassed | writethrough | `fdatasync` |
+//! | `unsafe` | used | writeback | nothing |
 //!
 //! A guest may change its starting mode (`VIRTIO_BLK_F_CONFIG_WCE`), unless the mode is fixed.
 
@@ -48,7 +48,7 @@ impl CacheMode {
         matches!(self, Self::None | Self::Directsync)
     }
 
-    /// Whether a guest starts with every write durable when it completes.
+    /// Whether a guest starts in writethrough mode, in which every write is durable on completion.
     #[must_use]
     pub fn starts_writethrough(self) -> bool {
         matches!(self, Self::Writethrough | Self::Directsync)

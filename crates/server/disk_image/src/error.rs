@@ -9,7 +9,7 @@ use crate::file::{FileKind, LockHolder};
 use crate::geometry::{MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES};
 use crate::lock::HolderList;
 
-/// Why an image could not be opened, or its size not reread.
+/// Why an image could not be opened, or its size could not be reread.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The path does not exist.
@@ -42,7 +42,7 @@ pub enum ImageError {
         /** The kernel's error. */
         source: io::Error,
     },
-    /// The opener has a policy, and refuses the path.
+    /// The opener's policy refuses the path.
     #[error("image {} is refused", path.display())]
     NotAllowed {
         /** The image's path. */
@@ -50,7 +50,7 @@ pub enum ImageError {
         /** The policy's reason. */
         source: io::Error,
     },
-    /// Any other failure to open it.
+    /// Any other failure to open the image.
     #[error("image {} cannot be opened", path.display())]
     Open {
         /** The image's path. */
@@ -60,17 +60,18 @@ pub enum ImageError {
     },
     /// The file system has no direct I/O.
     #[error(
-        "image {} cannot be opened with O_DIRECT, because its file system refuses it: use --cache writeback, \
-         or writethrough for directsync", path.display()
+        "image {} cannot be opened with O_DIRECT, because its file system refuses it: use --cache writeback, or \
+         --cache writethrough instead of directsync", path.display()
     )]
     DirectRefused {
         /** The image's path. */
         path: PathBuf,
     },
-    /// Direct I/O works, but with an alignment that no guest accepts.
+    /// Direct I/O works, but only with an alignment that no guest accepts.
     #[error(
-        "image {} needs direct I/O in units of {offset_bytes} bytes, more than the largest block size \
-         {MAX_BLOCK_SIZE_BYTES}: use --cache writeback, or writethrough for directsync", path.display()
+        "image {} needs direct I/O in units larger than the largest block size, {MAX_BLOCK_SIZE_BYTES} bytes (unit: \
+         {offset_bytes} bytes; 0: unknown): use --cache writeback, or --cache writethrough instead of directsync",
+        path.display()
     )]
     DirectTooCoarse {
         /** The image's path. */
@@ -79,7 +80,7 @@ pub enum ImageError {
         offset_bytes: u32,
     },
     /// `--create` with `--readonly`.
-    #[error("image {} cannot be created and served read-only: leave out --create or --readonly", path.display())]
+    #[error("image {} cannot be both created and served read-only: leave out --create or --readonly", path.display())]
     CreateReadOnly {
         /** The image's path. */
         path: PathBuf,
@@ -141,10 +142,10 @@ pub enum ImageError {
         /** The format that it seems to have instead of raw. */
         foreign_format: Option<&'static str>,
     },
-    /// The image looks like another format, and nobody said that it is raw.
+    /// The image looks like another format, and the user did not confirm that it is raw.
     #[error(
-        "image {} looks like {format}, and is not served as raw, because a write of the guest would destroy it: \
-         convert it (qemu-img convert -O raw), or give --format raw if its guest wrote these bytes to a raw disk",
+        "image {} looks like {format}. It is not served as raw, because a write by the guest would destroy it: convert \
+         it (qemu-img convert -O raw), or give --format raw if a guest wrote these bytes to a raw disk",
         path.display()
     )]
     ForeignFormat {
@@ -153,10 +154,10 @@ pub enum ImageError {
         /** The format that it seems to have. */
         format: &'static str,
     },
-    /// The number is not a valid block size.
+    /// The value is not a valid block size.
     #[error(
-        "block size {block_size_bytes} is not a power of two from {MIN_BLOCK_SIZE_BYTES} to {MAX_BLOCK_SIZE_BYTES}: \
-         choose one that is"
+        "block size {block_size_bytes} is not valid: choose a power of two from {MIN_BLOCK_SIZE_BYTES} to \
+         {MAX_BLOCK_SIZE_BYTES}"
     )]
     BlockSize {
         /** The requested block size. */
@@ -199,7 +200,7 @@ pub enum ImageError {
         path: PathBuf,
     },
     /// The file system does not support locks.
-    #[error("image {} cannot be locked: move it to a file system with file locks", path.display())]
+    #[error("image {} cannot be locked: move it to a file system that supports file locks", path.display())]
     Lock {
         /** The image's path. */
         path: PathBuf,
@@ -227,16 +228,16 @@ pub enum ResizeError {
         /** The image's path. */
         path: PathBuf,
     },
-    /// A block device's size cannot be set here.
+    /// The server cannot set a block device's size.
     #[error(
-        "image {} is a block device of {size_bytes} bytes, not {wanted_bytes}: resize the device itself (for example with \
-         lvextend), then tell the server",
+        "image {} is a block device of {size_bytes} bytes, not {wanted_bytes}: resize the device itself (for example \
+         with lvextend), then resize the disk to the device's new size",
         path.display()
     )]
     BlockDevice {
         /** The image's path. */
         path: PathBuf,
-        /** The device's size, read just now. It is in force unless it is smaller than before. */
+        /** The device's size, read just now. It is in force unless it is smaller than the capacity. */
         size_bytes: u64,
         /** The requested size. */
         wanted_bytes: u64,
@@ -258,7 +259,10 @@ pub enum ResizeError {
         block_size_bytes: u32,
     },
     /// The data beyond the wanted size would be lost.
-    #[error("image {} has {from_bytes} bytes: with {wanted_bytes} it would lose the data beyond that", path.display())]
+    #[error(
+        "image {} has {from_bytes} bytes: with {wanted_bytes} bytes it would lose the data beyond that size",
+        path.display()
+    )]
     WouldShrink {
         /** The image's path. */
         path: PathBuf,
@@ -316,7 +320,7 @@ pub enum CloneError {
     },
 }
 
-/// The remedy for a partial block at the end: adding bytes, unless that would damage another format's image.
+/// The remedy for a partial block at the end: add bytes, unless that would damage an image of another format.
 struct RaggedAdvice {
     size_bytes: u64,
     block_size_bytes: u32,
@@ -326,7 +330,7 @@ struct RaggedAdvice {
 impl std::fmt::Display for RaggedAdvice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(format) = self.foreign_format {
-            return write!(f, "it looks like a {format} image, convert it with qemu-img convert -O raw");
+            return write!(f, "it looks like a {format} image; convert it (qemu-img convert -O raw)");
         }
         let wanted_bytes = self.size_bytes.next_multiple_of(u64::from(self.block_size_bytes));
         write!(f, "make it {wanted_bytes} bytes long (truncate -s), or choose another --block-size")

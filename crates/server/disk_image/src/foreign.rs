@@ -1,7 +1,7 @@
 //! Detects images that seem to have a format other than raw. A guest would see the format's metadata as disk contents,
 //! and would destroy the image with its first write.
 //!
-//! - The result is only a guess: a guest may write the same bytes to its raw disk. Who adds the disk decides
+//! - The result is only a guess: a guest may write the same bytes to its raw disk. The user who adds the disk decides
 //!   ([`crate::ImageError::ForeignFormat`]).
 //! - LUKS is not in the list: serving an encrypted disk as raw is correct.
 //!
@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::geometry::MAX_BLOCK_SIZE_BYTES;
 
-/// Bytes of a file in each format, and where they are.
+/// For each format: the offset of its magic bytes, these bytes, and the format's name.
 const MAGICS: [(usize, &[u8], &str); 11] = [
     (0, b"QFI\xfb\0\0\0\x01", "qcow"),
     (0, b"QFI\xfb", "qcow2"),
@@ -26,19 +26,19 @@ const MAGICS: [(usize, &[u8], &str); 11] = [
     (0, b"conectix", "VHD"),
     (0, b"WithoutFreeSpace", "Parallels"),
     (0, b"WithouFreSpacExt", "Parallels"),
-    // After a text that names the program.
+    // These bytes follow a text that names the program.
     (64, b"\x7f\x10\xda\xbe", "VDI"),
 ];
 
-/// Large and aligned enough for every direct read that we support.
+/// Length and alignment of the read: enough for direct I/O with every supported block size.
 const READ_BYTES: usize = MAX_BLOCK_SIZE_BYTES as usize;
 
-/// The known format whose first bytes the file has, if any.
+/// The known format that the file's first bytes match, if any.
 pub(crate) fn format_of(file: &File) -> Option<&'static str> {
     let mut memory = vec![0_u8; 2 * READ_BYTES];
     let start = memory.as_ptr().align_offset(READ_BYTES);
     let buffer = memory.get_mut(start..start + READ_BYTES)?;
-    // A read error is not reported here, because the guest will get it.
+    // A read error is not reported here, because the guest's own reads will report it.
     let read_bytes = file.read_at(buffer, 0).ok()?;
     format_in(buffer.get(..read_bytes)?)
 }

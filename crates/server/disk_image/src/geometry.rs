@@ -74,16 +74,16 @@ pub(crate) fn probe_alignment(
     let sector = device.map_or(0, |device| bytes32(device.logical_block_bytes));
     for candidate in PROBED_ALIGNMENTS_BYTES.into_iter().filter(|candidate| *candidate >= sector) {
         if reads_at(file, size_bytes, candidate)? {
-            // The memory alignment is assumed to be the same as the offset's: true of every kernel that
-            // reports neither.
+            // The memory alignment is assumed to be the same as the offset's. This holds for every kernel that reports
+            // neither.
             return Ok(Some(Alignment { memory_bytes: candidate, offset_bytes: candidate }));
         }
     }
     Ok(None)
 }
 
-/// Whether a direct read succeeds if its offset, length and address are multiples of `alignment_bytes` but of nothing
-/// larger.
+/// Whether a direct read succeeds if its offset, length and address are multiples of `alignment_bytes`, but not of any
+/// larger power of two.
 fn reads_at(file: &File, size_bytes: u64, alignment_bytes: u32) -> io::Result<bool> {
     let alignment = alignment_bytes as usize;
     let mut memory = vec![0_u8; 4 * alignment];
@@ -98,7 +98,7 @@ fn reads_at(file: &File, size_bytes: u64, alignment_bytes: u32) -> io::Result<bo
     }
 }
 
-/// The default block size: the known alignment that direct I/O needs.
+/// The default block size: the alignment that direct I/O needs, if it is known.
 pub(crate) fn default_block_size(direct: Option<Alignment>, device: Option<&QueueAttributes>) -> u32 {
     let told = direct.map(|alignment| alignment.offset_bytes).filter(|bytes| *bytes > 0);
     let bytes = told.or_else(|| device.map(|device| bytes32(device.logical_block_bytes))).unwrap_or(0);
@@ -139,13 +139,13 @@ impl Topology {
     }
 }
 
-/// The file system's block size: its unit of allocation.
+/// The file system's block size, in which it allocates space.
 pub(crate) fn fs_block_bytes(file: &File) -> u64 {
     let told = rustix::fs::fstatvfs(file).map(|fs| fs.f_frsize).unwrap_or(0);
     if told.is_power_of_two() { told.max(SECTOR_BYTES) } else { u64::from(MAX_BLOCK_SIZE_BYTES) }
 }
 
-/// Block sizes are small; an absurd value counts as "not reported".
+/// Converts a block size to 32 bits. Block sizes are small; an absurdly large value counts as "not reported".
 fn bytes32(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(0)
 }

@@ -18,7 +18,7 @@ use crate::sysfs_queue::QueueAttributes;
 const NEW_IMAGE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// Until [`Opener::set_socket_owner`] changes the mode, only the server's user can connect.
 const NEW_SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// Limit of connections that wait while the server starts a session; each listener serves one disk.
+/// Limit on connections that wait while the server starts a session; each listener serves one disk.
 pub const LISTEN_BACKLOG: i32 = 16;
 
 /// Uses the host's file system directly.
@@ -80,8 +80,7 @@ impl Opener for HostOpener {
     }
 
     fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        // The descriptor pins the file to change: another process that swaps the path meanwhile has no
-        // effect.
+        // The descriptor pins the file, so another process cannot divert the change by replacing the path meanwhile.
         let pinned =
             rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let pinned = File::from(pinned);
@@ -93,7 +92,7 @@ impl Opener for HostOpener {
             let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
             rustix::fs::chownat(&pinned, c"", uid, gid, AtFlags::EMPTY_PATH)?;
         }
-        // `fchmod` refuses an O_PATH descriptor; its /proc link does not.
+        // `fchmod` refuses an O_PATH descriptor, but `chmod` accepts its link in /proc.
         let link = format!("/proc/self/fd/{}", pinned.as_raw_fd());
         std::fs::set_permissions(link, Permissions::from_mode(mode))
     }
@@ -141,15 +140,19 @@ fn keep_through_power_cut(image: &OwnedFd, path: &Path) -> rustix::io::Result<()
     match synced {
         // The user may write to the directory but not list it, or the file system lacks this call.
         Err(error @ (Errno::ACCESS | Errno::PERM | Errno::INVAL)) => {
-            tracing::warn!(%error, folder = %folder.display(), "the new image's folder cannot be synchronised");
+            tracing::warn!(
+                %error,
+                folder = %folder.display(),
+                "the new image's folder cannot be synced: a power failure may remove the image"
+            );
             Ok(())
         }
         synced => synced,
     }
 }
 
-/// `O_NONBLOCK`: another process may replace the path by a named pipe after the check, and the open would
-/// hang.
+/// With `O_NONBLOCK`, because the open would hang if another process replaced the path with a named pipe after the
+/// check.
 fn base_flags(access: Access) -> OFlags {
     let access = match access {
         Access::ReadWrite => OFlags::RDWR,
@@ -158,7 +161,7 @@ fn base_flags(access: Access) -> OFlags {
     access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
 }
 
-/// io_uring fails with EAGAIN on a file with `O_NONBLOCK` instead of waiting.
+/// Clears `O_NONBLOCK`, with which io_uring would fail with EAGAIN instead of waiting, and sets or clears `O_DIRECT`.
 fn make_blocking(image: impl AsFd, direct: bool) -> rustix::io::Result<()> {
     let mut flags = rustix::fs::fcntl_getfl(&image)?;
     flags.remove(OFlags::NONBLOCK);
@@ -170,7 +173,7 @@ fn stream_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-/// Refuses to listen if the kernel did not give the file the narrow mode after all.
+/// Starts to listen, unless the kernel gave the socket file a wider mode than requested.
 fn listen_if_private(socket: &OwnedFd, path: &Path) -> io::Result<()> {
     let mode = std::fs::symlink_metadata(path)?.permissions().mode() & 0o777;
     if mode & !NEW_SOCKET_MODE.as_raw_mode() != 0 {

@@ -1,4 +1,4 @@
-//! Sockets and special files on the real file system.
+//! Tests with sockets and special files on the real file system.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -86,7 +86,7 @@ fn socket_mode_is_widened_when_asked() {
 fn socket_goes_to_the_owner_and_group_asked_for() {
     use std::os::unix::fs::MetadataExt;
     if !rustix::process::geteuid().is_root() {
-        return xtask::skip::skip(xtask::skip::Reason::NotRoot, "only root gives files away");
+        return xtask::skip::skip(xtask::skip::Reason::NotRoot, "only root can give files to other users");
     }
     let folder = folder();
     let path = folder.path().join("s");

@@ -36,7 +36,7 @@ const SERIAL_HASH_BYTES: usize = 10;
 /// Long enough for the I/O of a killed server to finish in the kernel.
 const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A process that exits releases its lock and its claim at nearly the same time.
+/// How long to retry a claim: an exiting process releases its lock and its claim at slightly different times.
 const CLAIM_GRACE: Duration = Duration::from_secs(1);
 const CLAIM_RETRY: Duration = Duration::from_millis(20);
 
@@ -53,9 +53,9 @@ pub struct ImageOptions {
     pub block_size: Option<u32>,
     /// Offer discard if it works. Turning it off keeps a preallocated image allocated.
     pub discard: bool,
-    /// Create the image with this size; it must not exist.
+    /// Create the image with this size. The file must not exist yet.
     pub create_bytes: Option<u64>,
-    /// How long to wait for other openers to release the image's lock. With zero, does not wait.
+    /// How long to wait for other openers to release the image's lock. Zero: do not wait.
     pub lock_timeout: Duration,
 }
 
@@ -89,7 +89,7 @@ impl ImageOptions {
     }
 }
 
-/// Change of the image's size since it was last read, in sectors of 512 bytes.
+/// How the image's size has changed since it was last read, in sectors of 512 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CapacityChange {
     /// The size is the same.
@@ -101,7 +101,7 @@ pub enum CapacityChange {
         /** The new capacity. */
         to: u64,
     },
-    /// Smaller. The capacity stays, because a disk must not shrink under its guest; reads of the missing part
+    /// Smaller. The capacity does not change, because a disk must not shrink under its guest; reads of the missing part
     /// fail.
     Shrunk {
         /** The capacity, still in force. */
@@ -111,7 +111,7 @@ pub enum CapacityChange {
     },
 }
 
-/// One raw disk image, open and locked. The lock is released with the last user of [`Image::file`].
+/// One raw disk image, open and locked. The lock is released when the last user of [`Image::file`] drops it.
 #[derive(Debug)]
 pub struct Image {
     /// Keeps the kernel from mounting a block device that we write to. Dropped before the lock.
@@ -127,7 +127,7 @@ pub struct Image {
     discard: Option<DiscardLimits>,
     write_zeroes: Option<WriteZeroesLimits>,
     foreign_format: Option<&'static str>,
-    /// The previous server handed it over.
+    /// The previous server handed the image over.
     adopted: bool,
 }
 
@@ -153,8 +153,8 @@ impl Image {
         let kind = accept_kind(&options.path, metadata.file_type().into())?;
         let adopted = opener.comes_locked(&options.path);
         if adopted {
-            // An open file description that we share with the previous server holds the lock. Other openers
-            // on that server's behalf are no conflict, so the opposite bytes are not tested.
+            // The lock is held by an open file description that we share with the previous server. That server's other
+            // open file descriptions do not conflict, so the opposite bytes are not tested.
             lock::join(&file, options.access)
                 .map_err(|source| ImageError::Lock { path: options.path.clone(), source })?;
         } else {
@@ -203,7 +203,7 @@ impl Image {
         self.bounds.check(sector, len_bytes)
     }
 
-    /// The open file; the lock is held until its last user drops it.
+    /// The open file. The lock is held until the file's last user drops it.
     #[must_use]
     pub fn file(&self) -> &Arc<File> {
         &self.file
@@ -237,7 +237,7 @@ impl Image {
         self.access == Access::ReadOnly
     }
 
-    /// The cache mode that it was opened with.
+    /// The cache mode that the image was opened with.
     #[must_use]
     pub fn cache(&self) -> CacheMode {
         self.cache
@@ -327,10 +327,10 @@ impl Image {
     }
 }
 
-/// What an open file's contents and file system say about it.
+/// Properties that an open file's contents and file system determine.
 struct Layout {
     size_bytes: u64,
-    /// The block device that it is, or that its file system is on.
+    /// The block device that the file is, or that its file system is on.
     device: Option<QueueAttributes>,
     alignment: Alignment,
     block_size_bytes: u32,
@@ -417,7 +417,7 @@ fn explain(opener: &dyn Opener, options: &ImageOptions, source: io::Error) -> Im
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem, ResourceBusy};
     let path = options.path.clone();
     match (source.kind(), options.create_bytes) {
-        // Without the kernel's number, the opener's own policy has refused.
+        // An error without the kernel's number comes from the opener's own policy.
         (PermissionDenied, _) if source.raw_os_error().is_none() => ImageError::NotAllowed { path, source },
         (InvalidInput, _) if options.cache.is_direct() => ImageError::DirectRefused { path },
         (AlreadyExists, Some(_)) => ImageError::Exists { path },
@@ -448,7 +448,7 @@ fn take_lock(opener: &dyn Opener, options: &ImageOptions, file: &File, id: FileI
             holders = %HolderList(&holders),
             timeout = ?waited,
             "waiting for the image's lock; Ctrl-C gives up; to change a running server use `bareblk ctl`, to replace \
-             it --take-over"
+             it use --take-over"
         );
     };
     match lock::acquire(file, options.access, waited, on_wait) {
@@ -458,8 +458,8 @@ fn take_lock(opener: &dyn Opener, options: &ImageOptions, file: &File, id: FileI
     }
 }
 
-/// Keeps the kernel from mounting a block device that we write to; `None` if there is no need. Comes after
-/// the lock: a server that has ended releases its lock together with its claim.
+/// Keeps the kernel from mounting a block device that we write to; `None` if no claim is needed. Called after the lock
+/// is taken: a server that ends releases its lock and its claim together.
 fn claim(opener: &dyn Opener, options: &ImageOptions, kind: FileKind) -> Result<Option<OwnedFd>, ImageError> {
     if kind != FileKind::BlockDevice || options.access == Access::ReadOnly {
         return Ok(None);

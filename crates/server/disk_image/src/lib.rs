@@ -7,8 +7,8 @@
 //! - Only [`Image::check`] makes a [`CheckedRange`], so an engine that takes one cannot access anything
 //!   outside the image.
 //!
-//! See also: reading and writing (`io_engine`), the meaning of a request (`virtio_blk`), formats other than
-//! raw.
+//! See also: reading and writing (`io_engine`), the meaning of a request (`virtio_blk`). Formats other than raw are not
+//! supported.
 #![forbid(unsafe_code)]
 
 pub mod file;

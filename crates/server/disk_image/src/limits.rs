@@ -18,7 +18,8 @@ pub const MAX_SEGMENTS: u32 = 16;
 /// Largest discard of one segment. File systems free extents while holding the inode's lock, so other
 /// requests wait.
 pub const MAX_DISCARD_BYTES: u64 = 1 << 30;
-/// Limit of zeroes per segment. They may have to be written out, so a request writes at most 16 × 64 MiB.
+/// Largest write-zeroes of one segment. The zeroes may have to be written as data, so a request writes at most 16 × 64
+/// MiB.
 pub const MAX_WRITE_ZEROES_BYTES: u64 = 64 << 20;
 
 /// The probe punches beyond the end of the file, at least this far from any data.
@@ -53,9 +54,9 @@ impl DiscardLimits {
         Self::new(MAX_DISCARD_BYTES, fs_block_bytes.max(u64::from(block_size_bytes)))
     }
 
-    /// Limits for a device. `None` if it cannot discard at all, or not with the hole-punching call that is
-    /// safe with the page cache (Linux requires a device that zeroes what it frees), or not in blocks as
-    /// small as those that we offer.
+    /// Limits for a device. `None` if the device cannot discard; if it does not zero what it frees, which Linux
+    /// requires for the hole-punching call that is safe with the page cache; or if its blocks are larger than the
+    /// blocks offered to the guest.
     pub(crate) fn of_device(block_size_bytes: u32, device: &QueueAttributes) -> Option<Self> {
         let too_coarse = u64::from(block_size_bytes) < device.logical_block_bytes;
         if device.discard_max_bytes == 0 || device.write_zeroes_max_bytes == 0 || too_coarse {
@@ -82,8 +83,8 @@ impl WriteZeroesLimits {
     }
 }
 
-/// Whether holes can be punched into this file (open for writing). Tries it beyond the file's end, where
-/// there is no data; a file system that cannot do it refuses before it looks at the range.
+/// Whether holes can be punched into this file (open for writing). Tries to punch one beyond the file's end, where
+/// there is no data; a file system that cannot punch holes refuses before it looks at the range.
 pub(crate) fn can_punch_holes(file: &File, size_bytes: u64) -> bool {
     let behind_bytes = (size_bytes | (PROBE_DISTANCE_BYTES - 1)) + 1 + PROBE_DISTANCE_BYTES;
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

@@ -2,12 +2,13 @@
 //!
 //! `take our bytes (shared) -> does another opener hold an opposite byte? -> keep, or release and try again`
 //!
-//! There are four permissions. Each has two bytes of the file that carry only locks, no data: byte `100 + i`
-//! means "permission i is in use", byte `200 + i` means "no other opener may use permission i". Every opener
-//! takes only shared locks, on the bytes that apply, and then tests the opposite bytes with a lock query.
+//! There are four permissions. Locks on two bytes of the file represent each one: a lock on byte `100 + i` means
+//! "permission i is in use", and a lock on byte `200 + i` means "no other opener may use permission i". The contents of
+//! these bytes do not matter. Every opener takes only shared locks, on the bytes that apply, and then tests the
+//! opposite bytes with a lock query.
 //!
-//! - Locks belong to the open file description (OFD): two opens conflict even in one process, and the lock
-//!   lives until the last duplicate is closed, including those of requests in flight in the kernel.
+//! - Locks belong to the open file description (OFD): two opens conflict even in one process, and the lock lives until
+//!   the last duplicate of the descriptor is closed, including the kernel's references for requests in flight.
 //!
 //! Facts: QEMU 2.10 and later, `file-posix` (as observed with strace and lslocks); fcntl(2), "Open file
 //! description locks".
@@ -35,7 +36,7 @@ const RESIZE: i64 = 3;
 
 /// Interval between attempts to take a lock that another opener holds.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// Keeps two servers that wait for each other's release from staying in step.
+/// Upper limit of a random extra delay, so that two servers that compete for the lock do not retry in step.
 const RETRY_JITTER_MS: u32 = 50;
 
 /// The permissions that an opener of the image uses, and those that it denies to others.
@@ -65,8 +66,8 @@ impl Permissions {
     }
 }
 
-/// Takes the lock; waits up to `timeout` for other holders to release it. `Ok(false)`: another opener still
-/// holds it. `on_wait` runs once, before the first wait.
+/// Takes the lock, and waits up to `timeout` for other holders to release it. `Ok(false)`: another opener still holds
+/// the lock. `on_wait` runs once, before the first wait.
 pub(crate) fn acquire(
     file: &File,
     access: Access,
@@ -90,8 +91,8 @@ pub(crate) fn acquire(
     }
 }
 
-/// Takes the lock for a further open file description of a file that we have locked already, so no conflict
-/// is possible.
+/// Takes the lock for another open file description of a file that this process has locked already, so no conflict is
+/// possible.
 pub(crate) fn join(file: &File, access: Access) -> io::Result<()> {
     for byte in Permissions::of(access).own_bytes() {
         set(file, libc::F_RDLCK, byte, 1)?;
@@ -205,7 +206,7 @@ fn command(process: &Path) -> String {
     std::fs::read_to_string(process.join("comm")).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Names in a directory; `None` if it cannot be read.
+/// Names in a directory; none if it cannot be read.
 fn entries(folder: &Path) -> impl Iterator<Item = String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok())

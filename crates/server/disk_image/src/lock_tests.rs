@@ -1,4 +1,5 @@
-//! Which bytes we lock, and how /proc is read. Conflicts with real programs: `tests/it/locking.rs`.
+//! Tests which bytes the server locks, and how it reads /proc. `tests/it/locking.rs` tests conflicts with real
+//! programs.
 
 use super::*;
 

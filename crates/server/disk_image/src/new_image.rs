@@ -1,4 +1,4 @@
-//! A file created for an image, until the image is in use: if creation is abandoned, the file is removed.
+//! Guards a file created for an image until the image is in use: if creation is abandoned, the file is removed.
 
 use std::fs::File;
 use std::ops::Deref;
@@ -12,13 +12,13 @@ use crate::opener::Opener;
 pub struct NewImage<O: Deref<Target: Opener>> {
     opener: O,
     path: PathBuf,
-    /// Holds the lock, so that no other program has started to use the file when it is removed.
+    /// Holds the lock, so that no other program can be using the file when it is removed.
     _file: Arc<File>,
     kept: bool,
 }
 
 impl<O: Deref<Target: Opener>> NewImage<O> {
-    /// Guards the file at `path`, which is open as `file`. `opener`: borrowed or shared.
+    /// Guards the file at `path`, which is open as `file`. `opener` may be borrowed or shared.
     pub fn new(opener: O, path: impl Into<PathBuf>, file: &Arc<File>) -> Self {
         Self { opener, path: path.into(), _file: Arc::clone(file), kept: false }
     }

@@ -1,8 +1,7 @@
-//! The only access to the file system: every open, bind, unlink and look-up by path.
+//! The server's only access to the file system: every open, bind, unlink and look-up by path.
 //!
-//! A server that enters a sandbox later has no file system left. It then uses another implementation of
-//! [`Opener`], which asks a helper. All arguments and results of the trait's methods can be sent over a
-//! socket.
+//! A server that enters a sandbox loses its access to the file system. It then uses an implementation of [`Opener`]
+//! that asks a helper process. All arguments and results of the trait's methods can be sent over a socket.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,7 +10,8 @@ use std::path::{Path, PathBuf};
 use crate::file::{Access, FileId, FileKind, LockHolder};
 use crate::sysfs_queue::QueueAttributes;
 
-/// Longest path of a socket in bytes: a socket address has 108, and many programs need a terminating zero (unix(7)).
+/// Longest path of a socket, in bytes: a socket address has room for 108, and many programs need a terminating zero
+/// (unix(7)).
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// How to open an image.
@@ -23,8 +23,8 @@ pub struct OpenRequest {
     pub direct: bool,
     /// Create the file with this many bytes and mode 0600; fail if it exists (`O_CREAT | O_EXCL`).
     pub create: Option<u64>,
-    /// Claim a block device (`O_EXCL`): fails with `EBUSY` if the kernel or another program has claimed it,
-    /// and keeps the kernel from mounting it. Has no meaning for files.
+    /// Claim a block device (`O_EXCL`): fails with `EBUSY` if the kernel or another program has claimed it, and keeps
+    /// the kernel from mounting it. Has no effect on regular files.
     pub exclusive: bool,
 }
 
@@ -49,8 +49,8 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// `lstat`'s; [`io::ErrorKind::NotFound`] if the path does not exist.
     fn file_id(&self, path: &Path) -> io::Result<FileId>;
 
-    /// Opens or creates a disk image. Does not wait on a named pipe or for a medium. A new file is on stable
-    /// storage; a failed call leaves no file behind.
+    /// Opens or creates a disk image. Never blocks on a named pipe or a missing medium. A new file is on stable storage
+    /// when the call returns; a failed call leaves no file behind.
     ///
     /// # Errors
     /// `open`'s; `EINVAL` with `request.direct` means that the file system has no `O_DIRECT`.
@@ -60,7 +60,7 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// not matter.
     ///
     /// # Errors
-    /// `open`'s, for the file by its number in `/proc/self/fd`.
+    /// `open`'s, for the descriptor's link in `/proc/self/fd`.
     fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd>;
 
     /// Opens a configuration file for reading.
@@ -72,7 +72,8 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// The kernel's attributes of a block device's queue.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] when `major:minor` is not a block device (tmpfs, NFS and btrfs have none).
+    /// [`io::ErrorKind::NotFound`] if `major:minor` is not a block device (files on tmpfs, NFS and btrfs have such
+    /// numbers).
     fn queue_attributes(&self, major: u32, minor: u32) -> io::Result<QueueAttributes>;
 
     /// The processes that hold image locks on a file, as far as they are visible. For error messages.
@@ -82,31 +83,30 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// other user can connect.
     ///
     /// # Errors
-    /// `socket`'s, `bind`'s and `listen`'s: `EADDRINUSE` if `path` exists, with or without a server;
+    /// `socket`'s, `bind`'s and `listen`'s: `EADDRINUSE` if `path` exists, whether or not a server listens there;
     /// `ENAMETOOLONG` if `path` is longer than [`MAX_SOCKET_PATH_BYTES`].
     fn bind_socket(&self, path: &Path) -> io::Result<OwnedFd>;
 
-    /// Sets a socket file's owner and group, then its mode. In this order the rights are never too wide in
+    /// Sets a socket file's owner and group, then its mode. In this order, access is never wider than requested in
     /// between.
     ///
     /// # Errors
     /// `chown`'s and `chmod`'s; [`io::ErrorKind::InvalidInput`] if `path` is not a socket (or is a link).
     fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
 
-    /// Connects to a stream socket and closes the connection, to find out whether a server listens there.
-    /// Never blocks. The caller does not get the connection, because it could have been made with more rights
-    /// than the caller has.
+    /// Connects to a stream socket and closes the connection, to find out whether a server listens there. Never blocks.
+    /// The caller does not get the connection, because the opener may have more rights than the caller.
     ///
     /// # Errors
-    /// `connect`'s. [`io::ErrorKind::ConnectionRefused`]: the server is gone. [`io::ErrorKind::WouldBlock`]:
-    /// **alive**, with a full queue of connections.
+    /// `connect`'s. [`io::ErrorKind::ConnectionRefused`]: no server listens any more. [`io::ErrorKind::WouldBlock`]:
+    /// the server is **alive**, but its queue of connections is full.
     fn connect_socket(&self, path: &Path) -> io::Result<()>;
 
     /// Tells the opener that the previous server opened `file`, the image at `path`. The opener then treats the image
     /// as its own.
     ///
     /// # Errors
-    /// `file` is not what `path` refers to, or the opener may not open it.
+    /// `path` does not refer to `file`, or the opener may not open this path.
     fn adopt_image(&self, path: &Path, file: BorrowedFd<'_>) -> io::Result<()> {
         let _ = (path, file);
         Ok(())
@@ -116,14 +116,13 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// socket as its own.
     ///
     /// # Errors
-    /// `socket` does not listen at `path`, or the opener may not create it.
+    /// `socket` does not listen at `path`, or the opener may not create a socket there.
     fn adopt_socket(&self, path: &Path, socket: BorrowedFd<'_>) -> io::Result<()> {
         let _ = (path, socket);
         Ok(())
     }
 
-    /// Whether the image just opened at `path` is already locked, because it was adopted. Called once per
-    /// image.
+    /// Whether the image just opened at `path` is already locked because it was adopted. Called once per image.
     fn comes_locked(&self, path: &Path) -> bool {
         let _ = path;
         false

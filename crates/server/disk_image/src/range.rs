@@ -2,7 +2,7 @@
 //!
 //! `(sector, len) from a guest -> Image::check -> CheckedRange -> io_engine`   (this file: check and type)
 //!
-//! Every check reads the bounds, because an image may grow while it is served, or shrink if the administrator
+//! Every check reads the current bounds, because an image may grow while it is served, or shrink if the administrator
 //! forces it.
 //!
 //! Spec: virtio 1.3 §5.2.6 (sectors are 512 bytes whatever the block size).
@@ -20,7 +20,7 @@ pub struct CheckedRange {
 }
 
 impl CheckedRange {
-    /// Offset of its start from the image's first byte.
+    /// Offset of the range's start from the image's first byte.
     #[inline]
     #[must_use]
     pub fn offset_bytes(self) -> u64 {
@@ -41,8 +41,8 @@ impl CheckedRange {
         self.offset_bytes + self.len_bytes
     }
 
-    /// The rest of the range after its first `done_bytes`; it may start inside a block. `None` if the range
-    /// is shorter.
+    /// The rest of the range after its first `done_bytes`. The rest may start inside a block. `None` if the range is
+    /// shorter.
     #[must_use]
     pub fn after(self, done_bytes: u64) -> Option<Self> {
         let len_bytes = self.len_bytes.checked_sub(done_bytes)?;
@@ -62,7 +62,9 @@ pub enum RangeError {
         len_bytes: u64,
     },
     /// The range ends past the image's end.
-    #[error("range of {len_bytes} bytes at sector {sector} ends past the image's {capacity_sectors} sectors")]
+    #[error(
+        "range of {len_bytes} bytes at sector {sector} ends past the image's end at sector {capacity_sectors}"
+    )]
     PastEnd {
         /** The request's first sector. */
         sector: u64,
@@ -71,9 +73,9 @@ pub enum RangeError {
         /** The capacity at the time of the check. */
         capacity_sectors: u64,
     },
-    /// The range is not in whole blocks.
+    /// The range does not start and end at block boundaries.
     #[error(
-        "range of {len_bytes} bytes at sector {sector} is not in whole blocks of {block_size_bytes} bytes"
+        "range of {len_bytes} bytes at sector {sector} is not aligned to blocks of {block_size_bytes} bytes"
     )]
     Misaligned {
         /** The request's first sector. */
@@ -214,7 +216,7 @@ mod tests {
         assert_eq!(bounds.capacity_bytes(), 16_384);
     }
 
-    /// Draws half of the values from near the limits, because both small and huge values matter.
+    /// Draws half of the values from near 0 and `u64::MAX`, because both small and huge values matter.
     fn number() -> impl Strategy<Value = u64> {
         prop_oneof![
             0..5000_u64,

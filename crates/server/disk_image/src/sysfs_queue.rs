@@ -5,12 +5,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A block device's limits, in bytes; 0 where the kernel has no value.
+/// A block device's limits, in bytes; 0 if the kernel reports none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueAttributes {
     /// The smallest unit that the device addresses.
     pub logical_block_bytes: u64,
-    /// The smallest unit that it can write without reading first.
+    /// The smallest unit that the device can write without reading first.
     pub physical_block_bytes: u64,
     /// Preferred smallest request.
     pub minimum_io_bytes: u64,
@@ -20,7 +20,7 @@ pub struct QueueAttributes {
     pub alignment_offset_bytes: u64,
     /// Largest discard; 0: cannot discard.
     pub discard_max_bytes: u64,
-    /// Unit of discards: a smaller part frees nothing.
+    /// Unit of discards: discarding less than a unit frees nothing.
     pub discard_granularity_bytes: u64,
     /// Largest write of zeroes without data; 0: not supported.
     pub write_zeroes_max_bytes: u64,
@@ -32,7 +32,7 @@ impl QueueAttributes {
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if there is no such device, or neither it nor its parent has a queue.
     pub fn read(device: &Path) -> io::Result<Self> {
-        // sysfs has a link here; a partition's parent directory can only be found from the link's target.
+        // `device` is a link in sysfs; a partition's parent directory can only be found from the link's target.
         let device = std::fs::canonicalize(device)?;
         let queue = queue_folder(&device)?;
         let attribute = |name: &str| number(&queue.join(name));

@@ -123,8 +123,8 @@ pub trait IoBackend: Send {
     /// Releases a file without calls in flight.
     fn unregister_file(&mut self, index: u32, target: Target);
 
-    /// Announces the number of disks with files in this backend, and the largest number of calls in flight. With many
-    /// disks, that number exceeds the depth.
+    /// Announces the number of disks with files in this backend, and the largest number of calls in flight, which
+    /// exceeds the depth if there are many disks.
     fn expect(&mut self, _disks: u32, _calls: u32) {}
 
     /// Says that all files belong to one disk and need no reserves. Called before the first file.
@@ -133,7 +133,7 @@ pub trait IoBackend: Send {
     /// Announces ops whose buffers are in `memory`.
     fn use_memory(&mut self, _memory: &Arc<GuestMemory>) {}
 
-    /// Withdraws an announcement. No more ops on `memory` will come, and none are in flight.
+    /// Withdraws an announcement. No op on `memory` is in flight, and none will follow.
     fn forget_memory(&mut self, _memory: &Arc<GuestMemory>) {}
 
     /// Queues a call. The next `submit` or `wait` starts it.
@@ -155,7 +155,7 @@ pub trait IoBackend: Send {
     /// Fixes the set of results that `pop` returns: those that are available now.
     fn begin_reap(&mut self);
 
-    /// Returns the next of those results.
+    /// Returns the next result of the set that `begin_reap` fixed.
     fn pop(&mut self) -> Option<RawResult>;
 
     /// Appends one event for each watch that fired.

@@ -5,18 +5,18 @@ use std::time::Duration;
 /// Settings that all engines share.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Limit of ops in flight. With many files: half of this plus 32 per file, if that is more. The engine allocates
-    /// memory for them when files are attached.
+    /// Maximum number of ops in flight. With many files: half of this plus 32 per file, if that is more. The engine
+    /// allocates memory for them when files are attached.
     pub depth: u32,
-    /// Number of files that the kernel keeps registered. Further files work at a small cost per op.
+    /// Number of files that the kernel keeps registered. Further files also work, at a small cost per op.
     pub registered_files: u32,
     /// How long a dropped engine waits for ops in flight before it leaks their memory.
     pub drain_timeout: Duration,
-    /// A test's recorder of every call to the kernel.
+    /// A test's recorder, which records every call to the kernel.
     #[cfg(any(test, feature = "test-util"))]
     pub recorder: Option<crate::Recorder>,
-    /// Limit of threads for blocking calls in each engine but io_uring. With many files: half of this plus one per
-    /// file, if that is more.
+    /// Maximum number of threads for blocking calls in each engine except io_uring. With many files: half of this plus
+    /// one per file, if that is more.
     pub threads: u32,
     /// True if the worker sleeps on several engines. Every completion must then make
     /// [`Engine::descriptor`](crate::Engine::descriptor) readable. Costs `linux-aio` a little per op.

@@ -4,8 +4,8 @@
 //!
 //! - Completions arrive in any order. The engine does not order ops in flight: a flush covers only writes whose
 //!   completions were reaped before the flush was pushed.
-//! - A successful completion means that the whole op was done. The engine resumes short transfers, and a read that
-//!   reaches the end of the file fails instead of returning zeroes.
+//! - A successful completion means that the whole op was carried out. The engine resumes short transfers, and a read
+//!   that reaches the end of the file fails instead of returning zeroes.
 //!
 //! `core/` has the code that engines share. `virtio_blk` defines the meaning of requests.
 
@@ -26,7 +26,7 @@ pub struct FileId(pub(crate) u32);
 /// A file for an engine to use.
 #[derive(Clone, Debug)]
 pub struct FileSpec {
-    /// Stays open until the file is detached and the engine no longer uses it.
+    /// The open file. It stays open until it is detached and the engine no longer uses it.
     pub file: Arc<File>,
     /// Alignment that the kernel requires of memory and offsets: `(1, 1)` unless the file is open with `O_DIRECT`.
     pub alignment: Alignment,
@@ -37,7 +37,7 @@ pub struct FileSpec {
 pub enum Durability {
     /// Visible to every reader, but may be lost in a power failure.
     Cached,
-    /// On stable storage (by `RWF_DSYNC`, or by `fdatasync` where a call has no such flag).
+    /// On stable storage (by `RWF_DSYNC`, or by `fdatasync` if the call has no such flag).
     Durable,
 }
 
@@ -123,10 +123,10 @@ pub struct Op {
 pub struct Completion {
     /// The token of the op.
     pub token: u64,
-    /// `Ok` if the whole op was done.
+    /// `Ok` if the whole op was carried out.
     pub result: Result<(), OpError>,
-    /// The kernel refused the sync of a flush or of a durable op. No later sync reports the data that the kernel has
-    /// dropped.
+    /// The sync of a flush or of a durable op failed. The kernel may have dropped data, and no later sync reports that
+    /// loss.
     pub sync_failed: bool,
     /// Bytes that a read stored in guest memory, counted from the start of the buffers. Valid also if the read failed.
     pub stored_bytes: u64,
@@ -135,17 +135,19 @@ pub struct Completion {
     pub buffers: IoVecs,
 }
 
-/// Why an op failed or was only partly done.
+/// Why an op failed or was carried out only in part.
 // A 64-bit tag takes no extra space, because the fields behind it are as wide. A narrow tag would be packed with the
 // errno, and the misaligned copies would stall on the preceding stores.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
     /// The kernel returned this errno.
-    #[error("the kernel refused: {0}")]
+    #[error("the kernel reported: {0}")]
     Errno(Errno),
     /// The file ends inside the range, because another process truncated the image.
-    #[error("the file ends at byte {offset_bytes}, inside the range, which goes to byte {end_bytes}")]
+    #[error(
+        "the image ends at byte {offset_bytes}, before the end of the requested range at byte {end_bytes}"
+    )]
     EndOfImage {
         /** Offset at which the file ended. */
         offset_bytes: u64,
@@ -158,7 +160,7 @@ pub enum OpError {
         /** Offset of the first byte that was not written. */
         offset_bytes: u64,
     },
-    /// Cancelled by [`Engine::cancel_all`] or [`Engine::cancel_file`]. The range may be partly done.
+    /// Cancelled by [`Engine::cancel_all`] or [`Engine::cancel_file`]. Part of the range may have been processed.
     #[error("cancelled")]
     Cancelled,
 }
@@ -181,7 +183,7 @@ pub enum Event {
     Completed(Completion),
     /// A watched fd was written to since the last event. Several writes may merge into one event.
     Readable(WatchToken),
-    /// The fd cannot be watched, or no longer. It gets no more events.
+    /// The fd cannot be watched, or can no longer be watched. This is the watch's last event.
     WatchFailed(WatchToken, Errno),
 }
 
@@ -219,8 +221,8 @@ pub trait Engine: Send {
     /// Whether several threads may use the engine, one at a time, as placement `shared` does.
     ///
     /// # Errors
-    /// [`io::ErrorKind::Unsupported`] from engines that work in the calling thread or in threads of their own: sharing
-    /// gains nothing there. `io_uring` needs the option `several_threads`.
+    /// [`io::ErrorKind::Unsupported`] from engines that work in the calling thread or in threads of their own, which
+    /// gain nothing from sharing. `io_uring` needs the option `several_threads`.
     fn check_shareable(&self) -> io::Result<()> {
         Err(not_shareable(&self.describe()))
     }
@@ -250,7 +252,7 @@ pub trait Engine: Send {
     ///
     /// # Panics
     /// If the file is not attached, or the buffers are not as long as the range.
-    #[allow(clippy::result_large_err)] // an op that is refused goes back whole: nothing is allocated for it
+    #[allow(clippy::result_large_err)] // a refused op is returned whole: nothing is allocated for it
     fn push(&mut self, op: Op) -> Result<(), Op>;
 
     /// Starts everything that was pushed, and the calls that [`Engine::reap`] must repeat or resume. Makes one system
@@ -263,8 +265,8 @@ pub trait Engine: Send {
     /// Appends new events. Never sleeps, and makes no system call unless the kernel flags pending work.
     fn reap(&mut self, events: &mut Vec<Event>);
 
-    /// Starts everything pending, then sleeps until an event may have arrived or `timeout` is over (`None`: without a
-    /// limit). May return early without an event.
+    /// Starts everything pending, then sleeps until an event may have arrived or `timeout` has expired (`None`: without
+    /// a limit). May return early without an event.
     ///
     /// # Errors
     /// Errors of the kernel that break the whole engine.
@@ -297,9 +299,9 @@ pub trait Engine: Send {
     /// Errors of the kernel. Some arrive only later, as [`Event::WatchFailed`].
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId>;
 
-    /// Watches a descriptor of this process, such as another engine's [`Engine::descriptor`]. A poll of it may end any
-    /// number of times. On other descriptors, an engine ends a watch whose poll keeps ending, because it would cause a
-    /// busy loop.
+    /// Watches a descriptor of this process, such as another engine's [`Engine::descriptor`]. The engine keeps such a
+    /// watch however often its poll ends. On other descriptors, an engine ends a watch whose poll keeps ending, because
+    /// the watch would cause a busy loop.
     ///
     /// # Errors
     /// Those of [`Engine::watch`].
@@ -307,7 +309,7 @@ pub trait Engine: Send {
         self.watch(fd, token)
     }
 
-    /// Ends a watch. Later calls of `reap` report no events of it.
+    /// Ends a watch. Later calls of `reap` report no events for it.
     fn unwatch(&mut self, id: WatchId);
 
     /// Cancels all ops that can be cancelled. Every op still completes, many with [`OpError::Cancelled`].
@@ -325,7 +327,7 @@ pub trait Engine: Send {
     /// Removes a file, and closes it unless other references exist.
     ///
     /// # Panics
-    /// If ops on it are in flight, or it is not attached.
+    /// If ops on the file are in flight, or the file is not attached.
     fn detach_file(&mut self, file: FileId);
 
     /// Tells the engine that all files belong to one disk, which opened its image several times. The files then have no
@@ -358,7 +360,8 @@ pub trait Engine: Send {
         None
     }
 
-    /// Work since the last call that caused no event: calls that continued an op, and ops of other workers.
+    /// Amount of work without an event since this function was last called: calls that continued an op, and ops of
+    /// other workers.
     fn take_unseen_work(&mut self) -> usize {
         0
     }

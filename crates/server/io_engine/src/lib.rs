@@ -8,7 +8,7 @@
 //!
 //! - An engine owns an op and its memory until the op's completion. Callers never see short transfers, `EINTR` or
 //!   misaligned buffers.
-//! - Engines share all code but the system calls, so the fake's faults test production code.
+//! - All engines share everything except the system calls, so the faults that the fake injects test production code.
 //!
 //! See also: the image and the range (`disk_image`), the meaning of a request (`virtio_blk`).
 

@@ -23,9 +23,9 @@ pub struct Record {
     pub offset_bytes: u64,
     /// Requested length.
     pub len_bytes: u64,
-    /// When the core issued it, by the log's counter.
+    /// When the core issued the call, by the log's counter.
     pub issued: u64,
-    /// When the core saw its result, by the same counter, and the result: a byte count, 0, or a negated errno.
+    /// When the core saw the call's result, by the same counter, and that result: a byte count, 0, or a negated errno.
     pub completed: Option<(u64, i32)>,
 }
 

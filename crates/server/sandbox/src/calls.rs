@@ -1,8 +1,7 @@
-//! The lists: which system calls each role may make, with conditions on their arguments where necessary.
+//! Lists the system calls that each role may make, with conditions on their arguments where necessary.
 //!
 //! - Older and newer variants of a call are both listed: which one the C library uses depends on its version.
-//! - Calls of the request path have no conditions: then the kernel answers from a bitmap, without running the
-//!   filter.
+//! - Calls of the request path have no conditions, so that the kernel decides from a bitmap without running the filter.
 //!
 //! How to find missing calls: docs/reference/sandbox.md.
 
@@ -69,7 +68,7 @@ const EVERYBODY: &[i64] = &[
     SYS_ppoll,
     SYS_pselect6,
     SYS_read,
-    // Reads the link in /proc to find out which kind of descriptor a front-end has passed.
+    // Reads a descriptor's link in /proc, to find out what kind of descriptor a front-end has passed.
     SYS_readlinkat,
     SYS_readv,
     SYS_restart_syscall,
@@ -83,7 +82,7 @@ const EVERYBODY: &[i64] = &[
     SYS_sched_getparam,
     SYS_sched_getscheduler,
     SYS_sched_yield,
-    // A filter can only take calls away.
+    // Harmless: another filter can only take calls away.
     SYS_seccomp,
     SYS_set_robust_list,
     SYS_sigaltstack,
@@ -140,22 +139,21 @@ const TALKING: &[i64] = &[
     SYS_shutdown,
 ];
 
-/// Asking the helper over a socket created for that ([`asks_over_packets`]): each worker opens an image
-/// again.
+/// Requests to the helper, over a socket pair created for them ([`asks_over_packets`]): each worker reopens an image.
 const ASKING: &[i64] = &[SYS_recvfrom, SYS_recvmsg, SYS_sendmsg];
 
 const IO_URING: &[i64] = &[SYS_io_uring_enter, SYS_io_uring_register, SYS_io_uring_setup];
 
 const LINUX_AIO: &[i64] = &[SYS_io_cancel, SYS_io_destroy, SYS_io_getevents, SYS_io_setup, SYS_io_submit];
 
-/// Signals to front-ends that never wait (`io_engine`, `signal_shared`), with any engine.
+/// Calls that signal front-ends without ever waiting (`io_engine`, `signal_shared`), with any engine.
 const SIGNALS: &[i64] = &[SYS_io_getevents, SYS_io_setup, SYS_io_submit];
 
-/// Mapped images.
+/// Calls on mapped images.
 const MAPPED: &[i64] = &[SYS_mincore, SYS_msync];
 
 const SESSION: &[i64] = &[
-    // The in-flight log, and the log for migration.
+    // For the in-flight log and the dirty log (migration).
     SYS_ftruncate,
     SYS_memfd_create,
     SYS_fallocate,
@@ -208,8 +206,8 @@ const PRCTLS: &[u64] = &[15, 16, 38, 0x5356_4d41];
 /// `linux/fcntl.h`: flags of the descriptor and of the file, locks of open files (`F_OFD_*`), duplicates,
 /// seals. Not `F_SETOWN` and `F_SETSIG`: with these a file can send signals to any process.
 const FCNTLS: &[u64] = &[1, 2, 3, 4, 36, 37, 38, 1030, 1033, 1034];
-/// Guest memory that disappears; the end by `abort` and by a bad address; signals 32 and 33, which the C
-/// library uses itself.
+/// SIGBUS (guest memory that disappears), SIGABRT and SIGSEGV (which end the process), and signals 32 and 33, which the
+/// C library uses itself.
 const HANDLED_SIGNALS: &[u64] = &[7, 6, 11, 32, 33];
 const SIGNAL_ARGUMENT: u8 = 0;
 /// `AF_UNIX`; `SOCK_SEQPACKET`, and the mask of the bits of a socket's type that are not flags.
@@ -232,8 +230,8 @@ pub(crate) fn plain(role: Role, engines: EngineCalls) -> Vec<i64> {
         }
         Role::Session => &[EVERYBODY, EVENTS, TALKING, SESSION, SIGNALS],
         Role::Worker => &[EVERYBODY, EVENTS, TRANSFERS, MAPPED, SIGNALS, uring, aio, ASKING],
-        // A context of Linux AIO ends on its own thread, even one that was only made as a trial, whatever engine
-        // workers use.
+        // A context of Linux AIO is destroyed on a thread of its own, whatever engine the workers use: even a context
+        // that was only created as a trial.
         Role::EngineThread => &[EVERYBODY, TRANSFERS, MAPPED, &[SYS_io_destroy]],
     };
     lists.concat()
@@ -258,9 +256,9 @@ pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, Ba
         (SYS_ioctl, any_of(1, &ioctls(role))?),
         (SYS_fcntl, any_of(1, FCNTLS)?),
     ];
-    // Sessions need it too: another thread, with the same list, closes descriptors that may hang.
+    // Sessions start threads too: a second thread, with the same list, closes descriptors whose close may hang.
     rules.push((SYS_clone, vec![has(0, CLONE_OF_A_THREAD)?]));
-    // This filter allows it, `filter::no_processes` refuses it, and the C library then uses `clone`.
+    // This filter allows `clone3`, `filter::no_processes` refuses it, and the C library then uses `clone`.
     rules.push((SYS_clone3, vec![]));
     if matches!(role, Role::Control | Role::Worker) {
         rules.push((SYS_socketpair, vec![asks_over_packets()?]));
@@ -286,7 +284,7 @@ fn has(argument: u8, bits: u64) -> Result<SeccompRule, BackendError> {
     rule(argument, SeccompCmpOp::MaskedEq(bits), bits)
 }
 
-/// Reads the process's own limits and sets none.
+/// Allows reading the process's own limits, but not setting them.
 fn reads_own_limits(own_pid: u64) -> Result<Vec<SeccompRule>, BackendError> {
     let of = |pid| {
         let process = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, pid)?;
@@ -296,14 +294,14 @@ fn reads_own_limits(own_pid: u64) -> Result<Vec<SeccompRule>, BackendError> {
     Ok(vec![of(0)?, of(own_pid)?])
 }
 
-/// A pair whose ends can only send to each other: a datagram socket could send to any path.
+/// Allows a socket pair whose ends can only send to each other: a datagram socket could send to any path.
 fn asks_over_packets() -> Result<SeccompRule, BackendError> {
     let family = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, UNIX_SOCKET)?;
     let of_packets = SeccompCmpOp::MaskedEq(SOCKET_TYPE);
     SeccompRule::new(vec![family, SeccompCondition::new(1, SeccompCmpArgLen::Dword, of_packets, PACKETS)?])
 }
 
-/// All of these arguments have 32 bits; the upper bits are ignored.
+/// A rule on one argument. All arguments checked here have 32 bits; the upper bits are ignored.
 fn rule(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)?])
 }

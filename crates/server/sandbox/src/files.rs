@@ -3,7 +3,7 @@
 //! Images, sockets and the configuration file come from the helper as open descriptors; these rules do not
 //! affect them.
 //!
-//! Source: landlock(7). An older kernel enforces the rules that it knows; the result tells what is missing.
+//! Source: landlock(7). An older kernel enforces the rules that it knows; the result says whether these are all rules.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::SandboxError;
 
 /// The newest landlock interface to ask for.
 const NEWEST: ABI = ABI::V6;
-/// The kernel's own information: engines, CPUs, nodes, limits, counters of threads.
+/// The kernel's own file systems, which describe I/O features, CPUs, NUMA nodes, limits and thread counters.
 const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
 
 /// Additional paths that may be opened.
@@ -30,11 +30,11 @@ pub struct FileRules {
 /// How many of the rules the kernel enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enforcement {
-    /// All of them.
+    /// All rules.
     Full,
     /// The kernel enforces only the rules that its version knows.
     Partial,
-    /// None: the kernel has no landlock, or it is disabled.
+    /// No rules: the kernel has no landlock, or landlock is disabled.
     None,
 }
 
@@ -42,8 +42,8 @@ impl fmt::Display for Enforcement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Full => "full",
-            Self::Partial => "partial: an older kernel",
-            Self::None => "none: the kernel has no landlock, or lsm= leaves it out",
+            Self::Partial => "partial: the kernel is too old for some rules",
+            Self::None => "none: the kernel has no landlock, or its lsm= parameter leaves it out",
         })
     }
 }
@@ -58,7 +58,7 @@ pub fn restrict_files(rules: &FileRules) -> Result<Enforcement, SandboxError> {
         Ok(RulesetStatus::PartiallyEnforced) => Ok(Enforcement::Partial),
         Ok(RulesetStatus::NotEnforced) => Ok(Enforcement::None),
         Err(error) => {
-            Err(SandboxError::system("restrict what may be opened (landlock)", std::io::Error::other(error)))
+            Err(SandboxError::system("restrict file access (landlock)", std::io::Error::other(error)))
         }
     }
 }

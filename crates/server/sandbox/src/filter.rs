@@ -3,7 +3,7 @@
 //! `calls → seccompiler → BPF program, whose refusals carry the call and the role → installed on one thread`
 //!
 //! - Filters accumulate: a thread has its own and those of its ancestors. The strictest verdict applies.
-//! - A refusal is SECCOMP_RET_TRAP: the call is not carried out, and the thread gets SIGSYS (`report.rs`).
+//! - A refusal is SECCOMP_RET_TRAP: the call is not executed, and the thread gets SIGSYS (`report.rs`).
 //!
 //! Source: seccomp(2), Linux `Documentation/userspace-api/seccomp_filter.rst`.
 
@@ -18,7 +18,7 @@ use crate::role::{EngineCalls, Role};
 /// `SECCOMP_RET_TRAP` (linux/seccomp.h). Its lower half is free for our use; it arrives as the signal's
 /// `si_errno`.
 const TRAP: u32 = 0x0003_0000;
-/// How many of those 16 bits hold the call; the others hold the role.
+/// Number of bits in `TRAP`'s lower half that hold the call; the other four hold the role.
 pub(crate) const CALL_BITS: u32 = 12;
 
 /// Instructions of classic BPF (linux/bpf_common.h).
@@ -41,13 +41,13 @@ pub(crate) fn program(role: Role, engines: EngineCalls) -> Result<BpfProgram, Sa
     Ok(program)
 }
 
-/// Makes `clone3` fail as a missing call, so that libraries use `clone`: its flags are in memory, which a
-/// filter cannot read.
+/// Makes `clone3` fail as if the kernel lacked it, so that libraries use `clone`: a filter cannot read the flags of
+/// `clone3`, because they are in memory.
 pub(crate) fn no_processes() -> Result<BpfProgram, SandboxError> {
     failing(libc::SYS_clone3, libc::ENOSYS)
 }
 
-/// For threads that open no files. Only the C library would, for optional information.
+/// Makes `openat` fail, for threads that open no files. Only the C library calls it there, for optional information.
 pub(crate) fn no_files() -> Result<BpfProgram, SandboxError> {
     failing(libc::SYS_openat, libc::EACCES)
 }
@@ -74,8 +74,8 @@ fn refused(error: seccompiler::BackendError) -> SandboxError {
     SandboxError::Filter { reason: error.to_string() }
 }
 
-/// Adds the call and the role to the verdict: redirects all refusals in the program to one at its end, which
-/// does that.
+/// Adds the call and the role to the verdict: redirects all refusals in the program to one at its end that includes
+/// both.
 fn name_the_call(program: &mut BpfProgram, role: Role) {
     let end = program.len();
     let statement = |code, k| sock_filter { code, jt: 0, jf: 0, k };

@@ -1,19 +1,18 @@
-//! Limits the server's threads, once it serves, to the system calls that their work needs.
+//! Limits each thread of a serving server to the system calls that its work needs.
 //!
 //! `drop_privileges → restrict_files → confine (the process's list of system calls) → enter(role), on each
 //! thread`
 //!
 //! - All steps are permanent: none can be undone, and every thread inherits them from the thread that starts
 //!   it.
-//! - Without [`confine`], [`enter`] only leaves the process's signals to its other threads. So libraries can
-//!   call it on each of their threads, and programs that are not servers do not notice.
+//! - Without [`confine`], [`enter`] only leaves the process's signals to its other threads. So libraries can call
+//!   `enter` on each of their threads without affecting programs that are not servers.
 //! - With `confine`, no thread runs without its role's list: if the list cannot be installed, the thread does
 //!   not start, or the process ends.
-//! - A call that is not on a thread's list is not carried out; the process reports the call and ends
-//!   (`report.rs`).
+//! - A call that is not on a thread's list is not executed; the process reports the call and ends (`report.rs`).
 //!
-//! See also: work that needs more rights (opening images, binding sockets), which another process does
-//! (`bareblk/src/helper`); restrictions of an io_uring ring (`io_engine/src/engines/io_uring/setup.rs`).
+//! See also: the helper process, which opens images and binds sockets (`bareblk/src/helper`); restrictions of an
+//! io_uring ring (`io_engine/src/engines/io_uring/setup.rs`).
 
 mod privileges;
 
@@ -53,13 +52,13 @@ pub enum SandboxError {
         source: io::Error,
     },
     /// The filter cannot be built or installed.
-    #[error("the kernel does not accept a filter of system calls (seccomp): {reason}")]
+    #[error("the kernel does not accept the system-call filter (seccomp): {reason}")]
     Filter {
         /** The message of seccompiler. */
         reason: String,
     },
-    /// There is no list for this processor.
-    #[error("there is no list of system calls for this processor ({arch})")]
+    /// There is no list for this processor architecture.
+    #[error("there is no list of system calls for this processor architecture ({arch})")]
     Processor {
         /** Rust's name for the processor's architecture. */
         arch: &'static str,
@@ -89,7 +88,7 @@ thread_local! {
 /// on.
 ///
 /// # Errors
-/// [`SandboxError`]: then the process should not continue, because part of the sandbox may be in force.
+/// [`SandboxError`]: the process should then not continue, because part of the sandbox may be in force.
 pub fn confine() -> Result<(), SandboxError> {
     let control = filter::program(Role::Control, EngineCalls::ALL)?;
     report::install().map_err(|source| SandboxError::system("catch SIGSYS", source))?;
@@ -100,7 +99,7 @@ pub fn confine() -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Limits workers to these engines' calls from now on. Only the first call counts, and only before the first
+/// Limits workers to these engines' calls from now on. Only the first call has an effect, and only before the first
 /// worker starts.
 pub fn limit_workers(engines: EngineCalls) {
     let _ = ENGINES.set(engines);
@@ -110,7 +109,7 @@ pub fn limit_workers(engines: EngineCalls) {
 /// other threads.
 ///
 /// # Errors
-/// [`SandboxError`]: then the thread must not continue, because it may do more than its role needs.
+/// [`SandboxError`]: the thread must then not continue, because it could do more than its role needs.
 pub fn enter(role: Role) -> Result<(), SandboxError> {
     if role != Role::Control {
         leave_signals()?;
@@ -122,10 +121,10 @@ pub fn enter(role: Role) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// The role of a thread about to be started by a thread that is irreplaceable, or that others wait for.
+/// The role of a thread about to be started, without which the process cannot go on.
 ///
-/// A thread inherits the filters of the thread that starts it, and the kernel limits their number. So a
-/// thread that starts threads of its own kind must not make each of them add filters.
+/// A thread inherits the filters of the thread that starts it, and the kernel limits their number. So if a thread
+/// starts another thread of its own role, the new thread adds no filters.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
     role: Role,
@@ -150,12 +149,12 @@ impl Entry {
     }
 }
 
-/// Leaves the process's signals to threads that wait for them. A handler makes calls (`sendto`) that are on
-/// no short list, and must not run between a guest's requests.
+/// Blocks the process's signals on this thread; other threads wait for them. A signal handler makes calls (`sendto`)
+/// that are not on every list, and must not run between a guest's requests.
 fn leave_signals() -> Result<(), SandboxError> {
     let signals = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR1];
     let left = SigSet::from_iter(signals).thread_block();
-    left.map_err(|errno| SandboxError::system("leave signals to other threads", errno))
+    left.map_err(|errno| SandboxError::system("block signals", errno))
 }
 
 fn filters(role: Role) -> Result<&'static [BpfProgram], SandboxError> {

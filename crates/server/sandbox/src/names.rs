@@ -7,7 +7,7 @@ macro_rules! names {
     };
 }
 
-/// With the prefix that the C library's constants have.
+/// The names have the prefix of the C library's constants.
 const NAMES: &[(i64, &str)] = names![
     SYS_accept4,
     SYS_bind,

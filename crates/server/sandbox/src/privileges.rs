@@ -1,7 +1,8 @@
-//! The process's identity and privileges: another user, no capabilities, no new privileges by starting
+//! Reduces the process's identity and privileges: another user, no capabilities, no new privileges by starting
 //! programs.
 //!
-//! Call these while the process has one thread: capabilities and most of the rest belong to threads.
+//! Call these functions while the process has only one thread, because they change capabilities and other properties of
+//! a single thread.
 //!
 //! Source: capabilities(7), prctl(2).
 
@@ -85,7 +86,7 @@ impl Kept {
 pub fn drop_privileges(identity: Identity, kept: Kept) -> Result<(), SandboxError> {
     let kept = kept.set();
     drop_bounds(kept);
-    if identity.differs().map_err(|errno| SandboxError::system("see who the process is", errno))? {
+    if identity.differs().map_err(|errno| SandboxError::system("read the process's user and group", errno))? {
         become_identity(identity, kept)?;
     }
     let failed = |errno: Errno| SandboxError::system("give up capabilities", errno);
@@ -117,7 +118,7 @@ fn become_identity(identity: Identity, kept: CapabilitySet) -> Result<(), Sandbo
             SandboxError::system(format!("{what} (only root can serve as another user)"), errno)
         }
     };
-    setgroups(&[]).map_err(failed("leave the groups of root".into()))?;
+    setgroups(&[]).map_err(failed("drop the groups of root".into()))?;
     if let Some(group) = group {
         let id = Gid::from_raw(group);
         setresgid(id, id, id).map_err(failed(format!("become group {group}")))?;
@@ -134,8 +135,8 @@ fn become_identity(identity: Identity, kept: CapabilitySet) -> Result<(), Sandbo
 /// # Errors
 /// [`SandboxError::System`].
 pub fn keep_out_of_core_files() -> Result<(), SandboxError> {
-    let failed = |errno: Errno| SandboxError::system("switch core files off", errno);
+    let failed = |errno: Errno| SandboxError::system("disable core files", errno);
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).map_err(failed)?;
-    // The limit does not apply to programs that core files are piped to.
+    // The limit does not apply if the kernel pipes core files to a program.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)
 }

@@ -1,9 +1,9 @@
-//! SIGSYS: a thread made a call that is not on its list. The process prints one line and ends. It does the
-//! same if it cannot install a list on a thread that others wait for.
+//! SIGSYS: a thread made a call that is not on its list. The process prints one line and ends. It does the same if it
+//! cannot install the list of a thread that it cannot do without.
 //!
-//! - The call was not carried out. The thread must not continue either: it would read the call's number as
-//!   the result, and a write that never happened would seem to have succeeded.
-//! - If a thread has all signals blocked (while it starts another), the kernel ends the process with signal
+//! - The call was not executed. The thread must not continue either: it would take the call's number for the result,
+//!   and a write that never happened would seem to have succeeded.
+//! - If the thread has all signals blocked (while it starts another thread), the kernel ends the process with signal
 //!   SIGSYS, without this line.
 //! - The line is for the operator. The refusal of the call does not depend on it, nor on any code in this
 //!   process.
@@ -15,10 +15,10 @@ use crate::filter::CALL_BITS;
 use crate::names;
 use crate::role::Role;
 
-/// The process's exit code in that case; shells report it for a program that SIGSYS ended.
+/// The process's exit code after such a call. Shells report the same code for a program that SIGSYS ended.
 pub const EXIT_CODE: i32 = 128 + libc::SIGSYS;
 
-/// Upper limit of the line's length, with some reserve.
+/// Buffer size, longer than any expected line.
 const LINE_BYTES: usize = 400;
 
 /// Ends the process, because a thread that it needs cannot be confined.
@@ -37,7 +37,7 @@ pub(crate) fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// `verdict`: the value from `filter.rs` in the refusal.
+/// `verdict`: the value that `filter.rs` puts into the refusal.
 fn tell_and_end(verdict: i32) {
     let mut line = [0; LINE_BYTES];
     let left = describe(&mut line, verdict);
@@ -70,7 +70,7 @@ fn describe_unconfined(mut line: &mut [u8], role: Role, error: &SandboxError) ->
     // Also fails only for lack of space.
     let _ = writeln!(
         line,
-        "bareblk: sandbox: {role} thread does not get its list of system calls: {error}{cause}: the server ends; \
+        "bareblk: sandbox: {role} thread cannot install its list of system calls: {error}{cause}: the server ends; \
          --sandbox off serves without (docs/reference/sandbox.md)"
     );
     line.len()

@@ -12,7 +12,7 @@ pub enum Role {
     Session,
     /// Serves queues with its engine.
     Worker,
-    /// A thread of an engine: it makes blocking calls.
+    /// A thread of an engine, which makes blocking calls.
     EngineThread,
 }
 

@@ -196,7 +196,7 @@ fn use_up_filters() -> sandbox::SandboxError {
 fn thread_that_gets_no_list_is_told_so() {
     let output = in_a_process("thread_that_gets_no_list_is_told_so", || {
         confine().unwrap();
-        assert!(use_up_filters().to_string().contains("does not accept a filter of system calls"));
+        assert!(use_up_filters().to_string().contains("does not accept the system-call filter"));
     });
     assert_survives(&output);
 }
@@ -212,7 +212,10 @@ fn engine_thread_that_gets_no_list_ends_the_process_with_a_line() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(EXIT_CODE), "{:?}: {text}", output.status.signal());
     let line = text.lines().find(|line| line.starts_with("bareblk: sandbox: ")).expect("a line");
-    assert!(line.contains("engine thread does not get its list") && line.contains("--sandbox off"), "{line}");
+    assert!(
+        line.contains("engine thread cannot install its list") && line.contains("--sandbox off"),
+        "{line}"
+    );
 }
 
 // ---- operations that still work

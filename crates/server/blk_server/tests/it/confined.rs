@@ -42,7 +42,9 @@ fn case() {
     let refused = start().unwrap_err();
     let line = format!("{refused}: {}", refused.source().unwrap());
     assert!(
-        line.contains("worker 0 cannot restrict its system calls: the kernel does not accept a filter"),
+        line.contains(
+            "worker 0 cannot restrict its system calls: the kernel does not accept the system-call filter"
+        ),
         "{line}"
     );
 }

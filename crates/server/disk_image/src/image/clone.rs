@@ -14,7 +14,7 @@ impl Image {
     /// The clone is not synced.
     ///
     /// # Errors
-    /// [`CloneError`]; `clone` is unchanged then.
+    /// [`CloneError`]; `clone` is then unchanged.
     pub fn clone_to(&self, clone: &File) -> Result<(), CloneError> {
         let image = || self.path.clone();
         if self.kind == FileKind::BlockDevice {

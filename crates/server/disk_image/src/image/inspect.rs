@@ -1,4 +1,4 @@
-//! Examines an image without locking it: for a check of settings while a server may be using the image.
+//! Examines an image without locking it, so that settings can be checked while a server uses the image.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::file::FileId;
 use crate::geometry::Alignment;
 use crate::opener::Opener;
 
-/// The properties of an image that nobody serves through this value.
+/// The properties of an image that is examined, not served.
 #[derive(Debug)]
 pub struct Inspection {
     /// The open file, without a lock.
@@ -22,7 +22,7 @@ pub struct Inspection {
     pub block_size_bytes: u32,
     /// The alignment that transfers would need.
     pub alignment: Alignment,
-    /// As [`Image::foreign_format`].
+    /// See [`Image::foreign_format`].
     pub foreign_format: Option<&'static str>,
 }
 

@@ -1,11 +1,11 @@
 //! Changes the size of an image that is being served: sets a regular file's size, and only re-reads a block
 //! device's.
 //!
-//! `size -> whole blocks? -> smaller, and forced? -> bounds and file -> capacity before`
+//! `size -> whole blocks? -> smaller, and forced? -> bounds and file -> previous capacity`
 //!
-//! - Growing changes the file first, then the bounds. Shrinking changes the bounds first, so that no request
-//!   checked from now on reaches beyond the new end. A request that was checked before may still arrive: a
-//!   read fails; a write makes the file longer again by the bytes it wrote; the capacity stays.
+//! - Growing changes the file first, then the bounds. Shrinking changes the bounds first, so that no request checked
+//!   from now on reaches beyond the new end. A request that was checked earlier may still run: a read fails; a write
+//!   extends the file again as far as it reaches; the capacity does not change.
 //! - The added part is a hole. To keep an image preallocated, allocate it from outside (`fallocate`) and let
 //!   the server read the size again ([`Image::refresh_capacity`]).
 //! - Resizing and re-reading the size must not run at the same time (`blk_server` ensures this).
@@ -16,14 +16,14 @@ use crate::file::FileKind;
 use crate::range::SECTOR_BYTES;
 
 impl Image {
-    /// Sets the image's size, in force at once; smaller only with `force`. Returns the previous capacity, in
+    /// Sets the image's size with immediate effect. Shrinks only with `force`. Returns the previous capacity, in
     /// sectors of 512 bytes.
     ///
-    /// Waits for the file system, but does not sync: a guest's flush makes the size durable together with its
-    /// data, and a sync here could consume the report of a failed write that the guest should get.
+    /// Waits for the file system, but does not sync: a guest's flush makes the size durable together with its data, and
+    /// a sync here could consume the error of a failed write, which the guest's flush should report.
     ///
     /// # Errors
-    /// [`ResizeError`]; the file's size is unchanged then.
+    /// [`ResizeError`]; the file's size is then unchanged.
     pub fn resize(&self, wanted_bytes: u64, force: bool) -> Result<u64, ResizeError> {
         let path = || self.path.clone();
         let system = |source| ResizeError::System { path: path(), wanted_bytes, source };

@@ -1,4 +1,4 @@
-//! Chooses the engine for a file: the one that was named, or the best that works on this host.
+//! Chooses the engine for a file: the engine requested by name, or the best one that works on this host.
 //!
 //! `probe the file → candidates, best first → try each (make, start, attach) → the first that accepts the file`
 //!
@@ -10,7 +10,7 @@
 //! | `O_DIRECT`, io_uring unavailable | `linux-aio` | the kernel waits for the device |
 //! | both unavailable | `threads` | works everywhere |
 //!
-//! - Engines are chosen by trying them, never by kernel version or file system name.
+//! - The server tries engines to choose one, and never goes by kernel version or file system name.
 //! - An engine requested by name is used, or an error is returned. Only `auto` falls back, and it reports that.
 //!
 //! `storage.rs` probes a file.
@@ -32,7 +32,7 @@ use crate::{IoUringEngine, LinuxAioEngine, MmapEngine, PosixAioEngine, SyncEngin
 /// The engine option of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// The best that works.
+    /// The best engine that works on this host.
     Auto,
     /// The server uses only this engine.
     Named(EngineKind),
@@ -80,11 +80,11 @@ pub enum EngineError {
         source: io::Error,
     },
     /// Even the last candidate fails, most likely for lack of descriptors or threads.
-    #[error("no engine works here; the last one tried was {kind}")]
+    #[error("no I/O engine works on this host; the last one tried was {kind}")]
     None {
         /// The last candidate.
         kind: EngineKind,
-        /// Why it does not work.
+        /// Why the last candidate does not work.
         #[source]
         source: io::Error,
     },
@@ -127,7 +127,7 @@ impl Chosen {
     }
 }
 
-/// Chooses an engine for `file` and tries it. `wanted`: only this one; `None`: the best that works.
+/// Chooses an engine for `file` and tries it. `wanted`: the only engine to try; `None`: the best one that works.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -138,7 +138,7 @@ pub fn choose(
 ) -> Result<Chosen, EngineError> {
     let Some(options) = wanted else { return choose_best(file, config) };
     try_out(options, file, config).map_err(|source| EngineError::Named { kind: options.kind(), source })?;
-    let (why, passed_over) = ("it was asked for", Vec::new());
+    let (why, passed_over) = ("it was requested", Vec::new());
     Ok(Chosen { options: options.clone(), why, passed_over, config: config.clone() })
 }
 
@@ -166,16 +166,16 @@ fn candidates(storage: Option<Storage>) -> Vec<(EngineKind, &'static str)> {
     let direct = storage.as_ref().is_some_and(|storage| storage.direct);
     let mut candidates = Vec::new();
     if storage.as_ref().is_some_and(|storage| storage.tells_pages) {
-        candidates.push((EngineKind::Mmap, "the image is on tmpfs: it is copied without system calls"));
+        candidates.push((EngineKind::Mmap, "the image is on tmpfs: data is copied without system calls"));
     }
     if in_memory {
-        candidates.push((EngineKind::Sync, "the image is in memory: there is nothing to wait for"));
+        candidates.push((EngineKind::Sync, "the image is in memory: calls do not wait for a device"));
     }
-    candidates.push((EngineKind::IoUring, "one system call per batch for everything"));
+    candidates.push((EngineKind::IoUring, "it needs one system call per batch"));
     if direct {
-        candidates.push((EngineKind::LinuxAio, "the image is opened past the page cache"));
+        candidates.push((EngineKind::LinuxAio, "the image is open with O_DIRECT"));
     }
-    candidates.push((EngineKind::Threads, "works everywhere"));
+    candidates.push((EngineKind::Threads, "it works everywhere"));
     candidates
 }
 

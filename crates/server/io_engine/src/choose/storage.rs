@@ -1,7 +1,7 @@
-//! Probes the properties of an open file that decide how to read and write it.
+//! Probes the properties of an open file that determine how an engine should read and write it.
 //!
 //! - Makes four or five system calls (microseconds). Writes nothing, reads no block, and touches no cached page.
-//! - The result holds for this open file only: another `open` with other flags may differ.
+//! - The result holds only for this open file: with other flags, the same file may have other properties.
 //!
 //! `disk_image` determines sizes and alignment.
 
@@ -32,7 +32,7 @@ pub struct Storage {
     /// The page cache is the storage: tmpfs, a memfd, hugetlbfs. Calls wait for a device only if pages were swapped
     /// out.
     pub ram_backed: bool,
-    /// The file is on tmpfs and open for writing, and the kernel tells its holes from its pages (mincore(2)).
+    /// The file is on tmpfs and open for writing, and the kernel can tell its holes from its pages (mincore(2)).
     pub tells_pages: bool,
     /// The data is mapped directly from persistent memory, without page cache or device waits.
     pub dax: bool,
@@ -58,8 +58,8 @@ impl Storage {
             tells_pages: is_writable_and_tells_pages(file),
             dax: is_dax(file),
             nowait_reads,
-            // The kernel checks one bit of the open file (`FMODE_NOWAIT`) before either direction. The file system may
-            // refuse one direction later.
+            // The kernel first checks one bit of the open file (`FMODE_NOWAIT`), the same for both directions. The file
+            // system may refuse one direction later.
             nowait_writes: if nowait_reads { None } else { Some(false) },
             block_device: FileType::from_raw_mode(fstat(file)?.st_mode) == FileType::BlockDevice,
         })
@@ -71,7 +71,8 @@ fn has_seals(file: &File) -> bool {
     fcntl_get_seals(file).is_ok()
 }
 
-/// Asks the file system last, which may be a program that does not answer: only tmpfs and hugetlbfs have seals.
+/// Calls the file system last, because it may be a program that does not respond. Files with seals are safe: only tmpfs
+/// and hugetlbfs have them.
 fn is_writable_and_tells_pages(file: &File) -> bool {
     let is_writable = fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::RDWR));
     is_writable && has_seals(file) && guest_mem::tells_pages(file)
@@ -102,7 +103,7 @@ impl fmt::Display for Storage {
             (_, _, true) => "block device",
             _ => "file",
         };
-        let cache = if self.direct { "past the page cache" } else { "through the page cache" };
+        let cache = if self.direct { "bypassing the page cache" } else { "through the page cache" };
         let writes = match self.nowait_writes {
             None => "maybe",
             Some(true) => "yes",

@@ -4,10 +4,10 @@
 //!
 //! - An engine has [`MAX_BUFFERS`] of [`BUFFER_BYTES`]. With many files it has half as many plus one per file
 //!   (`shares.rs`). Each is allocated on first use and then kept.
-//! - An op that finds no free buffer waits for one of its own file (`waiting.rs`). A request longer than a buffer takes
-//!   several calls.
+//! - An op that finds no free buffer waits until its own file's share has one (`waiting.rs`). A request longer than a
+//!   buffer takes several calls.
 //!
-//! `op.rs` decides whether an op needs one.
+//! `op.rs` decides whether an op needs a bounce buffer.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -25,7 +25,7 @@ pub(crate) const ZEROES_BYTES: usize = 512 * 1024;
 /// The largest alignment that any device requires: logical blocks are at most 64 KiB (Linux 6.15).
 const ALIGN_BYTES: usize = 64 * 1024;
 
-/// Zeroed memory. The kernel allocates its pages on the first write.
+/// Zeroed memory, whose pages the kernel allocates on the first write.
 #[derive(Debug)]
 struct AlignedBuffer {
     base: NonNull<u8>,

@@ -25,12 +25,12 @@ pub(crate) struct OpenFile {
     pub waiting: VecDeque<u32>,
     /// Ops whose call found the backend's queue full, in order.
     pub backlog: VecDeque<u32>,
-    /// `fallocate` refused to punch a hole once, so the engine no longer tries it on this file.
+    /// `fallocate` has refused to punch a hole in this file, so the engine no longer tries.
     pub cannot_punch: bool,
     pub cannot_zero_range: bool,
     pub flushes: FlushGate,
     pub turn: Turn,
-    /// Sum of the window costs of its calls in flight.
+    /// Sum of the window costs of the file's calls in flight.
     pub window_used: u64,
     /// Longest call. The engine resumes the op with the rest.
     pub most_bytes: u64,
@@ -95,7 +95,7 @@ impl FileTable {
         self.slots.len()
     }
 
-    /// The file `only`, or all files.
+    /// The file `only`; `None`: all files.
     pub fn chosen_mut(&mut self, only: Option<FileId>) -> impl Iterator<Item = &mut OpenFile> {
         let is_meant = move |index: usize| only.is_none_or(|only| only.0 as usize == index);
         let slots = self.slots.iter_mut().enumerate();

@@ -11,7 +11,7 @@
 //! Each engine has a gate per file. Workers that share a file have separate gates, and must not flush the file
 //! concurrently through the page cache. `blk_server` records that a sync failed.
 
-/// Flushes of one file, by op.
+/// The flushes of one file, each identified by its op.
 #[derive(Debug)]
 pub(crate) struct FlushGate {
     /// The op whose sync is queued or in the kernel.
@@ -22,7 +22,7 @@ pub(crate) struct FlushGate {
     waiting: Vec<u32>,
 }
 
-/// Initial capacity. A guest sends one flush per queue plus its own.
+/// Initial capacity: more flushes than an ordinary guest has in flight.
 const USUAL: usize = 64;
 
 impl FlushGate {

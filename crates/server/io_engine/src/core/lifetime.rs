@@ -20,7 +20,7 @@ use crate::config::EngineConfig;
 use crate::engine::{Engine, FileId, FileSpec, OpError, Stats};
 
 impl<B: IoBackend> Core<B> {
-    /// Makes an engine of `config.depth`. The thread that uses it must start it.
+    /// Makes an engine of `config.depth`. The thread that uses the engine must start it.
     pub fn over(backend: B, config: &EngineConfig) -> Self {
         Self {
             backend,
@@ -133,7 +133,7 @@ impl<B: IoBackend> Drop for Core<B> {
         }
         tracing::error!(
             timeout_s = self.drain_timeout.as_secs_f64(),
-            "I/O did not end: its memory stays allocated for the rest of this process's life"
+            "I/O did not end in time: its memory stays allocated until this process ends"
         );
         std::mem::forget(std::mem::take(&mut self.memory));
     }

@@ -239,7 +239,7 @@ impl<B: IoBackend> Core<B> {
         }
         let op = OpState::new(op, self.backend.has_durable_writes());
         let Some((index, op)) = self.memory.ops.insert(op) else {
-            unreachable!("the op table has a place for each share")
+            unreachable!("the op table has a slot for each share")
         };
         if op.is_empty() {
             self.finished.push_back((index, Ok(())));
@@ -353,7 +353,7 @@ impl<B: IoBackend> Core<B> {
     #[inline]
     fn settle(&mut self, raw: RawResult, events: &mut Vec<Event>) {
         let Some((index, op)) = self.memory.ops.find_mut(raw.user_data) else {
-            // The backend returned a result twice. It must not end another op.
+            // The backend returned a result twice. The second one must not end another op.
             debug_assert!(false, "no op has this result: {raw:?}");
             return;
         };

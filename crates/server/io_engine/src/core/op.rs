@@ -18,7 +18,7 @@ use crate::core::files::OpenFile;
 use crate::core::turn;
 use crate::engine::{Durability, FileId, Op, OpKind, Stats, Unmap};
 
-/// `IOV_MAX`: the kernel accepts no longer array (`UIO_MAXIOV`, linux/uio.h).
+/// `IOV_MAX`: the largest array that the kernel accepts (`UIO_MAXIOV`, linux/uio.h).
 const MAX_PIECES: usize = 1024;
 
 const PUNCH_HOLE: i32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
@@ -64,19 +64,19 @@ pub(crate) struct OpState {
     pub(super) stage: Stage,
     /// A durable write uses a call flag. If false, a sync follows the write.
     pub(super) flags_durability: bool,
-    /// Offset of the first byte that is not yet done.
+    /// Offset of the first byte that is not yet processed.
     pub(super) offset_bytes: u64,
     pub(super) end_bytes: u64,
     pub stored_bytes: u64,
     pub(super) retries: u16,
-    /// The op's bounce buffer, held from its first bounced call until it ends.
+    /// The op's bounce buffer, held from the first bounced call until the op ends.
     pub bounce: Option<BounceId>,
     pub cancelled: bool,
     /// A call is queued or in the kernel.
     pub in_kernel: bool,
     /// The next op in the file's wait queue (`turn.rs`).
     pub next_in_line: u32,
-    /// Cost of its call in its file's window (`window.rs`); 0 without a call or without a window.
+    /// Cost of the op's call in its file's window (`window.rs`); 0 if there is no call or no window.
     pub window_cost: u32,
 }
 
@@ -132,8 +132,8 @@ impl OpState {
         self.end_bytes - self.offset_bytes
     }
 
-    /// Chooses how to zero a range, given what the file has refused. Must run before the cost of the next call is
-    /// computed.
+    /// Chooses how to zero a range, given which calls the file has refused. Must run before the cost of the next call
+    /// is computed.
     #[inline]
     pub fn settle_stage(&mut self, file: &OpenFile) {
         if matches!(self.stage, Stage::Punch | Stage::ZeroRange) {
@@ -223,7 +223,7 @@ impl OpState {
 
     /// Fast path for nearly all ops: a transfer from or to the guest's own buffers. On `None` the caller uses
     /// [`OpState::next_call`].
-    #[inline(always)] // the call then goes from registers into the kernel's queue, and not by way of the stack
+    #[inline(always)] // the call then goes from registers into the kernel's queue, not through the stack
     pub fn direct_transfer(&self, file: &OpenFile) -> Option<Call> {
         if self.stage != Stage::Transfer || self.wants_bounce(file) {
             return None;

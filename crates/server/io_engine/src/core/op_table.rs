@@ -29,7 +29,7 @@ impl OpTable {
 
     /// Grows the table to `places` ops. Ops may move, but calls in flight point only to memory outside the slots.
     pub fn grow(&mut self, places: u32) {
-        #[allow(clippy::cast_possible_truncation)] // never more than were asked for
+        #[allow(clippy::cast_possible_truncation)] // never more than were requested
         let before = self.slots.len() as u32;
         if places <= before {
             return;

@@ -108,7 +108,7 @@ fn write_whose_data_was_lost_before_it_was_made_is_not_made() {
     rig.op.purpose = Purpose::Write(Durability::Cached);
     assert!(rig.op.direct_transfer(&rig.file).is_some());
     rustix::fs::ftruncate(rig.view.memory().regions()[0].fd(), 0).unwrap();
-    rig.view.read(0, &mut [1]).unwrap(); // as somebody else's access does
+    rig.view.read(0, &mut [1]).unwrap(); // as an access by other code would
     assert!(rig.op.direct_transfer(&rig.file).is_none());
     let call = rig.op.next_call(&rig.file, &mut rig.bounce, &mut rig.stats);
     assert!(matches!(call, Err(NoCall::LostMemory)));
@@ -130,7 +130,7 @@ fn write_whose_data_was_lost_while_it_was_made_is_not_done() {
     rig.op.purpose = Purpose::Write(Durability::Cached);
     rig.call();
     rustix::fs::ftruncate(rig.view.memory().regions()[0].fd(), 0).unwrap();
-    rig.view.read(0, &mut [1]).unwrap(); // as a copy of the engine does
+    rig.view.read(0, &mut [1]).unwrap(); // as a copy by the engine would
     assert_eq!(rig.result(4096), Next::Done(Err(OpError::Errno(Errno::FAULT))));
 }
 

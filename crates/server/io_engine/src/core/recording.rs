@@ -5,7 +5,7 @@ use crate::backend::Call;
 use crate::config::EngineConfig;
 use crate::record::{Record, Recorder};
 
-/// The recorder, if the test gave one.
+/// The recorder, if the test uses one.
 #[derive(Debug)]
 pub(super) struct Recording {
     recorder: Option<Recorder>,

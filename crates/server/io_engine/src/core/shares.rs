@@ -7,8 +7,8 @@
 //! - A single file may use all slots. With several files, the reserves together are at most half of the slots, and the
 //!   rest is common. A disk that hangs keeps what it holds, but cannot use the other files' reserves.
 //! - A reserve is never below `least`, so many files raise the number of slots above the number requested.
-//! - When a file is attached, other files may hold more slots than the new plan leaves them. They keep these, and the
-//!   table grows for that time: to at most 1.5 times the number requested, plus `least` per file.
+//! - When a file is attached, other files may hold more slots than the new plan leaves them. The files keep
+//!   their slots, so the table grows: to at most 1.5 times the number requested, plus `least` per file.
 //!
 //! This type only counts; the callers hold the resources. Taking and returning cost an addition and a comparison.
 
@@ -62,7 +62,7 @@ impl Shares {
     /// If the file is not attached, or still holds slots.
     pub fn detach(&mut self, file: FileId) {
         let taken = self.used.get_mut(file.0 as usize).and_then(Option::take);
-        assert!(taken == Some(0), "{file:?} has {taken:?} places, expected 0");
+        assert!(taken == Some(0), "{file:?} holds {taken:?} slots, expected 0");
         self.plan();
     }
 
@@ -78,7 +78,7 @@ impl Shares {
         self.places = self.places.max(u32::try_from(needed).unwrap_or(u32::MAX));
     }
 
-    /// Number of disks that have reserves against each other.
+    /// Number of disks among which the slots are divided.
     pub(crate) fn disks(&self) -> u32 {
         let files = self.used.iter().flatten().count();
         if self.is_split { u32::try_from(files).unwrap_or(u32::MAX) } else { 1 }
@@ -90,13 +90,13 @@ impl Shares {
         self.places
     }
 
-    /// Slots that at least one file can take now.
+    /// Number of slots that any file can take now.
     #[inline]
     pub(crate) fn room_for_any(&self) -> usize {
         usize::try_from(self.common_left).unwrap_or(0)
     }
 
-    /// Slots that this file can take now; 0 if it is not attached.
+    /// Number of slots that this file can take now; 0 if the file is not attached.
     #[inline]
     #[must_use]
     pub fn room(&self, file: FileId) -> usize {
@@ -126,14 +126,14 @@ impl Shares {
             debug_assert!(false, "{file:?} is not attached");
             return;
         };
-        debug_assert!(*used > 0, "{file:?} has no place");
+        debug_assert!(*used > 0, "{file:?} holds no slot");
         *used -= 1;
         if *used >= self.reserve {
             self.common_left += 1;
         }
     }
 
-    /// Slots that the file holds; `None` if it is not attached.
+    /// Number of slots that the file holds; `None` if the file is not attached.
     #[must_use]
     pub fn used(&self, file: FileId) -> Option<u32> {
         self.used.get(file.0 as usize).copied().flatten()

@@ -1,4 +1,4 @@
-//! The core over a backend that answers at random: no op is lost, none is durable without its sync.
+//! Tests the core over a backend that answers at random: no op is lost, and none is durable without its sync.
 //!
 //! `tests/contract` tests real backends.
 
@@ -195,7 +195,7 @@ impl IoBackend for Chance {
 
 struct Rig {
     core: Core<Chance>,
-    /// Ops go to these in turn.
+    /// The files to which ops are pushed in turn.
     files: Vec<FileId>,
     image: Image,
     view: MemoryView,
@@ -275,7 +275,7 @@ impl Rig {
     }
 }
 
-/// Checks that a durable op has a sync that the backend got after the op's data call had ended.
+/// Checks that the backend got a sync for each durable op after the op's data call had ended.
 fn check(kind: OpKind, pushed: u64, file: FileId, answers: &[Answer]) {
     let data_at = match kind {
         OpKind::Flush => pushed,

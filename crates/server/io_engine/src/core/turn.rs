@@ -1,12 +1,11 @@
-//! Limits how much work one file's calls may add to one submission, so that other files' calls wait no longer than
-//! that.
+//! Limits how much work one file's calls may add to one submission, and thereby how long other files' calls wait.
 //!
 //! `next call → cost → within the file's turn: queued | otherwise in the file's wait queue → the next submission`
 //!
 //! - One submission starts the calls of all files of an engine. A call on cached data copies the data during the
 //!   submission, and no result arrives before the submission ends. Each call can therefore wait for the sum of all
 //!   turns.
-//! - An op's first call and its later calls count alike.
+//! - An op's first call and its later calls are charged alike.
 //! - A call costs the bytes that it copies plus [`CALL_BYTES`]. This limits time without reading a clock.
 //! - A file that has used up its turn delays only its own later calls. The worker does not sleep while ops wait in a
 //!   file's queue, so a file that is alone gets its next turn at once.
@@ -19,7 +18,7 @@ pub(crate) const TURN_BYTES: u64 = 512 << 10;
 const CALL_BYTES: u64 = 4 << 10;
 /// Cost limit of one file's calls in one submission: [`TURN_BYTES`] in up to eight calls.
 pub(crate) const TURN_COST: u64 = TURN_BYTES + 8 * CALL_BYTES;
-/// `O_DIRECT` copies nothing: a byte costs this fraction of a copied byte.
+/// Divisor of a byte's cost with `O_DIRECT`, which copies nothing.
 pub(crate) const DIRECT_FRACTION: u64 = 4;
 
 /// The end of a wait queue.
@@ -41,7 +40,7 @@ pub(crate) trait NextInLine {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Submission {
     number: u64,
-    /// Cost limit of each file's calls in it.
+    /// Cost limit of each file's calls in the submission.
     turn_bytes: u64,
 }
 
@@ -90,7 +89,7 @@ impl Turn {
         self.first != NONE
     }
 
-    /// The op whose call comes next.
+    /// The op whose call is next.
     pub fn first(&self) -> Option<u32> {
         self.has_line().then_some(self.first)
     }

@@ -1,6 +1,6 @@
 //! Ops whose next call cannot be queued yet, and the events that let them continue.
 //!
-//! | what the op waits for | where it waits | what lets it continue |
+//! | what the op waits for | where the op waits | what lets the op continue |
 //! |---|---|---|
 //! | its file's next turn (`turn.rs`) | its file's wait queue | the next submission |
 //! | room in its file's window (`window.rs`) | its file's wait queue | a result of a call of its file |

@@ -6,8 +6,8 @@
 //!   new call also waits for all calls of earlier submissions.
 //! - Files with calls in flight share [`TOTAL`] equally, and their calls are short. No share is smaller than [`LEAST`],
 //!   which an ordinary busy guest needs.
-//! - A file counts as alone once it has started [`LATELY`] in a row without a call of another file. Its window is then
-//!   [`ALONE`], enough to keep a device busy. The first call of another file ends this.
+//! - A file counts as alone once it has started calls that cost [`LATELY`] without a call of another file in between.
+//!   Its window is then [`ALONE`], enough to keep a device busy. The first call of another file ends this.
 //! - An engine whose files all belong to one disk has no windows.
 //! - A call always fits an empty window. A file with waiting ops therefore has a call in flight, whose result wakes the
 //!   worker.
@@ -22,7 +22,7 @@ use crate::engine::FileId;
 const CALL_BYTES: u64 = 4 << 10;
 /// Longest call of a file that is not alone.
 pub(crate) const SHORT_BYTES: u64 = 128 << 10;
-/// Two short calls, or 33 calls of 4 KiB. An ordinary busy guest has 32 of these in flight.
+/// Two short calls, or 33 calls of 4 KiB. An ordinary busy guest has 32 calls of 4 KiB in flight.
 #[allow(clippy::cast_possible_truncation)] // 264 KiB
 const LEAST: u32 = 2 * (CALL_BYTES + SHORT_BYTES) as u32;
 /// Shared by all files with calls in flight: 128 calls of 4 KiB. The sum is larger once every file has only [`LEAST`].
@@ -35,7 +35,7 @@ pub(crate) const LATELY: u64 = 16 << 20;
 
 /// The cost of a call that moves `moved_bytes`.
 #[inline]
-#[allow(clippy::cast_possible_truncation)] // no call moves more than a turn's bytes, or a buffer of ours
+#[allow(clippy::cast_possible_truncation)] // no call moves more than a turn's bytes or one of our buffers
 pub(crate) fn cost_bytes(moved_bytes: u64) -> u32 {
     (CALL_BYTES + moved_bytes) as u32
 }

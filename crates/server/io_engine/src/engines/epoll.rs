@@ -84,7 +84,7 @@ impl EpollWatcher {
         self.watches.is_empty()
     }
 
-    /// Sleeps until a watched fd is written to or the time is over. A signal ends the sleep early.
+    /// Sleeps until a watched fd is written to or the timeout expires. A signal ends the sleep early.
     ///
     /// # Errors
     /// Errors of `epoll_wait`.

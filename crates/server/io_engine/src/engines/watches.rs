@@ -13,9 +13,9 @@ use crate::engine::{Event, WatchId, WatchToken};
 /// The top bit marks watches in io_uring's `user_data`.
 const GENERATION_MASK: u32 = 0x7fff_ffff;
 
-/// Limit of consecutive polls that end at their first event. A poll that ends without an error met a full completion
-/// ring, and works again once armed. If this repeats, the descriptor is always ready (a regular file, `/dev/null`: a
-/// front-end may pass any fd as a kick fd), and arming it forever would be a busy loop.
+/// Maximum number of consecutive polls that end at their first event. A poll that ends without an error met a full
+/// completion ring, and works again once armed. If this repeats, the descriptor is always ready (a regular file,
+/// `/dev/null`: a front-end may pass any fd as a kick fd), and arming it forever would be a busy loop.
 const MAX_ENDED_AT_ONCE: u8 = 200;
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ struct Slot {
     state: State,
     /// The event to report; the watch is then listed in `ready`.
     fired: Option<Result<(), Errno>>,
-    /// The kernel has a poll for it, or gets one with the next submission.
+    /// The kernel has a poll for the watch, or gets one with the next submission.
     armed: bool,
     /// Number of consecutive polls that ended at their first event.
     ended_at_once: u8,
@@ -94,15 +94,15 @@ impl WatchTable {
         }
     }
 
-    /// Records that a poll reported an event, and in `ended` whether the poll also ended without an error. Returns
-    /// whether to arm the watch again: not after too many polls that ended at their first event.
+    /// Records that a poll reported an event. `ended`: whether the poll also ended, without an error. Returns whether
+    /// to arm the watch again: not after too many polls that ended at their first event.
     pub fn may_go_on(&mut self, id: WatchId, ended: bool) -> bool {
         let Some(slot) = self.slot(id) else { return false };
         slot.ended_at_once = if ended { slot.ended_at_once.saturating_add(1) } else { 0 };
         slot.trusted || slot.ended_at_once < MAX_ENDED_AT_ONCE
     }
 
-    /// Records that the fd was written to (`Ok`) or cannot be watched. Each is reported once.
+    /// Records that the fd was written to (`Ok`) or cannot be watched (`Err`). Repeated records are reported once.
     #[inline]
     pub fn fire(&mut self, id: WatchId, what: Result<(), Errno>) {
         let Some(slot) = self.slot(id).filter(|slot| matches!(slot.state, State::Active { .. })) else {

@@ -8,7 +8,7 @@ use std::time::Duration;
 pub struct PlacementCounters {
     /// Batches of ops that were handed to another worker or pushed under the lock.
     pub hand_overs: u64,
-    /// Ops in them.
+    /// Ops in these batches.
     pub ops: u64,
     /// Sleeping completion workers woken for a batch of ops.
     pub owner_wake_ups: u64,

@@ -72,7 +72,7 @@ impl EpollWait {
         }
     }
 
-    /// Makes publishers signal from now on. The caller checks for work once more before it sleeps.
+    /// Tells publishers to send a signal from now on. The caller checks for work once more before it sleeps.
     pub fn begin_sleep(&mut self) {
         self.asleep = true;
         self.waker.begin_sleep();

@@ -18,7 +18,7 @@ pub(super) trait Registry {
 pub(super) struct Group<R, X> {
     pub make: EngineMaker,
     pub depth: u32,
-    /// Limit of ops in flight per participant.
+    /// Maximum number of ops in flight per participant.
     share: AtomicUsize,
     pub counters: Counters,
     registry: Mutex<R>,

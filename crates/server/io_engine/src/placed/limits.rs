@@ -26,6 +26,6 @@ pub(super) fn share(depth: usize, participants: usize) -> io::Result<usize> {
 pub(super) fn no_watches() -> io::Error {
     io::Error::new(
         io::ErrorKind::Unsupported,
-        "a placed engine watches nothing: the worker's own engine does",
+        "a placed engine watches no descriptors: the worker's own engine does",
     )
 }

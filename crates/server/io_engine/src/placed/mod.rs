@@ -7,8 +7,8 @@
 //! - A placement serves one disk, or several disks with the same completion worker.
 //! - A flush covers the writes that completed before it on any worker: a worker sees a write's completion only after
 //!   the engine has reaped the write, and the flush reaches the engine later.
-//! - The kernel cannot register guest memory here (`pin_guest_memory`): no part of a placement knows when the ops of
-//!   all workers on that memory have ended.
+//! - Placed engines do not support registered guest memory (`pin_guest_memory`): no part of a placement knows when the
+//!   ops of all workers on that memory have ended.
 
 mod completion;
 mod counters;

@@ -156,7 +156,7 @@ impl PlacedEngines {
     }
 
     /// Limits how long the pending change of the completion worker may take, because no caller waits for it. After the
-    /// limit the current completion worker stays, and an error log line names `disk`.
+    /// limit the current completion worker keeps the role, and an error in the log names `disk`.
     pub fn limit_change(&self, disk: &str) {
         // `shared` changes its completion worker at once.
         if let Kind::Completion(placement) = &self.kind {
@@ -164,8 +164,8 @@ impl PlacedEngines {
         }
     }
 
-    /// Limit of workers that may serve the disk's queues. Each needs its share of the depth, and so does a completion
-    /// worker without such a queue.
+    /// Maximum number of workers that may serve the disk's queues. Each needs its share of the depth, and so does a
+    /// completion worker without such a queue.
     #[must_use]
     pub fn most_workers(&self) -> usize {
         let shares = usize::try_from(self.depth).unwrap_or(usize::MAX) / LEAST_SHARE;

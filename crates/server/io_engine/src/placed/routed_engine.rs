@@ -88,7 +88,7 @@ impl RoutedEngine {
     /// # Errors
     /// Returns the op unchanged if there is no room.
     #[inline]
-    #[allow(clippy::result_large_err)] // an op that is refused goes back whole
+    #[allow(clippy::result_large_err)] // a refused op is returned whole
     pub fn push(&mut self, mut op: Op, channel: u32) -> Result<(), Op> {
         let token = op.token;
         let Some(place) = self.routes.take(Route { channel, token }) else { return Err(op) };

@@ -1,4 +1,4 @@
-//! The bed of the placements' tests: an image, guest memory, and workers that write, read back and compare.
+//! The test bed of the placements: an image, guest memory, and workers that write, read back and compare.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -201,7 +201,7 @@ impl Worker {
     }
 }
 
-/// Runs `body` with a worker's engine on a thread of its own.
+/// Runs `body` with a worker's engine on a separate thread.
 pub fn on_thread<R: Send + 'static>(
     engine: Box<dyn Engine>,
     number: u64,
@@ -232,7 +232,7 @@ pub fn check_room_that_was_seen(first: Box<dyn Engine>, second: Box<dyn Engine>)
     assert_eq!(first.engine.room_of(first.file), DEPTH as usize / 2);
 }
 
-/// Runs passes of a worker without ops of its own until `stop`.
+/// Runs passes of a worker that has no ops of its own, until `stop`.
 pub fn idle_until(worker: &mut Worker, stop: &std::sync::atomic::AtomicBool) {
     while !stop.load(std::sync::atomic::Ordering::Acquire) {
         worker.engine.submit().unwrap();

@@ -48,7 +48,7 @@ impl<A: Signal> Waker<A> {
         signals
     }
 
-    /// Makes publishers signal from now on. The caller checks for work once more before it sleeps.
+    /// Tells publishers to send a signal from now on. The caller checks for work once more before it sleeps.
     #[inline]
     pub fn begin_sleep(&self) {
         // With a plain store instead of the swap, the model finds a lost wake-up.

@@ -64,15 +64,15 @@ fn why_not(error: &io::Error) -> String {
 fn explain(error: &io::Error, disabled: &str) -> String {
     let why = match (error.raw_os_error(), disabled) {
         (Some(libc::ENOSYS), _) => "the kernel is built without it, or a seccomp profile hides it",
-        (Some(libc::EPERM), "2") => "forbidden to everybody: kernel.io_uring_disabled = 2, set it to 0",
+        (Some(libc::EPERM), "2") => "forbidden for all users (kernel.io_uring_disabled = 2): set it to 0",
         (Some(libc::EPERM), "1") => {
-            "forbidden to those without CAP_SYS_ADMIN and outside kernel.io_uring_group: \
-             kernel.io_uring_disabled = 1, set it to 0"
+            "forbidden for users without CAP_SYS_ADMIN outside kernel.io_uring_group (kernel.io_uring_disabled = 1): \
+             set it to 0"
         }
         (Some(libc::EPERM | libc::EACCES), _) => {
             "forbidden by a seccomp profile or a security module: let the container's profile allow it"
         }
-        (Some(libc::ENOMEM), _) => "no memory: raise the limit of locked memory (ulimit -l)",
+        (Some(libc::ENOMEM), _) => "no memory: raise the limit on locked memory (ulimit -l)",
         (Some(libc::EMFILE | libc::ENFILE), _) => "too many open files (ulimit -n)",
         _ => return error.to_string(),
     };
@@ -112,7 +112,7 @@ fn opcodes(ring: &IoUring) -> Capability {
     let mut probe = Probe::new();
     let name = "operations";
     if let Err(error) = ring.submitter().register_probe(&mut probe) {
-        return Capability { name, available: false, detail: format!("cannot be requested ({error})") };
+        return Capability { name, available: false, detail: format!("cannot be listed ({error})") };
     }
     let missing = needed.iter().filter(|(_, code)| !probe.is_supported(*code)).map(|(name, _)| *name);
     let missing: Vec<&str> = missing.collect();
@@ -142,7 +142,7 @@ fn fixed_buffers(ring: &IoUring) -> Capability {
     let mut capability = outcome("fixed buffers (pinned guest memory)", "Linux 5.1", registered);
     let limit = locked_memory_limit();
     capability.detail +=
-        &format!("; the limit of locked memory (RLIMIT_MEMLOCK) is {limit}, which does not apply to root");
+        &format!("; the limit on locked memory (RLIMIT_MEMLOCK) is {limit}, which does not apply to root");
     capability
 }
 

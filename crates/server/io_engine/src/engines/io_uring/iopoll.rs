@@ -7,7 +7,7 @@
 //!   not sleep.
 //! - `iopoll_probe.rs` tests each file. A file may still refuse polling later, for example because its first block was
 //!   a hole: its first call then fails, and that call and all later ones use the first ring.
-//! - A call on this ring cannot be cancelled: it ends by polling.
+//! - A call on this ring cannot be cancelled, and ends only when the engine polls.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -62,14 +62,14 @@ impl PolledRing {
     pub fn register_file(&mut self, index: u32, spec: &FileSpec) {
         let checked = if self.check == FileCheck::Probe { iopoll_probe::check(spec) } else { Ok(()) };
         if let Err(reason) = checked.and_then(|()| self.add_file(index, spec)) {
-            tracing::warn!("IOPOLL is not used for the image: {reason}");
+            tracing::warn!("IOPOLL is not used for an image: {reason}");
         }
     }
 
     pub(super) fn add_file(&mut self, index: u32, spec: &FileSpec) -> Result<(), String> {
-        let takes = self.takes.get_mut(index as usize).ok_or("it is beyond the table of registered files")?;
+        let takes = self.takes.get_mut(index as usize).ok_or("the table of registered files is full")?;
         let registered = self.ring.submitter().register_files_update(index, &[spec.file.as_raw_fd()]);
-        registered.map_err(|error| format!("it cannot be registered: {error}"))?;
+        registered.map_err(|error| format!("the image cannot be registered: {error}"))?;
         *takes = true;
         Ok(())
     }
@@ -78,7 +78,7 @@ impl PolledRing {
         let Some(takes) = self.takes.get_mut(index as usize) else { return };
         *takes = false;
         if let Err(error) = self.ring.submitter().register_files_update(index, &[-1]) {
-            tracing::warn!(%error, "io_uring keeps a detached file open");
+            tracing::warn!(%error, "io_uring could not release a detached file, which stays open");
         }
     }
 
@@ -152,7 +152,7 @@ impl PolledRing {
         let (user_data, mut result) = (cqe.user_data(), cqe.result());
         if result == -libc::EOPNOTSUPP {
             self.stop_polling(user_data);
-            result = -libc::EAGAIN; // it is called again, and goes to the first ring
+            result = -libc::EAGAIN; // the core repeats the call, which then uses the first ring
         }
         Some(RawResult { user_data, result })
     }
@@ -162,7 +162,10 @@ impl PolledRing {
         let Some(&index) = self.file_of.get(op_of(user_data)) else { return };
         let takes = self.takes.get_mut(index as usize);
         if takes.is_some_and(std::mem::take) {
-            tracing::info!(file = index, "IOPOLL is no longer used for this file: its device refused it");
+            tracing::info!(
+                file = index,
+                "IOPOLL is no longer used for this file: its device refused a polled call"
+            );
         }
     }
 }

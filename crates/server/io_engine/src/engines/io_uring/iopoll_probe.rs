@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::core::bounce::Bounce;
 use crate::engine::{FileId, FileSpec};
 
-/// Limit of the test read. A slower device is not polled.
+/// Time limit of the test read. A slower device is not polled.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The smallest read that every block device accepts.
 const LEAST_BYTES: u32 = 512;
@@ -28,10 +28,10 @@ const LEAST_BYTES: u32 = 512;
 pub(super) fn check(spec: &FileSpec) -> Result<(), String> {
     let flags = fcntl_getfl(&spec.file).map_err(|errno| errno.to_string())?;
     if !flags.contains(OFlags::DIRECT) {
-        return Err("it goes through the page cache (not open with O_DIRECT)".to_owned());
+        return Err("the image is open through the page cache (without O_DIRECT)".to_owned());
     }
     if device_polls(&spec.file) == Some(false) {
-        return Err("its device has no poll queues (queue/io_poll in sysfs is 0)".to_owned());
+        return Err("the image's device has no poll queues (queue/io_poll in sysfs is 0)".to_owned());
     }
     polled_read(spec)
 }
@@ -51,7 +51,7 @@ fn device_polls(file: &File) -> Option<bool> {
 }
 
 fn polled_read(spec: &FileSpec) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("cannot create a ring to test it: {error}");
+    let failed = |error: std::io::Error| format!("cannot create a ring for a test read: {error}");
     let mut ring: IoUring = IoUring::builder().setup_iopoll().build(1).map_err(failed)?;
     let mut bounce = Bounce::default();
     bounce.shares.attach(FileId(0));
@@ -69,18 +69,19 @@ fn polled_read(spec: &FileSpec) -> Result<(), String> {
         }
         if Instant::now() > deadline {
             std::mem::forget(bounce);
-            return Err(format!("a polled read of it did not end within {PATIENCE:?}"));
+            return Err(format!("a polled read of the image did not end within {PATIENCE:?}"));
         }
         // SAFETY: 1. nothing is submitted, and there is no argument.
         let _ = unsafe { ring.submitter().enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
     }
 }
 
-/// Other failures do not show whether the file can be polled. The first request gets the same failure and reports it.
+/// Judges the result of the test read. Only a refusal counts: other failures do not show whether the file can be
+/// polled, and the first request reports them.
 fn judge(result: i32) -> Result<(), String> {
     match result {
         refused if refused == -libc::EOPNOTSUPP || refused == -libc::EINVAL => {
-            Err(format!("a polled read of it was refused: {}", Errno::from_raw_os_error(-refused)))
+            Err(format!("a polled read of the image was refused: {}", Errno::from_raw_os_error(-refused)))
         }
         _ => Ok(()),
     }

@@ -59,7 +59,7 @@ const IGNORED: u64 = u64::MAX;
 /// Delay before the engine tries again when the kernel has no memory for a call.
 const RETRY_AFTER: Duration = Duration::from_millis(10);
 
-/// An engine with one io_uring or two, not yet started.
+/// An engine with one ring or two, not yet started.
 pub type IoUringEngine = Core<Uring>;
 
 impl IoUringEngine {
@@ -116,10 +116,10 @@ pub struct Uring {
     /// Polls and cancellations that wait for space in the submission ring.
     control: VecDeque<squeue::Entry>,
     watches: WatchTable,
-    /// Limit of completions that `pop` still returns in this pass, so that a peer that keeps writing to its kick fd
-    /// cannot keep the worker in `reap`.
+    /// Number of completions that `pop` may still return in this pass. Limited, so that a peer that keeps writing to
+    /// its kick fd cannot keep the worker in `reap`.
     budget: usize,
-    /// Calls in flight, without polls and without those on the second ring.
+    /// Calls in flight, excluding polls and calls on the second ring.
     calls: usize,
     /// An eventfd that every result signals, for a worker that sleeps on several engines. Created on first use.
     signal: Option<OwnedFd>,
@@ -254,7 +254,7 @@ impl Uring {
         queue.taskrun() || queue.cq_overflow()
     }
 
-    /// Polls the second ring, and checks the first ring's completion queue in turns.
+    /// Alternately polls the second ring and checks the first ring's completion queue.
     fn wait_polling(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
@@ -302,7 +302,7 @@ impl IoBackend for Uring {
 
     fn check_shareable(&self) -> io::Result<()> {
         if self.features.deferred_task_run || self.polled.is_some() {
-            let text = "io_uring for several threads is made with `several_threads` and without `iopoll`";
+            let text = "an io_uring engine for several threads needs `several_threads` and excludes `iopoll`";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         Ok(())
@@ -348,7 +348,7 @@ impl IoBackend for Uring {
             polled.unregister_file(index);
         }
         if let Err(error) = self.ring.submitter().register_files_update(index, &[-1]) {
-            tracing::warn!(%error, "io_uring keeps a detached file open");
+            tracing::warn!(%error, "io_uring could not release a detached file, which stays open");
         }
         if self.features.sqpoll {
             self.wait_for_thread();
@@ -403,7 +403,8 @@ impl IoBackend for Uring {
                 // The rest of `control`, or of a batch that a kernel before 5.18 ended at a failed entry.
                 Ok(taken) if taken > 0 => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // The kernel has no memory for calls, or the worker must reap first. `wait` tries again at the latest.
+                // The kernel has no memory for calls, or the worker must reap first. The next submission or `wait`
+                // tries again.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
                     return Ok(());
                 }
@@ -524,8 +525,8 @@ impl IoBackend for Uring {
 }
 
 impl Drop for Uring {
-    /// A kernel thread that is stuck in a batch may look up a descriptor after the ring is closed. Its number must not
-    /// refer to another file by then. Without such a thread, queued calls end with the ring.
+    /// A kernel thread that is stuck in a batch may look up a descriptor after the ring is closed. That descriptor's
+    /// number must not refer to another file by then. Without such a thread, queued calls end with the ring.
     fn drop(&mut self) {
         if self.features.sqpoll && self.queued() > 0 {
             std::mem::forget(std::mem::take(&mut self.numbered));

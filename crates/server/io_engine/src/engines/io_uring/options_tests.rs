@@ -244,7 +244,7 @@ fn kick_ends_a_wait_while_polled_calls_are_out() {
         ring.take_ready(&mut events);
     }
     assert!(matches!(events[..], [Event::Readable(WatchToken(4))]), "{events:?}");
-    drop(writer); // the read ends with nothing
+    drop(writer); // the read ends with 0 bytes
     assert_eq!(result_of(&mut ring), 0);
 }
 
@@ -375,7 +375,7 @@ fn memory_that_the_kernel_does_not_pin_is_used_without() {
     let spec = file_with_data();
     let target = ring.register_file(0, &spec).unwrap();
     let region = region();
-    rustix::fs::ftruncate(region.fd(), 0).unwrap(); // no pages to be pinned
+    rustix::fs::ftruncate(region.fd(), 0).unwrap(); // there are no pages to pin
     let memory = memory_of(&[&region]);
     ring.use_memory(&memory);
     rustix::fs::ftruncate(region.fd(), MEMORY_BYTES).unwrap();

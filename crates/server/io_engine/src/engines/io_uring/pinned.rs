@@ -1,4 +1,4 @@
-//! Registers guest memory with the kernel as fixed buffers. This pins it once, so no call has to pin its pages.
+//! Registers guest memory with the kernel as fixed buffers. This pins the memory once, so no call has to pin pages.
 //!
 //! `use_memory → region → pieces of at most 1 GiB → the kernel's table`; a transfer inside one piece uses a fixed
 //! buffer
@@ -88,9 +88,9 @@ impl Pinned {
             let limit = locked_memory_limit();
             tracing::warn!(
                 %error,
-                "guest memory is not pinned: the kernel refused {bytes} bytes of it; the limit of locked memory \
-                 (RLIMIT_MEMLOCK, ulimit -l) is {limit}, and memory must not be a file on a disk. I/O \
-                 continues without it"
+                "guest memory is not pinned: the kernel refused to register {bytes} bytes; the limit on locked memory \
+                 (RLIMIT_MEMLOCK, ulimit -l) is {limit}, and the memory must not be a file on a disk; I/O \
+                 continues without pinning"
             );
         }
     }
@@ -144,7 +144,7 @@ impl Pinned {
             let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
             let removed = rings.iter().try_for_each(|ring| set(ring, place, nothing));
             if let Err(error) = removed {
-                tracing::warn!(%error, "io_uring keeps guest memory pinned that is not used any more");
+                tracing::warn!(%error, "guest memory that is no longer used stays pinned by io_uring");
             }
             self.free.push(place);
         }

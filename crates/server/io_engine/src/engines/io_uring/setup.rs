@@ -47,7 +47,7 @@ const SPARE_COMPLETIONS: u32 = 1024;
 /// `IORING_MAX_ENTRIES` (io_uring/io_uring.h).
 const MAX_DEPTH: u32 = 32768;
 
-/// The newest kernel whose features are used, newest first.
+/// The newest kernel release whose features are used. The newest variant comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KernelAge {
     /// Every feature that works.
@@ -69,7 +69,7 @@ impl KernelAge {
 pub enum FileTableKind {
     /// A table of registered files.
     Registered,
-    /// By descriptor, which the kernel looks up at each call.
+    /// Descriptors, which the kernel looks up at each call.
     Plain,
 }
 
@@ -93,7 +93,7 @@ pub struct Features {
     /// A second ring exists whose completions are polled for (`iopoll`). Attaching a file decides whether it uses that
     /// ring.
     pub iopoll: bool,
-    /// Guest memory is registered (`pin_guest_memory`); false if this kernel has no table for it.
+    /// Guest memory is registered (`pin_guest_memory`). False if this kernel has no table of registered memory.
     pub pinned: bool,
 }
 
@@ -109,7 +109,7 @@ impl fmt::Display for Features {
         write!(f, "task run {task_run}, ")?;
         match self.files {
             FileTableKind::Registered => write!(f, "{} registered files", self.registered_files)?,
-            FileTableKind::Plain => f.write_str("files by number")?,
+            FileTableKind::Plain => f.write_str("files by descriptor")?,
         }
         write!(f, ", opcodes restricted: {}, ", yes_no(self.restricted))?;
         write!(f, "idle without iowait: {}", yes_no(self.no_iowait))?;
@@ -310,7 +310,8 @@ fn register_buffer_table(ring: &IoUring, age: KernelAge) -> bool {
         _ => ring.submitter().register_buffers_sparse(MAX_PIECES.into()),
     };
     if let Err(error) = &registered {
-        tracing::warn!(%error, "guest memory is not pinned: this kernel's io_uring has no table for it (Linux 5.19)");
+        tracing::warn!(%error, "guest memory is not pinned: this kernel's io_uring has no table for it (Linux 5.19 has \
+        one)");
     }
     registered.is_ok()
 }
@@ -331,7 +332,7 @@ fn restrict(ring: &IoUring, opcodes: &[&[u8]], pinned: bool) -> bool {
     restricted.is_ok()
 }
 
-/// `limits_workers`: whether the limit of `workers.rs` may be set, which kernels before 5.15 do not know.
+/// `limits_workers`: whether to permit the call that `workers.rs` makes, which kernels before 5.15 do not know.
 fn rules_for(opcodes: &[&[u8]], pinned: bool, limits_workers: bool) -> Vec<Restriction> {
     let opcodes = opcodes.iter().copied().flatten();
     let mut rules: Vec<Restriction> = opcodes.map(|&code| Restriction::sqe_op(code)).collect();
@@ -369,7 +370,7 @@ fn own_cpus() -> io::Result<libc::cpu_set_t> {
     Ok(unsafe { cpus.assume_init() })
 }
 
-/// The kernel's error with a text that says what to do. It keeps its kind, so that the caller can fall back.
+/// The kernel's error with a text that says what to do. The error keeps its kind, so that the caller can fall back.
 pub(super) fn explain(error: &io::Error, options: &IoUringOptions) -> io::Error {
     use io::ErrorKind::{OutOfMemory, PermissionDenied, Unsupported, WouldBlock};
     let sqpoll = options.sqpoll_idle.is_some();
@@ -383,9 +384,9 @@ pub(super) fn explain(error: &io::Error, options: &IoUringOptions) -> io::Error 
              profile allow it"
         }
         Unsupported => "the kernel has no usable io_uring: Linux 5.15 or newer is needed",
-        OutOfMemory => "no memory for io_uring: raise the limit of locked memory (ulimit -l)",
+        OutOfMemory => "no memory for io_uring: raise the limit on locked memory (ulimit -l)",
         WouldBlock if sqpoll => {
-            "no kernel thread for submissions (SQPOLL): raise the limit of processes (ulimit -u)"
+            "cannot start a kernel thread for submissions (SQPOLL): raise the limit on processes (ulimit -u)"
         }
         _ => return io::Error::new(error.kind(), error.to_string()),
     };

@@ -15,7 +15,7 @@ use io_uring::EnterFlags;
 use super::{IGNORED, Uring};
 use crate::backend::IoBackend;
 
-/// Limit of the wait for the thread, which needs microseconds unless the machine is overloaded.
+/// Time limit of the wait for the thread, which needs microseconds unless the machine is overloaded.
 const LET_GO_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Uring {
@@ -36,7 +36,7 @@ impl Uring {
     /// Waits until the thread has released the calls whose results the worker has seen. The thread posts a result, then
     /// releases the call's file, and starts no other call in between.
     pub(super) fn wait_for_thread(&mut self) {
-        self.cancel(IGNORED); // nothing has this name: only to see it taken
+        self.cancel(IGNORED); // cancels nothing: only shows when the thread has consumed it
         let deadline = Instant::now() + LET_GO_PATIENCE;
         while self.submit_to_thread().is_ok() && self.queued() > 0 && Instant::now() < deadline {
             std::thread::yield_now();

@@ -35,7 +35,7 @@ fn each_age_gets_its_own_flags() {
         .map(|age| IoUringEngine::as_if_on(age, EngineConfig::default()).unwrap().features());
     assert!(features.iter().all(|features| !features.deferred_task_run));
     assert_eq!(features[2].files, FileTableKind::Plain);
-    assert!(features[2].to_string().contains("files by number"));
+    assert!(features[2].to_string().contains("files by descriptor"));
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn cpus_of_kernel_workers() -> Vec<String> {
 
 #[test]
 fn kernels_threads_for_calls_that_block_run_where_the_worker_may() {
-    // Runs on a separate thread, because a bound thread stays bound.
+    // Runs on a separate thread, because binding a thread to CPUs cannot be undone.
     let bound = std::thread::spawn(|| {
         let cpus = rustix::thread::sched_getaffinity(None).unwrap();
         let last = (0..rustix::thread::CpuSet::MAX_CPU).rfind(|&cpu| cpus.is_set(cpu)).unwrap();
@@ -207,7 +207,7 @@ fn kernels_threads_for_calls_that_block_run_where_the_worker_may() {
 }
 
 /// Tests deferred task-run, restrictions and multishot polls on the guest's kernel: 6.1 on Debian 12.
-#[cfg(target_arch = "x86_64")] // what the guest is made of
+#[cfg(target_arch = "x86_64")] // the guest image exists only for this architecture
 #[test]
 fn engine_passes_its_own_tests_on_the_guests_kernel() {
     use xtask::guest::{GuestImage, OwnTests};

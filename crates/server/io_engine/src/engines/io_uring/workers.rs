@@ -1,16 +1,16 @@
 //! Limits the threads that the kernel may start for calls that block (`iou-wrk`).
 //!
-//! By default io_uring has four per CPU, for all disks of a worker. Calls that hang on one disk, or one call on each of
-//! several disks, would delay the flushes of all others. With several disks, this file therefore sets the limit to one
-//! thread per call in flight.
+//! By default, io_uring has four such threads per CPU, for all disks of a worker. Calls that hang on one disk, or one
+//! call on each of several disks, would delay the flushes of all others. With several disks, this file therefore sets
+//! the limit to one thread per call in flight.
 //!
 //! - The kernel starts a thread only when all its threads are blocked, and ends it after some seconds without work. A
 //!   higher limit therefore costs nothing, and a disk that hangs costs one thread per blocked call. The engine raises
 //!   the limit with the number of disks and never lowers it.
 //! - The kernel orders buffered writes by file: one thread per file, whatever the limit. It has 64 such queues and
-//!   assigns files by a hash, so two files of one queue wait for each other.
-//! - The limit applies to the thread that submits, so the disks and calls of all engines of a thread count. A kernel
-//!   thread that submits (SQPOLL) has its own limit.
+//!   assigns files to them by a hash, so two files of one queue wait for each other.
+//! - The limit applies to the thread that submits, so the disks and calls of all engines of a thread are added up. A
+//!   kernel thread that submits (SQPOLL) has its own limit.
 //! - Where several threads share a ring (placement `shared`), each has its own limit. The engine raises only that of
 //!   the thread that last attached a file.
 //!
@@ -61,8 +61,7 @@ impl KernelWorkers {
         {
             tracing::warn!(
                 %error,
-                "cannot raise the limit of io_uring's threads for calls that block: a disk that hangs may \
-                 delay others"
+                "cannot raise the limit on io_uring's threads for calls that block: a disk that hangs may delay others"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Control blocks, allocated once. A call uses one from `queue` to its result.
+//! Control blocks, allocated once. A call uses one from `queue` until its result arrives.
 //!
 //! `push → pending (in order) → submitted → release`
 //!

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::context::{Context, IoEvent};
 use super::user_ring::UserRing;
 
-/// Limit of results per system call without a ring.
+/// Maximum number of results per system call without a ring.
 const BATCH: usize = 64;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Completions {
         self.ring.is_some()
     }
 
-    /// Fixes the set of results that `next` returns: those available now.
+    /// Fixes the set of results that `next` returns: the results available now.
     #[inline]
     pub fn look(&mut self, context: &Context) {
         match &mut self.ring {
@@ -57,7 +57,7 @@ impl Completions {
         !self.left.is_empty() || self.ring.as_mut().is_some_and(UserRing::look)
     }
 
-    /// Sleeps until a result is available or the time is over. All earlier results must have been returned.
+    /// Sleeps until a result is available or the timeout expires. All earlier results must have been returned.
     pub fn sleep(&mut self, context: &Context, timeout: Option<Duration>) -> Result<(), Errno> {
         match self.take(context, 1, timeout) {
             Ok(()) | Err(Errno::INTR) => Ok(()),

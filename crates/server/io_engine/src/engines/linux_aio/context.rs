@@ -69,7 +69,7 @@ pub(super) struct IoEvent {
 
 /// Number of contexts that a thread is about to destroy. Their calls still count against `fs.aio-max-nr`.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
-/// How long a new context waits for those contexts.
+/// How long the creation of a context waits until those contexts are destroyed.
 const ENDING_PATIENCE: Duration = Duration::from_secs(1);
 /// Stack size of the thread that destroys a context: it makes one system call.
 const STACK_BYTES: usize = 64 << 10;
@@ -86,7 +86,8 @@ impl Context {
     pub fn new(calls: u32) -> io::Result<Self> {
         let deadline = Instant::now() + ENDING_PATIENCE;
         loop {
-            // Read before the attempt: contexts that end after this read are available to the next attempt.
+            // Read before the attempt: a context that is destroyed after this read frees its calls for the next
+            // attempt.
             let ending = ENDING.load(Ordering::SeqCst) > 0;
             match set_up(calls) {
                 Ok(id) => return Ok(Self { id, abandoned: false }),
@@ -128,7 +129,7 @@ impl Context {
         checked(taken)
     }
 
-    /// Stores results in `events`. Sleeps until `at_least` results are available or the time is over.
+    /// Stores results in `events`. Sleeps until `at_least` results are available or the timeout expires.
     pub fn take(
         &self,
         at_least: u32,

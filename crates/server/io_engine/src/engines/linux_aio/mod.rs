@@ -96,7 +96,7 @@ pub struct LinuxAio {
     pool: Pool,
     /// Results that did not come from the context.
     finished: VecDeque<RawResult>,
-    /// Limit of results that `pop` still returns in this pass from `finished`.
+    /// Number of results that `pop` may still return from `finished` in this pass.
     budget: usize,
     files: Vec<Option<Arc<File>>>,
     /// An eventfd that every result signals, for a worker that sleeps on several engines.
@@ -180,7 +180,7 @@ impl LinuxAio {
             match unsafe { self.context.submit(self.calls.pending()) } {
                 Ok(0) => return Ok(()),
                 Ok(taken) => self.calls.give(taken),
-                // The ring is full, or the kernel has no memory. `wait` tries again at the latest.
+                // The ring is full, or the kernel has no memory. The next submission or `wait` tries again.
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
                 Err(errno) => self.refuse_first(errno)?,
             }

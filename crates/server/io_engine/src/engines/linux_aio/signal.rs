@@ -5,7 +5,8 @@
 //! (`IOCB_FLAG_RESFD`) and never waits; a full counter stays full.
 //!
 //! - The call reads nothing from an empty memfd, so it has completed when `io_submit` returns.
-//! - Each thread has a context. When the thread ends, another thread reuses it, because destroying it would wait.
+//! - Each thread has a context. When the thread ends, another thread reuses the context, because destroying it could
+//!   block.
 //! - Without Linux AIO, signalling falls back to `write(2)`, and [`prepare_signals`] reports that.
 //!
 //! Interface: io_submit(2).

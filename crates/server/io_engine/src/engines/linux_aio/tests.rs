@@ -68,7 +68,7 @@ fn queue(aio: &mut LinuxAio, name: u64, target: Target, call: &Call) {
     unsafe { aio.queue(name, target, call) }.unwrap();
 }
 
-/// Results by name, once there are `count`.
+/// Waits for `count` results, and returns them by the name of their call.
 fn results(aio: &mut LinuxAio, count: usize) -> Vec<(u64, i32)> {
     let mut results = Vec::new();
     let deadline = std::time::Instant::now() + Duration::from_secs(300);

@@ -4,8 +4,8 @@ use guest_mem::FileMapping;
 
 use crate::backend::Buffers;
 
-/// Limit of bytes per call; the core resumes the rest. The same limit as for a call through the page cache, so that one
-/// guest's large requests do not delay the worker's other guests.
+/// Maximum number of bytes per call; the core resumes the rest. The same limit as for a call through the page cache, so
+/// that one guest's large requests do not delay the worker's other guests.
 pub(super) const MAX_COPY_BYTES: usize = 512 << 10;
 
 const CACHE_LINE_BYTES: usize = 64;

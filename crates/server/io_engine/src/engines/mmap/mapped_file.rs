@@ -4,14 +4,14 @@
 //! `copy → note_touched → judge → trusts? → result | call_plainly`
 //!
 //! - `judge` detects that the file has become shorter during the batch. If the batch did not use the mapping's last
-//!   page, an access to that page tells (`FileMapping::touch_last_page`), otherwise one `fstat`.
+//!   page, an access to that page shows this (`FileMapping::touch_last_page`), otherwise one `fstat` does.
 //! - On tmpfs, system calls serve the chunks that have holes (`presence.rs`).
 //! - The mapping has the file's length at the time of mapping. System calls serve ranges beyond it, and a file that has
 //!   grown is mapped again.
 //! - A write beyond the end of a truncated file extends it, as with every other engine.
 //! - If a file shrinks and grows back while a batch is copied, the batch's data is lost together with the older data. A
-//!   write to the rest of the last page can be reported as done although it is lost only if the file shrank before the
-//!   batch began and grew back before the `fstat`.
+//!   write to the rest of the last page can be reported as successful although it is lost only if the file shrank
+//!   before the batch began and grew back before the `fstat`.
 
 use std::fs::File;
 use std::io;
@@ -139,7 +139,7 @@ impl MappedFile {
     #[inline]
     pub fn judge(&mut self) -> bool {
         self.is_touched = false;
-        // Of the mapping that the copies used: below, another one may replace it.
+        // The length of the mapping that the copies used. Another mapping may replace it below.
         let copied_from_bytes = self.mapped_bytes();
         let used_last_page = std::mem::take(&mut self.used_last_page);
         let last_page =
@@ -193,7 +193,7 @@ impl MappedFile {
         result
     }
 
-    /// Tells the other workers too which pages will be missing.
+    /// Records, for the other workers too, which pages will be missing.
     pub fn note_allocate(&self, call: &Call) {
         if let Some(presence) = &self.presence {
             presence.punched(call.offset_bytes, call.len_bytes);
@@ -239,7 +239,7 @@ impl MappedFile {
         match mapped {
             Err(error) if !self.has_warned => {
                 self.has_warned = true;
-                tracing::warn!(%error, "cannot map a file in memory again: using system calls for it");
+                tracing::warn!(%error, "cannot map a memory-backed file again, so system calls serve it");
             }
             _ => {}
         }
@@ -261,7 +261,7 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Allocates the last page, so that `judge` needs no system call, and finds out whether it is there.
+    /// Allocates the last page, so that `judge` needs no system call, and finds out whether it is present.
     fn presence_of(&self, mapping: &FileMapping) -> io::Result<Arc<Presence>> {
         let presence = Presence::of_file(&self.file, mapping.len_bytes())?;
         let last_chunk = mapping.last_page_bytes() / CHUNK_BYTES * CHUNK_BYTES;

@@ -32,7 +32,7 @@ use crate::engine::{Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
 
-/// How many requests ahead of the copied one to prefetch. Two and eight work equally well (docs/decisions/0014).
+/// How many requests ahead of the current copy to prefetch. Two and eight work equally well (docs/decisions/0014).
 const PREFETCH_AHEAD: usize = 4;
 /// Work between two checks of the watched fds: each pass counts one, plus one per [`BYTES_PER_WORK`]. A worker that
 /// never sleeps thus sees kicks after at most 4 MiB of copies, for one system call.
@@ -70,7 +70,7 @@ pub struct MmapBackend {
     batch: Vec<Queued>,
     depth: usize,
     files: Vec<Option<MappedFile>>,
-    /// Files with copies in this batch, each once.
+    /// Files with copies in this batch, without duplicates.
     touched: Vec<u32>,
     results: VecDeque<RawResult>,
     /// Number of results that `pop` may still return in this pass.
@@ -247,7 +247,7 @@ impl IoBackend for MmapBackend {
 
     #[inline]
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
-        let Target::Registered(file) = target else { unreachable!("files are known by their place") };
+        let Target::Registered(file) = target else { unreachable!("files are known by their index") };
         if self.batch.len() == self.depth {
             return Err(QueueFull);
         }

@@ -1,4 +1,4 @@
-//! Which parts of a file on tmpfs have all their pages, so that a copy through the mapping allocates none.
+//! Tracks which parts of a file on tmpfs have all their pages, so that a copy through the mapping allocates none.
 //!
 //! `a chunk is unknown → (first access) mincore → present: copied from now on | has holes: system calls`
 //!
@@ -6,8 +6,9 @@
 //!   hole, or raise a SIGBUS.
 //! - A write by system call makes a chunk with holes unknown again, because it may have filled the last hole. A punched
 //!   hole makes its chunks have holes.
-//! - All mappings of a file in this process share one value, because one worker's discard concerns the others.
-//! - The states are only hints about memory use: data is right whatever they say. So they need no ordering.
+//! - All mappings of a file in this process share one value, because one worker's discard affects the others.
+//! - The states are only hints about memory use: the data is correct whatever they say. So accesses to them need no
+//!   ordering.
 
 use std::fs::File;
 use std::io;
@@ -56,7 +57,7 @@ impl Presence {
             return Ok(known);
         }
         let new = Arc::new(Self { leaves: (0..leaves).map(|_| OnceLock::new()).collect() });
-        // A shorter value of this file lasts until its last mapping has grown too.
+        // A value for a shorter length of this file lasts until all mappings that use it have grown too.
         files.retain(|(known, _)| *known != name);
         files.push((name, Arc::downgrade(&new)));
         Ok(new)
@@ -89,8 +90,8 @@ impl Presence {
     /// A hole is about to be punched.
     pub fn punched(&self, offset_bytes: u64, len_bytes: u64) {
         let mut rest = chunks(offset_bytes, len_bytes);
-        // A hole may be as long as the file, so this goes leaf by leaf. A missing leaf's chunks are unknown: the next
-        // access asks the kernel.
+        // A hole may be as long as the file, so this loop visits leaves, not chunks. A missing leaf's chunks are
+        // unknown: the next access asks the kernel.
         while let Some(first) = rest.clone().next() {
             let end = rest.end.min((first / LEAF_CHUNKS + 1) * LEAF_CHUNKS);
             if let Some(leaf) = self.leaves.get(first / LEAF_CHUNKS).and_then(OnceLock::get) {

@@ -407,7 +407,7 @@ const FULL_BYTES: u64 = 128 * PAGE;
 /// The test never writes below this offset either.
 const WRITTEN_FROM: u64 = 56 * PAGE;
 
-/// Until told to stop: makes the file shorter, to a whole page or not, then long again, and fills it.
+/// Repeats until told to stop: truncates the file, to a whole page or not, extends it again, and fills it.
 fn truncate_at_random(file: &File, stop: &AtomicBool) {
     let mut state = 0x2545_f491_4f6c_dd1d;
     while !stop.load(Ordering::Relaxed) {
@@ -418,12 +418,12 @@ fn truncate_at_random(file: &File, stop: &AtomicBool) {
         std::thread::yield_now();
         file.set_len(FULL_BYTES).unwrap();
         std::thread::yield_now();
-        // A copy reaches only pages that are there.
+        // A copy reaches only pages that are present.
         file.write_all_at(&pattern(KEPT_BYTES, FULL_BYTES - KEPT_BYTES), KEPT_BYTES).unwrap();
     }
 }
 
-/// Reads and writes in the whole file in one batch. Compares each result with the possible contents.
+/// Reads and writes across the whole file in one batch. Checks that each result is one of the possible contents.
 fn checked_batch(engine: &mut MmapBackend, file: &File, round: u64, state: &mut u64) {
     let mut batch: Vec<Transfer> = (0..16).map(|_| read(random(state) % (FULL_BYTES - PAGE), PAGE)).collect();
     // Each batch writes each of the last eight kept pages once.
@@ -455,7 +455,7 @@ fn check_read(transfer: &Transfer, result: i32) {
     });
     assert!(right, "wrong data at {start}");
     let end = start + result as u64;
-    assert!(end == start + PAGE || end >= KEPT_BYTES, "ended at {end}, where nobody truncates");
+    assert!(end == start + PAGE || end >= KEPT_BYTES, "ended at {end}, in the part that is never truncated");
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub(super) struct PoolFile {
     descriptors: Vec<Descriptor>,
     most: usize,
     in_flight: usize,
-    /// A duplicate failed. The pool tries again once the file has been idle.
+    /// Duplicating the descriptor failed. The pool tries again once the file has been idle.
     refused: bool,
     /// `aio_fsync` refuses such a file.
     pub read_only: bool,
@@ -83,7 +83,7 @@ impl PoolFile {
         match self.descriptors[0].file.try_clone() {
             Ok(file) => self.descriptors.push(Descriptor::new(Arc::new(file))),
             Err(error) => {
-                tracing::debug!(%error, in_use = self.descriptors.len(), "no further descriptor for a file");
+                tracing::debug!(%error, in_use = self.descriptors.len(), "cannot duplicate a file's descriptor");
                 self.refused = true;
             }
         }

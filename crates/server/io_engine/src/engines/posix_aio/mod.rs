@@ -7,9 +7,9 @@
 //!   request of each descriptor for a result. Other C libraries do not guarantee this order, so the engine refuses
 //!   them.
 //! - The library has no vectored requests: each piece of a call is a separate request (`posix_aio/requests.rs`).
-//! - It has no flag for a durable write, so the core adds a sync.
-//! - It has no `fallocate`, and `aio_fsync` refuses files that are open for reading only. Threads of the pool make
-//!   these calls.
+//! - The library has no flag for a durable write, so the core adds a sync.
+//! - The library has no `fallocate`, and `aio_fsync` refuses files that are open for reading only. Threads of the pool
+//!   make these calls.
 //!
 //! Requests use `SIGEV_NONE`. While the worker sleeps, one waiter thread per busy descriptor blocks in `aio_suspend` on
 //! the oldest request (`posix_aio/waiters.rs` explains why). The engine sends, blocks and handles no signals.
@@ -40,7 +40,7 @@ use crate::engines::threads::pool::{Job, Pool};
 
 /// Passes between two checks of the watched fds, for a worker that never sleeps.
 const LOOK_EVERY: u32 = 256;
-/// Limit of descriptors per file. More are useless: glibc has 20 threads for all descriptors of the process.
+/// Maximum number of descriptors per file. More are useless: glibc has 20 threads for all descriptors of the process.
 pub const MAX_FD_POOL: u32 = 64;
 /// Longest sleep if no thread can be started to wait for a request.
 const BLIND_SLEEP: Duration = Duration::from_millis(1);
@@ -48,7 +48,7 @@ const BLIND_SLEEP: Duration = Duration::from_millis(1);
 /// The options of `posix-aio`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PosixAioOptions {
-    /// Descriptors per file. With 1, only the file's own.
+    /// Number of descriptors per file. With 1, only the file's own.
     pub fd_pool: u32,
 }
 
@@ -77,7 +77,7 @@ impl PosixAioEngine {
     /// [`io::ErrorKind::Unsupported`] with a C library other than glibc.
     pub fn with(options: &PosixAioOptions, config: &EngineConfig) -> io::Result<Self> {
         if !cfg!(target_env = "gnu") {
-            let error = "posix-aio needs requests of a descriptor to be served in order, as only glibc does";
+            let error = "posix-aio needs a C library that serves a descriptor's requests in order, as only glibc does";
             return Err(io::Error::new(io::ErrorKind::Unsupported, error));
         }
         let fd_pool = options.fd_pool;
@@ -160,7 +160,7 @@ impl PosixAio {
                     pool.started(descriptor, slot);
                     self.started += 1;
                 }
-                // A request that ends frees its resources, and the worker then tries again.
+                // The worker tries again when a request has ended and thereby freed its resources.
                 Err(libc::EAGAIN) if self.started > 0 => return,
                 Err(errno) => {
                     pool.ended(descriptor);
@@ -294,7 +294,7 @@ impl IoBackend for PosixAio {
             return Ok(());
         }
         let Some(file) = self.files.get_mut(index as usize).and_then(Option::as_mut) else {
-            unreachable!("calls come for registered files")
+            unreachable!("only calls on registered files are queued")
         };
         let staged = &mut self.staged;
         // SAFETY: 1. the caller keeps buffers and file alive until it has the result.

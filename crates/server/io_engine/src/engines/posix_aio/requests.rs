@@ -6,8 +6,8 @@
 //!   accepted.
 //! - A block becomes free when its request has ended *and* no waiter uses it.
 //! - A call uses as many blocks as its file's share allows (`shares.rs`), from one to [`MAX_PIECES`]. The core resumes
-//!   the rest of the call. All blocks are allocated at the start, enough for the shares of half as many files as one
-//!   file has blocks. With more files, a call may have to wait for a block.
+//!   the rest of the call. All blocks are allocated at the start. They suffice for half as many files as one file alone
+//!   may use blocks; with more files, a call may have to wait for a block.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -21,9 +21,9 @@ use crate::backend::{Buffers, Call, RawResult, Verb};
 use crate::core::shares::Shares;
 use crate::engine::FileId;
 
-/// Limit of requests per call, all in flight together. More are not faster.
+/// Maximum number of requests per call, all in flight together. More are not faster.
 const MAX_PIECES: usize = 16;
-/// Blocks beyond one per call.
+/// Number of blocks beyond one per call.
 const SPARE_BLOCKS: u32 = 128;
 /// The reserve of each file.
 const LEAST_BLOCKS: u32 = 1;
@@ -161,7 +161,7 @@ impl Requests {
 
     /// Allocates space for this many calls.
     pub fn expect(&mut self, calls: u32) {
-        #[allow(clippy::cast_possible_truncation)] // never more than were asked for
+        #[allow(clippy::cast_possible_truncation)] // never more than were requested
         let before = self.calls.len() as u32;
         self.calls.resize(calls.max(before) as usize, NO_CALL);
         self.free_calls.extend(before..calls.max(before));

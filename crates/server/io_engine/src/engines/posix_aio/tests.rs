@@ -40,7 +40,7 @@ impl Rig {
         Self { kernel, target, writer, reader_fd, memory }
     }
 
-    /// Starts reads with these names, each into its own eight bytes.
+    /// Starts reads with these names. Each has eight bytes of its own.
     fn read(&mut self, names: std::ops::Range<u32>) {
         for name in names {
             let base = self.memory.wrapping_add((name * LEN_BYTES) as usize);
@@ -107,7 +107,7 @@ impl Rig {
 
 fn readers_of(pipe: &std::path::Path) -> usize {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok);
-    // The writing end is one of them.
+    // One of these descriptors is the pipe's writing end.
     fds.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| target == pipe)).count() - 1
 }
 

@@ -13,7 +13,7 @@
 //! Why not the library's notifications (glibc 2.36): `SIGEV_THREAD` starts a thread per request under the library's one
 //! lock, drops the notification if that fails, and is slower (docs/decisions/0014). `SIGEV_SIGNAL` signals the process,
 //! not a thread: one worker's signalfd would consume another's signals, and every thread would have to block the
-//! signal. At the user's limit of queued signals, `EAGAIN` replaces the request's result. glibc does not support
+//! signal. At the user's limit on queued signals, `EAGAIN` replaces the request's result. glibc does not support
 //! `SIGEV_THREAD_ID`.
 
 use std::collections::VecDeque;

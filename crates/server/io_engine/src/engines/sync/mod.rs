@@ -66,7 +66,7 @@ pub struct SyncBackend {
     files: Files<SyncFile>,
     queue: VecDeque<Queued>,
     pool: PoolClient,
-    /// Limit of threads.
+    /// Maximum number of threads.
     threads: u32,
 }
 

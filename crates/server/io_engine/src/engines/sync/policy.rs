@@ -8,7 +8,7 @@ use std::fmt;
 use crate::backend::{Call, Verb};
 use crate::choose::storage::Storage;
 
-/// Longest hole for the worker. Freeing memory takes tens of microseconds per MiB of pages.
+/// Longest hole that the worker punches itself. Freeing memory takes tens of microseconds per MiB of pages.
 const MAX_HOLE_BYTES: u64 = 1 << 20;
 
 /// Which thread makes a call.
@@ -24,14 +24,14 @@ pub(super) enum Attempt {
     Never,
 }
 
-/// The properties of one file.
+/// How to make the calls of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
-    /// The page cache is its storage.
+    /// The page cache is the file's storage.
     InMemory,
     /// Calls bypass the page cache.
     Direct,
-    /// Calls use the page cache. Each direction stays on until the kernel refuses it.
+    /// Calls use the page cache. The worker makes non-blocking calls in each direction until the kernel refuses them.
     Cached { nowait_reads: bool, nowait_writes: bool },
 }
 
@@ -91,7 +91,7 @@ impl fmt::Display for Policy {
             Self::InMemory => "all in the worker",
             Self::Direct => "reads and writes in the worker, which waits",
             Self::Cached { nowait_reads: false, nowait_writes: false } => "all in the pool",
-            Self::Cached { .. } => "in the worker what need not wait",
+            Self::Cached { .. } => "non-blocking calls in the worker, others in the pool",
         })
     }
 }

@@ -46,7 +46,7 @@ impl ThreadsEngine {
 pub struct ThreadsBackend {
     files: Files<Arc<File>>,
     pool: PoolClient,
-    /// Limit of threads.
+    /// Maximum number of threads.
     threads: u32,
 }
 

@@ -148,7 +148,7 @@ impl Shared {
         let Job { user_data, owner, file, call } = job;
         // SAFETY: 1. buffers: the core that pushed the job keeps them until it has taken the result.
         let result = unsafe { plain::execute(file.as_raw_fd(), &call, 0) };
-        drop(file); // before anybody can know that the call ended, and detach the file
+        drop(file); // before the result is visible: the file may be detached from then on
         let mut state = self.state();
         state.schedule.ended(owner, class);
         state.results.push_back(RawResult { user_data, result });
@@ -234,7 +234,7 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// Makes a pool of at most `max_threads` threads (at least one), or more with many files (`shares.rs`). `depth`:
-    /// the usual limit of jobs at once.
+    /// the usual maximum number of jobs at once.
     pub fn new(max_threads: u32, depth: u32) -> io::Result<Self> {
         Self::with(max_threads, depth, IDLE, start_thread)
     }
@@ -307,7 +307,7 @@ impl Pool {
         }
     }
 
-    /// Removes a job that no thread has started. Returns whether there was one; it then gets no result.
+    /// Removes a job that no thread has started. Returns whether the job was removed; a removed job gets no result.
     pub fn cancel(&self, user_data: u64) -> bool {
         self.shared.state().schedule.remove(|job| job.user_data == user_data).is_some()
     }

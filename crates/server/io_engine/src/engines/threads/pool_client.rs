@@ -56,7 +56,7 @@ impl PoolClient {
         self.pool.serve_one_disk();
     }
 
-    /// Prepares for calls of this file.
+    /// Prepares for calls on this file.
     pub fn attach(&mut self, index: u32) {
         self.pool.attach(FileId(index));
     }
@@ -93,7 +93,7 @@ impl PoolClient {
         self.work = LOOK_AFTER;
     }
 
-    /// Collects the pool's results, and checks the kicks if due.
+    /// Collects the pool's results, and checks the kicks after enough work.
     #[inline]
     pub fn collect(&mut self) {
         if self.away > 0 {

@@ -1,4 +1,4 @@
-//! The pool with real threads. A call that waits is a read of one byte from an empty pipe.
+//! Tests the pool with real threads. A call that waits is a read of one byte from an empty pipe.
 //!
 //! See also: which thread takes which job (`schedule.rs`).
 

@@ -1,4 +1,4 @@
-//! Decides which job a thread takes next, and when the pool needs another thread. It only does the accounting.
+//! Decides which job a thread takes next, and when the pool needs another thread. Starts no threads itself.
 //!
 //! - Each file has its share of the threads (`shares.rs`), and files are served round-robin, so calls that hang on one
 //!   disk never occupy all threads. A file's own jobs keep their order.
@@ -36,7 +36,7 @@ pub(super) enum Help {
 pub(super) struct Schedule<T> {
     /// Indexed by file.
     lanes: Vec<Lane<T>>,
-    /// Files with waiting jobs, each once. The first is served next.
+    /// Files with waiting jobs, without duplicates. The first is served next.
     turns: VecDeque<FileId>,
     /// Each file's share of the threads.
     shares: Shares,
@@ -75,7 +75,7 @@ impl<T> Lane<T> {
         }
     }
 
-    /// The kind to serve next, if there is a job of it.
+    /// The kind of job to serve next; `None` if no job may be served.
     fn next_class(&self, long_may: bool) -> Option<Class> {
         let long_may = long_may && !self.long.is_empty();
         if long_may && (self.transfers.is_empty() || !self.long_had_last_turn) {
@@ -88,11 +88,12 @@ impl<T> Lane<T> {
 /// The limits of a pool. None is zero.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Limit of threads. With many files there may be more (`shares.rs`).
+    /// Maximum number of threads. With many files there may be more (`shares.rs`).
     pub threads: u32,
-    /// Limit of jobs of [`Class::Long`] at once. With many files there may be more.
+    /// Maximum number of jobs of [`Class::Long`] at once. With many files there may be more.
     pub long: u32,
-    /// Limit of called threads that have not arrived. More than the number of processors could not arrive together.
+    /// Maximum number of called threads that have not arrived. More than the number of processors could not arrive
+    /// together.
     pub coming: usize,
 }
 
@@ -121,7 +122,7 @@ impl<T> Schedule<T> {
         self.long_shares.do_not_split();
     }
 
-    /// Gives the file its shares, and capacity for `jobs` waiting jobs.
+    /// Gives the file its shares, and reserves capacity for `jobs` waiting jobs.
     pub fn attach(&mut self, file: FileId, jobs: usize) {
         self.shares.attach(file);
         self.long_shares.attach(file);

@@ -40,7 +40,7 @@ impl Files {
         }
     }
 
-    /// Returns whether the file was there.
+    /// Returns whether the file was attached.
     pub fn release(&mut self, file: FileId) -> bool {
         let slot = self.0.get_mut(file.0 as usize).filter(|slot| matches!(slot, Slot::Used { .. }));
         slot.map(|slot| *slot = Slot::Released).is_some()

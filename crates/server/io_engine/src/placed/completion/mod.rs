@@ -25,7 +25,7 @@ use crate::placed::limits::EngineMaker;
 pub struct CompletionPlacement(Arc<Group>);
 
 impl CompletionPlacement {
-    /// `wanted` becomes completion worker once it participates.
+    /// `wanted` becomes the completion worker once it participates.
     pub fn new(make: EngineMaker, depth: u32, policy: HandOver, wanted: Option<u32>) -> Self {
         let registry = Registry { wanted, ..Registry::default() };
         Self(Arc::new(Group::new(make, depth, registry, Own { policy, busy: AtomicUsize::new(0) })))
@@ -49,8 +49,8 @@ impl CompletionPlacement {
         self.0.changed(&registry);
     }
 
-    /// Limits how long the pending change of the completion worker may take. After that the current one stays, and an
-    /// error log line names `disk`.
+    /// Limits how long the pending change of the completion worker may take. After that the current one keeps the role,
+    /// and an error in the log names `disk`.
     pub fn limit_change(&self, disk: &str) {
         let mut registry = self.0.registry();
         registry.limited = Some(disk.into());

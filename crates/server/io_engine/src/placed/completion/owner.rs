@@ -15,7 +15,7 @@ use super::registry::{Channel, Group, Registry};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError};
 use crate::placed::routed_engine::{OWN, RoutedEngine, put, unstarted};
 
-/// The engine's number of a file, or the error of attaching it; `None` until the engine was asked to attach it.
+/// The engine's number of a file, or the error of attaching it; `None` before the first attempt.
 type Known = Option<Result<FileId, Errno>>;
 
 pub(super) struct Owner {
@@ -26,7 +26,7 @@ pub(super) struct Owner {
     ended: VecDeque<Completion>,
     /// The channel that the next round serves first.
     first: usize,
-    /// Another participant will become owner, so this one takes no more ops.
+    /// Another participant will become the owner, so this one takes no more ops.
     pub retiring: bool,
     /// Other workers' ops and completions handled since `take_unseen_work`.
     served: usize,

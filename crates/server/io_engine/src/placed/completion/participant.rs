@@ -24,7 +24,7 @@ use crate::placed::group::Registry as _;
 use crate::placed::limits::{no_watches, share};
 use crate::placed::routed_engine::{Outlet, unstarted};
 
-/// How long a dropped owner waits for the others' ops before it cancels them, and then once more.
+/// How long a dropped owner waits for the others' ops before it cancels them, and again after that.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the owner may wait for its engine to become empty if no caller waits for the change. The disk's new
 /// requests are delayed meanwhile.
@@ -57,10 +57,11 @@ pub(super) struct Participant {
     owner_waker: Option<Arc<WorkerWaker>>,
     /// This participant is or will be the owner, and has others to serve.
     needed: bool,
-    /// When this participant stops waiting to become owner.
+    /// When this participant stops waiting to become the owner.
     give_up_at: Option<Instant>,
     seen_changes: u64,
-    /// The worker's share of the depth at the last change that it applied: a caller that saw room may use it.
+    /// The worker's share of the depth at the last change that it applied: a caller that has seen room may still use
+    /// it.
     share: usize,
 }
 
@@ -109,7 +110,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Applies a change of the registry. Becomes owner if there is none and this participant should be it.
+    /// Applies a change of the registry. Becomes the owner if there is none and this participant should take that role.
     #[cold]
     fn update(&mut self, registry: &mut Registry) -> io::Result<()> {
         self.seen_changes = self.group.changes();
@@ -137,7 +138,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Lets the current owner continue. It had stopped taking new ops because this participant was to replace it.
+    /// Lets the current owner continue, which had stopped taking new ops because this participant was to replace it.
     #[cold]
     fn give_up(&mut self) -> io::Result<()> {
         let group = Arc::clone(&self.group);
@@ -151,8 +152,9 @@ impl Participant {
         let (worker, disk) = (self.worker, registry.limited.take().unwrap_or_default());
         tracing::error!(
             disk = &*disk,
-            "worker {worker} does not become completion worker: requests in worker {other}'s engine have not ended \
-             after {} s; worker {other} stays; to ask again: `bareblk ctl placement {disk} --completion-worker {worker}`",
+            "worker {worker} cannot become the completion worker: requests in worker {other}'s engine have not ended \
+             after {} s; worker {other} keeps the role; to try again: \
+             `bareblk ctl placement {disk} --completion-worker {worker}`",
             CHANGE_LIMIT.as_secs()
         );
         group.changed(&registry);
@@ -173,7 +175,7 @@ impl Participant {
         self.group.changed(registry);
     }
 
-    /// Handles a failure to make the engine. Another participant becomes owner if one can.
+    /// Handles a failure to make the engine. Another participant becomes the owner if one can.
     fn decline(&mut self, error: io::Error, registry: &mut Registry) -> io::Result<()> {
         if let Some(entry) = registry.entry(self.id) {
             entry.unable = true;
@@ -181,7 +183,7 @@ impl Participant {
         if registry.wanted_owner().is_none() {
             return Err(error);
         }
-        tracing::error!("this worker cannot be completion worker, so another worker is tried: {error}");
+        tracing::error!("this worker cannot be the completion worker, so another worker is tried: {error}");
         self.group.changed(registry);
         Ok(())
     }
@@ -338,7 +340,7 @@ impl Participant {
         for cancels in [false, true] {
             if cancels && owner.inside_of_others() > 0 {
                 tracing::warn!(
-                    "I/O of other workers does not end: the completion worker stops waiting for it and ends"
+                    "I/O of other workers has not ended in time: the completion worker stops waiting for it and ends"
                 );
                 owner.inner_mut().cancel_all();
             }
@@ -443,7 +445,7 @@ impl Engine for Participant {
         self.work(true)?;
         let inner_may_sleep = match &mut self.owner {
             Some(owner) => {
-                // Must come before others see this worker asleep: they do not wake it if I/O in flight will.
+                // Must happen before others see this worker asleep: they do not wake it if I/O in flight will.
                 self.group.own.busy.store(owner.inner().in_flight(), Relaxed);
                 owner.inner_mut().arm()?
             }

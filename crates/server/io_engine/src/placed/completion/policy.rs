@@ -1,12 +1,12 @@
-//! When ops are handed over. Immediate hand-over costs a wake-up per batch; a delay costs latency.
+//! Decides when ops are handed over. Immediate hand-over costs a wake-up per batch; a delay costs latency.
 //!
 //! | policy | ops wait until |
 //! |---|---|
 //! | `count:N` | N ops are staged, or a pass of their worker added none |
 //! | `time:US` | the oldest op has waited for US microseconds |
-//! | `adaptive` | nothing: they are in the ring at once. A completion worker that sleeps with I/O in flight is not woken unless many ops wait or the oldest is too old |
+//! | `adaptive` | nothing: they enter the ring at once. A completion worker that sleeps with I/O in flight is not woken unless many ops wait or the oldest is too old |
 //!
-//! Before a worker sleeps, it hands over all its ops, and wakes the completion worker if it had skipped that.
+//! Before a worker sleeps, it hands over all its ops, and wakes the completion worker if it had skipped that wake-up.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use std::time::Duration;
 pub struct HandOver {
     /// Number of staged ops that are handed over at once.
     pub batch: u32,
-    /// Limit of the time that an op may be staged. `None`: hand over once a pass adds no op.
+    /// Longest time that an op may be staged. `None`: hand over once a pass adds no op.
     pub max_delay: Option<Duration>,
     /// Hands ops over at once, but delays wake-ups.
     pub adaptive: bool,
@@ -24,7 +24,7 @@ pub struct HandOver {
 
 /// Largest batch. No ring is longer.
 const MAX_BATCH: u32 = 32768;
-/// Longest delay, longer than any disk takes.
+/// Longest delay, more than any disk takes for a request.
 const MAX_DELAY_US: u64 = 100_000;
 
 impl HandOver {

@@ -85,7 +85,7 @@ impl Registry {
         asked_for.or_else(present).or_else(|| able().next()).map(|entry| entry.id)
     }
 
-    /// The current owner's worker, if the participant `id` on `worker` is to become owner within a time limit.
+    /// The current owner's worker, if the participant `id` on `worker` must become the owner within a time limit.
     pub fn limited_by_owner(&self, id: u64, worker: u32) -> Option<u32> {
         let waits = self.limited.is_some() && self.wanted == Some(worker) && self.wanted_owner() == Some(id);
         let owner = self.list.iter().find(|entry| Some(entry.id) == self.owner);
@@ -109,7 +109,7 @@ impl Registry {
             if channel.outlet.gone {
                 self.remove(channel.participant);
             } else if let Some(entry) = self.entry(channel.participant) {
-                // The kernel never ended these ops.
+                // The kernel never completed these ops.
                 channel.outlet.inside = 0;
                 entry.channel = Some(channel);
             }
@@ -140,7 +140,7 @@ impl group::Registry for Registry {
 /// State that only `completion` has.
 pub(super) struct Own {
     pub policy: HandOver,
-    /// Ops that were in the owner's engine when it went to sleep. A hint.
+    /// Number of ops in the owner's engine when the owner last went to sleep. A hint.
     pub busy: AtomicUsize,
 }
 

@@ -1,4 +1,5 @@
-//! Real threads hand ops over to a completion worker: data, faults, and workers that come, go and change roles.
+//! Tests with real threads that hand ops over to a completion worker: data, faults, and workers that join, leave and
+//! change roles.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,7 +22,7 @@ fn placement(make: EngineMaker, policy: &str, owner: Option<u32>) -> CompletionP
     CompletionPlacement::new(make, DEPTH, policy.parse().unwrap(), owner)
 }
 
-/// Each worker leaves when its rounds are done, the owner too.
+/// Each worker, including the owner, leaves when its rounds are done.
 fn run_and_leave(placement: &CompletionPlacement, bed: &Arc<Bed>, rounds: &[u64]) {
     let threads: Vec<_> = (0..)
         .zip(rounds)
@@ -60,7 +61,7 @@ fn data_of_two_workers_is_right_with_every_policy_whether_they_spin_or_sleep() {
     }
 }
 
-/// The owner continues until the others are done.
+/// The owner continues until the others have finished.
 fn run_owner_and_other(placement: &CompletionPlacement, bed: &Arc<Bed>, sleeps: [bool; 2]) {
     let done = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&done);
@@ -381,7 +382,7 @@ fn flush_reaches_the_engine_after_the_writes_that_were_seen_complete() {
 fn file_that_the_engine_refuses_fails_its_ops_and_no_others() {
     let bed = Bed::buffered();
     let Some(direct) = Bed::new(CacheMode::None) else { return };
-    // Linux AIO takes no file that is open through the page cache.
+    // Linux AIO accepts no file that is open through the page cache.
     let placement = placement(linux_aio(), "count:1", Some(0));
     let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &direct);
     let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);

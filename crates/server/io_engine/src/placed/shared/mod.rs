@@ -1,4 +1,5 @@
-//! Placement `shared`: all workers of a disk use one engine behind a lock. For comparison with a ring per worker.
+//! Placement `shared`: all workers of a disk use one engine behind a lock. It exists for comparison with a ring per
+//! worker.
 //!
 //! `push → staged → submit: lock, engine → … → the worker that reaps → completion ring → reap`
 //!
@@ -29,7 +30,7 @@ use crate::placed::limits::EngineMaker;
 pub struct SharedPlacement(Arc<Group>);
 
 impl SharedPlacement {
-    /// `wanted` becomes completion worker once it participates.
+    /// `wanted` becomes the completion worker once it participates.
     pub fn new(make: EngineMaker, depth: u32, reap_on_submit: bool, wanted: Option<u32>) -> Self {
         let own = Own {
             reap_on_submit,

@@ -1,7 +1,7 @@
 //! A worker's engine in placement `shared`.
 //!
-//! Dropping it cancels the worker's ops in flight and waits until the engine is empty. An op that takes too long stays
-//! in the engine, and its completion is dropped.
+//! Dropping the participant cancels the worker's ops in flight and waits until the engine is empty. An op that takes
+//! too long stays in the engine, and its completion is dropped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,7 +31,7 @@ pub(super) struct Participant {
     group: Arc<Group>,
     worker: u32,
     id: u64,
-    /// The index of its outlet.
+    /// The index of this participant's outlet.
     channel: u32,
     /// The producer of `done`, until the engine is started.
     done_end: Option<Producer<Completion>>,
@@ -47,7 +47,8 @@ pub(super) struct Participant {
     /// Scratch buffer for the workers to wake.
     wakers: Vec<Arc<WorkerWaker>>,
     seen_changes: u64,
-    /// The worker's share of the depth at the last change that it applied: a caller that saw room may use it.
+    /// The worker's share of the depth at the last change that it applied: a caller that has seen room may still use
+    /// it.
     share: usize,
     served: usize,
 }
@@ -255,8 +256,11 @@ impl Drop for Participant {
 
 impl Engine for Participant {
     fn describe(&self) -> String {
-        let reaping =
-            if self.group.own.reap_on_submit { "who submits reaps too" } else { "one worker reaps" };
+        let reaping = if self.group.own.reap_on_submit {
+            "the worker that submits also reaps"
+        } else {
+            "one worker reaps"
+        };
         format!("shared behind a lock, {reaping}")
     }
 

@@ -1,4 +1,4 @@
-//! Several real threads share one engine behind a lock: data, wake-ups, roles, faults, leaving.
+//! Tests several real threads that share one engine behind a lock: data, wake-ups, roles, faults, leaving.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -153,7 +153,7 @@ fn worker_that_leaves_with_ops_in_flight_gives_them_up_and_others_keep_theirs() 
         std::thread::sleep(Duration::from_millis(100));
         fake.release().unwrap();
     });
-    // Dropping waits until this participant's ops are done too, because its thread may end next.
+    // Dropping also waits until this participant's ops have ended, because its thread may end next.
     drop(other);
     releases.join().unwrap();
     assert!(owner.finish(2).iter().all(|ended| ended.result.is_ok()));
@@ -194,7 +194,7 @@ fn engines_that_cannot_be_shared_say_so() {
     assert!(begins, "{sync}");
     let bound = SharedPlacement::new(io_uring(), DEPTH, true, None).engine(0).unwrap().start();
     if let Err(error) = bound {
-        let wants = "io_uring for several threads is made with `several_threads` and without `iopoll`";
+        let wants = "an io_uring engine for several threads needs `several_threads` and excludes `iopoll`";
         assert_eq!(error.to_string(), wants);
     }
 }
