@@ -141,7 +141,7 @@ fn note_held(held: Duration) {
 // nothing here unwinds between the inner acquisition and returning `Held`: clock and thread-local cell do not
 // panic.
 unsafe impl<L: RawMutex> RawMutex for Metered<L> {
-    #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
+    #[allow(clippy::declare_interior_mutable_const)] // as in the trait
     const INIT: Self = Self(L::INIT);
 
     type Guard = Held<L::Guard>;
@@ -173,7 +173,7 @@ unsafe impl<L: RawMutex> RawMutex for Metered<L> {
         if let Some(since) = guard.since {
             note_held(since.elapsed());
         }
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // SAFETY: the caller passes the state of an acquisition of this lock; `inner` is the inner lock's
         // state for it.
         unsafe { self.0.unlock(guard.inner) }
     }

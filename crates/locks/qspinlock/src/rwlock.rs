@@ -254,7 +254,7 @@ impl<S: Platform> QueueRwLock<S> {
     /// The contract of [`release_read`](Self::release_read) applies; afterwards the caller has access again.
     pub unsafe fn bump_read(&self) {
         if self.queue.is_held() {
-            // SAFETY: the caller keeps this function's contract, which is the same.
+            // SAFETY: the caller keeps this function's contract, which is that of the call.
             unsafe { self.release_read_fairly() };
             self.read();
         }
@@ -372,7 +372,7 @@ impl<S: Platform> QueueRwLock<S> {
     pub unsafe fn bump_write(&self) {
         let is_wanted = if self.is_queued() { self.queue.is_wanted() } else { self.queue.is_held() };
         if is_wanted {
-            // SAFETY: the caller keeps this function's contract, which is the same.
+            // SAFETY: the caller keeps this function's contract, which is that of the call.
             unsafe { self.release_write_fairly() };
             self.write();
         }

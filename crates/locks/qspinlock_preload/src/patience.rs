@@ -43,7 +43,7 @@ impl Time {
     /// `at` points to a timespec.
     pub(crate) unsafe fn new(clock: libc::clockid_t, at: *const libc::timespec) -> Result<Self, c_int> {
         let clock = clock_of(clock)?;
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         Ok(Self { clock, at: unsafe { *at } })
     }
 
@@ -137,7 +137,7 @@ pub(crate) unsafe fn release(lock: &Lock) -> c_int {
     if unsafe { lock.try_release_unwanted() } {
         return 0;
     }
-    // SAFETY: the caller keeps this function's contract, which is the same.
+    // SAFETY: the caller keeps this function's contract, which is that of the call.
     unsafe { release_slowly(lock) }
 }
 

@@ -80,7 +80,7 @@ macro_rules! real {
                 let call = unsafe {
                     std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> c_int>(address)
                 };
-                // SAFETY: the caller keeps this function's contract, which is the same.
+                // SAFETY: the caller keeps this function's contract, which is that of the call.
                 unsafe { call($($arg),*) }
             }
         )*

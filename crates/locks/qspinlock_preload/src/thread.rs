@@ -35,14 +35,14 @@ pub(crate) fn keeping_errno<R>(body: impl FnOnce() -> R) -> R {
 }
 
 pub(crate) fn errno() -> c_int {
-    // SAFETY: takes nothing; the pointer stays valid as long as this thread lives.
+    // SAFETY: takes no arguments; the pointer stays valid as long as this thread lives.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     unsafe { *place }
 }
 
 fn set_errno(value: c_int) {
-    // SAFETY: takes nothing; the pointer stays valid as long as this thread lives.
+    // SAFETY: takes no arguments; the pointer stays valid as long as this thread lives.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     unsafe { *place = value };

@@ -1,6 +1,6 @@
 //! Models of two threads and the queued lock, with a bound on preemptions.
 //!
-//! Each model runs with both futexes (`platform.rs`). Look limits are 0, so that threads sleep whenever they
+//! Each model runs with both futexes (`platform.rs`). The limit of polls is 0, so that threads sleep whenever they
 //! can, or 1, so that they also get the lock without sleeping.
 //! See also: three threads (`three.rs`).
 
@@ -103,8 +103,8 @@ fn neither_has_nodes<P: Policy, F: Futex>(which: Interleavings) {
     assert_happened(&[Event::Queued, Event::NoNode]);
 }
 
-/// Runs a policy with both futexes. The policy's name says how often newcomers may pass, and how many looks
-/// come before sleep.
+/// Runs a policy with both futexes. The numbers in a module's name are the policy's parameters: how often newcomers
+/// may pass, and how many polls come before sleep.
 macro_rules! models {
     ($($name:ident: $policy:ty, $which:ident($($bound:expr),*);)*) => {
         $(mod $name {

@@ -164,7 +164,7 @@ fn claim_one_of<S: Platform>(first: u32, count: u32) -> Option<Place> {
 impl Place {
     /// Frees the node after the wait, once it is out of the queue.
     pub(super) fn give_back(self) {
-        debug_assert_ne!(self.node.state.load(Relaxed), state::ABANDONED, "an abandoned node belongs to a queue");
+        debug_assert_ne!(self.node.state.load(Relaxed), state::ABANDONED, "the queue owns an abandoned node");
         self.node.free();
     }
 }

@@ -106,9 +106,9 @@ impl Row {
         }
     }
 
-    /// The line, unless the row has none.
+    /// The row's line; `None` if the row has none.
     pub(super) fn site(&self) -> Option<&'static Location<'static>> {
-        // SAFETY: null, or stored by `claim` from a reference to a caller's location, which is static.
+        // SAFETY: it is null, or was stored by `claim` from a reference to a caller's location, which is static.
         unsafe { self.site.load(Relaxed).as_ref() }
     }
 
@@ -117,8 +117,8 @@ impl Row {
         ptr::eq(self.site.load(Relaxed), site) || (cfg!(miri) && self.site() == Some(site))
     }
 
-    /// Claims the row for `site`; whether it belongs to `site` now. Uses an exchange, because a signal
-    /// handler may claim it first.
+    /// Claims the row for `site`; returns whether it belongs to `site` now. Uses an exchange, because a signal
+    /// handler may claim the row first.
     fn claim(&self, site: &'static Location<'static>) -> bool {
         let location = ptr::from_ref(site).cast_mut();
         match self.site.compare_exchange(ptr::null_mut(), location, Relaxed, Relaxed) {
@@ -137,7 +137,7 @@ impl Row {
     /// Whether this acquisition is the one in `stride` to time; the first one is.
     #[inline]
     fn is_turn(&self, stride: u32) -> bool {
-        // If the stride was longer before, the longer count must not delay this.
+        // If the stride was longer before, the longer count must not delay the next timed acquisition.
         let left = self.until_timed.get().min(u64::from(stride));
         let turn = left <= 1;
         self.until_timed.set(if turn { u64::from(stride) } else { left - 1 });
@@ -273,7 +273,7 @@ pub(crate) fn note(event: Event) {
     }
 }
 
-/// While it lives, this thread's events belong to one row. May be nested (signal handlers).
+/// While this value lives, this thread's events belong to one row. May be nested (signal handlers).
 #[derive(Debug)]
 pub(super) struct Attribution {
     before: Option<&'static Row>,
