@@ -2,8 +2,8 @@
 //!
 //! `pointer (NULL? aligned?) → the lock that lies there → the call → 0 or an errno`
 //!
-//! - A call only translates. It first checks for the mistake that makes the lock panic in debug builds (releasing a free
-//!   lock), and returns an error: nothing unwinds into C, and nothing ends the program.
+//! - A call only translates. It first checks for the mistake that makes the lock panic in debug builds (releasing a
+//!   free lock), and returns an error: nothing unwinds into C, and nothing ends the program.
 //! - Results are those of `pthread_spin_*`: 0 or a positive errno, so a program can switch locks by changing names.
 //!   Unlike in the block driver's interface, no call returns a count, so errors need not be negative.
 //! - Each kind has a file of the same shape (`kinds_are_alike` in `tests/it/header.rs`): the header's generator sees

@@ -36,7 +36,7 @@ pub(crate) struct Mutex {
     /// The thread that holds a recursive or error-checking mutex; 0 for none.
     owner: AtomicUsize,
     kind: AtomicI32,
-    /// The C library's fields, if the mutex is its own.
+    /// The C library's fields, if it operates the mutex.
     _rest: [AtomicU32; REST_BYTES / 4],
 }
 
@@ -67,7 +67,7 @@ impl Mutex {
     /// is used.
     #[inline]
     pub(crate) unsafe fn of<'a>(mutex: *mut pthread_mutex_t) -> &'a Self {
-        // SAFETY: 1. the caller promises the same; 2. size and alignment are the same (above), and all fields
+        // SAFETY: 1. the caller promises that; 2. size and alignment are the same (above), and all fields
         // are atomics, for which any bytes are valid, and which may change behind a shared reference.
         unsafe { &*mutex.cast::<Self>() }
     }
@@ -153,7 +153,7 @@ impl Mutex {
 
     #[inline]
     pub(crate) fn unlock(&self) -> c_int {
-        // SAFETY: plain mutexes do not know their holder; any thread may claim to be it.
+        // SAFETY: plain mutexes do not know their holder; any thread may claim to be the holder.
         if self.is_default() && unsafe { self.lock.try_release_unwanted() } {
             return 0;
         }
@@ -185,7 +185,7 @@ impl Mutex {
             return 0;
         }
         self.owner.store(0, Relaxed);
-        // SAFETY: this thread holds it, as its number in `owner` says.
+        // SAFETY: this thread holds it, as its number in `owner` shows.
         unsafe { release(&self.lock) }
     }
 
@@ -208,7 +208,7 @@ impl Mutex {
     pub(crate) fn reset(&self, kind: c_int) {
         // SAFETY: only the initialising thread uses the mutex, and zeros are valid for all of its fields.
         unsafe { self.raw().write_bytes(0, 1) };
-        self.kind.store(kind, Release); // pairs with however the program publishes the mutex
+        self.kind.store(kind, Release); // pairs with whatever the program does to publish the mutex
     }
 
     pub(crate) fn destroy(&self) -> c_int {
@@ -254,13 +254,13 @@ pub(crate) unsafe extern "C-unwind" fn pthread_mutex_init(
     0
 }
 
-/// Whether the attributes ask for a mutex that is not replaced.
+/// Whether the attributes request a mutex that is not replaced.
 ///
 /// # Safety
 /// `attr` points to initialised attributes.
 unsafe fn is_special(attr: *const pthread_mutexattr_t) -> bool {
     let (mut shared, mut robust, mut protocol) = (0, 0, 0);
-    // SAFETY: the caller's attributes, and numbers that the call may write to; likewise below.
+    // SAFETY: the caller's attributes, and integers that the call may write to; likewise below.
     unsafe { libc::pthread_mutexattr_getpshared(attr, &raw mut shared) };
     // SAFETY: as above.
     unsafe { libc::pthread_mutexattr_getrobust(attr, &raw mut robust) };
