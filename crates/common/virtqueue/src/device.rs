@@ -2,8 +2,8 @@
 //!
 //! `enable_kicks … pop → (owner) → push_used → publish → needs_notification`
 //!
-//! [`DeviceQueue::new`] picks the format once. Each call then costs one branch, which always goes the same
-//! way.
+//! [`DeviceQueue::new`] picks the format once. Each later call costs one branch, which always takes the same
+//! direction.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub enum DeviceQueue {
     Packed(packed::DeviceQueue),
 }
 
-/// Makes the same call on either half.
+/// Makes the call on the half that `$queue` holds, split or packed.
 macro_rules! either {
     ($queue:expr, $half:ident => $call:expr) => {
         match $queue {
@@ -95,7 +95,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Returns the requests that [`DeviceQueue::with_log`] found in the log.
+    /// How many requests [`DeviceQueue::with_log`] found in the log, and whether the log was that of another ring.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         either!(self, half => half.recovery())

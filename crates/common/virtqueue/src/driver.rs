@@ -18,7 +18,7 @@ pub enum DriverQueue {
     Packed(packed::DriverQueue),
 }
 
-/// Makes the same call on either half.
+/// Makes the call on the half that `$queue` holds, split or packed.
 macro_rules! either {
     ($queue:expr, $half:ident => $call:expr) => {
         match $queue {
@@ -132,7 +132,7 @@ impl DriverQueue {
         either!(self, half => half.pop_used())
     }
 
-    /// Tells the device that the driver polls. This is a hint: interrupts may still come.
+    /// Tells the device that the driver polls. This is a hint: interrupts may still arrive.
     #[inline]
     pub fn disable_interrupts(&mut self) {
         either!(self, half => half.disable_interrupts());

@@ -5,7 +5,7 @@ use guest_mem::AccessError;
 /// Why buffers were not added; the ring is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
-    /// A chain has at least one buffer.
+    /// The chain has no buffers; at least one is required.
     #[error("no buffers to add")]
     Empty,
     /// The chain has more buffers than a device must accept.

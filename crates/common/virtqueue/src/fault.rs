@@ -145,14 +145,14 @@ pub enum ChainFault {
         /** Number of entries of the descriptor table or the indirect table. */
         table_entries: u16,
     },
-    /// More descriptors than the queue has, or than an indirect table may have; a loop is reported this way
-    /// too (virtio 1.3 §2.7.5.3.1).
+    /// The chain has more descriptors than the queue, or more than an indirect table may have. A loop is also
+    /// reported this way (virtio 1.3 §2.7.5.3.1).
     #[error("descriptor chain is longer than the {limit} descriptors allowed")]
     TooLong {
         /** The limit, in descriptors. */
         limit: u16,
     },
-    /// A device-readable descriptor after a device-writable one (virtio 1.3 §2.7.4.2).
+    /// A device-readable descriptor follows a device-writable one (virtio 1.3 §2.7.4.2).
     #[error("device-readable descriptor follows a device-writable one")]
     ReadableAfterWritable,
     /// A malformed indirect table.
@@ -169,8 +169,7 @@ pub enum IndirectFault {
     /// An indirect descriptor is inside an indirect table.
     #[error("indirect descriptor inside an indirect table")]
     Nested,
-    /// An indirect descriptor in a chain with direct ones, which packed rings do not allow (virtio 1.3
-    /// §2.8.5).
+    /// A chain mixes indirect and direct descriptors, which packed rings do not allow (virtio 1.3 §2.8.5).
     #[error("indirect descriptor in a chain with direct descriptors")]
     Mixed,
     /// A descriptor has both NEXT and INDIRECT.

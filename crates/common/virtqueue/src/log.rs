@@ -80,7 +80,7 @@ pub enum LogFault {
         /** Number of entries in the log. */
         entries: u16,
     },
-    /// Two lists of entries meet, or one list has no end.
+    /// Two lists share an entry, or one list has no end.
     #[error("in-flight log links to entry {entry} twice")]
     EntryTwice {
         /** The entry's index. */

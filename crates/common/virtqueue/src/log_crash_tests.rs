@@ -343,7 +343,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// Stores no failures in a file, because Miri has no file system.
+/// Disables proptest's file of failures, because Miri has no file system.
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 4 } else { 400 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }

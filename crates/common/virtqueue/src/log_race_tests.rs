@@ -144,7 +144,7 @@ fn batch_that_names_a_head_beyond_its_split_ring_is_that_of_a_longer_ring() {
     assert_eq!(bed.open().unwrap().recovery(), Recovery { redone: 0, was_foreign: true });
 }
 
-/// Stores no failures in a file, because Miri has no file system.
+/// Disables proptest's file of failures, because Miri has no file system.
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 4 } else { 500 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }

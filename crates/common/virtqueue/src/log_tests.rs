@@ -271,7 +271,7 @@ fn packed_log_with_one_buffer_id_in_flight_twice_is_refused() {
     assert_eq!(bed.fault(), LogFault::BufferId { id: id as u16, queue_size: 4 });
 }
 
-/// Stores no failures in a file, because Miri has no file system.
+/// Disables proptest's file of failures, because Miri has no file system.
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 8 } else { 2000 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }

@@ -226,7 +226,7 @@ impl<S: Platform> QueueRwLock<S> {
         self.counts.compare_exchange(seen, (seen & !ASLEEP) + READER, Acquire, Relaxed).is_ok()
     }
 
-    /// Releases one reader's access.
+    /// Releases the access of one reader.
     ///
     /// # Safety
     /// The caller has access for reading: some thread acquired the access, and it has not been released since.
@@ -465,7 +465,7 @@ impl<S: Platform> QueueRwLock<S> {
         }
         let entered = self.wait_first_in_line(Access::Read, patience);
         if !entered {
-            self.counts.fetch_sub(READER, Relaxed); // no thread to wake: only we wait for the word
+            self.counts.fetch_sub(READER, Relaxed); // wakes no thread: only we wait for the word
         }
         self.forget_marks();
         entered

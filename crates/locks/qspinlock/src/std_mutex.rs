@@ -68,7 +68,7 @@ unsafe impl lock_api::RawMutex for StdMutex {
             // Locked, moved, then unlocked: std's guard can unlock only at the mutex's old address.
             process::abort();
         }
-        // SAFETY: 1. initialised: `keep` makes every state; 2. alive: the caller promises that the state
+        // SAFETY: 1. initialised: `keep` creates every state; 2. alive: the caller promises that the state
         // belongs to this mutex, and the mutex has not moved, so the guard's reference points to `self.0`; 3.
         // once: the state is consumed.
         drop(unsafe { state.guard.assume_init() });

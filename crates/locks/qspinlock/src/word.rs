@@ -91,8 +91,8 @@ impl Word {
         Self(self.0 & !HEIR)
     }
 
-    /// With `passed` incremented: the lock is released once more to any thread while there are waiters. Only if
-    /// `passed` is at most [`MAX_PASSED`].
+    /// With `passed` incremented: the lock is released once more to any thread while there are waiters. `passed` must
+    /// be at most [`MAX_PASSED`] before.
     pub(crate) const fn passable_once_more(self) -> Self {
         Self(self.0 + (1 << PASSED_SHIFT))
     }

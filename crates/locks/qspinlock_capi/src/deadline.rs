@@ -19,10 +19,10 @@ pub(crate) fn monotonic(at_ns: u64) -> Deadline {
     Deadline { clock: Clock::Monotonic, at_ns }
 }
 
-/// A reading of the clock with the number `clock`.
+/// A reading of the clock with the id `clock`.
 ///
 /// # Errors
-/// `EINVAL`: another clock, NULL, or an invalid number of nanoseconds.
+/// `EINVAL`: `clock` is another clock, `at` is NULL, or its nanoseconds are invalid.
 ///
 /// # Safety
 /// `at` is NULL or points to a timespec.

@@ -1,4 +1,4 @@
-//! `qspin_fair_t`: first in, first out among waiters, and no thread waits for a sleeping one.
+//! `qspin_fair_t`: first in, first out among waiters; newcomers need not wait for a sleeping waiter.
 //!
 //! See also: the implementation of the calls (`calls.rs`).
 

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! offset   0      4       8       16     20           40 (aarch64: 48)
-//!         | lock | count | owner | kind | not used … |       all zero: the static initialiser of a plain one
+//!         | lock | count | owner | kind | not used … |       all zero: the static initialiser of a plain mutex
 //! ```
 //!
 //! - `kind` is at glibc's position, because static initialisers and the C library's `pthread_mutex_init`
-//!   write it. Bits beyond the four kinds (robust, priorities, process-shared) mean that the mutex is the C
-//!   library's.
+//!   write it. Bits beyond the four kinds (robust, priorities, process-shared) mean that the C library operates
+//!   the mutex.
 //! - Only recursive and error-checking mutexes use `owner` and `count`. A thread that reads its own number in
 //!   `owner` wrote it itself, so it can read `owner` without the lock.
 //!
@@ -94,7 +94,7 @@ impl Mutex {
         self.kind.load(Relaxed) == libc::PTHREAD_MUTEX_NORMAL
     }
 
-    /// Whether the mutex is the C library's.
+    /// Whether the C library operates this mutex.
     pub(crate) fn is_passed(&self) -> bool {
         self.kind() == Kind::Passed
     }
@@ -193,7 +193,7 @@ impl Mutex {
     fn lock_passed(&self, patience: Patience) -> c_int {
         let raw = self.raw();
         match patience {
-            // SAFETY: the mutex is the C library's, as the caller says; here and below.
+            // SAFETY: the mutex is the C library's, as the caller guarantees; here and below.
             Patience::Endless | Patience::Woken => unsafe { real::mutex_lock(raw) },
             // SAFETY: as above.
             Patience::None => unsafe { real::mutex_trylock(raw) },

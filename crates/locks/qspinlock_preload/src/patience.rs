@@ -1,4 +1,4 @@
-//! Takes and releases a queued lock for C callers: how long a call waits, and its error number.
+//! Takes and releases a queued lock for C callers: defines how long a call waits, and which error number it returns.
 //!
 //! See also: how threads wait (`qspinlock`, `cond/waiter.rs`).
 

@@ -174,7 +174,7 @@ impl RwLock {
     fn read_passed(&self, patience: Patience) -> c_int {
         let raw = self.raw();
         match patience {
-            // SAFETY: the C library's, as the caller says; here and below.
+            // SAFETY: the lock is the C library's, as the caller guarantees; here and below.
             Patience::Endless | Patience::Woken => unsafe { real::rwlock_rdlock(raw) },
             // SAFETY: as above.
             Patience::None => unsafe { real::rwlock_tryrdlock(raw) },
@@ -189,7 +189,7 @@ impl RwLock {
     fn write_passed(&self, patience: Patience) -> c_int {
         let raw = self.raw();
         match patience {
-            // SAFETY: the C library's, as the caller says; here and below.
+            // SAFETY: the lock is the C library's, as the caller guarantees; here and below.
             Patience::Endless | Patience::Woken => unsafe { real::rwlock_wrlock(raw) },
             // SAFETY: as above.
             Patience::None => unsafe { real::rwlock_trywrlock(raw) },

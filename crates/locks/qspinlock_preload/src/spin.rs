@@ -33,7 +33,7 @@ enum Spin<'a> {
 /// # Safety
 /// `lock` points to an initialised lock that lives as long as the result is used.
 unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
-    // SAFETY: aligned and alive, as the caller says, and accessed only as atomics.
+    // SAFETY: aligned and alive, as the caller guarantees, and accessed only as atomics.
     let word = unsafe { &*lock.cast::<AtomicU32>() };
     // The mark never changes while the lock is used.
     if word.load(Relaxed) >= FOREIGN {
@@ -51,7 +51,7 @@ unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
 /// The contract of [`spin`] applies.
 #[inline]
 unsafe fn private<'a>(lock: *mut pthread_spinlock_t) -> &'a Lock {
-    // SAFETY: aligned and alive, as the caller says, and accessed only as one atomic.
+    // SAFETY: aligned and alive, as the caller guarantees, and accessed only as one atomic.
     unsafe { &*lock.cast::<Lock>() }
 }
 
@@ -105,7 +105,7 @@ unsafe fn spin_lock(lock: *mut pthread_spinlock_t, patience: Patience) -> c_int 
 unsafe extern "C-unwind" fn pthread_spin_unlock(lock: *mut pthread_spinlock_t) -> c_int {
     // SAFETY: the caller keeps the POSIX contract of this call.
     let maybe_private = unsafe { private(lock) };
-    // SAFETY: the caller says that it holds the lock. Only a held private lock has the value exchanged here.
+    // SAFETY: the caller guarantees that it holds the lock. Only a held private lock has the value exchanged here.
     if unsafe { maybe_private.try_release_unwanted() } {
         return 0;
     }

@@ -260,7 +260,7 @@ impl DriverQueue {
         in_flight.filter(|chain| chain.number < self.visible).ok_or(DriverFault::NotInFlight { id })
     }
 
-    /// Tells the device that the driver polls. This is a hint: interrupts may still come.
+    /// Tells the device that the driver polls. This is a hint: interrupts may still arrive.
     pub fn disable_interrupts(&mut self) {
         if !self.interrupts_disabled {
             self.ring.driver_event.store(0, event(EventFlags::Disable, self.next_used), Relaxed);

@@ -60,7 +60,7 @@ pub(super) fn is_wanted(
 mod tests {
     use super::*;
 
-    /// In a ring of 4: whether the side that wants an event at `at` gets one for the `count` descriptors
+    /// Whether, in a ring of 4 slots, the side that wants an event at `at` gets one for the `count` descriptors
     /// before `end`.
     fn wanted(at: Cursor, count: u32, end: Cursor) -> bool {
         let mut undecided = Undecided::default();

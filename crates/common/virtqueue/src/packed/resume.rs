@@ -38,7 +38,7 @@ const NOWHERE: u32 = 0x7fff;
 const NO_SLOT: u16 = 0x7c00;
 const _: () = assert!(crate::MAX_QUEUE_SIZE <= 1 << 10);
 
-/// Slot and wrap counter of the next descriptor to take and of the next one to use, in vhost-user's format.
+/// Slot and wrap counter of the next descriptor to take and of the next used descriptor, in vhost-user's format.
 #[inline]
 pub(super) fn base(next_avail: Cursor, next_used: Cursor) -> u32 {
     u32::from(next_avail.to_bits()) | u32::from(next_used.to_bits()) << 16
@@ -80,8 +80,8 @@ pub(super) fn open(ring: &Ring, base: u32, queue_size: u16) -> Result<Opened, Ri
     let used_slot = used_at_all(ring, queue_size);
     let stored = left_at(event, queue_size);
     let left = stored.filter(|&at| contradiction(ring, at, queue_size).is_none());
-    // A stored position that the ring contradicts belongs to an earlier ring at this address. In the middle of a first
-    // lap, however, it may be that of a full ring.
+    // A stored position that the ring contradicts belongs to an earlier ring at this address. The exception is a
+    // position in the middle of the first lap, which may be that of a full ring.
     let stored_new = stored
         .is_some_and(|at| at.slot() == 0 || !at.wrap_counter() || !is_full_of_first_lap(ring, queue_size));
     let is_new = used_slot.is_none() && (stored_new || is_at_work_from(event, start));

@@ -177,8 +177,7 @@ impl DeviceQueue {
         u32::from(self.next_avail)
     }
 
-    /// Whether the ring was unused by any device when it was mapped. One in 65,536 used rings looks unused
-    /// too.
+    /// Whether the ring was unused by any device when it was mapped. One in 65,536 used rings looks unused, too.
     #[must_use]
     pub fn was_fresh(&self) -> bool {
         self.was_fresh

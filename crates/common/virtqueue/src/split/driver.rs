@@ -269,7 +269,7 @@ impl DriverQueue {
         self.free += descriptors;
     }
 
-    /// Tells the device that the driver polls. This is a hint: interrupts may still come.
+    /// Tells the device that the driver polls. This is a hint: interrupts may still arrive.
     pub fn disable_interrupts(&mut self) {
         // With `VIRTIO_F_EVENT_IDX` there is nothing to do: the device has already passed the event index.
         if !self.features.event_idx {

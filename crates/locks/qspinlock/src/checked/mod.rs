@@ -19,8 +19,8 @@
 //!   `Send`: a thread that sent its guard away could correctly lock again, and that would look like AA. A
 //!   guard moved to another thread by `unsafe` code is released there without complaint; until then it counts
 //!   as the first thread's.
-//! - Bounds: [`MAX_HELD`] locks held per thread, 4096 threads alive at a time. Anything beyond is not
-//!   checked, is reported once on standard error, and is counted: [`not_checked`].
+//! - Bounds: [`MAX_HELD`] locks held per thread, 4096 threads alive at a time. Acquisitions beyond these bounds are
+//!   not checked; they are reported once on standard error, and counted: [`not_checked`].
 //! - With statistics, use `Profiled<Checked<L>>`; with `Checked<Profiled<L>>`, waits would be attributed to a line
 //!   of this file.
 //! - A wait is a series of timed attempts, so a fair lock keeps its order for only a millisecond at a time.

@@ -14,7 +14,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Releases a lock that has a queue, or had one at the last read.
     #[cold]
     pub(super) fn release_slowly(&self, next: Next) {
-        // Acquire pairs with the release of each newcomer's exchange: the holder can read its node.
+        // Acquire pairs with the release of each newcomer's exchange: the holder can read the newcomer's node.
         let word = Word(self.word.load(Acquire));
         if !word.is_locked() {
             debug_assert!(false, "a free lock was unlocked");

@@ -223,7 +223,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     fn give_up(&self, place: Place) -> bool {
         let mut seen = place.node.state.load(Relaxed);
         while matches!(seen, state::WAITING | state::HALTED) {
-            // Release pairs with the acquire in the swap of the holder that takes the node out.
+            // Release pairs with the acquire in the swap of the holder that takes the node out of the queue.
             match place.node.state.compare_exchange(seen, state::ABANDONED, Release, Relaxed) {
                 Ok(_) => return true,
                 Err(now) => seen = now,

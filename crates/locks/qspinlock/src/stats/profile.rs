@@ -20,9 +20,9 @@ use crate::{Event, LockTimes};
 /// How often each event happened in slow paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventCounts {
-    /// Acquired after spinning on the lock itself, without a place in the queue ("pending").
+    /// Acquired after spinning on the lock itself, without joining the queue ("pending").
     pub spun: u64,
-    /// Took a place in the queue ("slow path").
+    /// Joined the queue ("slow path").
     pub queued: u64,
     /// Took the lock ahead of a queue ("steal").
     pub stole: u64,
@@ -338,7 +338,7 @@ fn mean_us(sum: Duration, of: u64) -> f64 {
     sum.as_secs_f64() * 1e6 / of.max(1) as f64
 }
 
-/// Numbers are aligned right, the last column left.
+/// Aligns numbers to the right, and the last column to the left.
 fn write_table(f: &mut fmt::Formatter<'_>, rows: &[[String; HEAD.len()]]) -> fmt::Result {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; HEAD.len()] = core::array::from_fn(width);

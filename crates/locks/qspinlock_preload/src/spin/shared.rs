@@ -69,7 +69,7 @@ impl SharedSpin {
 
     #[cold]
     fn sleep_and_take(&self) {
-        // Acquire, as in `try_acquire`. The exchange comes before each sleep: a thread that unlocks after it
+        // Acquire, as in `try_acquire`. The exchange precedes each sleep: a thread that unlocks after the exchange
         // sees that threads may sleep; if the unlock came before it, this thread becomes the holder.
         while self.0.swap(WANTED, Acquire) != Self::FREE {
             futex(&self.0, libc::FUTEX_WAIT, WANTED);
