@@ -5,7 +5,7 @@
 //!     └─ else: queue (first in, first out) ─▶ first in line ─ polls, then sleeps on the word ─▶ inside
 //! ```
 //!
-//! - The thread that holds the queue's lock is *first in line*, and only it waits for the word to change. A
+//! - The thread that holds the queue's lock is *first in line*; only this thread waits for the word to change. A
 //!   reader first in line is counted at once, so that no other writer gets in. It waits for the writer inside
 //!   to leave, and releases the queue as soon as it is inside. A writer first in line sets `WAITING`, which
 //!   sends newcomers to the queue, waits until the lock is empty, and keeps the queue until it unlocks: the

@@ -88,7 +88,7 @@ impl Mutex {
         }
     }
 
-    /// Whether the kind is plain: by far the most frequent one, and a single comparison.
+    /// Whether the kind is normal, by far the most frequent kind. Needs a single comparison.
     #[inline]
     fn is_default(&self) -> bool {
         self.kind.load(Relaxed) == libc::PTHREAD_MUTEX_NORMAL

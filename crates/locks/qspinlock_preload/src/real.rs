@@ -43,8 +43,8 @@ impl Symbol {
         let found = keeping_errno(|| match self.version {
             None => self.by_name(),
             Some(version) => {
-                // SAFETY: both are NUL-terminated; this library calls, so `RTLD_NEXT` means the libraries
-                // after it.
+                // SAFETY: both strings are NUL-terminated; this library makes the call, so `RTLD_NEXT` means the
+                // libraries after it.
                 let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), version.as_ptr()) };
                 if found.is_null() { self.by_name() } else { found }
             }

@@ -240,7 +240,7 @@ impl DeviceQueue {
     /// Never; the signature matches [`crate::DeviceQueue::available`].
     #[inline]
     pub fn available(&self) -> Result<u16, RingFault> {
-        // Relaxed: only a hint. `pop` reads the descriptor again, with the acquire that the chain needs.
+        // Relaxed: this is only a hint. `pop` reads the descriptor again, with the acquire that the chain needs.
         let meta = self.ring.meta(self.next_avail.slot(), Relaxed);
         Ok(u16::from(self.next_avail.is_available(meta.flags()) || self.to_redo() != 0))
     }
@@ -442,7 +442,7 @@ impl DeviceQueue {
     #[inline]
     fn take_in_flight(&mut self, id: u16) -> InFlight {
         let in_flight = std::mem::take(&mut self.in_flight[usize::from(id)]);
-        assert!(in_flight.count != 0, "a chain is used, or given back, once after it was popped");
+        assert!(in_flight.count != 0, "a popped chain may be pushed or put back only once");
         self.room += in_flight.count;
         in_flight
     }

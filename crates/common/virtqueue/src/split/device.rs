@@ -189,7 +189,7 @@ impl DeviceQueue {
     /// [`RingFault::AvailIndexJump`].
     #[inline]
     pub fn available(&self) -> Result<u16, RingFault> {
-        // Relaxed: only a count. `pop` reads the index again, with the acquire that the entries need.
+        // Relaxed: this is only a count. `pop` reads the index again, with the acquire that the entries need.
         Ok(self.checked_count(self.avail.load(IDX, Relaxed))?.saturating_add(self.to_redo()))
     }
 

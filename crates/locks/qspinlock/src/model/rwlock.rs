@@ -157,9 +157,9 @@ impl<F: Futex> Guarded<F> {
     }
 }
 
-/// Two threads that do more than one thing each: too many interleavings to explore all.
+/// For two threads with more than one operation each, which have too many interleavings to explore all of them.
 const PAIR: Interleavings = Preempted(3, 4);
-/// Three threads.
+/// For three threads.
 const THREE: Interleavings = Preempted(2, 3);
 /// With more preemptions, loom lets two threads that wake without a reason yield to each other for ever.
 const THREE_WITH_SPURIOUS_WAKES: Interleavings = Preempted(2, 2);
