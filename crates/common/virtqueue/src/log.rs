@@ -233,7 +233,7 @@ impl Snapshot {
     }
 }
 
-/// Stores a word after all earlier stores: pairs with the acquire of a successor that opens the log.
+/// Stores a word, after all earlier stores. Pairs with the acquire of a successor that opens the log.
 #[inline]
 pub(crate) fn release(words: &SharedSlice<u64>, at: usize, word: u64) {
     words.store(at, word, Release);

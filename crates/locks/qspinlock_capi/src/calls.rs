@@ -35,7 +35,7 @@ pub(crate) unsafe fn at<'a, L>(lock: *const L) -> Result<&'a L, c_int> {
     unsafe { lock.as_ref() }.ok_or(EINVAL)
 }
 
-/// [`at`], for a type of the header.
+/// Like [`at`], for a lock type of the header.
 #[inline]
 unsafe fn spin<'a, T: Spin>(lock: *const T) -> Result<&'a LockOf<T>, c_int> {
     // SAFETY: 1. the caller's promise; 2. one atomic word (`Spin`), valid with any bits.

@@ -25,7 +25,7 @@ const WORDS: usize = 2;
 const _: () = assert!(size_of::<qspin_rwlock_t>() == size_of::<QRwLock>());
 const _: () = assert!(align_of::<qspin_rwlock_t>() == align_of::<QRwLock>());
 
-/// [`at`], for a reader-writer lock.
+/// Like [`at`], for a reader-writer lock.
 #[inline]
 unsafe fn rw<'a>(lock: *const qspin_rwlock_t) -> Result<&'a QRwLock, c_int> {
     // SAFETY: 1. the caller's promise; 2. a `QRwLock` is two atomic words (the assertions above), valid with any bits.

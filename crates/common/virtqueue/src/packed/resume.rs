@@ -1,6 +1,6 @@
 //! Finds where to resume a packed ring: compares the front-end's claim with the ring's contents.
 //!
-//! A packed ring has no position in memory (unlike a split ring's `used.idx`): each side keeps its own in private.
+//! A packed ring has no position in memory (unlike a split ring's `used.idx`): each side keeps its own private.
 //! A front-end whose back-end has died may send an older position (QEMU sends a new ring's), and requests would
 //! run twice. So:
 //!

@@ -80,8 +80,8 @@ impl Record {
         Self { word: AtomicU64::new(0), addr: AtomicUsize::new(0), site: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Loads the word, sequentially consistent like every access to these words. Reads of several records therefore have
-    /// one order, so a word that is the same in the first and the last read had that value at some moment in between.
+    /// Loads the word. Every access to these words is sequentially consistent, so reads of several records have one
+    /// order: a word that is the same in the first and the last read had that value at some moment in between.
     pub(super) fn word(&self) -> Word {
         Word(self.word.load(SeqCst))
     }
