@@ -1,11 +1,11 @@
-//! The buffers of a chain that a driver adds, and their form as an indirect table.
+//! The buffers of a chain that a driver adds; stores them as an indirect table if the driver asks for one.
 
 use guest_mem::{GuestRange, MemoryView};
 
 use crate::AddError;
 use crate::chain::{DESCRIPTOR_BYTES, NEXT, WRITE};
 
-/// The buffers, counted and checked.
+/// The buffers of one chain; their number is within the limit.
 #[derive(Debug)]
 pub(crate) struct Buffers<'r> {
     readable: &'r [GuestRange],
@@ -25,7 +25,7 @@ impl<'r> Buffers<'r> {
         Ok(Self { readable, writable, count })
     }
 
-    /// The buffers' descriptors in order, with WRITE where writable, and with NEXT except on the last.
+    /// The buffers' descriptors in order: WRITE is set on the writable ones, NEXT on all but the last.
     #[inline]
     pub fn with_flags(&self) -> impl Iterator<Item = (GuestRange, u16)> + use<'r> {
         let flagged = self.readable.iter().map(|&r| (r, 0)).chain(self.writable.iter().map(|&r| (r, WRITE)));
@@ -39,14 +39,14 @@ impl<'r> Buffers<'r> {
     }
 }
 
-/// Descriptors that [`store_table`] writes per store.
+/// How many descriptors [`store_table`] writes per store.
 const AT_ONCE: usize = 8;
 
 /// Writes descriptors, two words each, to guest memory from `table_addr` on. Batches the stores, because each one looks
 /// up its address.
 ///
 /// # Errors
-/// [`AddError::Table`]; a part of the table may be written then.
+/// [`AddError::Table`]; part of the table may already be written.
 #[inline]
 pub(crate) fn store_table(
     view: &MemoryView,

@@ -1,9 +1,9 @@
 //! One descriptor chain, walked and checked: the buffers of a request.
 //!
-//! - Reused for every request: allocated once with the queue's size, then never again.
+//! - A chain's memory is allocated once, with the queue's size, and reused for every request.
 //! - Device-readable buffers come first, then the device-writable ones (virtio 1.3 §2.7.4.2).
 //! - Zero-length descriptors are legal and are dropped.
-//! - Addresses are not checked here; an unmapped one fails when the buffer is used.
+//! - Addresses are not checked here; an unmapped address causes an error when the buffer is used.
 
 use guest_mem::GuestRange;
 
@@ -19,7 +19,7 @@ pub(crate) const INDIRECT: u16 = 4;
 /// Size of one descriptor in memory (virtio 1.3 §2.7.5).
 pub(crate) const DESCRIPTOR_BYTES: u32 = 16;
 
-/// One descriptor, copied out of guest memory (virtio 1.3 §2.7.5); a packed ring's without its id.
+/// One descriptor, copied out of guest memory (virtio 1.3 §2.7.5). A packed ring's buffer id is not included.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Descriptor {
     pub range: GuestRange,
@@ -30,13 +30,13 @@ pub(crate) struct Descriptor {
 impl Descriptor {
     /// `meta`: length, flags and next, in the layout of the second word of a split ring's descriptor.
     #[inline]
-    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    #[allow(clippy::cast_possible_truncation)] // extracts fields
     pub fn from_words(addr: u64, meta: u64) -> Self {
         let range = GuestRange { addr, len_bytes: meta as u32 };
         Self { range, flags: (meta >> 32) as u16, next: (meta >> 48) as u16 }
     }
 
-    /// The descriptor as these two words.
+    /// The inverse of [`Descriptor::from_words`].
     #[inline]
     pub fn to_words(self) -> (u64, u64) {
         let meta = u64::from(self.range.len_bytes) | u64::from(self.flags) << 32 | u64::from(self.next) << 48;
@@ -52,7 +52,7 @@ impl Descriptor {
 /// A chain that the device returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// The token that was given to `add`.
+    /// The token that was passed to `add`.
     pub token: u64,
     /// The tag that `add` returned; it may be reused now.
     pub tag: u16,
@@ -66,14 +66,14 @@ pub struct Chain {
     /// Only the first `count` belong to the request.
     ranges: Vec<GuestRange>,
     count: usize,
-    /// How many of them are device-readable.
+    /// Number of device-readable buffers, which come first.
     readable: usize,
     readable_bytes: u64,
     writable_bytes: u64,
 }
 
 impl Chain {
-    /// Room for the longest chain of a queue with `queue_size` entries.
+    /// Allocates room for the longest chain of a queue with `queue_size` entries.
     #[must_use]
     pub fn with_capacity(queue_size: u16) -> Self {
         let ranges = vec![GuestRange::default(); usize::from(queue_size)];
@@ -115,7 +115,7 @@ impl Chain {
         self.writable_bytes
     }
 
-    /// Forgets the buffers.
+    /// Removes all buffers.
     #[inline]
     pub fn clear(&mut self) {
         (self.count, self.readable) = (0, 0);
@@ -125,12 +125,12 @@ impl Chain {
     /// Fills the chain if it is *plain*, as most are: all buffers are in one table and in order, and none is
     /// empty.
     ///
-    /// `read` returns the words of the descriptor with this index, or `None` if the table has none. The first one has
-    /// index `index`, and the chain has at most `limit`.
+    /// `read` returns the two words of the descriptor at an index, or `None` if the table has no such descriptor. The
+    /// chain starts at `index` and has at most `limit` descriptors.
     ///
     /// # Errors
-    /// The chain is not plain, or it has a fault. A [`Walk`] continues there.
-    #[inline(always)] // the closure reads fields that then stay in registers
+    /// [`Stopped`] if the chain is not plain or has a fault; a [`Walk`] can continue from that position.
+    #[inline(always)] // keeps the fields that the closure reads in registers
     pub(crate) fn read_plain(
         &mut self,
         mut index: u16,
@@ -180,25 +180,25 @@ impl Chain {
     }
 }
 
-/// The place in a ring or table where [`Chain::read_plain`] stopped. The [`Walk`] reads no descriptor again: the driver
-/// may have changed it.
+/// The position in a ring or table where [`Chain::read_plain`] stopped. The [`Walk`] does not reread any descriptor,
+/// because the driver may have changed it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stopped {
     pub at: At,
-    /// Descriptors before this one; all are plain.
+    /// Number of descriptors before this position; all of them are plain.
     count: usize,
-    /// Bytes of their buffers.
+    /// Total bytes of their buffers.
     bytes: u64,
-    /// Of these, the device-readable buffers and their bytes; `None` if all are readable.
+    /// Number and bytes of the device-readable buffers among them; `None` if all are readable.
     readable: Option<(usize, u64)>,
 }
 
 /// The next descriptor of a chain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum At {
-    /// It was read, and is not plain.
+    /// The descriptor was read and is not plain.
     Read(Descriptor),
-    /// Its index; it may be outside the table.
+    /// The descriptor was not read; this is its index, which may be outside the table.
     Unread(u16),
 }
 
@@ -206,7 +206,7 @@ impl Stopped {
     /// Nothing was read; the first descriptor has index 0.
     pub const AT_START: Self = Self { at: At::Unread(0), count: 0, bytes: 0, readable: None };
 
-    /// Number of descriptors before this place.
+    /// Number of descriptors before this position.
     #[allow(clippy::cast_possible_truncation)] // at most `read_plain`'s limit
     pub fn taken(&self) -> u16 {
         self.count as u16
@@ -230,7 +230,7 @@ impl<'c> Walk<'c> {
         Self::resume(chain, &Stopped::AT_START)
     }
 
-    /// Continues where [`Chain::read_plain`] stopped. The buffers before that place are in `chain`.
+    /// Continues where [`Chain::read_plain`] stopped. The buffers before that position are already in `chain`.
     pub fn resume(chain: &'c mut Chain, stopped: &Stopped) -> Self {
         let &Stopped { count, bytes, readable, .. } = stopped;
         let (readable_count, readable_bytes) = readable.unwrap_or((count, bytes));
@@ -245,9 +245,9 @@ impl<'c> Walk<'c> {
         }
     }
 
-    /// Reads the rest of a chain whose descriptors refer to each other: those from `at` on, after `taken` others, of
-    /// at most `limit`. Stops at a descriptor that refers to an indirect table and returns it with the number of
-    /// descriptors before it.
+    /// Reads the rest of a chain that is linked by `next`, from `at` on. `taken` descriptors precede `at`, and the
+    /// chain may have at most `limit`. Stops at a descriptor that refers to an indirect table, and returns that
+    /// descriptor with the number of descriptors before it.
     ///
     /// # Errors
     /// [`ChainFault::NextOutOfRange`], [`ChainFault::TooLong`], or what `read` returns.
@@ -281,7 +281,7 @@ impl<'c> Walk<'c> {
         }
     }
 
-    /// Appends a buffer, unless it is empty, or readable after a writable one.
+    /// Appends a buffer, unless it is empty or is a readable buffer after a writable one.
     pub fn push(&mut self, descriptor: &Descriptor) {
         let bytes = u64::from(descriptor.range.len_bytes);
         if descriptor.has(WRITE) {
@@ -303,7 +303,7 @@ impl<'c> Walk<'c> {
         }
     }
 
-    /// Fills the chain. With a readable buffer after a writable one, the chain has the others.
+    /// Fills the chain. Leaves out readable buffers after a writable one, which are an error.
     ///
     /// # Errors
     /// [`ChainFault::ReadableAfterWritable`].

@@ -2,8 +2,8 @@
 //!
 //! `enable_kicks … pop → (owner) → push_used → publish → needs_notification`
 //!
-//! [`DeviceQueue::new`] picks the format once. Each call then costs one branch, which always goes the same
-//! way.
+//! [`DeviceQueue::new`] picks the format once. Each later call costs one branch, which always takes the same
+//! direction.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub enum DeviceQueue {
     Packed(packed::DeviceQueue),
 }
 
-/// Makes the same call on either half.
+/// Makes the call on the half that `$queue` holds, split or packed.
 macro_rules! either {
     ($queue:expr, $half:ident => $call:expr) => {
         match $queue {
@@ -95,7 +95,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Returns the requests that [`DeviceQueue::with_log`] found in the log.
+    /// How many requests [`DeviceQueue::with_log`] found in the log, and whether the log was that of another ring.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         either!(self, half => half.recovery())
@@ -108,11 +108,11 @@ impl DeviceQueue {
         either!(self, half => half.to_redo())
     }
 
-    /// Lets chains with an indirect table be as long as `limit`, even if the queue is smaller.
+    /// Allows up to `limit` descriptors in a chain with an indirect table, even if the queue is smaller.
     ///
-    /// A device announces its segment limit before it learns the queue's size, and Linux relies on the
-    /// announcement. With a limit of `queue_size` alone, large requests on a small queue fail. (virtio 1.3
-    /// §2.7.5.3.1 limits the driver to the queue size.)
+    /// A device announces its segment limit before it learns the queue's size, and Linux relies on the announced
+    /// limit. If the device accepted only `queue_size` descriptors, large requests on a small queue would fail.
+    /// (virtio 1.3 §2.7.5.3.1 limits the driver to the queue size.)
     #[must_use]
     pub fn with_indirect_limit(self, limit: u16) -> Self {
         match self {
@@ -144,8 +144,8 @@ impl DeviceQueue {
 
     /// The ring's current position: the answer to `GET_VRING_BASE`.
     ///
-    /// Split: the index of the next available entry. Packed: slot of the next descriptor to take (bits 0–14)
-    /// and its wrap counter (15); slot of the next one to use (16–30) and its wrap counter (31).
+    /// Split: the index of the next available entry. Packed: the slot of the next descriptor to take (bits 0–14)
+    /// and its wrap counter (bit 15); the slot of the next used descriptor (16–30) and its wrap counter (31).
     #[inline]
     #[must_use]
     pub fn position(&self) -> u32 {
@@ -158,7 +158,7 @@ impl DeviceQueue {
         either!(self, half => half.was_fresh())
     }
 
-    /// A lower bound on the available chains: 0 if there are none, otherwise at least 1 and never too many.
+    /// A lower bound on the number of available chains; 0 only if there are none.
     ///
     /// A split ring counts its chains; a packed one would have to walk them, so it returns 1.
     ///
@@ -181,8 +181,8 @@ impl DeviceQueue {
         either!(self, half => half.pop(chain))
     }
 
-    /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it. Must not
-    /// follow another pop or push.
+    /// Puts the last popped chain back, so that it is popped again. For an owner that has no room to start the
+    /// request. No other pop or push may come between the pop and this call.
     #[inline]
     pub fn unpop(&mut self) {
         either!(self, half => half.unpop());
@@ -212,14 +212,14 @@ impl DeviceQueue {
     }
 
     /// Tells the driver that it need not kick, because the device polls. This is a hint: kicks may still
-    /// come.
+    /// arrive.
     #[inline]
     pub fn disable_kicks(&mut self) {
         either!(self, half => half.disable_kicks());
     }
 
-    /// Asks for a kick when the next chain becomes available, then checks again. Returns `true` if a chain is
-    /// already available; no kick may come for it.
+    /// Requests a kick for the next available chain, then checks the ring again. Returns `true` if a chain is
+    /// already available; a kick for that chain is not guaranteed.
     ///
     /// # Errors
     /// [`RingFault::AvailIndexJump`] (split only).

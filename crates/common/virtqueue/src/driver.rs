@@ -18,7 +18,7 @@ pub enum DriverQueue {
     Packed(packed::DriverQueue),
 }
 
-/// Makes the same call on either half.
+/// Makes the call on the half that `$queue` holds, split or packed.
 macro_rules! either {
     ($queue:expr, $half:ident => $call:expr) => {
         match $queue {
@@ -41,11 +41,11 @@ impl DriverQueue {
         }
     }
 
-    /// Lets chains with an indirect table be as long as `limit`, even if the queue is smaller: for a device
-    /// that announces its segment limit per request.
+    /// Allows up to `limit` buffers in a chain with an indirect table, even if the queue is smaller. For devices
+    /// that announce a segment limit per request.
     ///
-    /// virtio 1.3 §2.7.5.3.1 limits a driver to the queue size. Linux relies on the announcement instead, so
-    /// devices accept longer tables. Without this, a queue of two entries could not carry any data.
+    /// virtio 1.3 §2.7.5.3.1 limits a driver to the queue size. Linux uses the announced limit instead, so devices
+    /// accept longer tables. With the limit of the standard, a queue of two entries could not carry any data.
     #[must_use]
     pub fn with_indirect_limit(self, limit: u16) -> Self {
         match self {
@@ -54,7 +54,7 @@ impl DriverQueue {
         }
     }
 
-    /// The ring base at which a device starts on the new ring; a front-end sends it.
+    /// The ring base at which a device starts on a new ring; a front-end sends it to its back-end.
     #[must_use]
     pub fn initial_base(&self) -> u32 {
         match self {
@@ -77,8 +77,8 @@ impl DriverQueue {
         either!(self, half => half.in_flight())
     }
 
-    /// Adds a chain in the ring's own descriptors; the device sees it after [`DriverQueue::publish`]. Returns
-    /// the tag, which stays unique until this chain is returned.
+    /// Adds a chain that uses the ring's own descriptors; the device sees it after [`DriverQueue::publish`].
+    /// Returns the tag, which stays unique until this chain is returned.
     ///
     /// # Errors
     /// [`AddError`]; nothing was added.
@@ -132,14 +132,14 @@ impl DriverQueue {
         either!(self, half => half.pop_used())
     }
 
-    /// Tells the device that the driver polls. This is a hint: interrupts may still come.
+    /// Tells the device that the driver polls. This is a hint: interrupts may still arrive.
     #[inline]
     pub fn disable_interrupts(&mut self) {
         either!(self, half => half.disable_interrupts());
     }
 
-    /// Asks for an interrupt when the next chain is used, then checks again. Returns `true` if a chain is
-    /// already used; no interrupt may come for it.
+    /// Requests an interrupt for the next used chain, then checks the ring again. Returns `true` if a chain is
+    /// already used; an interrupt for that chain is not guaranteed.
     ///
     /// # Errors
     /// [`DriverFault::UsedIndexJump`] (split only).

@@ -5,18 +5,18 @@ use guest_mem::AccessError;
 /// Why buffers were not added; the ring is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
-    /// A chain has at least one buffer.
+    /// The chain has no buffers; at least one is required.
     #[error("no buffers to add")]
     Empty,
     /// The chain has more buffers than a device must accept.
     #[error("{needed} buffers, but a chain has at most {limit}")]
     TooLong {
-        /** Buffers given. */
+        /** Number of buffers in the chain. */
         needed: usize,
         /** The queue size, or what [`crate::DriverQueue::with_indirect_limit`] allows. */
         limit: u16,
     },
-    /// Some requests have to complete first.
+    /// The ring has too few free descriptors; some requests have to complete first.
     #[error("{needed} descriptors needed, but only {free} are free")]
     Full {
         /** Number of descriptors needed. */
@@ -36,16 +36,16 @@ pub enum AddError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverFault {
     /// The device used more entries than were available.
-    #[error("used index jumped to {used_idx} from {next_used} with {in_flight} chains in flight")]
+    #[error("used index jumped from {next_used} to {used_idx}, but only {in_flight} chains are in flight")]
     UsedIndexJump {
         /** The used index in the ring. */
         used_idx: u16,
-        /** The next used entry that the driver takes. */
+        /** Index of the next used entry that the driver will take. */
         next_used: u16,
         /** Number of chains in flight. */
         in_flight: u16,
     },
-    /// The id does not name a descriptor of this queue.
+    /// The id is not the index of a descriptor of this queue.
     #[error("used id {id} is outside the descriptor table (queue size {queue_size})")]
     IdOutOfRange {
         /** The buffer id in the descriptor. */

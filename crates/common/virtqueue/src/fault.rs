@@ -53,7 +53,7 @@ pub enum RingFault {
         max: u16,
     },
     /// A part of the ring is misaligned, unmapped, or across two memory regions.
-    #[error("{part} cannot be used")]
+    #[error("{part} cannot be mapped")]
     Part {
         /** The part of the ring. */
         part: RingPart,
@@ -63,17 +63,17 @@ pub enum RingFault {
     },
     /// The driver made more chains available than the queue can hold.
     #[error(
-        "available index jumped to {avail_idx} from {next_avail}: more than the {queue_size} entries of the queue"
+        "available index jumped from {next_avail} to {avail_idx}, more than the {queue_size} entries of the queue"
     )]
     AvailIndexJump {
         /** The available index in the ring. */
         avail_idx: u16,
-        /** The next entry that the device takes. */
+        /** Index of the next entry that the device will take. */
         next_avail: u16,
         /** The queue size, in entries. */
         queue_size: u16,
     },
-    /// An available entry does not name a descriptor.
+    /// An entry of the available ring is not the index of a descriptor.
     #[error("head {head} is outside the descriptor table (queue size {queue_size})")]
     HeadOutOfRange {
         /** The head in the available ring. */
@@ -87,15 +87,15 @@ pub enum RingFault {
         /** The head in the available ring. */
         head: u16,
     },
-    /// A packed ring's chain without an end. The last descriptor holds its buffer id, so the id is unknown.
-    #[error("descriptor chain from slot {slot} is longer than the {room} descriptors not in flight")]
+    /// A packed ring's chain has no end. Only the last descriptor holds the buffer id, so the id is unknown.
+    #[error("descriptor chain at slot {slot} is longer than the {room} descriptors that are not in flight")]
     EndlessChain {
         /** Slot of the chain's first descriptor. */
         slot: u16,
         /** The queue size minus the descriptors in flight. */
         room: u16,
     },
-    /// A packed ring's buffer id outside the queue size; no driver needs such an id.
+    /// A packed ring's buffer id is not below the queue size; no driver needs such an id.
     #[error("buffer id {id} is not below the queue size {queue_size}")]
     IdOutOfRange {
         /** The buffer id in the descriptor. */
@@ -103,14 +103,13 @@ pub enum RingFault {
         /** The queue size, in entries. */
         queue_size: u16,
     },
-    /// A packed ring's buffer id names a chain that was not used yet.
+    /// A packed ring's buffer id belongs to a chain that is still in flight.
     #[error("buffer id {id} was made available again while it is in flight")]
     IdInFlight {
         /** The buffer id in the descriptor. */
         id: u16,
     },
-    /// An impossible position: a slot outside the ring, descriptors taken but not used, or not that of a new
-    /// ring.
+    /// An impossible position: a slot is outside the ring, or descriptors were taken but not used.
     #[error(
         "ring base {base:#010x} is not a position of this packed ring with {queue_size} entries; a new ring starts at 0x80008000"
     )]
@@ -123,9 +122,9 @@ pub enum RingFault {
     /// The in-flight log of the previous device is inconsistent.
     #[error(transparent)]
     Log(#[from] LogFault),
-    /// The packed ring shows that a device moved past the position; requests would run twice.
+    /// The packed ring shows that a device moved past the position: requests would run twice.
     #[error(
-        "ring base {base:#010x} is stale: slot {slot} of the packed ring shows later use, and memory does not show the position, so the guest must reset the device"
+        "ring base {base:#010x} is stale: slot {slot} of the packed ring has been used since, and the current position is not recorded in memory, so the guest must reset the device"
     )]
     StaleBase {
         /** The base that the front-end sent. */
@@ -138,7 +137,7 @@ pub enum RingFault {
 /// One unusable descriptor chain. Its end is unknown, so no status can be stored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainFault {
-    /// `next` does not name a descriptor of the table.
+    /// `next` is not the index of a descriptor in the table.
     #[error("next descriptor {next} is outside its table of {table_entries} entries")]
     NextOutOfRange {
         /** The index in the `next` field. */
@@ -146,14 +145,14 @@ pub enum ChainFault {
         /** Number of entries of the descriptor table or the indirect table. */
         table_entries: u16,
     },
-    /// More descriptors than the queue has, or than an indirect table may have; a loop is reported this way
-    /// too (virtio 1.3 §2.7.5.3.1).
+    /// The chain has more descriptors than the queue, or more than an indirect table may have. A loop is also
+    /// reported this way (virtio 1.3 §2.7.5.3.1).
     #[error("descriptor chain is longer than the {limit} descriptors allowed")]
     TooLong {
         /** The limit, in descriptors. */
         limit: u16,
     },
-    /// A device-readable descriptor after a device-writable one (virtio 1.3 §2.7.4.2).
+    /// A device-readable descriptor follows a device-writable one (virtio 1.3 §2.7.4.2).
     #[error("device-readable descriptor follows a device-writable one")]
     ReadableAfterWritable,
     /// A malformed indirect table.
@@ -170,8 +169,7 @@ pub enum IndirectFault {
     /// An indirect descriptor is inside an indirect table.
     #[error("indirect descriptor inside an indirect table")]
     Nested,
-    /// An indirect descriptor in a chain with direct ones, which packed rings do not allow (virtio 1.3
-    /// §2.8.5).
+    /// A chain mixes indirect and direct descriptors, which packed rings do not allow (virtio 1.3 §2.8.5).
     #[error("indirect descriptor in a chain with direct descriptors")]
     Mixed,
     /// A descriptor has both NEXT and INDIRECT.
@@ -194,7 +192,7 @@ pub enum IndirectFault {
         /** The limit, in descriptors. */
         limit: u16,
     },
-    /// An entry that was visited lies outside the guest's memory.
+    /// An entry that the chain uses is outside guest memory.
     #[error("indirect table cannot be read")]
     Unmapped(#[source] AccessError),
 }

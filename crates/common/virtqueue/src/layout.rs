@@ -9,11 +9,11 @@ use crate::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE, RingFeatures};
 
 /// Size and addresses of a virtqueue as the front-end announced them; not yet checked.
 ///
-/// Split and packed rings have three areas (virtio 1.3 §2.6); the fields have the names of the split ring's.
+/// Split and packed rings have three areas (virtio 1.3 §2.6); the fields are named after a split ring's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
     /// Number of entries; a power of two. (virtio 1.3 §2.8.10.1 does not require this of a packed ring, but all known
-    /// drivers use one, and it lets a mask turn a position into a slot.)
+    /// drivers use a power of two, and it allows the use of a mask to turn a position into a slot.)
     pub queue_size: u16,
     /// Descriptor area: the descriptor table, or the packed ring itself.
     pub descriptors: GuestAddress,
@@ -28,7 +28,7 @@ impl RingLayout {
     /// another back-end.
     ///
     /// # Errors
-    /// [`AccessError`] if it does not lie in memory.
+    /// [`AccessError`] if the index is not in guest memory.
     pub fn used_index(&self, view: &MemoryView) -> Result<u16, AccessError> {
         let mut bytes = [0; 2];
         view.read(self.used.raw_value().wrapping_add(2), &mut bytes)?;
@@ -48,8 +48,8 @@ impl RingLayout {
         if features.packed { 4 } else { 4 + entries_bytes + 2 * u64::from(features.event_idx) }
     }
 
-    /// Marks every part of the ring that a device may have stored to in the dirty log. The previous device
-    /// may have died between a store and its mark.
+    /// Marks in the dirty log every part of the ring that a device may have written: the previous device may have
+    /// died between a store and its mark.
     pub fn note_device_stores(&self, memory: &GuestMemory, features: RingFeatures) {
         memory.note_store(self.used.raw_value(), self.used_bytes(features));
         if features.packed {
@@ -58,7 +58,7 @@ impl RingLayout {
     }
 }
 
-/// `len` values of one part of a ring, aligned as the standard requires.
+/// Maps `len` values of one part of a ring, which must be aligned as the standard requires.
 pub(crate) fn slice<T: Shared>(
     memory: &Arc<GuestMemory>,
     part: RingPart,

@@ -10,7 +10,7 @@
 //! - Nothing is allocated between `new` and `drop`.
 //!
 //! Spec: virtio 1.3 §2.7 (split), §2.8 (packed).
-//! See also: I/O, threads, file descriptors (`blk_server`), the meaning of a chain (`virtio_blk`).
+//! See also: I/O, threads and file descriptors (`blk_server`); the meaning of a chain (`virtio_blk`).
 #![forbid(unsafe_code)]
 
 mod buffers;
@@ -50,7 +50,7 @@ pub const MAX_QUEUE_SIZE: u16 = 1024;
 /// Negotiated feature bits that change how a ring is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingFeatures {
-    /// `VIRTIO_F_EVENT_IDX`: notifications by index instead of by flag (virtio 1.3 §2.7.7, §2.7.10).
+    /// `VIRTIO_F_EVENT_IDX`: a side requests notifications by index instead of by flag (virtio 1.3 §2.7.7, §2.7.10).
     pub event_idx: bool,
     /// `VIRTIO_F_INDIRECT_DESC`: descriptor tables outside the ring (virtio 1.3 §2.7.5.3).
     pub indirect: bool,

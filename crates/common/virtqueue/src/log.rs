@@ -12,8 +12,8 @@
 //!   snapshot (no entry refers to anything outside the log or the ring, none appears twice) and uses only
 //!   that; afterwards it only stores to the shared words.
 //! - An entry's fields share 64-bit words, which are stored whole. A store that must not become visible
-//!   before an earlier one is a release store: the reader is another process, after this one's death.
-//! - No lock, no system call, no allocation after the start.
+//!   before an earlier one is a release store: the reader is another process, which runs after this one's death.
+//! - After the start, the log needs no lock, no system call and no allocation.
 //!
 //! Spec: vhost-user, "Inflight I/O tracking".
 
@@ -56,8 +56,8 @@ pub enum LogFault {
         /** The log's version. */
         version: u16,
     },
-    /// The log has another number of descriptors than the front-end announced.
-    #[error("in-flight log says that it has {entries} entries, but the front-end says {announced}")]
+    /// The number of entries in the log's header is not the number that the front-end announced.
+    #[error("in-flight log has {entries} entries, but the front-end announced {announced}")]
     Entries {
         /** The number of entries in the log's header. */
         entries: u16,
@@ -73,15 +73,15 @@ pub enum LogFault {
         queue_size: u16,
     },
     /// A link leads out of the log.
-    #[error("in-flight log names entry {entry}, but has only {entries} entries")]
+    #[error("in-flight log refers to entry {entry}, but has only {entries} entries")]
     NoSuchEntry {
         /** The entry's index in the link. */
         entry: u16,
         /** Number of entries in the log. */
         entries: u16,
     },
-    /// Two lists of entries meet, or one list has no end.
-    #[error("in-flight log has entry {entry} in two places")]
+    /// Two lists share an entry, or one list has no end.
+    #[error("in-flight log links to entry {entry} twice")]
     EntryTwice {
         /** The entry's index. */
         entry: u16,
@@ -107,17 +107,15 @@ pub enum LogFault {
         queue_size: u16,
     },
     /// Some entries are neither free nor in flight.
-    #[error("in-flight log has {found} of its {entries} entries in its lists")]
+    #[error("in-flight log has {entries} entries, but only {found} of them are free or in flight")]
     Lost {
         /** Number of entries that are free or in flight. */
         found: u16,
         /** Number of entries in the log. */
         entries: u16,
     },
-    /// A buffer id that is outside the ring, or that occurs twice.
-    #[error(
-        "in-flight log has buffer id {id} in flight twice, or it is not below the queue size {queue_size}"
-    )]
+    /// A buffer id is outside the ring, or occurs twice.
+    #[error("buffer id {id} in the in-flight log occurs twice or is not below the queue size {queue_size}")]
     BufferId {
         /** The buffer id in the log. */
         id: u16,
@@ -125,7 +123,9 @@ pub enum LogFault {
         queue_size: u16,
     },
     /// The ring has no such slot.
-    #[error("in-flight log says that slot {slot} is used next, but the ring has {queue_size} slots")]
+    #[error(
+        "in-flight log records slot {slot} as the ring's position, but the ring has only {queue_size} slots"
+    )]
     Position {
         /** The slot in the log. */
         slot: u16,
@@ -134,7 +134,7 @@ pub enum LogFault {
     },
 }
 
-/// The location of one queue's log, in memory that only the front-end shares.
+/// The location of one queue's log, in memory that only this process and the front-end share.
 #[derive(Clone, Debug)]
 pub struct LogArea {
     memory: Arc<GuestMemory>,
@@ -168,7 +168,7 @@ impl LogArea {
         &self.memory
     }
 
-    /// The log's words, for stores, and a snapshot of them; `None` if nothing was ever written to them.
+    /// The log's words, for stores, and a snapshot of them. The snapshot is `None` if the log was never written.
     pub(crate) fn open(
         &self,
         queue_size: u16,
@@ -186,7 +186,7 @@ impl LogArea {
         Ok((words, is_written.then_some(snapshot)))
     }
 
-    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    #[allow(clippy::cast_possible_truncation)] // extracts fields
     fn check_head(&self, snapshot: &Snapshot) -> Result<bool, LogFault> {
         let (head, features) = (snapshot.word(1), snapshot.word(0));
         let (version, entries, announced) = (head as u16, (head >> 16) as u16, self.entries);
@@ -213,8 +213,8 @@ pub(crate) struct Snapshot(Box<[u64]>);
 impl Snapshot {
     fn read(words: &SharedSlice<u64>) -> Self {
         let read_once = |at| {
-            // Acquire: pairs with the releases of the previous device. That device is gone, so all of its
-            // stores are there.
+            // Acquire: pairs with the release stores of the previous device. That device has ended, so all of
+            // its stores have been made.
             let word = words.load(at, Acquire);
             step::may_change_here();
             word
@@ -233,7 +233,7 @@ impl Snapshot {
     }
 }
 
-/// Stores a word after all earlier stores: pairs with the acquire of a successor that opens the log.
+/// Stores a word, after all earlier stores. Pairs with the acquire of a successor that opens the log.
 #[inline]
 pub(crate) fn release(words: &SharedSlice<u64>, at: usize, word: u64) {
     words.store(at, word, Release);
@@ -245,7 +245,7 @@ pub(crate) fn release(words: &SharedSlice<u64>, at: usize, word: u64) {
 pub struct Recovery {
     /// Requests to redo.
     pub redone: u16,
-    /// The log belongs to another ring: the front-end made a new ring and kept an old log. The queue writes
-    /// it anew.
+    /// The log belongs to another ring: the front-end created a new ring and kept the old log. The queue
+    /// overwrites the log.
     pub was_foreign: bool,
 }

@@ -1,4 +1,4 @@
-//! Devices that die between any two of their stores: their log and ring are enough for the successor.
+//! Tests with devices that die between any two of their stores: the log and the ring are enough for the successor.
 //!
 //! The driver half is real and notices a chain that comes back twice. At the moment of death the test copies
 //! all memory; the running call continues without effect on the copy, and the successor opens the copy. The
@@ -42,7 +42,7 @@ fn bytes(view: &MemoryView) -> Vec<u8> {
     bytes
 }
 
-/// When a device dies, and the memory it leaves.
+/// When a device dies, and the memory it leaves behind.
 #[derive(Default)]
 struct Death {
     /// Number of crash points that the device still survives; `None`: it does not die.
@@ -58,7 +58,7 @@ struct Bed {
     driver: DriverQueue,
     device: Option<DeviceQueue>,
     death: Rc<RefCell<Death>>,
-    /// For each coming death, the crash points survived before it.
+    /// For each future death, the number of crash points survived before it.
     lives: Vec<usize>,
     deaths: usize,
     /// Tags and tokens that this device has popped and not pushed.
@@ -67,7 +67,7 @@ struct Bed {
     order: Vec<u64>,
     /// How often the chain of each token came back.
     came_back: Vec<u32>,
-    /// Place in `order` of the last chain that was redone.
+    /// Index in `order` of the chain redone last.
     redone: Option<usize>,
     last_was_pop: bool,
 }
@@ -207,8 +207,8 @@ impl Bed {
         assert_eq!(self.came_back[token as usize], 0, "{token} was acknowledged");
         let taken_before = self.order.iter().position(|&taken| taken == token);
         if again {
-            let place = taken_before.expect("only what was taken before is done again");
-            assert!(self.redone.is_none_or(|before| before < place), "done again in another order");
+            let place = taken_before.expect("only chains that were taken before are redone");
+            assert!(self.redone.is_none_or(|before| before < place), "redone in a different order");
             self.redone = Some(place);
         } else if taken_before.is_none() {
             self.order.push(token);
@@ -256,8 +256,8 @@ impl Bed {
     }
 }
 
-/// Everything that a device does: out of order, in batches, around the end of the ring, with a pop in an open
-/// batch.
+/// Covers everything that a device does: completions out of order and in batches, chains around the end of the ring,
+/// and a pop inside an unpublished batch.
 const LIFE: [Step; 33] = [
     Step::Add(1),
     Step::Add(2),
@@ -294,8 +294,8 @@ const LIFE: [Step; 33] = [
     Step::Add(1),
 ];
 
-/// Lets the device die at crash point 0, 1, 2 … of the same life until there is no further one. Returns their
-/// number.
+/// Runs the same life once per crash point: the device dies at point 0, then 1, 2 …, until none is left. Returns the
+/// number of crash points.
 fn deaths_at_every_place(packed: bool, then: &[usize]) -> usize {
     let mut place = 0;
     loop {
@@ -343,7 +343,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// Keeps no file of failures, because Miri has no file system.
+/// Disables proptest's file of failures, because Miri has no file system.
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 4 } else { 400 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }

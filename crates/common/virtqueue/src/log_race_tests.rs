@@ -1,10 +1,8 @@
-//! Logs that a front-end changes while a queue reads them: the queue reads each word once and uses the value
-//! it read.
+//! Tests with logs that a front-end changes while a queue reads them: the queue reads each word once and uses the
+//! value it read.
 //!
-//! These tests use one thread: after each word that the queue reads, they store to some words. (A test with a
+//! These tests use one thread: after each word that the queue reads, the test changes some words. (A test with a
 //! real second thread: `blk_server/tests/it/hostile_logs.rs`.)
-//!
-//! Logs are longer than their ring here.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::cell::Cell;
@@ -22,7 +20,7 @@ use crate::{
 };
 
 const QUEUE_SIZE: u16 = 4;
-/// The log has more entries than the ring.
+/// Number of entries in the log; more than the ring has.
 const ENTRIES: u16 = 16;
 /// Words of a packed ring's log.
 const MOST_WORDS: usize = PACKED_WORDS.0 + PACKED_WORDS.1 * ENTRIES as usize;
@@ -146,7 +144,7 @@ fn batch_that_names_a_head_beyond_its_split_ring_is_that_of_a_longer_ring() {
     assert_eq!(bed.open().unwrap().recovery(), Recovery { redone: 0, was_foreign: true });
 }
 
-/// Keeps no file of failures, because Miri has no file system.
+/// Disables proptest's file of failures, because Miri has no file system.
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 4 } else { 500 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }

@@ -1,4 +1,4 @@
-//! Layout of an in-flight log, and logs that our devices did not write: each fault has its own error.
+//! Tests of an in-flight log's layout, and of logs that our devices did not write: each fault has its own error.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;
@@ -271,7 +271,7 @@ fn packed_log_with_one_buffer_id_in_flight_twice_is_refused() {
     assert_eq!(bed.fault(), LogFault::BufferId { id: id as u16, queue_size: 4 });
 }
 
-/// Keeps no file of failures, because Miri has no file system.
+/// Disables proptest's file of failures, because Miri has no file system.
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 8 } else { 2000 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }

@@ -1,7 +1,7 @@
 //! When to notify the other side: the arithmetic of `VIRTIO_F_EVENT_IDX`, for both halves.
 //!
-//! A side that publishes entries `old..new` has to notify if the other side asked for an entry among them. A
-//! side that publishes in batches decides once per batch, over all entries since its last decision.
+//! A side that publishes entries `old..new` has to notify the other side if that side's event index is among
+//! them. A side that publishes in batches decides once per batch, for all entries since its last decision.
 //!
 //! Spec: virtio 1.3 §2.7.7 (used buffers), §2.7.10 (available buffers).
 
@@ -21,7 +21,7 @@ pub fn need_event(event: u16, new: u16, old: u16) -> bool {
 /// Entries of a split ring, or descriptors of a packed one, published since the last decision.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Undecided {
-    /// Wider than the index, so that a side that never decides does not wrap around to 0.
+    /// Wider than the index, so that the count does not wrap around to 0 if the side never decides.
     entries: u32,
 }
 

@@ -4,12 +4,12 @@
 //! Unit tests can run a callback at each point, to copy the memory or to store to it. Other builds compile the points
 //! away.
 
-/// A possible crash: the stores before this call have been made, the later ones have not.
+/// A point where the device may die: the stores before this call have been made, the later ones have not.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) fn may_die_here() {}
 
-/// A word was read from memory that another process may write.
+/// A point just after a word was read that another process may change.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) fn may_change_here() {}

@@ -55,22 +55,22 @@ pub(crate) struct Tables {
     view: MemoryView,
     /// Sorted by address; regions that are not word-aligned are left out.
     rows: Box<[Row]>,
-    /// The row that the last lookup found.
+    /// Index of the row that the last lookup found.
     hint: Cell<usize>,
 }
 
-/// One region.
+/// One memory region as words.
 #[derive(Debug)]
 struct Row {
     guest_addr: u64,
     words: SharedSlice<u64>,
 }
 
-/// One table; for `Words`, inside one row.
+/// One indirect table.
 pub(crate) enum Table<'t> {
-    /// The row, and the index of the table's first word.
+    /// A table inside one row: the row, and the index of the table's first word.
     Words(&'t SharedSlice<u64>, usize),
-    /// Address of the first descriptor.
+    /// Any other table: the address of its first descriptor.
     Copied(&'t MemoryView, u64),
 }
 
@@ -134,7 +134,7 @@ impl<'t> Table<'t> {
 }
 
 #[cold]
-#[allow(clippy::cast_possible_truncation)] // takes the words apart
+#[allow(clippy::cast_possible_truncation)] // splits the value into its words
 fn copy(view: &MemoryView, addr: u64) -> Result<(u64, u64), AccessError> {
     let mut bytes = [0; DESCRIPTOR_BYTES as usize];
     view.read(addr, &mut bytes)?;

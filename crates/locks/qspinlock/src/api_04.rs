@@ -1,7 +1,7 @@
 //! Adapts any `lock_api` 0.4 raw lock (parking_lot 0.12's, for example) to `lock_api` 0.5.
 //!
-//! 0.4 marks per lock type whether guards are `Send`; 0.5 keeps a state per acquisition. Here that state is
-//! the 0.4 marker and nothing else.
+//! 0.4 marks for each lock type whether guards are `Send`; 0.5 keeps a state for each acquisition. This adapter's
+//! state is only the 0.4 marker.
 //!
 //! Does not adapt locks with time limits or reader/writer locks.
 
@@ -11,7 +11,7 @@ use core::marker::PhantomData;
 /// A `lock_api` 0.4 raw lock as a 0.5 raw lock.
 pub struct Api04<R>(R);
 
-/// Prints only the type's name; users of the lock do not look inside.
+/// Prints only the type's name.
 impl<R> fmt::Debug for Api04<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Api04").finish_non_exhaustive()
@@ -59,7 +59,7 @@ unsafe impl<R: lock_api_04::RawMutexFair> lock_api::RawMutexFair for Api04<R> {
 
     #[inline]
     unsafe fn bump(&self, _state: &mut Self::Guard) {
-        // SAFETY: the caller promises that this context holds the lock, and it does again on return.
+        // SAFETY: the caller promises that this context holds the lock, and this context holds it again on return.
         unsafe { self.0.bump() };
     }
 }

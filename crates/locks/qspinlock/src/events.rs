@@ -7,7 +7,7 @@ pub enum Event {
     Spun,
     /// Queued ("slow path").
     Queued,
-    /// Took the lock past a queue ("steal").
+    /// Took the lock ahead of a queue ("steal").
     Stole,
     /// Went to sleep ("halt").
     Halted,
@@ -15,7 +15,7 @@ pub enum Event {
     Napped,
     /// Woke a sleeping waiter ("kick").
     Kicked,
-    /// Was woken without reason, and went back to sleep.
+    /// Was woken for no reason, and went back to sleep.
     WokenForNothing,
     /// Timed out.
     TimedOut,

@@ -3,8 +3,8 @@
 //!
 //! `lock → (spin, or sleep) → the guard's state → unlock`
 //!
-//! - These locks are made for a `lock_api::Mutex` around something small, held for less than a microsecond.
-//! - A lock that only spins ([`TicketLock`]) needs fewer threads than cores: a waiter that the scheduler
+//! - These locks are designed for a `lock_api::Mutex` around small data, held for less than a microsecond.
+//! - Use a lock that only spins ([`TicketLock`]) only with fewer threads than cores: a waiter that the scheduler
 //!   preempts stops all waiters behind it. If you cannot guarantee that, use a lock that sleeps
 //!   ([`StdMutex`]).
 //! - Models check the orderings: `RUSTFLAGS="--cfg loom" cargo test -p qspinlock --lib --target-dir

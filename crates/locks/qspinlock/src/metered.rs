@@ -28,9 +28,9 @@ pub struct LockTimes {
     pub acquired: u64,
     /// How many of them were timed.
     pub timed: u64,
-    /// From the request until the lock was acquired, over the timed acquisitions.
+    /// Total time from the request to the acquisition, for the timed acquisitions.
     pub waited: Duration,
-    /// From the acquisition until the release, over the timed acquisitions.
+    /// Total time from the acquisition to the release, for the timed acquisitions.
     pub held: Duration,
 }
 
@@ -99,7 +99,7 @@ impl<L> fmt::Debug for Metered<L> {
     }
 }
 
-/// An acquisition.
+/// An acquisition of a [`Metered`] lock.
 #[derive(Debug)]
 pub struct Held<G> {
     inner: G,
@@ -137,11 +137,11 @@ fn note_held(held: Duration) {
 
 // SAFETY: 1. exclusion and ordering are those of `L`, itself a `RawMutex`: every acquisition and every
 // release here is exactly one of the inner lock's; 2. `Held` owns the inner guard state for that acquisition
-// and gives it to that lock's `unlock`, once; forgetting it forgets the inner state, which `L` allows; 3.
+// and passes it to that lock's `unlock`, once; forgetting it forgets the inner state, which `L` allows; 3.
 // nothing here unwinds between the inner acquisition and returning `Held`: clock and thread-local cell do not
 // panic.
 unsafe impl<L: RawMutex> RawMutex for Metered<L> {
-    #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
+    #[allow(clippy::declare_interior_mutable_const)] // as in the trait
     const INIT: Self = Self(L::INIT);
 
     type Guard = Held<L::Guard>;
@@ -173,7 +173,7 @@ unsafe impl<L: RawMutex> RawMutex for Metered<L> {
         if let Some(since) = guard.since {
             note_held(since.elapsed());
         }
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // SAFETY: the caller passes the state of an acquisition of this lock; `inner` is the inner lock's
         // state for it.
         unsafe { self.0.unlock(guard.inner) }
     }
@@ -195,7 +195,7 @@ mod tests {
 
     type Mutex<L, T> = lock_api::Mutex<Metered<L>, T>;
 
-    /// Runs `body` on a new thread, so that its times are not mixed with another test's.
+    /// Runs `body` on a new thread, so that its times are not mixed with those of other tests.
     fn alone<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
         thread::spawn(body).join().unwrap()
     }
@@ -246,7 +246,7 @@ mod tests {
             (holder.join().unwrap(), waiter.join().unwrap())
         });
         assert!(holder.held >= long, "{holder:?}");
-        // The scheduler decides how long the waiter waited: it may have come late.
+        // The waiting time depends on the scheduler: the waiter may have started late.
         assert_eq!((waiter.acquired, waiter.timed, holder.and(waiter).acquired), (1, 1, 2));
     }
 

@@ -1,8 +1,8 @@
 //! A waiter's entry in a queue: one cache line that it spins or sleeps on.
 //!
 //! ```text
-//!  word.tail ──▶ newest ──older──▶ … ──older──▶ oldest         the holder adds the way back (`newer`),
-//!                                                              and the oldest (`oldest`, in the newest)
+//!  word.tail ──▶ newest ──older──▶ … ──older──▶ oldest         the holder adds the links back (`newer`), and
+//!                                                              the oldest (`oldest`, in the newest node)
 //! ```
 //!
 //! See also: how queues are walked (`queue/chain.rs`), where nodes come from (the platform).
@@ -12,8 +12,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::atomic::{AtomicU32, AtomicUsize};
 use crate::word::NodeNumber;
 
-/// Nodes of one thread: one for its current wait, and more for signal handlers that interrupt it, and for
-/// waits that timed out and whose nodes are still in their queues.
+/// Number of nodes of one thread: one for its current wait, the others for signal handlers that interrupt that
+/// wait, and for waits that timed out but whose nodes are still in their queues.
 pub const NODES_PER_THREAD: u32 = 4;
 
 /// A queue node. Platforms store the nodes; only the locks use them.
@@ -21,7 +21,7 @@ pub const NODES_PER_THREAD: u32 = 4;
 #[repr(align(64))]
 pub struct Node {
     pub(crate) state: AtomicU32,
-    /// The waiter before this one, as number + 1; 0 for none.
+    /// The waiter before this one, as its node number + 1; 0 for none.
     pub(crate) older: AtomicU32,
     /// The waiter after this one, if a holder of the lock has walked past it.
     pub(crate) newer: AtomicU32,
@@ -56,15 +56,15 @@ pub(crate) mod state {
     pub(crate) const CLAIMED: u32 = 1;
     /// In a queue; its thread polls it.
     pub(crate) const WAITING: u32 = 2;
-    /// In a queue; its thread sleeps on it, is about to sleep, or was woken without reason.
+    /// In a queue; its thread sleeps on it, is about to sleep, or was woken for no reason.
     pub(crate) const HALTED: u32 = 3;
-    /// In a queue, the oldest, and awake: its thread takes the lock as soon as it is free.
+    /// The oldest in its queue, and awake: its thread takes the lock as soon as the lock is free.
     pub(crate) const CHOSEN: u32 = 4;
     /// Like `CHOSEN`, but the thread sleeps briefly; a timer wakes it if no thread does.
     pub(crate) const NAPPING: u32 = 7;
     /// Out of the queue; its thread holds the lock.
     pub(crate) const GRANTED: u32 = 5;
-    /// In a queue; its thread has left.
+    /// In a queue, but its thread has given up waiting.
     pub(crate) const ABANDONED: u32 = 6;
 }
 
@@ -93,7 +93,7 @@ impl Node {
     }
 }
 
-/// A link between nodes: a number, or none.
+/// Reads a link between nodes: a node's number, or none.
 pub(crate) fn link(to: &AtomicU32) -> Option<NodeNumber> {
     // Links are written before their node is published, or by the lock's holder: the lock's word orders them.
     to.load(Relaxed).checked_sub(1).map(NodeNumber)

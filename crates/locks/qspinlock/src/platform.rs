@@ -1,7 +1,7 @@
 //! The operating-system interface of the queued locks: nodes to wait on, sleep and wake, a clock.
 //!
-//! `Linux` (with feature `std`) is the platform in this crate; the models have their own. A kernel or a
-//! runtime without `std` implements [`Platform`].
+//! `Linux` (with feature `std`) is this crate's platform; the models have their own. For a kernel or a
+//! runtime without `std`, implement [`Platform`].
 //!
 //! The lock algorithm is in `queue.rs`.
 
@@ -11,14 +11,14 @@ use crate::{Node, events::Event};
 /// The time at which a timed wait ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
-    /// Which clock.
+    /// The clock that measures the deadline.
     pub clock: Clock,
-    /// The clock's reading, in nanoseconds.
+    /// The clock's reading at the deadline, in nanoseconds.
     pub at_ns: u64,
 }
 
 impl Deadline {
-    /// The earlier of two deadlines on the same clock; `self` if the other is none or on another clock.
+    /// The earlier of two deadlines on the same clock; `self` if `other` is `None` or on another clock.
     pub(crate) fn or_earlier(self, other: Option<Self>) -> Self {
         other.filter(|other| other.clock == self.clock && other.at_ns < self.at_ns).unwrap_or(self)
     }
@@ -36,7 +36,7 @@ pub enum Clock {
 /// How a sleep ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slept {
-    /// Woken, returned without reason, or did not sleep because the word had another value.
+    /// The thread was woken, woke up for no reason, or did not sleep because the word had another value.
     Woken,
     /// The deadline has passed.
     TimedOut,
@@ -45,8 +45,8 @@ pub enum Slept {
 /// An operating system, as the queued locks see it.
 ///
 /// # Safety
-/// [`nodes`](Self::nodes) gives the same nodes to all threads of the process at all times, and
-/// [`own_nodes`](Self::own_nodes) never gives one number to two threads that are alive at the same time.
+/// [`nodes`](Self::nodes) returns the same nodes to all threads of the process at all times, and
+/// [`own_nodes`](Self::own_nodes) never returns one number to two threads that are alive at the same time.
 pub unsafe trait Platform: 'static {
     /// All nodes that can exist, at most [`MAX_NODES`](crate::MAX_NODES). They are never moved or freed.
     fn nodes() -> &'static [Node];
@@ -58,13 +58,15 @@ pub unsafe trait Platform: 'static {
     /// The number of shared nodes, which start at 0: a thread that has no free node borrows one for one wait.
     fn common_nodes() -> u32;
 
-    /// Changes in the child at each fork: waiters of an older epoch are threads that do not exist here.
+    /// The process's epoch, which changes in the child at each fork: waiters of an older epoch are threads of a
+    /// parent, and do not exist in this process.
     fn epoch() -> u32;
 
-    /// Sleeps while `word` is `expected`, until the deadline at the latest. May return early without reason.
+    /// Sleeps while `word` is `expected`, until the deadline at the latest. May return early for no reason.
     fn wait(word: &AtomicU32, expected: u32, deadline: Option<Deadline>) -> Slept;
 
-    /// Wakes one thread that sleeps on `word`. The word's lock may no longer exist, but its node always does.
+    /// Wakes one thread that sleeps on `word`. If `word` is in a lock, the lock may no longer exist; a node always
+    /// does.
     fn wake_one(word: &AtomicU32);
 
     /// The deadline `ns` nanoseconds from now.

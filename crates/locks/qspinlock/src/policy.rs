@@ -56,7 +56,7 @@ pub struct Fair;
 
 /// Waiters queue, but a newcomer that finds the lock free takes it while the oldest waiter sleeps or wakes
 /// up, at most 8,190 times past the same waiter. Once that waiter is awake and has waited a moment longer,
-/// newcomers cannot pass. The throughput of an unfair lock, without starvation.
+/// newcomers cannot pass. Has the throughput of an unfair lock, without starvation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hybrid;
 

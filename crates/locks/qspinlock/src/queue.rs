@@ -2,22 +2,22 @@
 //!
 //! ```text
 //! lock:    free? take it (one exchange)                                                            this file
-//!          → may newcomers pass? look a few times                                                  queue/newcomer.rs
+//!          → may newcomers pass? poll a few times                                                  queue/newcomer.rs
 //!          → queue: put a node behind the tail, in the same word (one exchange)                    queue/newcomer.rs
-//!          → look at the own node for a while → sleep on it                                        queue/waiter.rs
+//!          → poll the own node for a while → sleep on it                                           queue/waiter.rs
 //! unlock:  no waiters? release (one exchange)                                                      this file
 //!          → find the oldest waiter (only the holder walks the queue)                              queue/chain.rs
 //!          → hand the lock over to it; or make it the heir and release                             queue/holder.rs
 //!          → wake it if it sleeps: once, after it has the lock or the lock is free
 //! ```
 //!
-//! Why it excludes, in terms of [`Word`](crate::word):
-//! 1. A thread that sets `locked` with an exchange from a word without it holds the lock. So does a waiter to
-//!    which a holder granted the lock while `locked` stayed set. Only a holder grants, to one waiter, and
-//!    then no longer holds the lock.
-//! 2. Queues change at the newest end by exchanges of the word, and elsewhere only by the holder.
-//! 3. `locked` is clear while there is a queue only if there is an heir that is awake, or a running thread is
-//!    about to make one: if waiters sleep, some thread is responsible for waking them.
+//! Why the lock guarantees mutual exclusion, in terms of [`Word`](crate::word):
+//! 1. A thread holds the lock if its exchange set `locked` in a word in which `locked` was clear. A waiter also
+//!    holds the lock if a holder granted it the lock while `locked` stayed set. Only a holder grants the lock,
+//!    to one waiter, and then no longer holds it.
+//! 2. A queue changes at its newest end by exchanges of the word, and elsewhere only by the holder.
+//! 3. While there is a queue, `locked` is clear only if there is an heir that is awake, or if a running thread is
+//!    about to appoint one: if waiters sleep, some thread is responsible for waking them.
 //!
 //! See also: what policies choose (`policy.rs`), what a node is (`node.rs`), `lock_api` (`raw.rs`).
 
@@ -55,13 +55,13 @@ impl<P, S> QueueLock<P, S> {
         Self { word: AtomicU32::new(0), _kind: PhantomData }
     }
 
-    /// Whether a thread holds it: a snapshot.
+    /// Whether a thread holds the lock; a snapshot.
     #[must_use]
     pub fn is_held(&self) -> bool {
         Word(self.word.load(Relaxed)).is_locked()
     }
 
-    /// Whether a thread waits for it: a snapshot.
+    /// Whether a thread waits for the lock; a snapshot.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         Word(self.word.load(Relaxed)).tail().is_some()
@@ -69,9 +69,9 @@ impl<P, S> QueueLock<P, S> {
 }
 
 impl<P: Policy, S: Platform> QueueLock<P, S> {
-    /// Whether newcomers may take the lock past a queue.
+    /// Whether newcomers may take the lock ahead of a queue.
     const MAY_PASS: bool = {
-        assert!(P::PASS_LIMIT <= MAX_PASSED, "the word cannot count so many");
+        assert!(P::PASS_LIMIT <= MAX_PASSED, "PASS_LIMIT exceeds MAX_PASSED");
         P::PASS_LIMIT > 0
     };
 
@@ -81,7 +81,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         (_, false) => Next::Anybody,
     };
 
-    /// Takes the lock, however long that takes. Never returns if the calling thread already holds it.
+    /// Takes the lock; waits without a time limit. Never returns if the calling thread already holds the lock.
     #[inline]
     pub fn acquire(&self) {
         if !self.take_if_free() {
@@ -89,14 +89,14 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Takes the lock if it is free and no waiter comes first. Never waits.
+    /// Takes the lock if it is free and is not reserved for a waiter. Never waits.
     #[inline]
     #[must_use]
     pub fn try_acquire(&self) -> bool {
         self.take_at_once()
     }
 
-    /// Takes the lock unless the deadline passes first; returns false if it did. A waiter that times out does not
+    /// Takes the lock unless the deadline passes first; returns false in that case. A waiter that times out does not
     /// change the order of the others. The call may still succeed after the deadline if the lock became free at that
     /// moment.
     #[inline]
@@ -108,7 +108,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Releases the lock. The policy decides who gets it next.
     ///
     /// # Safety
-    /// The lock is held: it was acquired, by whichever thread, and has not been released since.
+    /// The lock is held: it was acquired, by any thread, and has not been released since.
     #[inline]
     pub unsafe fn release(&self) {
         if !self.let_go_at_once() {
@@ -119,7 +119,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Releases the lock to the oldest waiter, if there is one, whatever the policy.
     ///
     /// # Safety
-    /// The same as for [`release`](Self::release).
+    /// The contract of [`release`](Self::release) applies.
     #[inline]
     pub unsafe fn release_fairly(&self) {
         if !self.let_go_at_once() {
@@ -127,8 +127,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Takes the lock if it is free and has no waiters, in one exchange. For callers that do more than
-    /// [`acquire`](Self::acquire) in all other cases.
+    /// Takes the lock if it is free and has no waiters, in one exchange. For callers that use a slow path of their
+    /// own instead of [`acquire`](Self::acquire) in all other cases.
     #[inline]
     #[must_use]
     pub fn try_acquire_unwanted(&self) -> bool {
@@ -140,7 +140,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// thread holds the lock.
     ///
     /// # Safety
-    /// The same as for [`release`](Self::release), if the lock is held at all.
+    /// If the lock is held at all, the contract of [`release`](Self::release) applies.
     #[inline]
     #[must_use]
     pub unsafe fn try_release_unwanted(&self) -> bool {
@@ -177,7 +177,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         true
     }
 
-    /// Takes the lock if it is free and this thread is allowed to. Changes nothing otherwise.
+    /// Takes the lock if it is free and this thread may take it. Changes nothing otherwise.
     #[inline]
     fn take_at_once(&self) -> bool {
         // Acquire pairs with the releases in `let_go_at_once` and `holder.rs`.

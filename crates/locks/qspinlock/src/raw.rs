@@ -28,7 +28,7 @@ unsafe impl<P: Policy, S: Platform> lock_api::RawMutex for QueueLock<P, S> {
 
     #[inline]
     unsafe fn unlock(&self, (): ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.release() }
     }
 
@@ -40,7 +40,7 @@ unsafe impl<P: Policy, S: Platform> lock_api::RawMutex for QueueLock<P, S> {
 // SAFETY: 1. as above; 2. `release_fairly` hands over to the oldest waiter; 3. `bump` does not unwind.
 unsafe impl<P: Policy, S: Platform> lock_api::RawMutexFair for QueueLock<P, S> {
     unsafe fn unlock_fair(&self, (): ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.release_fairly() }
     }
 }

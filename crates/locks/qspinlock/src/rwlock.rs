@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! newcomer ── the word lets it in: one read-modify-write ─────────────────────────▶ inside
-//!     └─ else: queue (first in, first out) ─▶ first in line ─ looks, then sleeps on the word ─▶ inside
+//!     └─ else: queue (first in, first out) ─▶ first in line ─ polls, then sleeps on the word ─▶ inside
 //! ```
 //!
-//! - The thread that holds the queue's lock is *first in line*, and only it waits for the word to change. A
+//! - The thread that holds the queue's lock is *first in line*; only this thread waits for the word to change. A
 //!   reader first in line is counted at once, so that no other writer gets in. It waits for the writer inside
 //!   to leave, and releases the queue as soon as it is inside. A writer first in line sets `WAITING`, which
 //!   sends newcomers to the queue, waits until the lock is empty, and keeps the queue until it unlocks: the
@@ -16,14 +16,14 @@
 //! - A reader that may already be inside must not wait for a writer that waits for it to leave:
 //!   [`QueueRwLock::read_recursive`] passes writers in line. A steady stream of such readers keeps writers
 //!   out.
-//! - Once another thread can have the lock, an unlock no longer touches its memory. From then on it only
-//!   wakes by address.
-//! - A forked child cannot use the queue, nor a lock that threads waited for at the fork.
+//! - Once another thread can have the lock, an unlock no longer touches the lock's memory. From then on it uses
+//!   only the address, to wake a thread.
+//! - A forked child can use neither the queue nor a lock that threads waited for at the fork.
 //!
-//! Why no wake is lost: one word holds everything that threads wait for and the flag that says that a thread
-//! sleeps. The thread first in line sets `ASLEEP` with an exchange whose new value still makes it wait. An
-//! unlock changes the same word. If the unlock comes first, the exchange fails and the waiter looks again; if
-//! it comes later, it sees the flag and wakes the waiter. Between the exchange and the sleep the kernel
+//! Why no wake is lost: one word holds everything that threads wait for and the flag that a thread sleeps. The
+//! thread first in line sets `ASLEEP` with an exchange whose new value still makes that thread wait. An unlock
+//! changes the same word. If the unlock comes first, the exchange fails and the waiter reads the word again; if
+//! the unlock comes later, it sees the flag and wakes the waiter. Between the exchange and the sleep the kernel
 //! compares the word once more.
 //!
 //! See also: the bits (`rwlock/counts.rs`), the queue (`queue.rs`), `lock_api` (`rwlock/raw.rs`).
@@ -55,10 +55,10 @@ type Line = crate::model::SleepyFifo;
 
 /// How often the thread first in line polls the word before it sleeps.
 const LOOKS: u32 = if cfg!(loom) { 0 } else { 400 };
-/// Sleep between two polls when the reader count is full: so many readers must be forgotten guards, and no thread wakes
-/// the waiter when the count drops.
+/// Sleep between two polls when the reader count is full. That many readers must be forgotten guards, and no thread
+/// wakes the waiter when the count drops.
 const FULL_SLEEP_NS: u64 = 1_000_000;
-/// Polls between two readings of the clock.
+/// Number of polls between two readings of the clock.
 const LOOKS_PER_READING: u32 = 64;
 
 /// A fair reader/writer lock. Mostly used as `RwLock<T>`, which is `lock_api::RwLock<QRwLock, T>`.
@@ -134,13 +134,13 @@ impl<S> QueueRwLock<S> {
         Self { counts: AtomicU32::new(0), queue: QueueLock::new() }
     }
 
-    /// Whether a thread holds it: a snapshot.
+    /// Whether a thread holds the lock; a snapshot.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !is_empty(self.counts.load(Relaxed))
     }
 
-    /// Whether a writer holds it: a snapshot.
+    /// Whether a writer holds the lock; a snapshot.
     #[must_use]
     pub fn is_held_exclusively(&self) -> bool {
         self.counts.load(Relaxed) & WRITER != 0
@@ -149,8 +149,8 @@ impl<S> QueueRwLock<S> {
 
 /// Readers.
 impl<S: Platform> QueueRwLock<S> {
-    /// Takes the lock together with other readers, however long that takes. The calling thread must not hold it
-    /// already.
+    /// Takes the lock together with other readers; waits without a time limit. The calling thread must not hold
+    /// the lock already.
     #[inline]
     pub fn read(&self) {
         if !self.enter_unless(WRITER | WAITING) {
@@ -158,22 +158,22 @@ impl<S: Platform> QueueRwLock<S> {
         }
     }
 
-    /// Takes the lock together with other readers if no writer holds it or comes first.
+    /// Takes the lock together with other readers, unless a writer holds it or it is reserved for a waiter.
     #[inline]
     #[must_use]
     pub fn try_read(&self) -> bool {
         self.enter_unless(WRITER | WAITING) || self.try_past_a_mark(Access::Read)
     }
 
-    /// Takes the lock together with other readers unless the deadline passes first; false if it did.
+    /// Takes the lock together with other readers unless the deadline passes first; returns false in that case.
     #[inline]
     #[must_use]
     pub fn read_before(&self, deadline: Deadline) -> bool {
         self.enter_unless(WRITER | WAITING) || self.wait_for(Access::Read, Patience::Until(deadline))
     }
 
-    /// Like [`read`](Self::read), for a thread that may already have the lock for reading. It waits for a
-    /// writer that holds the lock (then this thread does not), but not for writers in line.
+    /// Like [`read`](Self::read), for a thread that may already hold the lock for reading. It waits for a writer
+    /// that holds the lock (in that case this thread does not hold it), but not for writers in line.
     #[inline]
     pub fn read_recursive(&self) {
         if !self.enter_unless(WRITER) {
@@ -188,7 +188,7 @@ impl<S: Platform> QueueRwLock<S> {
         self.enter_unless(WRITER)
     }
 
-    /// Like [`read_recursive`](Self::read_recursive), unless the deadline passes first; false if it did.
+    /// Like [`read_recursive`](Self::read_recursive), but returns false if the deadline passes first.
     #[inline]
     #[must_use]
     pub fn read_recursive_before(&self, deadline: Deadline) -> bool {
@@ -217,19 +217,19 @@ impl<S: Platform> QueueRwLock<S> {
         false
     }
 
-    /// Lets a recursive reader in while a writer in line has been told that the lock is free and its wake is
-    /// on the way. Clears `ASLEEP`, so that this reader's unlock does not wake the writer a second time if it
-    /// is not running by then.
+    /// Lets a recursive reader in while the writer first in line is still asleep although the lock is free, because
+    /// its wake is on the way. Clears `ASLEEP`, so that this reader's unlock does not wake the writer a second time
+    /// if the writer is not running by then.
     #[cold]
     fn enter_before_a_sleeper(&self, seen: u32) -> bool {
         // Acquire as in `count_unless`.
         self.counts.compare_exchange(seen, (seen & !ASLEEP) + READER, Acquire, Relaxed).is_ok()
     }
 
-    /// Releases one reader's access.
+    /// Releases the access of one reader.
     ///
     /// # Safety
-    /// The caller has access for reading: some thread acquired it, and it has not been released since.
+    /// The caller has access for reading: some thread acquired the access, and it has not been released since.
     ///
     /// # Panics
     /// With debug assertions, if no reader holds the lock. Without them such a call has no effect.
@@ -242,7 +242,7 @@ impl<S: Platform> QueueRwLock<S> {
     /// Like [`release_read`](Self::release_read), but newcomers do not pass the threads in line.
     ///
     /// # Safety
-    /// The same as for [`release_read`](Self::release_read).
+    /// The contract of [`release_read`](Self::release_read) applies.
     pub unsafe fn release_read_fairly(&self) {
         self.mark_for_next();
         self.uncount(Release);
@@ -251,10 +251,10 @@ impl<S: Platform> QueueRwLock<S> {
     /// Lets in the threads that already wait, if there are any, and then takes the lock again.
     ///
     /// # Safety
-    /// The same as for [`release_read`](Self::release_read); afterwards the caller has access again.
+    /// The contract of [`release_read`](Self::release_read) applies; afterwards the caller has access again.
     pub unsafe fn bump_read(&self) {
         if self.queue.is_held() {
-            // SAFETY: the caller keeps this function's contract, which is the same.
+            // SAFETY: the caller keeps this function's contract, which is that of the call.
             unsafe { self.release_read_fairly() };
             self.read();
         }
@@ -284,18 +284,18 @@ impl<S: Platform> QueueRwLock<S> {
     fn put_back(&self) {
         let before = self.counts.fetch_add(READER, Relaxed);
         if lets_a_sleeper_in(before.wrapping_add(READER)) {
-            S::wake_one(&self.counts); // it may have gone to sleep because of the wrong count
+            S::wake_one(&self.counts); // the sleeper may have gone to sleep because of the wrong count
         }
         debug_assert!(
             false,
-            "a reader/writer lock is unlocked by a reader, and has 0 readers, at least 1 expected"
+            "a reader unlocked a reader/writer lock that has 0 readers; at least 1 reader was expected"
         );
     }
 }
 
 /// Writers.
 impl<S: Platform> QueueRwLock<S> {
-    /// Takes the lock exclusively, however long that takes. The calling thread must not hold it already.
+    /// Takes the lock exclusively; waits without a time limit. The calling thread must not hold the lock already.
     #[inline]
     pub fn write(&self) {
         if !self.take_if_free() {
@@ -303,14 +303,14 @@ impl<S: Platform> QueueRwLock<S> {
         }
     }
 
-    /// Takes the lock exclusively if no thread holds it or comes first.
+    /// Takes the lock exclusively if it is free and is not reserved for a waiter.
     #[inline]
     #[must_use]
     pub fn try_write(&self) -> bool {
         self.take_if_free() || self.try_past_a_mark(Access::Write)
     }
 
-    /// Takes the lock exclusively unless the deadline passes first; false if it did.
+    /// Takes the lock exclusively unless the deadline passes first; returns false in that case.
     #[inline]
     #[must_use]
     pub fn write_before(&self, deadline: Deadline) -> bool {
@@ -326,7 +326,7 @@ impl<S: Platform> QueueRwLock<S> {
     /// Releases a writer's access.
     ///
     /// # Safety
-    /// The caller has access for writing: some thread acquired it, and it has not been released since.
+    /// The caller has access for writing: some thread acquired the access, and it has not been released since.
     ///
     /// # Panics
     /// With debug assertions, if no writer holds the lock. Without them such a call has no effect.
@@ -341,7 +341,7 @@ impl<S: Platform> QueueRwLock<S> {
     /// Like [`release_write`](Self::release_write), but newcomers do not pass the threads in line.
     ///
     /// # Safety
-    /// The same as for [`release_write`](Self::release_write).
+    /// The contract of [`release_write`](Self::release_write) applies.
     pub unsafe fn release_write_fairly(&self) {
         self.release_write_in_line(true);
     }
@@ -355,8 +355,8 @@ impl<S: Platform> QueueRwLock<S> {
         if fairly {
             self.mark_for_next();
         }
-        // Release as in `release_write`. This may wake a reader or a writer. It wakes a writer in vain if a
-        // reader is counted just now that cannot enter; when that reader uncounts itself, it wakes the writer
+        // Release as in `release_write`. This may wake a reader or a writer. The wake of a writer is in vain if a
+        // reader that cannot enter is counted just now; when that reader uncounts itself, it wakes the writer
         // again.
         let before = self.counts.fetch_and(!(WRITER | QUEUED | ASLEEP), Release);
         if before & ASLEEP != 0 {
@@ -368,11 +368,11 @@ impl<S: Platform> QueueRwLock<S> {
     /// Lets in the threads that already wait, if there are any, and then takes the lock again.
     ///
     /// # Safety
-    /// The same as for [`release_write`](Self::release_write); afterwards the caller has access again.
+    /// The contract of [`release_write`](Self::release_write) applies; afterwards the caller has access again.
     pub unsafe fn bump_write(&self) {
         let is_wanted = if self.is_queued() { self.queue.is_wanted() } else { self.queue.is_held() };
         if is_wanted {
-            // SAFETY: the caller keeps this function's contract, which is the same.
+            // SAFETY: the caller keeps this function's contract, which is that of the call.
             unsafe { self.release_write_fairly() };
             self.write();
         }
@@ -381,7 +381,7 @@ impl<S: Platform> QueueRwLock<S> {
     /// Turns a writer's access into a reader's: no other writer gets in between.
     ///
     /// # Safety
-    /// The same as for [`release_write`](Self::release_write); afterwards the caller has access for reading.
+    /// The contract of [`release_write`](Self::release_write) applies; afterwards the caller has access for reading.
     ///
     /// # Panics
     /// With debug assertions, if no writer holds the lock. Without them such a call has no effect.
@@ -404,16 +404,16 @@ impl<S: Platform> QueueRwLock<S> {
         }
     }
 
-    /// A writer that came through the queue releases it while it still has the lock.
+    /// Releases the queue, if this writer came through it; the writer still has the lock.
     fn leave_queue(&self) {
         if self.is_queued() {
-            // SAFETY: a writer inside with `QUEUED` has the queue, and only that writer's unlock, which this
-            // is, releases it.
+            // SAFETY: a writer inside with `QUEUED` holds the queue's lock, and only that writer's unlock, which
+            // is this call, releases it.
             unsafe { self.queue.release() };
         }
     }
 
-    /// Only for a writer inside: no other thread changes the answer.
+    /// Only for the writer inside: no other thread changes the answer.
     fn is_queued(&self) -> bool {
         self.counts.load(Relaxed) & QUEUED != 0
     }
@@ -422,7 +422,7 @@ impl<S: Platform> QueueRwLock<S> {
         let has_writer = self.is_held_exclusively();
         debug_assert!(
             has_writer,
-            "a reader/writer lock is unlocked by a writer, and has 0 writers, 1 expected"
+            "a writer unlocked a reader/writer lock that has 0 writers; 1 writer was expected"
         );
         has_writer
     }
@@ -430,7 +430,7 @@ impl<S: Platform> QueueRwLock<S> {
 
 /// Waiting in line.
 impl<S: Platform> QueueRwLock<S> {
-    /// Queues, then waits until the word lets it in. False if the caller's patience ended first.
+    /// Queues, then waits until the word lets the caller in. Returns false if the caller's patience ends first.
     #[cold]
     fn wait_for(&self, access: Access, patience: Patience) -> bool {
         if !self.come_forward(patience) {
@@ -465,7 +465,7 @@ impl<S: Platform> QueueRwLock<S> {
         }
         let entered = self.wait_first_in_line(Access::Read, patience);
         if !entered {
-            self.counts.fetch_sub(READER, Relaxed); // no thread to wake: only we wait for the word
+            self.counts.fetch_sub(READER, Relaxed); // wakes no thread: only we wait for the word
         }
         self.forget_marks();
         entered
@@ -538,7 +538,7 @@ impl<S: Platform> QueueRwLock<S> {
     fn take(&self, mut seen: u32) -> Result<(), u32> {
         while is_empty(seen) {
             // Acquire pairs with the releases in `release_read` and `release_write`; it must be on the
-            // exchange, because recursive readers may have been inside since the look.
+            // exchange, because recursive readers may have been inside since the word was read.
             match self.counts.compare_exchange(seen, WRITER | QUEUED, Acquire, Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(now) => seen = now,
@@ -557,7 +557,8 @@ impl<S: Platform> QueueRwLock<S> {
         S::wait(&self.counts, asleep, deadline);
     }
 
-    /// Clears the marks set as first in line. Only this thread waits for the word, so no sleeper is forgotten.
+    /// Clears the marks that this thread set while first in line. Only this thread waits for the word, so no other
+    /// sleeper is forgotten.
     fn forget_marks(&self) {
         if self.counts.load(Relaxed) & (WAITING | ASLEEP) != 0 {
             self.counts.fetch_and(!(WAITING | ASLEEP), Relaxed);
@@ -565,15 +566,15 @@ impl<S: Platform> QueueRwLock<S> {
     }
 
     /// For a fair unlock: sends newcomers to the queue if a thread is already there. If that thread leaves
-    /// meanwhile, the mark stays, and the next thread that comes through the queue removes it. The caller is
-    /// inside.
+    /// meanwhile, the mark stays, and the next thread that comes through the queue removes it. The caller holds
+    /// the lock.
     fn mark_for_next(&self) {
         if self.queue.is_held() {
             self.counts.fetch_or(WAITING, Relaxed);
         }
     }
 
-    /// Lets a try succeed despite a mark with no thread behind it (see
+    /// Lets an attempt succeed although the lock is marked, if the mark has no thread behind it (see
     /// [`mark_for_next`](Self::mark_for_next)).
     #[inline]
     fn try_past_a_mark(&self, access: Access) -> bool {

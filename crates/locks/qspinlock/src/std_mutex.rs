@@ -3,7 +3,7 @@
 //! - `std::sync::Mutex` unlocks only when its guard is dropped, and the guard borrows the mutex. Here the
 //!   guard is kept in `lock_api`'s acquisition state with its lifetime erased, and only `unlock` touches it
 //!   again.
-//! - Poison is ignored; use `std::sync::Mutex` directly if you want it.
+//! - Poisoning is ignored; use `std::sync::Mutex` directly if you need it.
 //!
 //! This lock is not fair: std promises no fairness.
 
@@ -19,7 +19,7 @@ pub struct StdMutex(Mutex<()>);
 /// locked.
 #[derive(Debug)]
 pub struct StdGuard {
-    /// `MaybeUninit`, because the reference in it may dangle: a caller need not keep the mutex alive that long.
+    /// `MaybeUninit`, because the reference in the guard may dangle: a caller need not keep the mutex alive that long.
     guard: MaybeUninit<MutexGuard<'static, ()>>,
     /// The mutex's address when it was locked.
     mutex_addr: usize,
@@ -33,7 +33,7 @@ impl StdMutex {
     fn keep(&self, guard: MutexGuard<'_, ()>) -> StdGuard {
         // SAFETY: 1. only the lifetime changes; 2. while the guard is outside `MaybeUninit`, in this
         // function, `self` is borrowed, so the guard's reference is valid; 3. afterwards only `unlock` uses
-        // the guard, and has its own argument.
+        // the guard, which has its own SAFETY argument.
         let guard = unsafe { mem::transmute::<MutexGuard<'_, ()>, MutexGuard<'static, ()>>(guard) };
         StdGuard { guard: MaybeUninit::new(guard), mutex_addr: self.addr() }
     }
@@ -68,7 +68,7 @@ unsafe impl lock_api::RawMutex for StdMutex {
             // Locked, moved, then unlocked: std's guard can unlock only at the mutex's old address.
             process::abort();
         }
-        // SAFETY: 1. initialised: `keep` makes every state; 2. alive: the caller promises that the state
+        // SAFETY: 1. initialised: `keep` creates every state; 2. alive: the caller promises that the state
         // belongs to this mutex, and the mutex has not moved, so the guard's reference points to `self.0`; 3.
         // once: the state is consumed.
         drop(unsafe { state.guard.assume_init() });

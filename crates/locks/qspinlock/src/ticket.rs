@@ -1,4 +1,4 @@
-//! A ticket lock: a thread draws a number and waits until it is called. Fair, four bytes, never sleeps.
+//! A ticket lock: a thread draws a number and waits until that number is called. Fair, four bytes, never sleeps.
 //!
 //! ```text
 //! word:   31            16 15             0
@@ -11,8 +11,8 @@
 //!   behaviour in Rust.
 //! - The ticket is the acquisition's state (`lock_api` 0.5 keeps it in the guard): unlocking reads nothing.
 //! - Tickets wrap after 65,536. A word can tell at most 65,535 outstanding tickets apart (with one more it
-//!   would look free), so the lock aborts the process once 32,768 threads want one lock: no schedule gets
-//!   from there to a wrap.
+//!   would look free), so the lock aborts the process once 32,768 threads want one lock: no schedule can lead
+//!   from that state to a wrap.
 //!
 //! Waiters never sleep. With more threads than cores this lock is hundreds of times slower than a sleeping lock.
 
@@ -37,7 +37,7 @@ pub struct TicketLock {
     word: AtomicU32,
 }
 
-/// One acquisition of a [`TicketLock`]. May be released by another thread than the one that acquired it.
+/// One acquisition of a [`TicketLock`]. May be released by a different thread from the one that acquired it.
 #[derive(Debug)]
 pub struct Ticket(u16);
 
@@ -88,7 +88,7 @@ impl TicketLock {
     /// The number of holders and waiters.
     #[cfg(not(all(test, loom)))]
     fn outstanding(&self) -> u16 {
-        let (next, called) = split(self.word.load(Relaxed)); // a snapshot; nothing is read because of it
+        let (next, called) = split(self.word.load(Relaxed)); // a snapshot; no other read depends on it
         next.wrapping_sub(called)
     }
 }
@@ -108,10 +108,10 @@ fn back_off(ahead: u16) {
 }
 
 /// Aborts, because our ticket is already drawn: after an unwind no thread would pass the lock on, and the
-/// next wrap would let two in.
+/// next wrap would let two threads in.
 fn assert_not_crowded(ticket: u16, called: u16) {
     extern "C" fn abort() -> ! {
-        panic!("more than {MAX_OUTSTANDING} threads want one ticket lock");
+        panic!("more than {MAX_OUTSTANDING} threads hold or wait for one ticket lock");
     }
     if ticket.wrapping_sub(called) > MAX_OUTSTANDING {
         abort();

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! - `locked`: a thread holds the lock.
-//! - `heir`: the oldest waiter has been told to take the lock as soon as it is free, and is awake. Unlocking
-//!   then has no thread to wake.
-//! - `alone`: the queue has only one node, the tail's; so the node need not be read to find out.
+//! - `heir`: the oldest waiter is awake and will take the lock as soon as it is free. Unlocking then has no
+//!   thread to wake.
+//! - `alone`: the queue has only one node, the tail's. The bit shows this without a read of the node.
 //! - `passed`: how often the lock was released to any thread while the oldest waiter waited. Policies limit it.
 //! - `tail`: the newest waiter's node; zero means an empty queue. Each waiter knows the one before it.
 //! - A tail with all bits set ([`FOREIGN`]) is not a node, so no lock's word ever has that value. It marks
@@ -91,7 +91,8 @@ impl Word {
         Self(self.0 & !HEIR)
     }
 
-    /// Released once more to any thread while there are waiters. Only up to [`MAX_PASSED`].
+    /// With `passed` incremented: the lock is released once more to any thread while there are waiters. `passed` must
+    /// be at most [`MAX_PASSED`] before.
     pub(crate) const fn passable_once_more(self) -> Self {
         Self(self.0 + (1 << PASSED_SHIFT))
     }

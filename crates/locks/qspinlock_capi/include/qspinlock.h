@@ -12,12 +12,12 @@
  * A newcomer is a thread that tries to lock while other threads wait in the lock's queue.
  *
  * Return values. Like pthread_spin_* and pthread_mutex_*: 0, or a positive error number of <errno.h>. EINVAL means that
- * `lock` is NULL or not aligned to 4 bytes, or that the description says so. Functions leave errno unchanged, do not
- * allocate memory, do not end the program, and throw no C++ exceptions.
+ * `lock` is NULL or not aligned to 4 bytes, or what the function's description says. Functions leave errno unchanged,
+ * do not allocate memory, do not end the program, and throw no C++ exceptions.
  *
  * Lifetime. Zeroed memory is an unlocked lock, and so is a variable with the initialiser QSPIN_..._INIT. The caller
- * owns the lock's memory. A lock on which no waiter gave up at a deadline needs no destroy. Do not move, copy or free a
- * lock while threads use it.
+ * owns the lock's memory. Only a lock on which a waiter gave up at a deadline needs destroy. Do not move, copy or free
+ * a lock while threads use it.
  *
  * Threads. Any thread may unlock, not only the one that locked. A thread that locks a lock that it already holds waits
  * forever. All threads must belong to one process: do not put locks into memory that processes share.
@@ -109,26 +109,27 @@ int qspin_native_trylock(struct qspin_native_t *lock);
 int qspin_native_timedlock(struct qspin_native_t *lock,
                            uint64_t deadline_ns);
 
-// Like timedlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or CLOCK_REALTIME.
+// Like timedlock, but waits until the clock `clock` (CLOCK_MONOTONIC or CLOCK_REALTIME) reaches the absolute time
+// `deadline`.
 //
-// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
-// not from 0 to 999999999.
+// Returns 0, ETIMEDOUT (not locked) or EINVAL. EINVAL also means that `clock` is another clock, `deadline` is NULL,
+// or its tv_nsec is not from 0 to 999999999.
 int qspin_native_clocklock(struct qspin_native_t *lock,
                            int clock,
                            const struct timespec *deadline);
 
-// Unlocks `lock`. Any thread may call it, not only the one that locked the lock.
+// Unlocks `lock`. Any thread may call this function, not only the one that locked the lock.
 //
 // Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_native_unlock(struct qspin_native_t *lock);
 
 // Unlocks `lock` and hands it to the thread that has waited longest, whatever the type of the lock. Without waiters,
-// it is the same as unlock.
+// this is the same as unlock.
 //
 // Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_native_unlock_fair(struct qspin_native_t *lock);
 
-// Returns 1 if a thread holds the lock, and 0 if not. The answer may be outdated when the call returns. Returns 0 if
+// Returns 1 if a thread holds the lock, and 0 if not. The result may be outdated when the call returns. Returns 0 if
 // `lock` is NULL or not aligned.
 int qspin_native_is_locked(const struct qspin_native_t *lock);
 
@@ -161,26 +162,27 @@ int qspin_fifo_trylock(struct qspin_fifo_t *lock);
 int qspin_fifo_timedlock(struct qspin_fifo_t *lock,
                          uint64_t deadline_ns);
 
-// Like timedlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or CLOCK_REALTIME.
+// Like timedlock, but waits until the clock `clock` (CLOCK_MONOTONIC or CLOCK_REALTIME) reaches the absolute time
+// `deadline`.
 //
-// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
-// not from 0 to 999999999.
+// Returns 0, ETIMEDOUT (not locked) or EINVAL. EINVAL also means that `clock` is another clock, `deadline` is NULL,
+// or its tv_nsec is not from 0 to 999999999.
 int qspin_fifo_clocklock(struct qspin_fifo_t *lock,
                          int clock,
                          const struct timespec *deadline);
 
-// Unlocks `lock`. Any thread may call it, not only the one that locked the lock.
+// Unlocks `lock`. Any thread may call this function, not only the one that locked the lock.
 //
 // Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_fifo_unlock(struct qspin_fifo_t *lock);
 
 // Unlocks `lock` and hands it to the thread that has waited longest, whatever the type of the lock. Without waiters,
-// it is the same as unlock.
+// this is the same as unlock.
 //
 // Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_fifo_unlock_fair(struct qspin_fifo_t *lock);
 
-// Returns 1 if a thread holds the lock, and 0 if not. The answer may be outdated when the call returns. Returns 0 if
+// Returns 1 if a thread holds the lock, and 0 if not. The result may be outdated when the call returns. Returns 0 if
 // `lock` is NULL or not aligned.
 int qspin_fifo_is_locked(const struct qspin_fifo_t *lock);
 
@@ -213,26 +215,27 @@ int qspin_fair_trylock(struct qspin_fair_t *lock);
 int qspin_fair_timedlock(struct qspin_fair_t *lock,
                          uint64_t deadline_ns);
 
-// Like timedlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or CLOCK_REALTIME.
+// Like timedlock, but waits until the clock `clock` (CLOCK_MONOTONIC or CLOCK_REALTIME) reaches the absolute time
+// `deadline`.
 //
-// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
-// not from 0 to 999999999.
+// Returns 0, ETIMEDOUT (not locked) or EINVAL. EINVAL also means that `clock` is another clock, `deadline` is NULL,
+// or its tv_nsec is not from 0 to 999999999.
 int qspin_fair_clocklock(struct qspin_fair_t *lock,
                          int clock,
                          const struct timespec *deadline);
 
-// Unlocks `lock`. Any thread may call it, not only the one that locked the lock.
+// Unlocks `lock`. Any thread may call this function, not only the one that locked the lock.
 //
 // Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_fair_unlock(struct qspin_fair_t *lock);
 
 // Unlocks `lock` and hands it to the thread that has waited longest, whatever the type of the lock. Without waiters,
-// it is the same as unlock.
+// this is the same as unlock.
 //
 // Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_fair_unlock_fair(struct qspin_fair_t *lock);
 
-// Returns 1 if a thread holds the lock, and 0 if not. The answer may be outdated when the call returns. Returns 0 if
+// Returns 1 if a thread holds the lock, and 0 if not. The result may be outdated when the call returns. Returns 0 if
 // `lock` is NULL or not aligned.
 int qspin_fair_is_locked(const struct qspin_fair_t *lock);
 
@@ -265,26 +268,27 @@ int qspin_hybrid_trylock(struct qspin_hybrid_t *lock);
 int qspin_hybrid_timedlock(struct qspin_hybrid_t *lock,
                            uint64_t deadline_ns);
 
-// Like timedlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or CLOCK_REALTIME.
+// Like timedlock, but waits until the clock `clock` (CLOCK_MONOTONIC or CLOCK_REALTIME) reaches the absolute time
+// `deadline`.
 //
-// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
-// not from 0 to 999999999.
+// Returns 0, ETIMEDOUT (not locked) or EINVAL. EINVAL also means that `clock` is another clock, `deadline` is NULL,
+// or its tv_nsec is not from 0 to 999999999.
 int qspin_hybrid_clocklock(struct qspin_hybrid_t *lock,
                            int clock,
                            const struct timespec *deadline);
 
-// Unlocks `lock`. Any thread may call it, not only the one that locked the lock.
+// Unlocks `lock`. Any thread may call this function, not only the one that locked the lock.
 //
 // Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_hybrid_unlock(struct qspin_hybrid_t *lock);
 
 // Unlocks `lock` and hands it to the thread that has waited longest, whatever the type of the lock. Without waiters,
-// it is the same as unlock.
+// this is the same as unlock.
 //
 // Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 int qspin_hybrid_unlock_fair(struct qspin_hybrid_t *lock);
 
-// Returns 1 if a thread holds the lock, and 0 if not. The answer may be outdated when the call returns. Returns 0 if
+// Returns 1 if a thread holds the lock, and 0 if not. The result may be outdated when the call returns. Returns 0 if
 // `lock` is NULL or not aligned.
 int qspin_hybrid_is_locked(const struct qspin_hybrid_t *lock);
 
@@ -301,7 +305,8 @@ int qspin_hybrid_destroy(struct qspin_hybrid_t *lock);
 int qspin_rwlock_init(struct qspin_rwlock_t *lock);
 
 // Locks `lock` for reading, together with other readers; waits without a time limit. A thread that already holds the
-// lock, for reading or for writing, must not call it: it could wait for a writer that waits for this thread.
+// lock, for reading or for writing, must not call this function: it could wait for a writer that waits for this
+// thread.
 //
 // Returns 0 or EINVAL.
 int qspin_rwlock_rdlock(struct qspin_rwlock_t *lock);
@@ -312,7 +317,8 @@ int qspin_rwlock_rdlock(struct qspin_rwlock_t *lock);
 // Returns 0 or EINVAL.
 int qspin_rwlock_rdlock_recursive(struct qspin_rwlock_t *lock);
 
-// Locks `lock` for writing, alone; waits without a time limit. A thread that already holds the lock must not call it.
+// Locks `lock` exclusively, for writing; waits without a time limit. A thread that already holds the lock must not
+// call this function.
 //
 // Returns 0 or EINVAL.
 int qspin_rwlock_wrlock(struct qspin_rwlock_t *lock);
@@ -348,42 +354,42 @@ int qspin_rwlock_timedrdlock_recursive(struct qspin_rwlock_t *lock, uint64_t dea
 // Returns 0, ETIMEDOUT (not locked) or EINVAL.
 int qspin_rwlock_timedwrlock(struct qspin_rwlock_t *lock, uint64_t deadline_ns);
 
-// Like qspin_rwlock_timedrdlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or
-// CLOCK_REALTIME.
+// Like qspin_rwlock_timedrdlock, but waits until the clock `clock` (CLOCK_MONOTONIC or CLOCK_REALTIME) reaches the
+// absolute time `deadline`.
 //
-// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
-// not from 0 to 999999999.
+// Returns 0, ETIMEDOUT (not locked) or EINVAL. EINVAL also means that `clock` is another clock, `deadline` is NULL,
+// or its tv_nsec is not from 0 to 999999999.
 int qspin_rwlock_clockrdlock(struct qspin_rwlock_t *lock,
                              int clock,
                              const struct timespec *deadline);
 
 // Like qspin_rwlock_timedrdlock_recursive, with a clock and a deadline as in qspin_rwlock_clockrdlock.
 //
-// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
-// not from 0 to 999999999.
+// Returns 0, ETIMEDOUT (not locked) or EINVAL. EINVAL also means that `clock` is another clock, `deadline` is NULL,
+// or its tv_nsec is not from 0 to 999999999.
 int qspin_rwlock_clockrdlock_recursive(struct qspin_rwlock_t *lock,
                                        int clock,
                                        const struct timespec *deadline);
 
 // Like qspin_rwlock_timedwrlock, with a clock and a deadline as in qspin_rwlock_clockrdlock.
 //
-// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
-// not from 0 to 999999999.
+// Returns 0, ETIMEDOUT (not locked) or EINVAL. EINVAL also means that `clock` is another clock, `deadline` is NULL,
+// or its tv_nsec is not from 0 to 999999999.
 int qspin_rwlock_clockwrlock(struct qspin_rwlock_t *lock,
                              int clock,
                              const struct timespec *deadline);
 
-// Releases one reader's hold of `lock`.
+// Unlocks `lock` for one reader.
 //
 // Returns 0, EPERM (no reader held the lock; nothing has changed) or EINVAL.
 int qspin_rwlock_rdunlock(struct qspin_rwlock_t *lock);
 
-// Releases the writer's hold of `lock`.
+// Unlocks `lock` for the writer.
 //
 // Returns 0, EPERM (no writer held the lock; nothing has changed) or EINVAL.
 int qspin_rwlock_wrunlock(struct qspin_rwlock_t *lock);
 
-// Returns 2 if a writer holds the lock, 1 if readers hold it, and 0 if it is free. The answer may be outdated when the
+// Returns 2 if a writer holds the lock, 1 if readers hold it, and 0 if it is free. The result may be outdated when the
 // call returns. Returns 0 if `lock` is NULL or not aligned.
 int qspin_rwlock_is_locked(const struct qspin_rwlock_t *lock);
 
@@ -395,7 +401,7 @@ int qspin_rwlock_is_locked(const struct qspin_rwlock_t *lock);
 int qspin_rwlock_destroy(struct qspin_rwlock_t *lock);
 
 // Returns the value that CLOCK_MONOTONIC will have in `timeout_ns` nanoseconds, in nanoseconds: a deadline for the
-// timedlock functions. Returns UINT64_MAX, a deadline that never comes, if the sum exceeds it.
+// timedlock functions. Returns UINT64_MAX, a deadline that never comes, if the sum is too large.
 uint64_t qspin_deadline_in(uint64_t timeout_ns);
 
 // Returns the version of the library that the program runs with, in the format of QSPIN_VERSION.

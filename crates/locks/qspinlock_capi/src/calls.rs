@@ -24,18 +24,18 @@ type LockOf<T> = QueueLock<<T as Spin>::Policy, Linux>;
 /// The lock at `lock`.
 ///
 /// # Safety
-/// It is NULL or misaligned, or points to a lock that is not moved or freed during `'a`. Any bit pattern is a valid `L`.
+/// `lock` is NULL or misaligned, or points to a lock that is not moved or freed during `'a`. Any bits are a valid `L`.
 #[inline]
 pub(crate) unsafe fn at<'a, L>(lock: *const L) -> Result<&'a L, c_int> {
     if !lock.is_aligned() {
         return Err(EINVAL); // in a packed structure, for example: accesses would not be atomic
     }
-    // SAFETY: 1. aligned, as checked above; 2. the caller's promise: NULL, or alive for `'a`, and valid; 3. shared:
-    // threads use it only through atomics.
+    // SAFETY: 1. `lock` is aligned, as checked above; 2. the caller's promise: it is NULL, or its lock is alive for
+    // `'a`, and valid; 3. threads share the lock only through atomics.
     unsafe { lock.as_ref() }.ok_or(EINVAL)
 }
 
-/// [`at`], for a type of the header.
+/// Like [`at`], for a lock type of the header.
 #[inline]
 unsafe fn spin<'a, T: Spin>(lock: *const T) -> Result<&'a LockOf<T>, c_int> {
     // SAFETY: 1. the caller's promise; 2. one atomic word (`Spin`), valid with any bits.
@@ -54,20 +54,21 @@ pub(crate) fn check(succeeded: bool, errno: c_int) -> Result<(), c_int> {
     if succeeded { Ok(()) } else { Err(errno) }
 }
 
-/// Makes a free lock; the memory may contain any bytes.
+/// Initialises a free lock; the memory may contain any bytes.
 pub(crate) unsafe fn init<T: Spin>(lock: *mut T) -> c_int {
     // SAFETY: the caller's promise; a lock is one `AtomicU32`.
     unsafe { init_words(lock.cast::<AtomicU32>(), 1) }
 }
 
-/// Makes a free lock of `count` words.
+/// Initialises a free lock of `count` words.
 pub(crate) unsafe fn init_words(words: *mut AtomicU32, count: usize) -> c_int {
     if words.is_null() || !words.is_aligned() {
         return EINVAL;
     }
     // SAFETY: the caller's promise; aligned and not NULL, as checked above.
     let words = unsafe { std::slice::from_raw_parts(words, count) };
-    // Relaxed: no other thread uses it yet, and publishing it to other threads orders these stores before their use.
+    // Relaxed: no other thread uses the lock yet, and publishing it to other threads orders these stores before their
+    // use.
     words.iter().for_each(|word| word.store(0, Relaxed));
     OK
 }
@@ -140,7 +141,7 @@ pub(crate) unsafe fn destroy<T: Spin>(lock: *mut T) -> c_int {
     if errno != OK {
         return errno;
     }
-    // SAFETY: the caller's promise, and held since above.
+    // SAFETY: the caller's promise; `try_lock` has taken the lock.
     unsafe { unlock(lock) };
     // SAFETY: the caller's promise; aligned, as `try_lock` has checked, and a lock is one `AtomicU32`.
     let word = unsafe { lock.cast::<AtomicU32>().as_ref() };

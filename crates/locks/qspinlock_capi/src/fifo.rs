@@ -65,10 +65,11 @@ pub unsafe extern "C" fn qspin_fifo_timedlock(lock: *mut qspin_fifo_t, deadline_
     unsafe { calls::lock_before(lock, Ok(deadline::monotonic(deadline_ns))) }
 }
 
-/// Like timedlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or CLOCK_REALTIME.
+/// Like timedlock, but waits until the clock `clock` (CLOCK_MONOTONIC or CLOCK_REALTIME) reaches the absolute time
+/// `deadline`.
 ///
-/// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
-/// not from 0 to 999999999.
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL. EINVAL also means that `clock` is another clock, `deadline` is NULL,
+/// or its tv_nsec is not from 0 to 999999999.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fifo_clocklock(
     lock: *mut qspin_fifo_t,
@@ -81,7 +82,7 @@ pub unsafe extern "C" fn qspin_fifo_clocklock(
     unsafe { calls::lock_before(lock, deadline) }
 }
 
-/// Unlocks `lock`. Any thread may call it, not only the one that locked the lock.
+/// Unlocks `lock`. Any thread may call this function, not only the one that locked the lock.
 ///
 /// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 #[unsafe(no_mangle)]
@@ -91,7 +92,7 @@ pub unsafe extern "C" fn qspin_fifo_unlock(lock: *mut qspin_fifo_t) -> c_int {
 }
 
 /// Unlocks `lock` and hands it to the thread that has waited longest, whatever the type of the lock. Without waiters,
-/// it is the same as unlock.
+/// this is the same as unlock.
 ///
 /// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 #[unsafe(no_mangle)]
@@ -100,7 +101,7 @@ pub unsafe extern "C" fn qspin_fifo_unlock_fair(lock: *mut qspin_fifo_t) -> c_in
     unsafe { calls::unlock_fair(lock) }
 }
 
-/// Returns 1 if a thread holds the lock, and 0 if not. The answer may be outdated when the call returns. Returns 0 if
+/// Returns 1 if a thread holds the lock, and 0 if not. The result may be outdated when the call returns. Returns 0 if
 /// `lock` is NULL or not aligned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fifo_is_locked(lock: *const qspin_fifo_t) -> c_int {

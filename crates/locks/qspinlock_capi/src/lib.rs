@@ -2,18 +2,18 @@
 //!
 //! `pointer (NULL? aligned?) → the lock that lies there → the call → 0 or an errno`
 //!
-//! - A call only translates. It first checks for mistakes that the lock reports by a panic in debug builds (releasing a
+//! - A call only translates. It first checks for the mistake that makes the lock panic in debug builds (releasing a
 //!   free lock), and returns an error: nothing unwinds into C, and nothing ends the program.
-//! - Results are those of `pthread_spin_*`: 0 or a positive errno, so a program changes its locks by changing names.
-//!   Unlike the block driver's calls, no call returns a count, so no result needs to be negative.
-//! - Each kind has a file of the same shape (`kinds_are_alike` in `tests/it/header.rs`): the header is generated, and its
-//!   generator sees neither macros nor generics.
+//! - Results are those of `pthread_spin_*`: 0 or a positive errno, so a program can switch locks by changing names.
+//!   Unlike in the block driver's interface, no call returns a count, so errors need not be negative.
+//! - Each kind has a file of the same shape (`kinds_are_alike` in `tests/it/header.rs`): the header's generator sees
+//!   neither macros nor generics.
 //!
-//! Items that C sees have their C names here too. See also: the locks (`qspinlock`), replacing a program's own
-//! (`qspinlock_preload`).
+//! Items visible to C have their C names in Rust, too. See also: the locks (`qspinlock`), replacing a program's own
+//! locks (`qspinlock_preload`).
 
 #![allow(non_camel_case_types)]
-// The comment above an exported function becomes the header's text, for C programmers. The head of the header
+// The comment above an exported function becomes text of the header, for C programmers. The header's first comment
 // (`cbindgen.toml`) has the rules that callers must keep in every call. In SAFETY comments, "the rules of the header"
 // (or "the caller's promise") are: a pointer that is not NULL points to a value of its type, which lives until the call
 // returns.

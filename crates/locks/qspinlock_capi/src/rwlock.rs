@@ -25,7 +25,7 @@ const WORDS: usize = 2;
 const _: () = assert!(size_of::<qspin_rwlock_t>() == size_of::<QRwLock>());
 const _: () = assert!(align_of::<qspin_rwlock_t>() == align_of::<QRwLock>());
 
-/// [`at`], for a reader-writer lock.
+/// Like [`at`], for a reader-writer lock.
 #[inline]
 unsafe fn rw<'a>(lock: *const qspin_rwlock_t) -> Result<&'a QRwLock, c_int> {
     // SAFETY: 1. the caller's promise; 2. a `QRwLock` is two atomic words (the assertions above), valid with any bits.
@@ -52,7 +52,8 @@ pub unsafe extern "C" fn qspin_rwlock_init(lock: *mut qspin_rwlock_t) -> c_int {
 }
 
 /// Locks `lock` for reading, together with other readers; waits without a time limit. A thread that already holds the
-/// lock, for reading or for writing, must not call it: it could wait for a writer that waits for this thread.
+/// lock, for reading or for writing, must not call this function: it could wait for a writer that waits for this
+/// thread.
 ///
 /// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
@@ -71,7 +72,8 @@ pub unsafe extern "C" fn qspin_rwlock_rdlock_recursive(lock: *mut qspin_rwlock_t
     ended(unsafe { rw(lock) }.map(QRwLock::read_recursive))
 }
 
-/// Locks `lock` for writing, alone; waits without a time limit. A thread that already holds the lock must not call it.
+/// Locks `lock` exclusively, for writing; waits without a time limit. A thread that already holds the lock must not
+/// call this function.
 ///
 /// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
@@ -138,11 +140,11 @@ pub unsafe extern "C" fn qspin_rwlock_timedwrlock(lock: *mut qspin_rwlock_t, dea
     unsafe { lock_before(lock, Ok(deadline::monotonic(deadline_ns)), QRwLock::write_before) }
 }
 
-/// Like qspin_rwlock_timedrdlock, with an absolute time `deadline` of the clock `clock`, which is CLOCK_MONOTONIC or
-/// CLOCK_REALTIME.
+/// Like qspin_rwlock_timedrdlock, but waits until the clock `clock` (CLOCK_MONOTONIC or CLOCK_REALTIME) reaches the
+/// absolute time `deadline`.
 ///
-/// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
-/// not from 0 to 999999999.
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL. EINVAL also means that `clock` is another clock, `deadline` is NULL,
+/// or its tv_nsec is not from 0 to 999999999.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_clockrdlock(
     lock: *mut qspin_rwlock_t,
@@ -157,8 +159,8 @@ pub unsafe extern "C" fn qspin_rwlock_clockrdlock(
 
 /// Like qspin_rwlock_timedrdlock_recursive, with a clock and a deadline as in qspin_rwlock_clockrdlock.
 ///
-/// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
-/// not from 0 to 999999999.
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL. EINVAL also means that `clock` is another clock, `deadline` is NULL,
+/// or its tv_nsec is not from 0 to 999999999.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_clockrdlock_recursive(
     lock: *mut qspin_rwlock_t,
@@ -173,8 +175,8 @@ pub unsafe extern "C" fn qspin_rwlock_clockrdlock_recursive(
 
 /// Like qspin_rwlock_timedwrlock, with a clock and a deadline as in qspin_rwlock_clockrdlock.
 ///
-/// Returns 0, ETIMEDOUT (not locked) or EINVAL, also for another clock, for a NULL deadline, and for a tv_nsec that is
-/// not from 0 to 999999999.
+/// Returns 0, ETIMEDOUT (not locked) or EINVAL. EINVAL also means that `clock` is another clock, `deadline` is NULL,
+/// or its tv_nsec is not from 0 to 999999999.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_clockwrlock(
     lock: *mut qspin_rwlock_t,
@@ -187,7 +189,7 @@ pub unsafe extern "C" fn qspin_rwlock_clockwrlock(
     unsafe { lock_before(lock, deadline, QRwLock::write_before) }
 }
 
-/// Releases one reader's hold of `lock`.
+/// Unlocks `lock` for one reader.
 ///
 /// Returns 0, EPERM (no reader held the lock; nothing has changed) or EINVAL.
 #[unsafe(no_mangle)]
@@ -196,11 +198,11 @@ pub unsafe extern "C" fn qspin_rwlock_rdunlock(lock: *mut qspin_rwlock_t) -> c_i
     let lock = unsafe { rw(lock) };
     let read =
         lock.and_then(|lock| check(lock.is_held() && !lock.is_held_exclusively(), EPERM).map(|()| lock));
-    // SAFETY: readers have it; the caller promises that it is one of them.
+    // SAFETY: readers hold the lock; the caller promises that it is one of them.
     released(read, |lock| unsafe { lock.release_read() })
 }
 
-/// Releases the writer's hold of `lock`.
+/// Unlocks `lock` for the writer.
 ///
 /// Returns 0, EPERM (no writer held the lock; nothing has changed) or EINVAL.
 #[unsafe(no_mangle)]
@@ -208,11 +210,11 @@ pub unsafe extern "C" fn qspin_rwlock_wrunlock(lock: *mut qspin_rwlock_t) -> c_i
     // SAFETY: the caller keeps the rules of the header.
     let lock = unsafe { rw(lock) };
     let written = lock.and_then(|lock| check(lock.is_held_exclusively(), EPERM).map(|()| lock));
-    // SAFETY: a writer has it; the caller promises that it is this writer.
+    // SAFETY: a writer holds the lock; the caller promises that it is this writer.
     released(written, |lock| unsafe { lock.release_write() })
 }
 
-/// Returns 2 if a writer holds the lock, 1 if readers hold it, and 0 if it is free. The answer may be outdated when the
+/// Returns 2 if a writer holds the lock, 1 if readers hold it, and 0 if it is free. The result may be outdated when the
 /// call returns. Returns 0 if `lock` is NULL or not aligned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_is_locked(lock: *const qspin_rwlock_t) -> c_int {
@@ -237,7 +239,7 @@ pub unsafe extern "C" fn qspin_rwlock_destroy(lock: *mut qspin_rwlock_t) -> c_in
     if errno != OK {
         return errno;
     }
-    // SAFETY: the caller's promise, and taken above.
+    // SAFETY: the caller's promise; `trywrlock` has taken the lock.
     unsafe { qspin_rwlock_wrunlock(lock) };
     // SAFETY: the caller's promise; aligned, as `trywrlock` has checked, and the lock is two atomic words.
     let words = unsafe { lock.cast::<[AtomicU32; WORDS]>().as_ref() };

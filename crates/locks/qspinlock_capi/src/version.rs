@@ -1,4 +1,4 @@
-//! The version with which a program was compiled, and the one with which it runs.
+//! The version with which a program was compiled, and the version with which it runs.
 
 /// Version of this header: major << 16 | minor << 8 | patch.
 pub const QSPIN_VERSION: u32 = 0x00_01_00;

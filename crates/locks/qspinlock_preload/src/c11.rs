@@ -1,8 +1,8 @@
 //! `mtx_*` and `cnd_*`: C11's names for the same objects.
 //!
-//! glibc's versions call its own pthread functions directly, not through the program's symbols, and their objects are
-//! the same unions. So they must be replaced together with the pthread calls. `call_once`, `tss_*` and `thrd_*` do not
-//! use these objects.
+//! glibc's versions call glibc's own pthread functions directly, not through the program's symbols, on objects that are
+//! the same unions. So these calls must be replaced together with the pthread calls. `call_once`, `tss_*` and `thrd_*`
+//! do not use these objects.
 //!
 //! See also: the locks (`mutex.rs`), the condition variables (`cond.rs`).
 

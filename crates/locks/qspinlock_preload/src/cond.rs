@@ -10,28 +10,28 @@
 //!
 //! Why no wake is lost:
 //! 1. A waiter is in the list before it unlocks the mutex. A thread that changes the condition with the mutex
-//!    held, and signals then or later, finds the waiter in the list (its lookups come after the insertion,
-//!    through the mutex).
-//! 2. A signal picks the oldest waiter in the list, so never one that came after the signal. A later waiter
-//!    cannot take the wake of an earlier one, which futexes and counters allow.
+//!    held, and signals then or later, finds the waiter in the list (the mutex orders its lookup after the
+//!    insertion).
+//! 2. A signal picks the oldest waiter in the list, so never one that came after the signal. Unlike with futexes
+//!    and counters, a later waiter cannot take the wake of an earlier one.
 //! 3. A waiter is either picked, or leaves because it timed out or was cancelled: one compare-exchange on its
 //!    own word decides. A picked waiter is posted exactly once and leaves only after it has taken the post,
-//!    even if it times out meanwhile (then it returns as woken) or is cancelled; until then its stack, and
-//!    with it the list's node, stays.
+//!    even if it times out meanwhile (then it returns as woken) or is cancelled; until then its stack, which
+//!    holds the list's node, stays valid.
 //! 4. If a signal picked a waiter while others waited, and that waiter is cancelled, it passes the signal on.
 //!
 //! When the variable may be destroyed: as soon as all waiters are picked, as POSIX requires.
-//! - A waiter that was picked by a broadcast, or as the only one, never touches the variable again, not even
-//!   to see that it was picked.
+//! - A waiter that was picked by a broadcast, or as the only waiter, never touches the variable again, not even
+//!   to find out that it was picked.
 //! - A waiter that leaves is still in the list until it has removed itself; destroying waits for that.
 //! - A waiter that a signal picked from several may have to pass the signal on, which is not known before it
 //!   runs. So it is counted in `owing` until its last access to the variable, and destroying waits for that,
-//!   too. None of these waits is for the mutex.
+//!   too. Destroying never waits for the mutex.
 //!
 //! Words 7 and 9 stay zero: glibc has its "process-shared" flag in the lowest bit of one of them (9 before
-//! 2.41, 7 since). By that flag the C library's own condition variables are recognized and passed on. Those
-//! work only with mutexes that are also the C library's (`EINVAL` with others); the ones here work with any
-//! mutex.
+//! 2.41, 7 since). This flag identifies condition variables that the C library operates; calls on them are
+//! passed on. They work only with mutexes that the C library operates, too (`EINVAL` with others); this
+//! library's condition variables work with any mutex.
 //!
 //! See also: the list (`cond/waiters.rs`), sleeping and cancellation (`cond/waiter.rs`).
 
@@ -57,7 +57,7 @@ use waiters::Waiters;
 #[repr(C)]
 pub(crate) struct Cond {
     waiters: Waiters,
-    /// The clock of its timeouts: [`MONOTONIC`], otherwise the date.
+    /// The clock of the timeouts: [`MONOTONIC`], otherwise the date.
     clock: AtomicU32,
     shared_since_2_41: AtomicU32,
     _unused: AtomicU32,
@@ -79,7 +79,7 @@ impl Cond {
     /// reference is used.
     #[inline]
     pub(crate) unsafe fn of<'a>(cond: *mut pthread_cond_t) -> &'a Self {
-        // SAFETY: 1. the caller promises the same; 2. size and alignment fit (above), and all fields are
+        // SAFETY: 1. the caller promises that; 2. size and alignment fit (above), and all fields are
         // atomics, for which any bytes are valid, and which may change behind a shared reference.
         unsafe { &*cond.cast::<Self>() }
     }
@@ -98,9 +98,9 @@ impl Cond {
         if self.clock.load(Relaxed) == MONOTONIC { libc::CLOCK_MONOTONIC } else { libc::CLOCK_REALTIME }
     }
 
-    /// Initialises it like the static initialiser, except for the clock.
+    /// Initialises the variable like the static initialiser, except for the clock.
     pub(crate) fn reset(&self, clock: Clock) {
-        // SAFETY: only the initialising thread uses it, and zeros are valid for all fields.
+        // SAFETY: only the initialising thread uses the variable, and zeros are valid for all fields.
         unsafe { self.raw().write_bytes(0, 1) };
         self.clock.store(u32::from(clock == Clock::Monotonic), Relaxed);
     }
@@ -154,7 +154,7 @@ impl Cond {
         }
     }
 
-    /// True if the wait ended without the waiter being picked.
+    /// Returns true if the wait ended without the waiter being picked.
     fn sleep(&self, waiter: &Waiter, mutex: &Mutex, until: Option<Time>) -> bool {
         let cancelled = Cancelled { cond: self, mutex, waiter };
         let mut cleanup = Cleanup::new();
@@ -167,7 +167,7 @@ impl Cond {
         !posted && self.leave(waiter)
     }
 
-    /// Ends a wait that was not posted. False: it was picked meanwhile, and has taken its post.
+    /// Ends a wait that was not posted. Returns false if the waiter was picked meanwhile; it has then taken its post.
     fn leave(&self, waiter: &Waiter) -> bool {
         match self.withdraw(waiter) {
             None => true,
@@ -192,7 +192,7 @@ impl Cond {
         }
     }
 
-    /// A waiter's last access to the variable, and only if it is counted in `owing`.
+    /// Makes the waiter's last access to the variable, if the waiter is counted in `owing`.
     #[inline]
     fn give_word(&self, picked: Picked) {
         if picked == Picked::FromSeveral {
@@ -203,7 +203,7 @@ impl Cond {
     #[cold]
     fn wait_passed(&self, mutex: &Mutex, until: Option<Time>) -> c_int {
         if !mutex.is_passed() {
-            return EINVAL; // the C library would misread its bytes
+            return EINVAL; // the C library would misread the mutex's bytes
         }
         let Some(time) = until else {
             // SAFETY: the caller guarantees that both objects are the C library's.
@@ -256,7 +256,7 @@ unsafe extern "C-unwind" fn pthread_cond_init(
     let made = unsafe { Cond::of(cond) };
     let (mut shared, mut clock) = (libc::PTHREAD_PROCESS_PRIVATE, libc::CLOCK_REALTIME);
     if !attr.is_null() {
-        // SAFETY: the caller's attributes, and numbers that the call may write to; likewise below.
+        // SAFETY: the caller's attributes, and integers that the call may write to; likewise below.
         unsafe { libc::pthread_condattr_getpshared(attr, &raw mut shared) };
         // SAFETY: as above.
         unsafe { libc::pthread_condattr_getclock(attr, &raw mut clock) };
@@ -267,7 +267,7 @@ unsafe extern "C-unwind" fn pthread_cond_init(
     }
     // SAFETY: the caller keeps the POSIX contract of this call.
     let result = unsafe { real::cond_init(cond, attr) };
-    // Guards against a C library that keeps its flag at a place unknown to this library.
+    // Guards against a C library that keeps its flag at an offset unknown to this library.
     if result == 0 && !made.is_passed() { ENOTSUP } else { result }
 }
 
@@ -311,7 +311,7 @@ unsafe extern "C-unwind" fn pthread_cond_timedwait(
     // SAFETY: the caller keeps the POSIX contract of this call.
     let mutex_to_unlock = unsafe { Mutex::of(mutex) };
     if waited_for.is_passed() && mutex_to_unlock.is_passed() {
-        // Only the C library knows where its clock is stored.
+        // Only the C library knows where it stores the variable's clock.
         // SAFETY: the caller guarantees that both objects are the C library's.
         return unsafe { real::cond_timedwait(cond, mutex, at) };
     }

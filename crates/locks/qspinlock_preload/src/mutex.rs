@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! offset   0      4       8       16     20           40 (aarch64: 48)
-//!         | lock | count | owner | kind | not used … |       all zero: the static initialiser of a plain one
+//!         | lock | count | owner | kind | not used … |       all zero: the static initialiser of a plain mutex
 //! ```
 //!
 //! - `kind` is at glibc's position, because static initialisers and the C library's `pthread_mutex_init`
-//!   write it. Bits beyond the four kinds (robust, priorities, process-shared) mean that the mutex is the C
-//!   library's.
+//!   write it. Bits beyond the four kinds (robust, priorities, process-shared) mean that the C library operates
+//!   the mutex.
 //! - Only recursive and error-checking mutexes use `owner` and `count`. A thread that reads its own number in
 //!   `owner` wrote it itself, so it can read `owner` without the lock.
 //!
@@ -36,7 +36,7 @@ pub(crate) struct Mutex {
     /// The thread that holds a recursive or error-checking mutex; 0 for none.
     owner: AtomicUsize,
     kind: AtomicI32,
-    /// The C library's fields, if the mutex is its own.
+    /// The C library's fields, if it operates the mutex.
     _rest: [AtomicU32; REST_BYTES / 4],
 }
 
@@ -67,7 +67,7 @@ impl Mutex {
     /// is used.
     #[inline]
     pub(crate) unsafe fn of<'a>(mutex: *mut pthread_mutex_t) -> &'a Self {
-        // SAFETY: 1. the caller promises the same; 2. size and alignment are the same (above), and all fields
+        // SAFETY: 1. the caller promises that; 2. size and alignment are the same (above), and all fields
         // are atomics, for which any bytes are valid, and which may change behind a shared reference.
         unsafe { &*mutex.cast::<Self>() }
     }
@@ -88,13 +88,13 @@ impl Mutex {
         }
     }
 
-    /// Whether the kind is plain: by far the most frequent one, and a single comparison.
+    /// Whether the kind is normal, by far the most frequent kind. Needs a single comparison.
     #[inline]
     fn is_default(&self) -> bool {
         self.kind.load(Relaxed) == libc::PTHREAD_MUTEX_NORMAL
     }
 
-    /// Whether the mutex is the C library's.
+    /// Whether the C library operates this mutex.
     pub(crate) fn is_passed(&self) -> bool {
         self.kind() == Kind::Passed
     }
@@ -153,7 +153,7 @@ impl Mutex {
 
     #[inline]
     pub(crate) fn unlock(&self) -> c_int {
-        // SAFETY: plain mutexes do not know their holder; any thread may claim to be it.
+        // SAFETY: plain mutexes do not know their holder; any thread may claim to be the holder.
         if self.is_default() && unsafe { self.lock.try_release_unwanted() } {
             return 0;
         }
@@ -185,7 +185,7 @@ impl Mutex {
             return 0;
         }
         self.owner.store(0, Relaxed);
-        // SAFETY: this thread holds it, as its number in `owner` says.
+        // SAFETY: this thread holds it, as its number in `owner` shows.
         unsafe { release(&self.lock) }
     }
 
@@ -193,7 +193,7 @@ impl Mutex {
     fn lock_passed(&self, patience: Patience) -> c_int {
         let raw = self.raw();
         match patience {
-            // SAFETY: the mutex is the C library's, as the caller says; here and below.
+            // SAFETY: the mutex is the C library's, as the caller guarantees; here and below.
             Patience::Endless | Patience::Woken => unsafe { real::mutex_lock(raw) },
             // SAFETY: as above.
             Patience::None => unsafe { real::mutex_trylock(raw) },
@@ -208,7 +208,7 @@ impl Mutex {
     pub(crate) fn reset(&self, kind: c_int) {
         // SAFETY: only the initialising thread uses the mutex, and zeros are valid for all of its fields.
         unsafe { self.raw().write_bytes(0, 1) };
-        self.kind.store(kind, Release); // pairs with however the program publishes the mutex
+        self.kind.store(kind, Release); // pairs with whatever the program does to publish the mutex
     }
 
     pub(crate) fn destroy(&self) -> c_int {
@@ -254,13 +254,13 @@ pub(crate) unsafe extern "C-unwind" fn pthread_mutex_init(
     0
 }
 
-/// Whether the attributes ask for a mutex that is not replaced.
+/// Whether the attributes request a mutex that is not replaced.
 ///
 /// # Safety
 /// `attr` points to initialised attributes.
 unsafe fn is_special(attr: *const pthread_mutexattr_t) -> bool {
     let (mut shared, mut robust, mut protocol) = (0, 0, 0);
-    // SAFETY: the caller's attributes, and numbers that the call may write to; likewise below.
+    // SAFETY: the caller's attributes, and integers that the call may write to; likewise below.
     unsafe { libc::pthread_mutexattr_getpshared(attr, &raw mut shared) };
     // SAFETY: as above.
     unsafe { libc::pthread_mutexattr_getrobust(attr, &raw mut robust) };

@@ -1,6 +1,6 @@
 //! Older names of the same calls, which the C library keeps for programs that were linked long ago.
 //!
-//! Other files implement the calls.
+//! The calls are implemented in `mutex.rs` and `rwlock.rs`.
 
 use std::ffi::c_int;
 

@@ -1,4 +1,4 @@
-//! Takes and releases a queued lock for C callers: how long a call waits, and its error number.
+//! Takes and releases a queued lock for C callers: defines how long a call waits, and which error number it returns.
 //!
 //! See also: how threads wait (`qspinlock`, `cond/waiter.rs`).
 
@@ -28,7 +28,7 @@ pub(crate) enum Patience {
     Until(Time),
 }
 
-/// A clock and its reading, as the caller gave them.
+/// A clock and its reading, as the caller passed them.
 #[derive(Clone, Copy)]
 pub(crate) struct Time {
     pub(crate) clock: Clock,
@@ -37,13 +37,13 @@ pub(crate) struct Time {
 
 impl Time {
     /// # Errors
-    /// `EINVAL` for a clock that locks do not support for timeouts.
+    /// `EINVAL` for a clock that locks do not support.
     ///
     /// # Safety
     /// `at` points to a timespec.
     pub(crate) unsafe fn new(clock: libc::clockid_t, at: *const libc::timespec) -> Result<Self, c_int> {
         let clock = clock_of(clock)?;
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         Ok(Self { clock, at: unsafe { *at } })
     }
 
@@ -54,7 +54,7 @@ impl Time {
             return Err(EINVAL);
         }
         let ns = self.at.tv_sec.saturating_mul(NS_PER_S).saturating_add(self.at.tv_nsec);
-        // Negative: before the clock's first second, so in the past.
+        // A negative time is before the clock's first second, so it has passed.
         Ok(Deadline { clock: self.clock, at_ns: u64::try_from(ns).unwrap_or(0) })
     }
 
@@ -106,7 +106,7 @@ pub(crate) fn take_slowly(lock: &Lock, patience: Patience) -> c_int {
     }
 }
 
-/// [`Hybrid`], except for how long a waiter looks before it sleeps.
+/// [`Hybrid`], except for how long a waiter polls before it sleeps.
 struct Woken;
 
 impl Policy for Woken {
@@ -119,8 +119,8 @@ impl Policy for Woken {
     const HEIR_LOOKS: u32 = 1;
 }
 
-/// The same lock for a thread that waits differently. Policies are code, not data: how long a waiter looks
-/// affects only itself; everything that affects other threads is the same.
+/// The same lock for a thread that waits differently. Policies are code, not data: how long a waiter polls
+/// affects only that waiter; everything that affects other threads is equal in both policies.
 fn as_woken(lock: &Lock) -> &PvQSpinLock<Woken> {
     // SAFETY: a lock is one atomic word, whatever the policy (`repr(transparent)`), and this is the same
     // lock.
@@ -133,16 +133,16 @@ fn as_woken(lock: &Lock) -> &PvQSpinLock<Woken> {
 /// The program asserts that the calling thread may release it.
 #[inline]
 pub(crate) unsafe fn release(lock: &Lock) -> c_int {
-    // SAFETY: the caller promises the same; if the lock is not held, nothing happens.
+    // SAFETY: the caller promises that; if the lock is not held, nothing happens.
     if unsafe { lock.try_release_unwanted() } {
         return 0;
     }
-    // SAFETY: the caller keeps this function's contract, which is the same.
+    // SAFETY: the caller keeps this function's contract, which is that of the call.
     unsafe { release_slowly(lock) }
 }
 
 /// # Safety
-/// The same as for [`release`].
+/// The contract of [`release`] applies.
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn release_slowly(lock: &Lock) -> c_int {
@@ -155,10 +155,10 @@ pub(crate) unsafe fn release_slowly(lock: &Lock) -> c_int {
 }
 
 /// [`release`] for a thread that is going to sleep: the oldest waiter gets the lock at once. Few threads could
-/// pass it meanwhile, and a thread that backs off because the lock is busy would wait for nothing.
+/// pass this waiter meanwhile, and a thread that backs off because the lock is busy would wait for nothing.
 ///
 /// # Safety
-/// The same as for [`release`].
+/// The contract of [`release`] applies.
 pub(crate) unsafe fn release_fairly(lock: &Lock) -> c_int {
     if !lock.is_held() {
         return EPERM;

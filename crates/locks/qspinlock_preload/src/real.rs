@@ -1,8 +1,8 @@
 //! The C library's own calls, for objects that are not replaced.
 //!
 //! - The library looks them up when it is loaded, or in the first call if that comes earlier. A lookup may allocate.
-//!   Only objects that are passed on need one, so an allocator may use plain locks.
-//! - Calls that the C library does not have return `ENOSYS`.
+//!   Only objects that are passed on need a lookup, so an allocator may use plain locks.
+//! - A call that the C library does not have returns `ENOSYS`.
 //!
 //! The callers decide which objects to pass on.
 
@@ -32,9 +32,9 @@ impl Symbol {
         Self { name, version, address: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// NULL if the C library does not have it.
+    /// The symbol's address; NULL if the C library does not have the symbol.
     fn address(&self) -> *mut c_void {
-        let known = self.address.load(Acquire); // with the release below; its code was loaded before us
+        let known = self.address.load(Acquire); // pairs with the release below; the code was loaded before us
         if known.is_null() { self.look_up() } else { known }
     }
 
@@ -43,8 +43,8 @@ impl Symbol {
         let found = keeping_errno(|| match self.version {
             None => self.by_name(),
             Some(version) => {
-                // SAFETY: both are NUL-terminated; this library calls, so `RTLD_NEXT` means the libraries
-                // after it.
+                // SAFETY: both strings are NUL-terminated; this library makes the call, so `RTLD_NEXT` means the
+                // libraries after it.
                 let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), version.as_ptr()) };
                 if found.is_null() { self.by_name() } else { found }
             }
@@ -80,7 +80,7 @@ macro_rules! real {
                 let call = unsafe {
                     std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> c_int>(address)
                 };
-                // SAFETY: the caller keeps this function's contract, which is the same.
+                // SAFETY: the caller keeps this function's contract, which is that of the call.
                 unsafe { call($($arg),*) }
             }
         )*

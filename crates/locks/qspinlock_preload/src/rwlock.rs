@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - `shared` and `flags` are at glibc's positions: static initialisers and the C library's
-//!   `pthread_rwlock_init` write them. Process-shared locks are the C library's.
+//!   `pthread_rwlock_init` write them. The C library operates process-shared locks.
 //! - With the default kinds, a thread may read-lock again while writers wait, as with glibc; so a stream of
 //!   readers keeps writers out. With `PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP` all threads wait in line.
 //! - `owner` is the writer's thread. A thread that reads its own number there wrote it itself.
@@ -45,7 +45,7 @@ const _: () = assert!(align_of::<RwLock>() == align_of::<pthread_rwlock_t>());
 /// `PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP`.
 const IN_LINE: u32 = 2;
 
-/// The kind of access that a thread asks for.
+/// The kind of access that a thread requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
     /// For a reader that may already be inside.
@@ -60,7 +60,7 @@ impl RwLock {
     /// used.
     #[inline]
     unsafe fn of<'a>(lock: *mut pthread_rwlock_t) -> &'a Self {
-        // SAFETY: 1. the caller promises the same; 2. size and alignment are the same (above), and all fields
+        // SAFETY: 1. the caller promises that; 2. size and alignment are the same (above), and all fields
         // are atomics, for which any bytes are valid, and which may change behind a shared reference.
         unsafe { &*lock.cast::<Self>() }
     }
@@ -157,15 +157,15 @@ impl RwLock {
         }
         if self.is_mine() {
             self.owner.store(0, Relaxed);
-            // SAFETY: this thread has it for writing: it wrote its number after it took the lock.
+            // SAFETY: this thread holds the lock for writing: it wrote its number after it took the lock.
             unsafe { self.lock.release_write() };
             return 0;
         }
         if !self.lock.is_held() || self.lock.is_held_exclusively() {
             return EPERM; // not held, or held by another thread for writing
         }
-        // SAFETY: readers hold it. If this thread is not one of them, the program is wrong; that cannot be
-        // detected, and acts as if one of the readers had unlocked.
+        // SAFETY: readers hold the lock. If this thread is not one of them, the program is wrong; the mistake cannot
+        // be detected, and acts as if one of the readers had unlocked.
         unsafe { self.lock.release_read() };
         0
     }
@@ -174,7 +174,7 @@ impl RwLock {
     fn read_passed(&self, patience: Patience) -> c_int {
         let raw = self.raw();
         match patience {
-            // SAFETY: the C library's, as the caller says; here and below.
+            // SAFETY: the lock is the C library's, as the caller guarantees; here and below.
             Patience::Endless | Patience::Woken => unsafe { real::rwlock_rdlock(raw) },
             // SAFETY: as above.
             Patience::None => unsafe { real::rwlock_tryrdlock(raw) },
@@ -189,7 +189,7 @@ impl RwLock {
     fn write_passed(&self, patience: Patience) -> c_int {
         let raw = self.raw();
         match patience {
-            // SAFETY: the C library's, as the caller says; here and below.
+            // SAFETY: the lock is the C library's, as the caller guarantees; here and below.
             Patience::Endless | Patience::Woken => unsafe { real::rwlock_wrlock(raw) },
             // SAFETY: as above.
             Patience::None => unsafe { real::rwlock_trywrlock(raw) },
@@ -211,7 +211,7 @@ pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_init(
 ) -> c_int {
     let (mut shared, mut flags) = (libc::PTHREAD_PROCESS_PRIVATE, 0);
     if !attr.is_null() {
-        // SAFETY: the caller's attributes, and numbers that the call may write to; likewise below.
+        // SAFETY: the caller's attributes, and integers that the call may write to; likewise below.
         unsafe { libc::pthread_rwlockattr_getpshared(attr, &raw mut shared) };
         // SAFETY: as above.
         unsafe { libc::pthread_rwlockattr_getkind_np(attr, &raw mut flags) };
@@ -221,7 +221,7 @@ pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_init(
     if shared != libc::PTHREAD_PROCESS_PRIVATE {
         // SAFETY: the caller keeps the POSIX contract of this call.
         let result = unsafe { real::rwlock_init(lock, attr) };
-        // Guards against a C library that keeps its flag at a place unknown to this library.
+        // Guards against a C library that keeps its flag at an offset unknown to this library.
         return if result == 0 && !made.is_passed() { ENOTSUP } else { result };
     }
     // SAFETY: only the initialising thread uses the lock, and zeros are valid for all of its fields.

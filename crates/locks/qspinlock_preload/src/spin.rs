@@ -2,11 +2,11 @@
 //!
 //! - A private lock is a queued lock: all zeros is unlocked, and its waiters sleep if they wait too long.
 //! - A process-shared lock is marked at initialisation by bits that no queued lock has ([`FOREIGN`]), and its
-//!   calls go to `spin/shared.rs`. The mark stays as long as the lock does.
+//!   calls go to `spin/shared.rs`. The mark stays as long as the lock exists.
 //! - glibc on x86-64 writes 1 for "free" and 0 for "held"; on aarch64 it is the other way round. So all calls
-//!   are replaced together, and a lock that a process without this library initialised does not work here: a
-//!   1 looks held. POSIX has no static initialiser; zeros count as a free private lock on both.
-//! - Any thread may unlock it, not only the one that locked it.
+//!   are replaced together, and a lock that a process without this library initialised does not work with it: a
+//!   1 looks held. POSIX has no static initialiser; zeros count as a free private lock on both processors.
+//! - Any thread may unlock a lock, not only the one that locked it.
 //!
 //! See also: queues (`qspinlock`).
 
@@ -31,9 +31,9 @@ enum Spin<'a> {
 }
 
 /// # Safety
-/// `lock` points to an initialised lock that lives as long as it is used.
+/// `lock` points to an initialised lock that lives as long as the result is used.
 unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
-    // SAFETY: aligned and alive, as the caller says, and accessed only as atomics.
+    // SAFETY: aligned and alive, as the caller guarantees, and accessed only as atomics.
     let word = unsafe { &*lock.cast::<AtomicU32>() };
     // The mark never changes while the lock is used.
     if word.load(Relaxed) >= FOREIGN {
@@ -45,13 +45,13 @@ unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
     }
 }
 
-/// The lock as if it were private, for exchanges that do nothing if it is not.
+/// The lock as if it were private, for exchanges that do nothing if it is process-shared.
 ///
 /// # Safety
-/// The same as for [`spin`].
+/// The contract of [`spin`] applies.
 #[inline]
 unsafe fn private<'a>(lock: *mut pthread_spinlock_t) -> &'a Lock {
-    // SAFETY: aligned and alive, as the caller says, and accessed only as one atomic.
+    // SAFETY: aligned and alive, as the caller guarantees, and accessed only as one atomic.
     unsafe { &*lock.cast::<Lock>() }
 }
 
@@ -86,11 +86,11 @@ unsafe extern "C-unwind" fn pthread_spin_trylock(lock: *mut pthread_spinlock_t) 
 }
 
 /// # Safety
-/// The same as for [`spin`].
+/// The contract of [`spin`] applies.
 #[inline]
 unsafe fn spin_lock(lock: *mut pthread_spinlock_t, patience: Patience) -> c_int {
-    // SAFETY: the caller keeps the POSIX contract of this call. Only a free private lock has the exchanged value, so no
-    // look is needed first.
+    // SAFETY: the caller keeps the POSIX contract of this call. Only a free private lock has the exchanged value, so
+    // the word need not be read first.
     if unsafe { private(lock) }.try_acquire_unwanted() {
         return 0;
     }
@@ -105,7 +105,7 @@ unsafe fn spin_lock(lock: *mut pthread_spinlock_t, patience: Patience) -> c_int 
 unsafe extern "C-unwind" fn pthread_spin_unlock(lock: *mut pthread_spinlock_t) -> c_int {
     // SAFETY: the caller keeps the POSIX contract of this call.
     let maybe_private = unsafe { private(lock) };
-    // SAFETY: the caller says that it holds the lock. Only a held private lock has the value exchanged here.
+    // SAFETY: the caller guarantees that it holds the lock. Only a held private lock has the value exchanged here.
     if unsafe { maybe_private.try_release_unwanted() } {
         return 0;
     }

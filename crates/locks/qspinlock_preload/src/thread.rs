@@ -6,8 +6,8 @@ use std::ffi::c_int;
 
 /// The address of the thread's control block: unique among living threads, and never 0.
 ///
-/// Unlike the kernel's thread id it is the same in a forked child, so a child can unlock what
-/// `pthread_atfork` handlers locked before the fork. Costs one instruction.
+/// Unlike the kernel's thread id, it stays the same in a forked child, so a child can unlock what
+/// `pthread_atfork` handlers locked before the fork. Reading it costs one instruction.
 #[inline]
 pub(crate) fn current() -> usize {
     let thread: usize;
@@ -26,7 +26,7 @@ pub(crate) fn current() -> usize {
 
 /// Runs `body` and restores `errno`: programs read it after pthread calls.
 ///
-/// No guard with a destructor, because threads may be cancelled inside.
+/// Uses no guard with a destructor, because threads may be cancelled inside `body`.
 pub(crate) fn keeping_errno<R>(body: impl FnOnce() -> R) -> R {
     let before = errno();
     let result = body();
@@ -35,14 +35,14 @@ pub(crate) fn keeping_errno<R>(body: impl FnOnce() -> R) -> R {
 }
 
 pub(crate) fn errno() -> c_int {
-    // SAFETY: takes nothing; the pointer stays valid as long as this thread lives.
+    // SAFETY: takes no arguments; the pointer stays valid as long as this thread lives.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     unsafe { *place }
 }
 
 fn set_errno(value: c_int) {
-    // SAFETY: takes nothing; the pointer stays valid as long as this thread lives.
+    // SAFETY: takes no arguments; the pointer stays valid as long as this thread lives.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     unsafe { *place = value };

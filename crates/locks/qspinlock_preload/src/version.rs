@@ -1,4 +1,5 @@
-//! Shows that a program runs under this library: then `dlsym(RTLD_DEFAULT, "qspinlock_preload_version")` is not NULL.
+//! Shows whether a program runs under this library: if so, `dlsym(RTLD_DEFAULT, "qspinlock_preload_version")` is not
+//! NULL.
 
 use std::ffi::{CStr, c_char};
 

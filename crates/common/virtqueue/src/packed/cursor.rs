@@ -1,8 +1,8 @@
-//! A position in a packed ring: slot and wrap counter in one number.
+//! A position in a packed ring: slot and wrap counter in one value.
 //!
-//! A free-running 32-bit number counts descriptors. Its low bits are the slot. The bit above them flips once
+//! A free-running 32-bit counter counts descriptors. Its low bits are the slot. The bit above them flips once
 //! per lap; the wrap counter, which starts at 1 (virtio 1.3 §2.8.1), is its inverse. Queue sizes are powers
-//! of two of at most 2^10, so 2^32 is a whole number of double laps.
+//! of two up to 2^10, so 2^32 descriptors are a whole number of double laps.
 
 use super::ring::{AVAIL, USED};
 
@@ -22,14 +22,14 @@ impl Cursor {
         Self { at: 0, queue_size: u32::from(queue_size) }
     }
 
-    /// From a slot (bits 0–14) and a wrap counter (15), if the ring has that slot.
+    /// The position with this slot (bits 0–14) and wrap counter (bit 15), if the ring has that slot.
     #[inline]
     pub fn from_bits(bits: u16, queue_size: u16) -> Option<Self> {
         let (slot, lap) = (bits & !WRAP_BIT, if bits & WRAP_BIT == 0 { queue_size } else { 0 });
         (slot < queue_size).then_some(Self { at: u32::from(slot | lap), queue_size: u32::from(queue_size) })
     }
 
-    /// Slot (bits 0–14) and wrap counter (15).
+    /// Slot (bits 0–14) and wrap counter (bit 15).
     #[inline]
     pub fn to_bits(self) -> u16 {
         self.slot() | if self.wrap_counter() { WRAP_BIT } else { 0 }
@@ -58,26 +58,27 @@ impl Cursor {
         Self { at: self.at.wrapping_sub(u32::from(descriptors)), ..self }
     }
 
-    /// Descriptors from `earlier` to here.
+    /// Number of descriptors from `earlier` to this position.
     #[inline]
     pub fn since(self, earlier: Self) -> u32 {
         self.at.wrapping_sub(earlier.at)
     }
 
-    /// Descriptors from `event` to here, as far as two positions can tell: 1 to two laps' worth.
+    /// Number of descriptors from `event` to this position. Positions repeat every two laps, so the result is
+    /// between 1 and twice the queue size.
     #[inline]
     pub fn behind(self, event: Self) -> u32 {
         let two_laps = 2 * self.queue_size;
         (self.at.wrapping_sub(event.at).wrapping_sub(1) & (two_laps - 1)) + 1
     }
 
-    /// Flags with which a driver makes a descriptor available here (virtio 1.3 §2.8.1).
+    /// Flags with which a driver makes a descriptor available at this position (virtio 1.3 §2.8.1).
     #[inline]
     pub fn avail_flags(self) -> u16 {
         if self.wrap_counter() { AVAIL } else { USED }
     }
 
-    /// Flags with which a device marks a descriptor used here (virtio 1.3 §2.8.1).
+    /// Flags with which a device marks a descriptor as used at this position (virtio 1.3 §2.8.1).
     #[inline]
     pub fn used_flags(self) -> u16 {
         if self.wrap_counter() { AVAIL | USED } else { 0 }

@@ -2,9 +2,9 @@
 //!
 //! `enable_kicks … pop → (owner) → push_used → publish → needs_notification`
 //!
-//! - A chain is a run of descriptors; the last one holds its buffer id. The id is the tag.
+//! - A chain is a run of descriptors; the last one holds the chain's buffer id, which is the tag.
 //! - One used descriptor answers a whole chain and skips as many slots as the chain had. The device keeps
-//!   that count privately, by id, and never reads it back.
+//!   that count in private memory, by id, and never reads it back.
 //! - The device stores the first used descriptor of a batch only in [`DeviceQueue::publish`]. The driver reads only
 //!   that slot, so it cannot see the later ones until then.
 //!
@@ -49,11 +49,11 @@ pub struct DeviceQueue {
     features: RingFeatures,
     tables: Tables,
     ring: Ring,
-    /// Limit of descriptors in a chain that uses an indirect table.
+    /// Maximum number of descriptors in a chain that uses an indirect table.
     indirect_limit: u16,
     /// The next descriptor to take.
     next_avail: Cursor,
-    /// Descriptors not in flight: how many the next chain may have.
+    /// Number of descriptors that are not in flight, and so the longest possible next chain.
     room: u16,
     /// Chains in flight, by buffer id.
     in_flight: Box<[InFlight]>,
@@ -78,8 +78,8 @@ pub struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Maps the ring and resumes where the last device left it, or at `base` (see [`DeviceQueue::position`]).
-    /// `resume.rs` has the rules.
+    /// Maps the ring and resumes where the last device stopped, or at `base` (see [`DeviceQueue::position`]).
+    /// The rules are in `resume.rs`.
     ///
     /// # Errors
     /// [`RingFault::BadQueueSize`], [`RingFault::Part`], [`RingFault::BadBase`], [`RingFault::StaleBase`].
@@ -220,8 +220,8 @@ impl DeviceQueue {
         &self.layout
     }
 
-    /// Slot of the next descriptor to take (bits 0–14) and its wrap counter (15); slot of the next one to use
-    /// (16–30) and its wrap counter (31): the answer to `GET_VRING_BASE`.
+    /// Slot of the next descriptor to take (bits 0–14) and its wrap counter (bit 15); slot of the next used
+    /// descriptor (16–30) and its wrap counter (31): the answer to `GET_VRING_BASE`.
     #[inline]
     #[must_use]
     pub fn position(&self) -> u32 {
@@ -240,7 +240,7 @@ impl DeviceQueue {
     /// Never; the signature matches [`crate::DeviceQueue::available`].
     #[inline]
     pub fn available(&self) -> Result<u16, RingFault> {
-        // Relaxed: only a hint. `pop` reads the descriptor again, with the acquire that the chain needs.
+        // Relaxed: this is only a hint. `pop` reads the descriptor again, with the acquire that the chain needs.
         let meta = self.ring.meta(self.next_avail.slot(), Relaxed);
         Ok(u16::from(self.next_avail.is_available(meta.flags()) || self.to_redo() != 0))
     }
@@ -269,13 +269,13 @@ impl DeviceQueue {
         self.next_avail = self.next_avail.forward(in_flight.count);
         self.last_popped = id;
         if !self.kicks_disabled {
-            self.request_kicks(); // a position stored with nothing in flight is no longer true
+            self.request_kicks(); // replaces the stored position, which says that nothing is in flight
         }
         finish_pop(id, walked)
     }
 
-    /// The next chain that the previous device had in flight. It comes from the log, because the ring may no
-    /// longer hold it.
+    /// The next chain that the previous device had in flight, as the log recorded it: the ring may no longer hold
+    /// it.
     #[cold]
     fn pop_again(&mut self, chain: &mut Chain) -> Option<(u16, Result<(), ChainFault>)> {
         let redo = self.redo.as_mut()?;
@@ -308,7 +308,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Takes the chain, and records it in the log too.
+    /// Takes the next chain and, if there is a log, records it there.
     #[inline]
     fn walk(&mut self, first: Meta, chain: &mut Chain) -> Result<Taken, RingFault> {
         let at = self.next_avail;
@@ -352,7 +352,8 @@ impl DeviceQueue {
         Ok((self.taken(count, last)?, last.id(), Ok(())))
     }
 
-    /// The chain that was read from the ring, now in flight. `last` is its last descriptor.
+    /// Checks the id of a chain that was read from the ring, and marks the chain as taken in the log. `last` is the
+    /// chain's last descriptor.
     #[inline]
     fn taken(&mut self, count: u16, last: Meta) -> Result<InFlight, RingFault> {
         self.check_id(last.id())?;
@@ -360,8 +361,8 @@ impl DeviceQueue {
         Ok(InFlight { count, head })
     }
 
-    /// Reads the rest of a chain that is not plain, to its end even if it is unusable: only the last descriptor holds
-    /// the id. `last` was read last.
+    /// Reads the rest of a chain that is not plain. Continues to its end even if the chain is unusable, because only
+    /// the last descriptor holds the id. `last` is the descriptor read most recently.
     #[cold]
     fn walk_rest(
         &mut self,
@@ -422,8 +423,8 @@ impl DeviceQueue {
         walk_table_from(&stopped, &table, entries, chain)
     }
 
-    /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it. Must not
-    /// follow another pop or push.
+    /// Puts the last popped chain back, so that it is popped again. For an owner that has no room to start the
+    /// request. No other pop or push may come between the pop and this call.
     #[inline]
     pub fn unpop(&mut self) {
         if let Some(redo) = &mut self.redo {
@@ -441,7 +442,7 @@ impl DeviceQueue {
     #[inline]
     fn take_in_flight(&mut self, id: u16) -> InFlight {
         let in_flight = std::mem::take(&mut self.in_flight[usize::from(id)]);
-        assert!(in_flight.count != 0, "a chain is used, or given back, once after it was popped");
+        assert!(in_flight.count != 0, "a popped chain may be pushed or put back only once");
         self.room += in_flight.count;
         in_flight
     }
@@ -452,7 +453,7 @@ impl DeviceQueue {
     #[inline]
     pub fn push_used(&mut self, tag: u16, written_bytes: u32) {
         let in_flight = self.take_in_flight(tag);
-        // Without WRITE the length means nothing (virtio 1.3 §2.8.4).
+        // Without WRITE the length has no meaning (virtio 1.3 §2.8.4).
         let written = if written_bytes == 0 { 0 } else { WRITE };
         let used = Meta::new(written_bytes, tag, self.next_used.used_flags() | written);
         if self.unpublished_first.is_some() {
@@ -507,7 +508,7 @@ impl DeviceQueue {
     }
 
     /// Tells the driver that it need not kick, because the device polls. This is a hint: kicks may still
-    /// come.
+    /// arrive.
     #[inline]
     pub fn disable_kicks(&mut self) {
         if !self.kicks_disabled {
@@ -516,10 +517,10 @@ impl DeviceQueue {
         }
     }
 
-    /// Asks for a kick when the next chain becomes available, then checks again. Returns `true` if a chain is
-    /// already available; no kick may come for it.
+    /// Requests a kick for the next available chain, then checks the ring again. Returns `true` if a chain is
+    /// already available; a kick for that chain is not guaranteed.
     ///
-    /// With nothing in flight the ring can be left in this state: it tells the next device where to resume.
+    /// If nothing is in flight, the device may stop in this state: the ring tells the next device where to resume.
     ///
     /// # Errors
     /// Never; the signature matches [`crate::DeviceQueue::enable_kicks`].
@@ -533,7 +534,7 @@ impl DeviceQueue {
         Ok(self.available()? != 0)
     }
 
-    /// Nothing is in flight, and the driver can see every used descriptor.
+    /// Whether nothing is in flight and the driver can see every used descriptor.
     #[inline]
     fn is_drained(&self) -> bool {
         self.next_avail == self.published

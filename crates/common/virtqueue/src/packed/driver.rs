@@ -27,7 +27,7 @@ use crate::{AddError, DriverFault, RingFeatures, RingLayout, Used};
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     token: u64,
-    /// Number of chains that were added before it.
+    /// Number of chains that were added before this one.
     number: u64,
     writable_bytes: u64,
     /// Descriptors in the ring: 1 for an indirect chain.
@@ -40,21 +40,21 @@ pub struct DriverQueue {
     layout: RingLayout,
     features: RingFeatures,
     view: MemoryView,
-    /// Limit of buffers in a chain with an indirect table.
+    /// Maximum number of buffers in a chain with an indirect table.
     indirect_limit: u16,
     ring: Ring,
-    /// By buffer id.
+    /// Chains in flight, by buffer id.
     in_flight: Box<[Option<InFlight>]>,
     /// For each free buffer id, the next free one.
     free_ids: Box<[u16]>,
     first_free_id: u16,
     /// Free descriptors.
     free: u16,
-    /// Chains added since the ring was made.
+    /// Chains added since the ring was created.
     added: u64,
     /// How many of these chains the device can see.
     visible: u64,
-    /// Chains that came back since the ring was made.
+    /// Chains that the device returned since the ring was created.
     returned: u64,
     /// The position of the next descriptor.
     next_avail: Cursor,
@@ -64,9 +64,9 @@ pub struct DriverQueue {
     /// `published`.
     unpublished_first: Option<Meta>,
     undecided: Undecided,
-    /// The position where the device puts the next used descriptor.
+    /// The position where the device stores the next used descriptor.
     next_used: Cursor,
-    /// The device was told that no interrupts are wanted.
+    /// The device was told not to send interrupts.
     interrupts_disabled: bool,
 }
 
@@ -124,8 +124,8 @@ impl DriverQueue {
         (self.added - self.returned) as u16
     }
 
-    /// Adds a chain in the ring's own descriptors; the device sees it after [`DriverQueue::publish`]. Returns
-    /// the tag, its buffer id.
+    /// Adds a chain that uses the ring's own descriptors; the device sees it after [`DriverQueue::publish`].
+    /// Returns the tag, which is the chain's buffer id.
     ///
     /// # Errors
     /// [`AddError`]; nothing was added.
@@ -191,7 +191,8 @@ impl DriverQueue {
         self.next_avail = self.next_avail.forward(1);
     }
 
-    /// Takes the first free id. There always is one: a chain needs at least one descriptor, and one is free.
+    /// Takes the first free id. An id is always free: each chain in flight holds at least one descriptor, and a
+    /// descriptor is free.
     fn take_id(&mut self, token: u64, descriptors: u16, writable_bytes: u64) {
         let at = usize::from(self.first_free_id);
         self.first_free_id = self.free_ids[at];
@@ -255,11 +256,11 @@ impl DriverQueue {
         let queue_size = self.layout.queue_size;
         let out_of_range = DriverFault::IdOutOfRange { id: u32::from(id), queue_size };
         let in_flight = self.in_flight.get(usize::from(id)).ok_or(out_of_range)?;
-        // The device does not own a chain that was added but not published, either.
+        // A chain that was added but not published does not belong to the device yet.
         in_flight.filter(|chain| chain.number < self.visible).ok_or(DriverFault::NotInFlight { id })
     }
 
-    /// Tells the device that the driver polls. This is a hint: interrupts may still come.
+    /// Tells the device that the driver polls. This is a hint: interrupts may still arrive.
     pub fn disable_interrupts(&mut self) {
         if !self.interrupts_disabled {
             self.ring.driver_event.store(0, event(EventFlags::Disable, self.next_used), Relaxed);
@@ -267,8 +268,8 @@ impl DriverQueue {
         }
     }
 
-    /// Asks for an interrupt when the next chain is used, then checks again. Returns `true` if a chain is
-    /// already used; no interrupt may come for it.
+    /// Requests an interrupt for the next used chain, then checks the ring again. Returns `true` if a chain is
+    /// already used; an interrupt for that chain is not guaranteed.
     ///
     /// # Errors
     /// Never; the signature matches [`crate::DriverQueue::arm_interrupts`].
@@ -284,7 +285,7 @@ impl DriverQueue {
 }
 
 /// The length that the device claims to have stored. Without WRITE the length has no meaning (virtio 1.3
-/// §2.8.4), but QEMU's devices leave WRITE clear and mean the length, so it counts if it is possible.
+/// §2.8.4), but QEMU's devices store a valid length without WRITE, so a length that fits the buffers is accepted.
 fn checked_length(meta: Meta, writable_bytes: u64) -> Result<u32, DriverFault> {
     let written_bytes = meta.len_bytes();
     match u64::from(written_bytes) <= writable_bytes {

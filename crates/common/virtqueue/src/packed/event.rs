@@ -1,7 +1,7 @@
-//! Event suppression of packed rings: one word says which descriptors a side wants events for.
+//! Event suppression of packed rings: one word per side shows for which descriptors that side wants events.
 //!
 //! - A side that wants no events, or all of them, stores its position in the offset field, which the other
-//!   side then ignores. `resume.rs` reads it.
+//!   side then ignores. `resume.rs` reads the device's position.
 //!
 //! Spec: virtio 1.3 §2.8.10, §2.8.14.
 
@@ -13,7 +13,7 @@ use crate::notify::Undecided;
 pub(super) enum EventFlags {
     Enable = 0,
     Disable = 1,
-    /// An event when the descriptor at the position is written.
+    /// Requests an event when the descriptor at the position is written.
     Desc = 2,
 }
 
@@ -25,7 +25,7 @@ pub(super) fn event(flags: EventFlags, position: Cursor) -> u32 {
 
 /// Slot and wrap counter of an event word.
 #[inline]
-#[allow(clippy::cast_possible_truncation)] // takes the fields apart
+#[allow(clippy::cast_possible_truncation)] // extracts fields
 pub(super) fn position_bits(event: u32) -> u16 {
     event as u16
 }
@@ -60,7 +60,7 @@ pub(super) fn is_wanted(
 mod tests {
     use super::*;
 
-    /// In a ring of 4: whether the side that wants an event at `at` gets one for the `count` descriptors
+    /// Whether, in a ring of 4 slots, the side that wants an event at `at` gets one for the `count` descriptors
     /// before `end`.
     fn wanted(at: Cursor, count: u32, end: Cursor) -> bool {
         let mut undecided = Undecided::default();

@@ -12,10 +12,10 @@
 //! - A chain is in the log from the store of `old_free_head` on. Used chains return to the free list with
 //!   their batch: the log gets the new values first, and the old ones are replaced when the ring shows the
 //!   batch. A device that dies in between leaves both, and the ring tells which ones are valid.
-//! - The chain used last goes back to the front of the free list first. Chains that are used in the order in
-//!   which they were taken are still linked in that order, so no link needs a store.
-//! - A position's slot and wrap counter share one word, stored at once. With two stores, one batch in
-//!   every lap could not be told from the lap before.
+//! - The chains of a batch return to the front of the free list, the last one first. Chains that are used in the
+//!   order in which they were taken are still linked in that order, so no link needs a store.
+//! - A position's slot and wrap counter share one word, stored at once. With two stores, a device that dies
+//!   between them in the batch that ends a lap would leave a position in the wrong lap.
 //!
 //! Spec: vhost-user, "Inflight I/O tracking".
 
@@ -40,7 +40,7 @@ pub(super) struct PackedLog {
     pub(super) kind: u64,
     /// Counter value of the next request.
     pub(super) counter: u64,
-    /// By entry: its first word without `inflight`.
+    /// For each entry, its first word without `inflight`.
     pub(super) links: Box<[Links]>,
     pub(super) free_head: u16,
     /// Number of free entries.
@@ -48,8 +48,8 @@ pub(super) struct PackedLog {
     /// Heads of used chains that are not visible yet.
     pub(super) batch: Box<[u16]>,
     pub(super) in_batch: u16,
-    /// The chain being read: the entry for its next descriptor, the entry of its last one, and its length so
-    /// far.
+    /// The chain being read: the entry for its next descriptor, the entry of the descriptor recorded last, and
+    /// the number of descriptors so far.
     pub(super) at: u16,
     pub(super) noted_last: u16,
     pub(super) noted: u16,
@@ -57,12 +57,12 @@ pub(super) struct PackedLog {
     pub(super) used: Cursor,
 }
 
-/// An entry's first word without `inflight`. It holds the next entry, in its chain or in the free list (which
-/// ends with the value `entries`). A head also holds the last entry of its chain and the chain's length.
+/// An entry's first word without `inflight`. It holds the next entry in the chain or in the free list (which
+/// ends with the value `entries`). In a head, it also holds the chain's last entry and the chain's length.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Links(u64);
 
-#[allow(clippy::cast_possible_truncation)] // takes the fields apart
+#[allow(clippy::cast_possible_truncation)] // extracts fields
 impl Links {
     /// Links of an entry that is not a head.
     #[inline]
@@ -173,15 +173,15 @@ impl PackedLog {
         release(&self.words, place(head), links.word());
     }
 
-    /// Notes that the chain with head `head` has a used descriptor, stored in the ring or not, that is not visible
-    /// yet.
+    /// Adds the chain with head `head` to the batch. Its used descriptor is not visible yet, and may not be stored in
+    /// the ring yet.
     #[inline]
     pub fn used(&mut self, head: u16) {
         self.batch[usize::from(self.in_batch)] = head;
         self.in_batch += 1;
     }
 
-    /// Records the batch, just before it becomes visible and moves the ring to `used`.
+    /// Records the batch, just before it becomes visible; after the batch, the ring's position is `used`.
     #[inline]
     pub fn about_to_publish(&mut self, used: Cursor) {
         let (old_free_head, old_used) = (self.free_head, self.used);
@@ -229,7 +229,7 @@ impl PackedLog {
     }
 }
 
-/// The constant half of [`LIST`].
+/// The half of the word at [`LIST`] that never changes.
 pub(super) fn kind(entries: u16) -> u64 {
     u64::from(VERSION) | u64::from(entries) << 16
 }

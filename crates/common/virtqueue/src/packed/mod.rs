@@ -1,9 +1,9 @@
 //! The packed virtqueue: one ring of descriptors that both sides write (virtio 1.3 §2.8).
 //!
 //! - [`DeviceQueue`] serves requests. [`DriverQueue`] makes them.
-//! - [`RawPacked`]: either side without any rules, for tests and fuzzing.
-//! - A position is one free-running number; slot and wrap counter are two views of it (`cursor.rs`).
-//! - Length, id and flags of a descriptor are one 64-bit word here: one load reads them together, and one
+//! - [`RawPacked`]: a driver or device that follows no rules, for tests and fuzzing.
+//! - A position is one free-running counter; slot and wrap counter are two views of it (`cursor.rs`).
+//! - Length, id and flags of a descriptor are accessed as one 64-bit word: one load reads them together, and one
 //!   release store makes a whole batch visible.
 //!
 //! See also: the buffers of a chain (`chain.rs`), indirect tables (`tables.rs`).

@@ -1,4 +1,4 @@
-//! A packed ring without rules: writes any value anywhere, from either side. For tests and fuzzing.
+//! A driver or device that follows no rules: writes any value anywhere in a packed ring. For tests and fuzzing.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -49,7 +49,7 @@ impl RawDescriptor {
     }
 }
 
-/// Descriptors and event fields. The caller keeps slots inside the ring: a method panics if one is outside.
+/// Descriptors and event fields. The caller must keep slots inside the ring; otherwise the methods panic.
 #[derive(Debug)]
 pub struct RawPacked {
     view: MemoryView,
@@ -62,7 +62,7 @@ impl RawPacked {
     /// Maps a ring at its first position; writes nothing.
     ///
     /// # Errors
-    /// [`RingFault`] if the ring does not lie in memory.
+    /// [`RingFault`] if the ring is not inside guest memory.
     pub fn new(view: &MemoryView, layout: RingLayout) -> Result<Self, RingFault> {
         let ring = Ring::map(&layout, view.memory())?;
         Ok(Self { view: view.clone(), ring, next_avail: Cursor::start(layout.queue_size) })
@@ -104,7 +104,7 @@ impl RawPacked {
     /// Writes a descriptor of an indirect table at `table_addr`.
     ///
     /// # Errors
-    /// [`AccessError`] if the address is not in memory.
+    /// [`AccessError`] if the address is not in guest memory.
     pub fn set_table_descriptor(
         &self,
         table_addr: u64,
@@ -138,7 +138,7 @@ impl RawPacked {
     }
 }
 
-#[allow(clippy::cast_possible_truncation)] // takes the halves apart
+#[allow(clippy::cast_possible_truncation)] // splits the word into its halves
 fn halves(word: u32) -> (u16, u16) {
     (word as u16, (word >> 16) as u16)
 }

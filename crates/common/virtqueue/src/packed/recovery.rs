@@ -5,7 +5,7 @@
 //!
 //! - The log may hold anything and change at any moment. It is read once, into a [`Snapshot`]; every link is
 //!   checked, every entry is visited at most once, and every entry must be found.
-//! - The stores back to the log keep the same information for a successor, whenever this device dies.
+//! - The stores back to the log preserve this information: whenever this device dies, its successor can recover it.
 //!
 //! Spec: vhost-user, "Inflight I/O tracking", "When reconnecting".
 
@@ -26,7 +26,7 @@ pub(super) struct RedoChain {
     pub id: u16,
     /// The chain's head entry in the log.
     pub head: u16,
-    /// Index of its first descriptor in [`RedoList::descriptors`].
+    /// Index of the chain's first descriptor in [`RedoList::descriptors`].
     pub first: usize,
     pub count: u16,
 }
@@ -36,12 +36,12 @@ pub(super) struct RedoChain {
 pub(super) struct RedoList {
     pub chains: Vec<RedoChain>,
     pub descriptors: Vec<(u64, Meta)>,
-    /// Index of the next one in `chains`.
+    /// Index in `chains` of the next chain to redo.
     pub at: usize,
 }
 
 impl RedoList {
-    #[allow(clippy::cast_possible_truncation)] // not more than the ring has descriptors
+    #[allow(clippy::cast_possible_truncation)] // at most the queue size
     pub fn left(&self) -> u16 {
         (self.chains.len() - self.at) as u16
     }
@@ -57,7 +57,7 @@ impl RedoList {
 pub(super) enum Recovered {
     /// The log with the ring's position, and the chains to redo.
     Both(Box<(PackedLog, RedoList)>),
-    /// The log was never written, or it belongs to another ring. The queue writes it anew.
+    /// The log was never written, or it belongs to another ring. The queue overwrites it.
     Neither {
         /** The words of the log. */
         words: SharedSlice<u64>,
@@ -76,9 +76,9 @@ pub(super) fn recover(area: &LogArea, ring: &Ring, queue_size: u16) -> Result<Re
     Ok(Recovered::Both(both.into()))
 }
 
-/// Marks the used descriptors of the batch that the dead device did not publish as unused. Otherwise the driver would
-/// see them as soon as this device stores a used descriptor at the first position of that batch. The log has the chains
-/// that were available there.
+/// Marks as unused the used descriptors of a batch that the dead device did not publish. Otherwise the driver would
+/// see them as soon as this device stores a used descriptor at the first position of that batch. The chains that were
+/// available in these slots are in the log.
 pub(super) fn hide_unpublished(ring: &Ring, used: Cursor, descriptors: u16) {
     for at in (0..descriptors).map(|distance| used.forward(distance)) {
         let meta = ring.meta(at.slot(), Relaxed);
@@ -90,7 +90,7 @@ pub(super) fn hide_unpublished(ring: &Ring, used: Cursor, descriptors: u16) {
     }
 }
 
-/// Writes a log of a ring with nothing in flight.
+/// Overwrites the log with that of a ring with nothing in flight.
 pub(super) fn write_anew(words: SharedSlice<u64>, entries: u16, used: Cursor) -> PackedLog {
     release(&words, LIST, 0); // not valid until everything is stored
     words.store(0, 0, Relaxed);
@@ -125,7 +125,7 @@ fn empty(words: SharedSlice<u64>, entries: u16, used: Cursor) -> PackedLog {
     }
 }
 
-/// The valid ones of the two sets of values that a batch leaves behind.
+/// The valid free list and position: the values from before or after the last batch.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     free_head: u16,
@@ -133,7 +133,7 @@ struct Kept {
 }
 
 impl Kept {
-    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    #[allow(clippy::cast_possible_truncation)] // extracts fields
     fn read(found: &Snapshot, ring: &Ring, queue_size: u16) -> Result<Self, LogFault> {
         let (list, position) = (found.word(LIST), found.word(POSITION));
         let cursor = |slot: u16, wrap: u64| {
@@ -158,7 +158,7 @@ impl Kept {
 struct Reader {
     log: PackedLog,
     found: Snapshot,
-    /// By entry.
+    /// For each entry, whether it was visited.
     seen: Vec<bool>,
     /// Number of entries visited.
     seen_entries: u16,
@@ -200,7 +200,7 @@ impl Reader {
         Ok(())
     }
 
-    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    #[allow(clippy::cast_possible_truncation)] // extracts fields
     fn link(&mut self, entry: u16) -> u16 {
         let next = (self.found.word(place(entry)) >> 16) as u16;
         self.log.links[usize::from(entry)] = Links::free(next);
@@ -239,7 +239,7 @@ impl Reader {
         if descriptors > queue_size { Err(LogFault::TooMany { descriptors, queue_size }) } else { Ok(redo) }
     }
 
-    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    #[allow(clippy::cast_possible_truncation)] // extracts fields
     fn read_chain(&mut self, head: u16, descriptors: &mut Vec<(u64, Meta)>) -> Result<RedoChain, LogFault> {
         let word = self.found.word(place(head));
         let (last, num, first) = ((word >> 32) as u16, (word >> 48) as u16, descriptors.len());

@@ -1,17 +1,17 @@
 //! Finds where to resume a packed ring: compares the front-end's claim with the ring's contents.
 //!
-//! The standard keeps no position in memory (unlike a split ring's `used.idx`): both sides keep theirs
-//! privately. A front-end whose back-end is gone may send an older one (QEMU sends that of a new ring), and
-//! requests would run twice. So:
+//! A packed ring has no position in memory (unlike a split ring's `used.idx`): each side keeps its own private.
+//! A front-end whose back-end has died may send an older position (QEMU sends a new ring's), and requests would
+//! run twice. So:
 //!
 //! 1. If the last device stored its position when nothing was in flight ([`event_with_kicks`]), that position counts,
-//!    unless the ring contradicts it. The ring contradicts it with a descriptor that was used later: from
-//!    that slot on, one used in that lap; before that slot, one used in the next lap. The ring also
-//!    contradicts it if no descriptor before it was used: then a new ring replaced the old one.
-//! 2. Otherwise the claimed position counts, unless the ring contradicts it, or the last device was one of
-//!    ours that died while serving ([`event_without_kicks`]). Nonzero contents (virtio 1.3 §2.8.13) beyond the
-//!    descriptors that a driver has made available also contradict the start of a lap.
-//! 3. Otherwise a ring that no device ever used starts at its beginning: some front-ends send 0 for it.
+//!    unless the ring contradicts it. A descriptor that was used later contradicts it: from that slot on, one
+//!    used in the same lap; before that slot, one used in the next lap. It is also contradicted if no descriptor
+//!    before it was used: in this case, a new ring has replaced the old one.
+//! 2. Otherwise the position that the front-end claims counts, unless the ring contradicts it, or the last device
+//!    was this implementation and died while serving ([`event_without_kicks`]). Nonzero contents (virtio 1.3
+//!    §2.8.13) beyond the descriptors that a driver has made available also contradict the start of a lap.
+//! 3. Otherwise a ring that no device ever used starts at its beginning: some front-ends send 0 for a new ring.
 //! 4. Otherwise the position is unknown, and the queue is refused.
 //!
 //! Spec: virtio 1.3 §2.8.1, §2.8.14.
@@ -28,7 +28,7 @@ use crate::fault::RingFault;
 pub const FRESH_BASE: u32 = 0x8000_8000;
 
 /// How many descriptors a running driver may be writing right now: the first of a chain or batch, whose flags
-/// come last, and the current one.
+/// are stored last, and the current one.
 const MOST_BEING_WRITTEN: usize = 2;
 
 /// A value that is not a slot of any ring.
@@ -38,7 +38,7 @@ const NOWHERE: u32 = 0x7fff;
 const NO_SLOT: u16 = 0x7c00;
 const _: () = assert!(crate::MAX_QUEUE_SIZE <= 1 << 10);
 
-/// Slot and wrap counter of the next descriptor to take and of the next one to use, in vhost-user's format.
+/// Slot and wrap counter of the next descriptor to take and of the next used descriptor, in vhost-user's format.
 #[inline]
 pub(super) fn base(next_avail: Cursor, next_used: Cursor) -> u32 {
     u32::from(next_avail.to_bits()) | u32::from(next_used.to_bits()) << 16
@@ -56,8 +56,8 @@ pub(super) fn event_with_kicks(next_avail: Cursor, is_drained: bool, event_idx: 
     }
 }
 
-/// The event word of a device that needs no kicks; drivers ignore its position. The word marks the device as
-/// ours, because a foreign device that polled stopped at the position that its front-end sends.
+/// The event word of a device that needs no kicks; drivers ignore its position. The word identifies the device as
+/// this implementation: if a foreign device polled, it stopped at the position that its front-end sends.
 #[inline]
 pub(super) fn event_without_kicks(next_avail: Cursor) -> u32 {
     event(EventFlags::Disable, next_avail) | u32::from(NO_SLOT)
@@ -80,14 +80,14 @@ pub(super) fn open(ring: &Ring, base: u32, queue_size: u16) -> Result<Opened, Ri
     let used_slot = used_at_all(ring, queue_size);
     let stored = left_at(event, queue_size);
     let left = stored.filter(|&at| contradiction(ring, at, queue_size).is_none());
-    // A stored position that the ring contradicts belongs to an earlier ring at this address. In the middle of a first
-    // lap, however, it may be that of a full ring.
+    // A stored position that the ring contradicts belongs to an earlier ring at this address. The exception is a
+    // position in the middle of the first lap, which may be that of a full ring.
     let stored_new = stored
         .is_some_and(|at| at.slot() == 0 || !at.wrap_counter() || !is_full_of_first_lap(ring, queue_size));
     let is_new = used_slot.is_none() && (stored_new || is_at_work_from(event, start));
     let against = match contradiction(ring, claimed, queue_size) {
-        // Front-ends send the base of a new ring again after its device died, and the end of a lap looks the
-        // same.
+        // After a device died, front-ends send the base of a new ring again, and a ring at the end of a lap does
+        // not contradict that base.
         None if (claimed.slot() == 0 || was_at_work(event, claimed)) && !is_new => {
             Some(used_slot.unwrap_or(0))
         }
@@ -99,11 +99,11 @@ pub(super) fn open(ring: &Ring, base: u32, queue_size: u16) -> Result<Opened, Ri
 }
 
 /// The position that `base` claims.
-#[allow(clippy::cast_possible_truncation)] // takes the two halves apart
+#[allow(clippy::cast_possible_truncation)] // splits the value into its halves
 fn claimed(base: u32, queue_size: u16) -> Result<Cursor, RingFault> {
     let (next_avail, next_used) = (base as u16, (base >> 16) as u16);
-    // A device that stopped in order had used everything it took; other requests in flight are not known
-    // here. Some front-ends (DPDK's) keep only the lower half.
+    // A device that stopped in order had used everything it took. If it had not, its requests in flight cannot be
+    // found. Some front-ends (DPDK's) keep only the lower half.
     let is_drained = next_used == next_avail || next_used == 0;
     let claimed = Cursor::from_bits(next_avail, queue_size).filter(|_| is_drained);
     claimed.ok_or(RingFault::BadBase { base, queue_size })
@@ -116,7 +116,7 @@ fn was_at_work(event: u32, claimed: Cursor) -> bool {
     match flags(event) {
         0 => u32::from(at) == NOWHERE,
         1 => at & NO_SLOT == NO_SLOT,
-        // Foreign devices store it too, at the position where they stopped.
+        // Foreign devices store these flags too, with the position where they stopped.
         2 => at != claimed.to_bits(),
         _ => false,
     }
@@ -149,13 +149,13 @@ fn never_got_there(ring: &Ring, claimed: Cursor, queue_size: u16) -> bool {
             && claimed.slot() != 0
             && never_used(0..claimed.slot())
     } else {
-        // The lap before left USED somewhere; only this lap clears it, and AVAIL with it.
+        // The previous lap left USED set somewhere; only used descriptors of this lap clear it, and AVAIL with it.
         first_lap || never_used(0..queue_size) && all_available(ring, claimed.slot())
     }
 }
 
 /// Whether the ring certainly cannot be at `used`, which a log may have kept from a previous ring at this
-/// address. Only certain signs count: a full lap leaves no slot empty, and a part of the first lap leaves a
+/// address. Only conclusive signs count: a full lap leaves no slot empty, and a part of the first lap leaves a
 /// USED flag.
 pub(super) fn belongs_to_previous_ring(ring: &Ring, used: Cursor, queue_size: u16) -> bool {
     let never_used = |mut slots: Range<u16>| !slots.any(|slot| ring.meta(slot, Relaxed).flags() & USED != 0);
@@ -173,8 +173,8 @@ fn all_available(ring: &Ring, slots: u16) -> bool {
     (0..slots).all(|slot| ring.meta(slot, Relaxed).flags() & AVAIL != 0)
 }
 
-/// A slot that shows that the ring is not new. Searches from the end, because a driver may be filling the
-/// ring.
+/// A slot whose contents show that the ring is not new. Searches from the end, because a driver may be filling
+/// the ring.
 fn used_at_all(ring: &Ring, queue_size: u16) -> Option<u16> {
     let (mut any_above, mut clear) = (false, 0);
     (0..queue_size).rev().find(|&slot| {

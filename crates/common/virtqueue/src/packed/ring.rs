@@ -6,7 +6,7 @@
 //! device event  the same                                                           to 4
 //! ```
 //!
-//! - The second word of a descriptor is loaded and stored whole. On our target machines, an aligned load
+//! - The second word of a descriptor is loaded and stored whole. On the supported machines, an aligned load
 //!   reads the whole word at once, even if the peer writes it in pieces with the flags last.
 //!
 //! Spec: virtio 1.3 §2.8.10.1, §2.8.13, §2.8.14.
@@ -46,19 +46,19 @@ impl Meta {
     }
 
     #[inline]
-    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    #[allow(clippy::cast_possible_truncation)] // extracts fields
     pub fn len_bytes(self) -> u32 {
         self.0 as u32
     }
 
     #[inline]
-    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    #[allow(clippy::cast_possible_truncation)] // extracts fields
     pub fn id(self) -> u16 {
         (self.0 >> 32) as u16
     }
 
     #[inline]
-    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    #[allow(clippy::cast_possible_truncation)] // extracts fields
     pub fn flags(self) -> u16 {
         (self.0 >> 48) as u16
     }

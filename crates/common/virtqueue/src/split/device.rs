@@ -2,7 +2,7 @@
 //!
 //! `enable_kicks … pop → (owner) → push_used → publish → needs_notification`
 //!
-//! - `avail.idx` is read only when the chains counted last time are used up.
+//! - `avail.idx` is read again only when all chains up to its last value have been taken.
 //! - Indices are 16-bit and wrap; the queue size is a power of two, so `index & mask` is the slot.
 //! - The owner knows which heads are in flight: it keeps a slot for each (`blk_server`).
 //!
@@ -37,7 +37,7 @@ pub struct DeviceQueue {
     used: UsedRing,
     /// `queue_size - 1`.
     mask: u16,
-    /// Limit of descriptors in a chain that uses an indirect table.
+    /// Maximum number of descriptors in a chain that uses an indirect table.
     indirect_limit: u16,
     /// The next entry of the available ring to take.
     next_avail: u16,
@@ -61,7 +61,7 @@ struct RedoList {
 }
 
 impl DeviceQueue {
-    /// Maps the ring and resumes at the position in the ring.
+    /// Maps the ring and resumes at the position that the ring holds.
     ///
     /// `used.idx` is read once from the ring. A front-end's record of the position can be stale after a
     /// crash, and a device that stopped in good order had completed everything it took. A new ring starts at
@@ -104,7 +104,7 @@ impl DeviceQueue {
     ) -> Result<Self, RingFault> {
         let mut queue = Self::new(view, layout, features)?;
         let opened = SplitLog::open(area, layout.queue_size, queue.next_avail)?;
-        #[allow(clippy::cast_possible_truncation)] // not more than the queue has heads
+        #[allow(clippy::cast_possible_truncation)] // at most the queue size
         let redone = opened.redo.len() as u16;
         // The redone chains preceded the entries that are still in the available ring.
         queue.next_avail = queue.next_avail.wrapping_add(redone);
@@ -124,16 +124,12 @@ impl DeviceQueue {
     /// Chains that the previous device had in flight and that are still to be popped.
     #[inline]
     #[must_use]
-    #[allow(clippy::cast_possible_truncation)] // not more than the queue has heads
+    #[allow(clippy::cast_possible_truncation)] // at most the queue size
     pub fn to_redo(&self) -> u16 {
         self.redo.as_ref().map_or(0, |redo| (redo.heads.len() - redo.at) as u16)
     }
 
-    /// Lets chains with an indirect table be as long as `limit`, even if the queue is smaller.
-    ///
-    /// A device announces its segment limit before it learns the queue's size, and Linux relies on the
-    /// announcement. With a limit of `queue_size` alone, large requests on a small queue fail. (virtio 1.3
-    /// §2.7.5.3.1 limits the driver to the queue size.)
+    /// See [`crate::DeviceQueue::with_indirect_limit`].
     #[must_use]
     pub fn with_indirect_limit(mut self, limit: u16) -> Self {
         self.indirect_limit = limit.max(self.layout.queue_size);
@@ -181,8 +177,7 @@ impl DeviceQueue {
         u32::from(self.next_avail)
     }
 
-    /// Whether the ring was unused by any device when it was mapped. One in 65,536 used rings looks unused
-    /// too.
+    /// Whether the ring was unused by any device when it was mapped. One in 65,536 used rings looks unused, too.
     #[must_use]
     pub fn was_fresh(&self) -> bool {
         self.was_fresh
@@ -194,7 +189,7 @@ impl DeviceQueue {
     /// [`RingFault::AvailIndexJump`].
     #[inline]
     pub fn available(&self) -> Result<u16, RingFault> {
-        // Relaxed: only a count. `pop` reads the index again, with the acquire that the entries need.
+        // Relaxed: this is only a count. `pop` reads the index again, with the acquire that the entries need.
         Ok(self.checked_count(self.avail.load(IDX, Relaxed))?.saturating_add(self.to_redo()))
     }
 
@@ -254,7 +249,7 @@ impl DeviceQueue {
         self.walk_from(head, chain)
     }
 
-    #[inline(always)] // the compiler would make it a call for each request
+    #[inline(always)] // otherwise the compiler emits a call for each request
     fn walk_from(&self, head: u16, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         let in_ring = |index| self.descriptors.get_pair(2 * usize::from(index), Relaxed);
         match chain.read_plain(head, self.layout.queue_size, in_ring) {
@@ -319,7 +314,7 @@ impl DeviceQueue {
         Ok(count != 0)
     }
 
-    /// Reads the rest of a chain from the ring, and from an indirect table after it.
+    /// Reads the rest of a chain from the ring, and then from an indirect table if the chain has one.
     #[cold]
     fn walk_both(&self, at: At, taken: u16, mut walk: Walk<'_>) -> Result<(), ChainFault> {
         let limit = self.layout.queue_size;
@@ -353,7 +348,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it.
+    /// Puts the last popped chain back, so that it is popped again. For an owner that has no room to start the
+    /// request.
     #[inline]
     pub fn unpop(&mut self) {
         if let Some(redo) = &mut self.redo {
@@ -369,7 +365,7 @@ impl DeviceQueue {
     /// Stores one completed chain; the driver sees it after the next [`DeviceQueue::publish`].
     ///
     /// `written_bytes`: bytes stored from the start of the chain's device-writable part; 0 if unknown.
-    #[inline(always)] // the compiler would make it a call for each request
+    #[inline(always)] // otherwise the compiler emits a call for each request
     pub fn push_used(&mut self, tag: u16, written_bytes: u32) {
         self.used.push(tag, written_bytes);
         if let Some(log) = &mut self.log {
@@ -414,7 +410,7 @@ impl DeviceQueue {
     /// Tells the driver that it need not kick, because the device polls.
     ///
     /// With `VIRTIO_F_EVENT_IDX` there is nothing to do: the driver has already passed the event index, which
-    /// is not moved. In both cases this is a hint: kicks may still come.
+    /// stays unchanged. With or without that feature this is a hint: kicks may still arrive.
     #[inline]
     pub fn disable_kicks(&mut self) {
         if !self.features.event_idx && !self.kicks_disabled {
@@ -423,8 +419,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Asks for a kick when the next chain becomes available, then checks again. Returns `true` if a chain is
-    /// already available; no kick may come for it.
+    /// Requests a kick for the next available chain, then checks the ring again. Returns `true` if a chain is
+    /// already available; a kick for that chain is not guaranteed.
     ///
     /// # Errors
     /// [`RingFault::AvailIndexJump`].

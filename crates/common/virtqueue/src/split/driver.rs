@@ -34,12 +34,12 @@ pub struct DriverQueue {
     layout: RingLayout,
     features: RingFeatures,
     view: MemoryView,
-    /// Limit of buffers in a chain with an indirect table.
+    /// Maximum number of buffers in a chain with an indirect table.
     indirect_limit: u16,
     parts: Parts,
-    /// By head.
+    /// Chains in flight, indexed by head.
     in_flight: Box<[Option<InFlight>]>,
-    /// By descriptor: the next one in its chain or in the free list.
+    /// For each descriptor, the next one in its chain or in the free list.
     links: Box<[u16]>,
     first_free: u16,
     free: u16,
@@ -102,8 +102,8 @@ impl DriverQueue {
         self.next_avail.wrapping_sub(self.next_used)
     }
 
-    /// Adds a chain in the ring's own descriptors; the device sees it after [`DriverQueue::publish`]. Returns
-    /// the tag, the chain's head.
+    /// Adds a chain that uses the ring's own descriptors; the device sees it after [`DriverQueue::publish`].
+    /// Returns the tag, which is the chain's head.
     ///
     /// # Errors
     /// [`AddError`]; nothing was added.
@@ -269,7 +269,7 @@ impl DriverQueue {
         self.free += descriptors;
     }
 
-    /// Tells the device that the driver polls. This is a hint: interrupts may still come.
+    /// Tells the device that the driver polls. This is a hint: interrupts may still arrive.
     pub fn disable_interrupts(&mut self) {
         // With `VIRTIO_F_EVENT_IDX` there is nothing to do: the device has already passed the event index.
         if !self.features.event_idx {
@@ -277,8 +277,8 @@ impl DriverQueue {
         }
     }
 
-    /// Asks for an interrupt when the next chain is used, then checks again. Returns `true` if a chain is
-    /// already used; no interrupt may come for it.
+    /// Requests an interrupt for the next used chain, then checks the ring again. Returns `true` if a chain is
+    /// already used; an interrupt for that chain is not guaranteed.
     ///
     /// # Errors
     /// [`DriverFault::UsedIndexJump`].

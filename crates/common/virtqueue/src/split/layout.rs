@@ -40,7 +40,7 @@ impl RingLayout {
         2 + USED_ENTRY_WORDS * usize::from(self.queue_size)
     }
 
-    /// The parts of the ring in `memory`, checked.
+    /// Maps the parts of the ring in `memory` and checks them.
     pub(super) fn map(&self, memory: &Arc<GuestMemory>, features: RingFeatures) -> Result<Parts, RingFault> {
         self.check_size()?;
         let (queue_size, event) = (usize::from(self.queue_size), usize::from(features.event_idx));

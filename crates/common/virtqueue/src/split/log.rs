@@ -8,7 +8,7 @@
 //! - One entry per head. `next` links the heads used in the last batch. If a device dies after the batch
 //!   became visible and before it cleared the entries, its successor clears them. The difference between the
 //!   log's `used_idx` and the ring's is the size of the batch.
-//! - A request without an entry was never taken: its head is still in the available ring, after those in
+//! - A request without an entry was never taken: its head is still in the available ring, after the heads in
 //!   flight.
 //!
 //! Spec: vhost-user, "Inflight I/O tracking".
@@ -32,7 +32,7 @@ pub(super) struct SplitLog {
     /// Counter value of the next request.
     counter: u64,
     last_taken: u16,
-    /// By head: the head used before it.
+    /// For each head, the head used before it.
     next: Box<[u16]>,
     /// The head used last.
     last_used: u16,
@@ -79,7 +79,7 @@ impl SplitLog {
 
     /// Clears entries of requests that became visible but were not cleared. Returns `false` if the log
     /// belongs to another ring.
-    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    #[allow(clippy::cast_possible_truncation)] // extracts fields
     fn finish_batch(&mut self, found: &mut Snapshot, queue_size: u16) -> Result<bool, LogFault> {
         let head = found.word(HEAD);
         let (last_used, logged_idx) = ((head >> 32) as u16, (head >> 48) as u16);
@@ -93,10 +93,10 @@ impl SplitLog {
                 return Err(LogFault::NoSuchEntry { entry, entries: self.entries });
             }
             if entry >= queue_size {
-                return Ok(false); // of a longer ring
+                return Ok(false); // the log belongs to a longer ring
             }
             let before = (found.word(place(entry)) >> 48) as u16;
-            let cleared = u64::from(before) << 48; // the list stays whole, for a successor if this one dies here
+            let cleared = u64::from(before) << 48; // keeps the link: if this device dies here, its successor needs it
             found.set(place(entry), cleared);
             self.set(entry, cleared);
             entry = before;
@@ -131,7 +131,7 @@ impl SplitLog {
         self.set(self.last_taken, 0);
     }
 
-    /// Records that a used entry is stored but not visible.
+    /// Records that a used entry is stored but not visible yet.
     #[inline]
     pub fn used(&mut self, head: u16) {
         let before = std::mem::replace(&mut self.last_used, head);

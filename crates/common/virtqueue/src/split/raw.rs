@@ -47,8 +47,8 @@ impl RawDescriptor {
     }
 }
 
-/// The driver's side of a ring, field by field. The caller keeps indices inside the ring: a method panics if
-/// one is outside.
+/// The driver's side of a ring, field by field. The caller must keep indices inside the ring; otherwise the
+/// methods panic.
 #[derive(Debug)]
 pub struct RawRing {
     layout: RingLayout,
@@ -60,7 +60,7 @@ impl RawRing {
     /// Maps a ring with room for the event fields; writes nothing.
     ///
     /// # Errors
-    /// [`RingFault`] if the ring does not lie in memory.
+    /// [`RingFault`] if the ring is not inside guest memory.
     pub fn new(view: &MemoryView, layout: RingLayout) -> Result<Self, RingFault> {
         let features = RingFeatures { event_idx: true, indirect: true, packed: false };
         let parts = layout.map(view.memory(), features)?;
@@ -77,7 +77,7 @@ impl RawRing {
     /// Writes a descriptor of an indirect table at `table_addr`.
     ///
     /// # Errors
-    /// [`AccessError`] if the address is not in memory.
+    /// [`AccessError`] if the address is not in guest memory.
     pub fn set_table_descriptor(
         &self,
         table_addr: u64,
@@ -105,7 +105,7 @@ impl RawRing {
         self.parts.avail.load(IDX, Relaxed)
     }
 
-    /// Makes `head` available, after all that are available already.
+    /// Makes `head` available, after all heads that are already available.
     pub fn offer(&self, head: u16) {
         let at = self.avail_idx();
         self.set_avail_entry(at, head);

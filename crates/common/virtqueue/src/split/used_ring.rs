@@ -1,6 +1,6 @@
 //! Device side of the used ring: passes completions, and the request for kicks, to the driver.
 //!
-//! `push → publish (used.idx) → owner asks needs_notification`
+//! `push → publish (used.idx) → owner calls needs_notification`
 //!
 //! - The device keeps its own `next_used`: it writes the index to the ring and never reads it back, because
 //!   the driver is untrusted.

@@ -250,7 +250,7 @@ fn chain_given_back_is_popped_again_whole() {
 }
 
 #[test]
-#[should_panic(expected = "a chain is used, or given back, once")]
+#[should_panic(expected = "a popped chain may be pushed or put back only once")]
 fn owner_that_uses_a_chain_twice_is_stopped() {
     let mut rig = packed_rig(4, PLAIN);
     rig.driver.offer(&[packed_desc(0, 1, 2, 0)]);

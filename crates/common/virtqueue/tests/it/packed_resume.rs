@@ -75,7 +75,7 @@ fn refusal_says_what_to_do() {
     let text = resume(&used(3), FRESH_BASE).unwrap_err().to_string();
     assert_eq!(
         text,
-        "ring base 0x80008000 is stale: slot 0 of the packed ring shows later use, and memory does not show the position, so the guest must reset the device"
+        "ring base 0x80008000 is stale: slot 0 of the packed ring has been used since, and the current position is not recorded in memory, so the guest must reset the device"
     );
 }
 

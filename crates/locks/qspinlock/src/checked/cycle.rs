@@ -53,11 +53,11 @@ impl Cycle {
     }
 }
 
-/// Finds a cycle that contains `me`, which is waiting. Only the cycle's first thread in the table gets it, so
-/// that only one of them reports.
+/// Finds a cycle that contains `me`, which is waiting. Returns it only if `me` is the cycle's first thread in the
+/// table, so that only one of the threads reports the cycle.
 pub(super) fn find(me: &'static Holder) -> Option<Cycle> {
     let cycle = walk(me)?;
-    // The second read of each record; the walk was the first.
+    // The second read of each record; the walk made the first.
     let is_stable = cycle.waits().all(|wait| wait.wanted.is_unchanged() && wait.held.is_unchanged());
     let is_first = cycle.waits().all(|wait| ptr::from_ref(me) <= ptr::from_ref(wait.waiter));
     (is_stable && is_first).then_some(cycle)

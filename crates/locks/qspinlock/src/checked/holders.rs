@@ -37,7 +37,7 @@ std::thread_local! {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Me {
     pub(super) table: &'static Holder,
-    /// Unique to this thread; its table may have belonged to another thread before.
+    /// Unique to this thread, unlike its table, which may have belonged to another thread before.
     serial: u64,
 }
 
@@ -80,8 +80,8 @@ impl Record {
         Self { word: AtomicU64::new(0), addr: AtomicUsize::new(0), site: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Sequentially consistent, like every access to these words. Reads of several records therefore have one order, so
-    /// a word that is the same in the first and the last read had that value at some moment in between.
+    /// Loads the word. Every access to these words is sequentially consistent, so reads of several records have one
+    /// order: a word that is the same in the first and the last read had that value at some moment in between.
     pub(super) fn word(&self) -> Word {
         Word(self.word.load(SeqCst))
     }
@@ -93,7 +93,7 @@ impl Record {
     }
 
     fn describe(&self, addr: usize, site: &'static Location<'static>) {
-        // Relaxed: read only for a report, after words that are changed later than this.
+        // Relaxed: read only for a report, which first reads words that change after these stores.
         self.addr.store(addr, Relaxed);
         self.site.store(ptr::from_ref(site).cast_mut(), Relaxed);
     }
@@ -103,7 +103,7 @@ impl Record {
     }
 
     pub(super) fn site(&self) -> &'static Location<'static> {
-        // SAFETY: null, or stored by `describe` from a reference to a caller's location, which is static.
+        // SAFETY: it is null, or was stored by `describe` from a reference to a caller's location, which is static.
         let site = unsafe { self.site.load(Relaxed).as_ref() };
         site.unwrap_or_else(|| Location::caller())
     }
@@ -140,7 +140,8 @@ impl Taken {
         self.record.site()
     }
 
-    /// False if the record was removed before, or another thread has taken over an ended thread's table.
+    /// Removes the record. Returns false if it was removed before, or if another thread has taken over an ended
+    /// thread's table.
     pub(super) fn take_out(&self) -> bool {
         self.record.change(self.word, None).is_some()
     }
@@ -197,7 +198,7 @@ impl Drop for Wanted {
     }
 }
 
-/// `None` if too many threads are alive.
+/// The calling thread; `None` if too many threads are alive.
 pub(super) fn me() -> Option<Me> {
     MINE.get().or_else(register)
 }
@@ -207,7 +208,7 @@ fn register() -> Option<Me> {
     static NEXT_SERIAL: AtomicU64 = AtomicU64::new(1);
     let number = thread_number::claim()?;
     let table = HOLDERS.get(number)?;
-    // Removes what an ended thread never unlocked: locks whose guards were forgotten.
+    // Removes the records of locks that an ended thread never unlocked, because their guards were forgotten.
     for record in table.held.iter().filter(|record| record.word().lock().is_some()) {
         record.change(record.word(), None);
     }

@@ -1,28 +1,28 @@
 //! Locks that detect misuse, for debugging: relocking by the same thread, deadlocks, double unlocks.
 //!
 //! ```text
-//! lock: try → held by this thread? panic → publish the wish → try for 1 ms → a cycle of waiters? panic
-//!                                                                ▲───────────────────┘ no
+//! lock: try → held by this thread? panic → publish the request → try for 1 ms → a cycle of waiters? panic
+//!                                                                   ▲───────────────────┘ no
 //! acquired: a record in this thread's table       unlock: the record is removed first
 //! ```
 //!
-//! - [`Checked`] wraps any lock that supports timed attempts. A report is a panic with one line, which says
-//!   where each lock was taken and where it is requested. The panic comes before anything is acquired:
+//! - [`Checked`] wraps any lock that supports timed attempts. A report is a panic with one line, which shows
+//!   where each lock was taken and where it is requested. The thread panics before it acquires anything:
 //!   unwinding releases what the thread holds, and the other threads continue.
 //! - Relocking by the same thread (AA) is detected at once. A cycle of up to [`MAX_CYCLE`] threads (ABBA) is
-//!   detected after about a millisecond, and only by the thread in it that comes first in the table.
+//!   detected after about a millisecond, and only by the cycle's first thread in the table.
 //! - There are no false reports: a record exists only while its lock is held, and a cycle counts only if none
-//!   of its records changed between the first look and the last (each change gives a record another number).
+//!   of its records changed between the first and the last read (each change gives a record a new value).
 //!   Timed waits end by themselves, so they are not part of a cycle, and a timed attempt on a lock that the
 //!   thread already holds is not misuse.
 //! - Guards stay with the thread that took them (they are not `Send`), even if the inner lock's guards are
 //!   `Send`: a thread that sent its guard away could correctly lock again, and that would look like AA. A
 //!   guard moved to another thread by `unsafe` code is released there without complaint; until then it counts
 //!   as the first thread's.
-//! - Bounds: [`MAX_HELD`] locks held per thread, 4096 threads alive at a time. Anything beyond is not
-//!   checked, is reported once on standard error, and is counted: [`not_checked`].
-//! - With statistics, use `Profiled<Checked<L>>`; the other way round, waits would be attributed to a line of
-//!   this file.
+//! - Bounds: [`MAX_HELD`] locks held per thread, 4096 threads alive at a time. Acquisitions beyond these bounds are
+//!   not checked; they are reported once on standard error, and counted: [`not_checked`].
+//! - With statistics, use `Profiled<Checked<L>>`; with `Checked<Profiled<L>>`, waits would be attributed to a line
+//!   of this file.
 //! - A wait is a series of timed attempts, so a fair lock keeps its order for only a millisecond at a time.
 //!
 //! Reader/writer locks are not checked. A forked child inherits records of threads that do not exist in it, and this
@@ -93,8 +93,8 @@ pub fn not_checked() -> u64 {
 fn count_not_checked() {
     if NOT_CHECKED.fetch_add(1, Relaxed) == 0 {
         std::eprintln!(
-            "qspinlock: acquisitions are not checked (more than {MAX_HELD} locks held by a thread, or more \
-             than {} threads)",
+            "qspinlock: some acquisitions are not checked for misuse: a thread holds more than {MAX_HELD} locks, \
+             or more than {} threads are alive",
             crate::thread_number::MAX_THREADS
         );
     }
@@ -120,7 +120,7 @@ impl<L> Checked<L> {
         core::ptr::from_ref(self).addr()
     }
 
-    /// The caller has just acquired the lock.
+    /// Records an acquisition that the caller has just made.
     fn hold<G>(&self, inner: G, site: &'static Location<'static>) -> Holding<G> {
         let taken = me().zip(self.id()).and_then(|(me, id)| me.take(id, self.addr(), site));
         if taken.is_none() {
@@ -129,7 +129,7 @@ impl<L> Checked<L> {
         Holding { inner, taken, _stays: PhantomData }
     }
 
-    /// The caller is about to release the lock. From here on, no record claims it.
+    /// Removes the record of a lock that the caller is about to release.
     #[track_caller]
     fn drop_record(&self, taken: Option<Taken>) {
         let Some(taken) = taken else { return };
@@ -170,12 +170,12 @@ impl<L: RawMutexTimed<Duration = Duration>> Checked<L> {
 }
 
 // SAFETY: 1. exclusion and ordering are those of `L`: every acquisition and every release here is exactly one
-// of the inner lock's; 2. `Holding` owns the inner state and gives it to that lock's `unlock`, once; a
-// forgotten `Holding` leaves a record, by number, of a lock that stays locked, so moving or dropping the lock
-// does no harm; 3. `lock` unwinds only before the inner lock is acquired; 4. `unlock` unwinds only for a
-// state that is no longer an acquisition.
+// of the inner lock's; 2. `Holding` owns the inner state and passes it to that lock's `unlock`, once; a
+// forgotten `Holding` leaves a record of a lock that stays locked; the record identifies the lock by a number,
+// so moving or dropping the lock does no harm; 3. `lock` unwinds only before the inner lock is acquired;
+// 4. `unlock` unwinds only for a state that is no longer an acquisition.
 unsafe impl<L: RawMutexTimed<Duration = Duration>> RawMutex for Checked<L> {
-    #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
+    #[allow(clippy::declare_interior_mutable_const)] // as in the trait
     const INIT: Self = Self { raw: L::INIT, id: AtomicU32::new(0) };
 
     type Guard = Holding<L::Guard>;
@@ -196,7 +196,7 @@ unsafe impl<L: RawMutexTimed<Duration = Duration>> RawMutex for Checked<L> {
     #[track_caller]
     unsafe fn unlock(&self, guard: Self::Guard) {
         self.drop_record(guard.taken);
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // SAFETY: the caller passes the state of an acquisition of this lock; `inner` is the inner lock's
         // state for it.
         unsafe { self.raw.unlock(guard.inner) }
     }
@@ -211,7 +211,7 @@ unsafe impl<L: RawMutexFair + RawMutexTimed<Duration = Duration>> RawMutexFair f
     #[track_caller]
     unsafe fn unlock_fair(&self, guard: Self::Guard) {
         self.drop_record(guard.taken);
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // SAFETY: the caller passes the state of an acquisition of this lock; `inner` is the inner lock's
         // state for it.
         unsafe { self.raw.unlock_fair(guard.inner) }
     }
@@ -220,7 +220,7 @@ unsafe impl<L: RawMutexFair + RawMutexTimed<Duration = Duration>> RawMutexFair f
     #[track_caller]
     unsafe fn bump(&self, guard: &mut Self::Guard) {
         self.drop_record(guard.taken.take());
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // SAFETY: the caller passes the state of an acquisition of this lock; `inner` is the inner lock's
         // state for it.
         unsafe { self.raw.bump(&mut guard.inner) };
         guard.taken = self.hold((), Location::caller()).taken;

@@ -45,7 +45,7 @@ fn epoch_in(mark: &AtomicU32, latest: &AtomicU32) -> u32 {
 /// handlers, get here together, one exchange decides, and the others do not wait for it.
 #[cold]
 fn begin_epoch(mark: &AtomicU32, latest: &AtomicU32) -> u32 {
-    // First, so that a process forked off in between does not reuse this process's epoch as a new one.
+    // Counted first, so that a process forked in between does not reuse this process's epoch as a new one.
     let mine = latest.fetch_add(1, Relaxed) + 1;
     match mark.compare_exchange(0, mine, Relaxed, Relaxed) {
         Ok(_) => mine,
@@ -79,7 +79,7 @@ fn map_page() {
     }
 }
 
-/// Miri supports neither forks nor this advice.
+/// Miri supports neither forks nor `MADV_WIPEONFORK`.
 #[cfg(miri)]
 fn map_page() {}
 
@@ -124,7 +124,7 @@ mod tests {
         });
 
         let apart = ours.iter().zip(&theirs).filter(|(ours, theirs)| ours != theirs).count();
-        assert_eq!(apart, 0, "of {ROUNDS} children, so many in which two threads live in two epochs");
+        assert_eq!(apart, 0, "number of children, of {ROUNDS}, whose two threads have different epochs");
         assert!(ours[0] > FIRST && ours.is_sorted_by(|before, after| before < after));
     }
 }

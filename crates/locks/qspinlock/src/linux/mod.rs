@@ -3,7 +3,7 @@
 //! - No allocation: nodes are a static array; the kernel backs only the pages that were touched.
 //! - Nothing runs at thread exit: a thread keeps one number in a thread-local cell without a destructor. So
 //!   locks work before the first line of `main` and in destructors that run late.
-//! - `errno` is preserved across the calls made here: C code reads it after it has unlocked.
+//! - These calls leave `errno` unchanged: C code reads it after it has unlocked.
 //!
 //! See also: which thread has which nodes (`linux/slots.rs`), forks (`linux/fork.rs`).
 
@@ -144,7 +144,7 @@ mod tests {
         let lock = QueueLock::<Fifo, Linux>::new();
         assert!(lock.try_acquire());
         let errno = || std::io::Error::last_os_error().raw_os_error();
-        drop(KeptErrno(libc::EPIPE)); // sets it
+        drop(KeptErrno(libc::EPIPE)); // sets errno
 
         let until = Linux::after_ns(Clock::Monotonic, 2_000_000);
         assert!(!lock.acquire_before(until)); // the kernel returns ETIMEDOUT

@@ -26,7 +26,7 @@ const PROBES: u32 = 4;
 
 const _: () = assert!(
     if cfg!(miri) { NODES <= crate::MAX_NODES } else { NODES == crate::MAX_NODES },
-    "whatever number a lock's word shows, even one that was never initialised, there is such a node",
+    "every node number that a lock's word can hold, even an uninitialised word, is that of a node",
 );
 
 static POOL: [Node; NODES as usize] = [const { Node::new() }; NODES as usize];
@@ -80,7 +80,7 @@ fn claim_slot() -> Option<u32> {
     Some(slot)
 }
 
-/// A slot whose owner has ended, if one of the next few has.
+/// Takes over a slot whose owner has ended, if there is one among the next few.
 fn take_over(thread: u32) -> Option<u32> {
     let used = USED.load(Acquire);
     (0..PROBES.min(used)).map(|_| CURSOR.fetch_add(1, Relaxed) % used).find(|&slot| inherit(slot, thread))
@@ -95,7 +95,7 @@ fn take_fresh(thread: u32) -> Option<u32> {
     Some(slot)
 }
 
-/// All slots have been given out: finds one whose thread has ended.
+/// For when every slot has an owner: takes over one whose owner has ended.
 #[cold]
 fn search_all(thread: u32) -> Option<u32> {
     (0..SLOTS).find(|&slot| inherit(slot, thread))
@@ -115,7 +115,7 @@ fn inherit(slot: u32, thread: u32) -> bool {
 
 #[cfg(not(miri))]
 fn thread_id() -> u32 {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: takes no arguments and cannot fail.
     let id = unsafe { libc::syscall(libc::SYS_gettid) };
     u32::try_from(id).unwrap_or(u32::MAX)
 }
@@ -124,7 +124,7 @@ fn thread_id() -> u32 {
 /// stays taken until that thread ends too.
 #[cfg(not(miri))]
 fn is_alive(thread: u32) -> bool {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: takes no arguments and cannot fail.
     let process = unsafe { libc::getpid() };
     // SAFETY: signal 0 is not delivered; the kernel only checks whether it could be.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, 0) };

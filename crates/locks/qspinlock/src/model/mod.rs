@@ -9,8 +9,8 @@
 //! | `platform.rs` | threads, nodes, futexes and deadlines for the queued lock |
 //! | `rig.rs` | a lock and a number that two threads must never touch at once; policies with tiny limits |
 //! | `two.rs` | two threads and the queued lock, with a bound on preemptions |
-//! | `three.rs` | three, with a bound on preemptions |
-//! | `rwlock.rs` | the reader/writer lock, with two and three |
+//! | `three.rs` | three threads and the queued lock, with a bound on preemptions |
+//! | `rwlock.rs` | the reader/writer lock, with two and three threads |
 //!
 //! What loom does not explore: load buffering (C++ lets a load be reordered after a later store, which no
 //! interleaving shows), and `SeqCst`, which it treats as `AcqRel`.

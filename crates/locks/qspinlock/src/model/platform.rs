@@ -1,10 +1,10 @@
 //! A simulated operating system for models: nodes, thread numbers, futexes and deadlines, as loom needs them.
 //!
-//! There are two futexes, because each hides what the other shows:
+//! There are two futexes, because each hides errors that the other shows:
 //! - [`Strict`] sleeps until it is woken. A lost wake is a deadlock, which loom reports. But a woken thread
 //!   is ordered after its waker, so a missing ordering in the lock itself may go undetected on that path.
-//! - [`Spurious`] looks once and returns, as futexes may: it creates no order between threads. A lost wake
-//!   goes undetected.
+//! - [`Spurious`] reads the word once and returns, as futexes may: it creates no order between threads. A lost
+//!   wake goes undetected.
 //!
 //! A deadline passes when [`tick`] is called; a thread may see that as late as the memory model allows.
 //!
@@ -60,7 +60,8 @@ pub(super) struct Modelled<F>(PhantomData<F>);
 
 /// How threads sleep.
 pub(super) trait Futex: 'static {
-    /// The process's epoch; any but the first is a forked child's, which compares it with the nodes' epochs.
+    /// The process's epoch. Any epoch but the first is that of a forked child, which compares it with the nodes'
+    /// epochs.
     const EPOCH: u32 = 1;
 
     /// Sleeps while the word is `expected`, without a deadline.
@@ -105,7 +106,7 @@ pub(super) const SOON: Deadline = Deadline { clock: Clock::Monotonic, at_ns: 1 }
 /// A deadline that has passed.
 pub(super) const PAST: Deadline = Deadline { clock: Clock::Monotonic, at_ns: 0 };
 
-/// How often the event happened since the model began. Shows whether the model reaches the case it is about.
+/// How often the event happened since the model began. Shows whether the model reaches the case that it is for.
 pub(super) fn count(event: Event) -> u64 {
     EVENTS
         .with_borrow(|events| events.iter().filter(|(seen, _)| *seen == event).map(|(_, count)| count).sum())
@@ -122,7 +123,7 @@ pub(super) fn executions() -> u64 {
     EXECUTIONS.get()
 }
 
-/// Prints the model's last execution if it fails.
+/// Prints the model's last execution if the model fails.
 pub(super) struct PrintsTrace;
 
 impl Drop for PrintsTrace {
@@ -170,9 +171,9 @@ unsafe impl<F: Futex> Platform for Modelled<F> {
     }
 
     fn wake_one(word: &AtomicU32) {
-        // A separate step, which depends on other threads' sleeping on the word. Not a read-modify-write:
-        // loom keeps no single order of those and the owner's plain stores, and would let the owner read this
-        // one after its own.
+        // A separate step, so that loom sees the dependency on threads that go to sleep on the word. Not a
+        // read-modify-write: loom keeps no single order of read-modify-writes and the owner's plain stores, and
+        // would let the owner read the value written here after its own store.
         let value = word.load(Relaxed);
         trace(&std::format!("wakes a sleeper on {:x}, seen as {value}", address(word) % 65536));
         if let Some(sleeper) = take_sleeper(word) {
@@ -235,8 +236,8 @@ impl Futex for Spurious {
     }
 }
 
-/// With a deadline both futexes spin: loom cannot wake a thread that no thread wakes. The conditions that end
-/// the sleep are as in `Strict`, and so is that a wake for a sleeper that has left is lost.
+/// With a deadline both futexes spin, because loom has no timer that wakes a thread. The sleep ends under the same
+/// conditions as in `Strict`. Also as in `Strict`, a wake for a sleeper that has left is lost.
 fn wait_until(word: &AtomicU32, expected: u32, deadline: Deadline) -> Slept {
     if look(word) != expected {
         return Slept::Woken;

@@ -5,7 +5,7 @@
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::thread::{self, JoinHandle};
-use std::sync::Arc; // not loom's: it is not part of the model, and loom's adds steps
+use std::sync::Arc; // not loom's `Arc`: it is not part of the model, and loom's adds steps
 
 use super::platform::{self, Modelled};
 use crate::{Deadline, Event, Policy, QueueLock};
@@ -156,8 +156,8 @@ impl<P: Policy, F: platform::Futex> Guarded<P, F> {
         taken
     }
 
-    /// To be called when all threads are done: the number must be `sum`, and the lock as it was at the
-    /// beginning.
+    /// Must be called when all threads have finished. Asserts that the number is `sum` and that the lock is free and
+    /// has no waiters.
     pub(super) fn assert_done(&self, sum: u32) {
         assert!(self.lock.try_acquire(), "an ended thread still holds the lock or waits for it");
         assert_eq!(self.number(), sum);
@@ -193,13 +193,13 @@ pub(super) fn check(which: Interleavings, model: impl Fn() + Sync + Send + 'stat
     std::println!("{} executions", platform::executions());
 }
 
-/// Whether to run in full size, as in `xtask::sizes`; this low-level crate does not depend on that one.
+/// Whether to run in full size, as in `xtask::sizes`; this low-level crate does not depend on `xtask`.
 fn is_long() -> bool {
     std::env::var("BAREBLK_LONG").is_ok_and(|long| long == "1")
 }
 
-/// Asserts that the model reached the cases it is about.
+/// Asserts that the model reached the cases that it is for.
 pub(super) fn assert_happened(events: &[Event]) {
     let missing: std::vec::Vec<_> = events.iter().filter(|event| platform::count(**event) == 0).collect();
-    assert!(missing.is_empty(), "in no execution: {missing:?}");
+    assert!(missing.is_empty(), "happened in no execution: {missing:?}");
 }

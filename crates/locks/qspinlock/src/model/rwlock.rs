@@ -1,6 +1,6 @@
 //! The reader/writer lock with its real queue: two threads in all interleavings, three with a bound.
 //!
-//! Threads sleep whenever they can: none looks twice. Writers write a number under the lock and readers read
+//! Threads sleep whenever they can: none polls twice. Writers write a number under the lock and readers read
 //! it; loom checks the accesses. A lost wake is a deadlock.
 //!
 //! See also: the queue alone (`two.rs`, `three.rs`).
@@ -142,8 +142,8 @@ impl<F: Futex> Guarded<F> {
         is_in
     }
 
-    /// To be called when all threads are done: the number must be `sum`, and no thread may be in the lock or
-    /// its queue.
+    /// Must be called when all threads have finished. Asserts that the number is `sum` and that no thread is in the
+    /// lock or its queue.
     fn assert_done(&self, sum: u32) {
         assert!(
             self.lock.try_write(),
@@ -157,9 +157,9 @@ impl<F: Futex> Guarded<F> {
     }
 }
 
-/// Two threads that do more than one thing each: too many interleavings to explore all.
+/// For two threads with more than one operation each, which have too many interleavings to explore all of them.
 const PAIR: Interleavings = Preempted(3, 4);
-/// Three threads.
+/// For three threads.
 const THREE: Interleavings = Preempted(2, 3);
 /// With more preemptions, loom lets two threads that wake without a reason yield to each other for ever.
 const THREE_WITH_SPURIOUS_WAKES: Interleavings = Preempted(2, 2);
@@ -400,7 +400,7 @@ fn late_reader_and_writer_leave_a_lock_that_works() {
     assert_happened(&[Event::TimedOut]);
 }
 
-/// A model of three threads, with what each of them does.
+/// A model of three threads: `first`, `second` and `third` are the operations of one thread each.
 fn three<F: Futex>(
     which: Interleavings,
     first: fn(&Guarded<F>),
@@ -473,8 +473,8 @@ fn two_writers_and_a_recursive_reader_all_finish() {
     three::<Strict>(THREE, writes, reads_recursively_twice, writes, 2);
 }
 
-/// One reader leaves, and another enters before the writer that the first has woken. Only three preemptions
-/// show that the second needs an acquire.
+/// One reader leaves, and another enters before the writer that the first reader has woken. Only with three
+/// preemptions does the model show that the second reader needs an acquire.
 #[test]
 fn recursive_reader_before_a_writer_that_is_being_woken_sees_what_was_written() {
     three::<Strict>(THREE, writes_twice, reads, reads_recursively, 2);

@@ -52,7 +52,7 @@ fn first_come_is_first_served<P: Policy, F: Futex>(which: Interleavings) {
         let third = guarded.spawn(2, Guarded::locked_add_one);
         guarded.release();
         third.join().unwrap();
-        assert_eq!(second.join().unwrap(), 0, "the third went before the second");
+        assert_eq!(second.join().unwrap(), 0, "the third thread got the lock before the second");
         guarded.assert_done(2);
     });
     assert_happened(&[Event::Queued]);

@@ -1,6 +1,6 @@
 //! Models of two threads and the queued lock, with a bound on preemptions.
 //!
-//! Each model runs with both futexes (`platform.rs`). Look limits are 0, so that threads sleep whenever they
+//! Each model runs with both futexes (`platform.rs`). The limit of polls is 0, so that threads sleep whenever they
 //! can, or 1, so that they also get the lock without sleeping.
 //! See also: three threads (`three.rs`).
 
@@ -18,7 +18,7 @@ fn both_lock_twice<P: Policy, F: Futex>(which: Interleavings) {
             theirs.locked_add_one();
             theirs.locked_add_one();
         });
-        platform::tick(); // ends naps, and waits with a deadline
+        platform::tick(); // ends naps and timed waits
         guarded.locked_add_one();
         guarded.locked_add_one();
         other.join().unwrap();
@@ -31,7 +31,7 @@ fn one_tries_twice<P: Policy, F: Futex>(which: Interleavings) {
     check(which, || {
         let guarded = Guarded::<P, F>::new();
         let other = guarded.spawn(1, Guarded::locked_add_one);
-        platform::tick(); // ends naps, and waits with a deadline
+        platform::tick(); // ends naps and timed waits
         let tried = u32::from(guarded.try_add_one()) + u32::from(guarded.try_add_one());
         other.join().unwrap();
         guarded.assert_done(1 + tried);
@@ -47,7 +47,7 @@ fn one_gives_up_and_comes_again<P: Policy, F: Futex>(which: Interleavings) {
             theirs.locked_add_one();
             in_time
         });
-        platform::tick(); // ends naps, and waits with a deadline
+        platform::tick(); // ends naps and timed waits
         guarded.locked_add_one();
         guarded.locked_add_one();
         let in_time = other.join().unwrap();
@@ -60,7 +60,7 @@ fn one_is_late_from_the_beginning<P: Policy, F: Futex>(which: Interleavings) {
     check(which, || {
         let guarded = Guarded::<P, F>::new();
         let other = guarded.spawn(1, |theirs| u32::from(theirs.add_one_before(PAST)));
-        platform::tick(); // ends naps, and waits with a deadline
+        platform::tick(); // ends naps and timed waits
         guarded.locked_add_one();
         guarded.locked_add_one();
         let in_time = other.join().unwrap();
@@ -76,7 +76,7 @@ fn one_hands_over<P: Policy, F: Futex>(which: Interleavings) {
             theirs.locked_add_one();
             theirs.locked_add_one_fairly();
         });
-        platform::tick(); // ends naps, and waits with a deadline
+        platform::tick(); // ends naps and timed waits
         guarded.locked_add_one_fairly();
         guarded.locked_add_one();
         other.join().unwrap();
@@ -94,7 +94,7 @@ fn neither_has_nodes<P: Policy, F: Futex>(which: Interleavings) {
             platform::leave();
             theirs.locked_add_one();
         });
-        platform::tick(); // ends naps, and waits with a deadline
+        platform::tick(); // ends naps and timed waits
         guarded.locked_add_one();
         guarded.locked_add_one();
         other.join().unwrap();
@@ -103,8 +103,8 @@ fn neither_has_nodes<P: Policy, F: Futex>(which: Interleavings) {
     assert_happened(&[Event::Queued, Event::NoNode]);
 }
 
-/// Runs a policy with both futexes. The policy's name says how often newcomers may pass, and how many looks
-/// come before sleep.
+/// Runs a policy with both futexes. The numbers in a module's name are the policy's parameters: how often newcomers
+/// may pass, and how many polls come before sleep.
 macro_rules! models {
     ($($name:ident: $policy:ty, $which:ident($($bound:expr),*);)*) => {
         $(mod $name {

@@ -46,7 +46,7 @@ impl FutexLock {
 // lock; 2. acquire and release are those of the exchanges above and below; 3. only sleepers refer to the
 // lock's address, and they borrow the lock; 4. nothing unwinds.
 unsafe impl lock_api::RawMutex for FutexLock {
-    #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
+    #[allow(clippy::declare_interior_mutable_const)] // as in the trait
     const INIT: Self = Self { word: AtomicU32::new(FREE) };
 
     type Guard = ();

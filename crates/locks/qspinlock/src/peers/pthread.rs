@@ -49,7 +49,7 @@ impl fmt::Debug for PthreadSpin {
 // requires; 3. moving and dropping: see the file's head; 4. nothing unwinds. `lock` of a normal mutex cannot
 // fail: it has no priority ceiling, and relocking it in one thread waits forever.
 unsafe impl lock_api::RawMutex for PthreadMutex {
-    #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
+    #[allow(clippy::declare_interior_mutable_const)] // as in the trait
     const INIT: Self = Self(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
 
     type Guard = OwnThread;
@@ -70,7 +70,7 @@ unsafe impl lock_api::RawMutex for PthreadMutex {
 
     #[inline]
     unsafe fn unlock(&self, _: OwnThread) {
-        // SAFETY: as in `lock`; the caller holds it, and is the thread that locked it: the state stays there.
+        // SAFETY: as in `lock`; the caller holds it, and is the thread that locked it, which the state cannot leave.
         unsafe { libc::pthread_mutex_unlock(self.0.get()) };
     }
 
@@ -84,7 +84,7 @@ unsafe impl lock_api::RawMutex for PthreadMutex {
 
 // SAFETY: as for `PthreadMutex`.
 unsafe impl lock_api::RawMutex for PthreadSpin {
-    #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
+    #[allow(clippy::declare_interior_mutable_const)] // as in the trait
     const INIT: Self = Self(UnsafeCell::new(UNLOCKED));
 
     type Guard = OwnThread;

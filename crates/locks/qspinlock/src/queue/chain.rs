@@ -1,8 +1,8 @@
 //! The holder's walk of the queue, from the newest waiter to the oldest. It visits each waiter once.
 //!
-//! A waiter knows the one before it, but not the one after it. The holder of the lock finds that out, and
-//! stores what it found in the newest node for the next walk. So each waiter is visited once, however long
-//! the queue is.
+//! A waiter knows the waiter before it, but not the waiter after it. The holder of the lock stores that link in
+//! each node, and the oldest waiter in the newest node, for the next walk. So each waiter is visited once, however
+//! long the queue is.
 //!
 //! See also: joining at the newest end (`newcomer.rs`).
 
@@ -50,7 +50,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     pub(super) fn is_left_behind(tail: NodeNumber) -> bool {
         let epoch = S::epoch();
         if epoch == FIRST_EPOCH {
-            return false; // the usual process does not touch the node, which another thread is polling
+            return false; // a process that was not forked does not touch the node, which another thread is polling
         }
         // Acquire pairs with the release in `join`, whichever load read `tail` in the word: newcomers' loads
         // are relaxed, and must not see the epoch of the node's previous wait.

@@ -11,10 +11,10 @@ use crate::word::{HEIR, NodeNumber, Word};
 use crate::{Event, Platform, Policy};
 
 impl<P: Policy, S: Platform> QueueLock<P, S> {
-    /// Releases a lock that has, or had at the last read, a queue.
+    /// Releases a lock that has a queue, or had one at the last read.
     #[cold]
     pub(super) fn release_slowly(&self, next: Next) {
-        // Acquire pairs with the release of each newcomer's exchange: the holder can read its node.
+        // Acquire pairs with the release of each newcomer's exchange: the holder can read the newcomer's node.
         let word = Word(self.word.load(Acquire));
         if !word.is_locked() {
             debug_assert!(false, "a free lock was unlocked");
@@ -90,7 +90,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         word.passed() > P::PASS_LIMIT
     }
 
-    /// Makes the oldest waiter the heir, or removes it if it has timed out. Returns where it sleeps, if so.
+    /// Makes the oldest waiter the heir, or removes it if it has timed out. Returns the word that it sleeps on, if any.
     fn choose(&self, word: Word) -> Option<&'static AtomicU32> {
         let tail = word.tail()?;
         if Self::is_left_behind(tail) {
@@ -105,7 +105,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             }
             return None;
         }
-        // Before the state: the chosen waiter must find it set when it steps down. Ordered by the swap.
+        // Set before the state: the chosen waiter must find it set when it steps down. The swap orders them.
         self.word.fetch_or(HEIR, Relaxed);
         // Release pairs with the acquire in `wait_for_turn`; acquire with `give_up`.
         match node.state.swap(state::CHOSEN, AcqRel) {
@@ -129,37 +129,37 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
         let oldest = if word.is_alone() { tail } else { Self::find_oldest(tail) };
         if oldest == tail {
-            // This publishes nothing: the swap of the node's state does.
+            // This exchange publishes nothing: the swap of the node's state does.
             self.word.compare_exchange(word.0, Word::HELD.0, Relaxed, Relaxed).ok()?;
             return Some(oldest);
         }
         Self::unlink_oldest(tail, oldest);
         if Self::MAY_PASS {
-            // Newcomers have not passed the next waiter yet. We may change it: we hold the lock throughout.
+            // Newcomers have not passed the next waiter yet. We may change the count: we hold the lock throughout.
             self.word.fetch_and(Word(u32::MAX).without_heir().0, Relaxed);
         }
         Some(oldest)
     }
 
-    /// Frees the lock if the word is still `word`. Only if no thread waits, or the heir is awake.
+    /// Frees the lock if the word is still `word`. Only for a `word` without waiters, or with an heir that is awake.
     fn let_go(&self, word: Word) -> Result<(), Word> {
         let free = match word.tail() {
             None => Word::FREE,
             Some(_) if Self::newcomers_are_stopped(word) => word.unlocked(),
             Some(_) => word.unlocked().passable_once_more(),
         };
-        // Release pairs with the acquires of all that take the lock; acquire as in `release_slowly`.
+        // Release pairs with the acquires of all threads that take the lock; acquire as in `release_slowly`.
         self.word.compare_exchange(word.0, free.0, Release, Acquire).map(drop).map_err(Word)
     }
 
     /// In a forked child: removes the queue, whose waiters exist only in the parent. The caller must read the
     /// word again.
     fn forget_queue(&self, word: Word) {
-        // Failure: a thread of this process has queued, and did the same.
+        // Failure: a thread of this process has queued, and has removed the old queue itself.
         let _ = self.word.compare_exchange(word.0, word.with_empty_queue().0, Relaxed, Relaxed);
     }
 
-    /// The `WAKE_AHEAD` experiment: while we hold the lock, wakes the next waiter to spin until its turn.
+    /// The `WAKE_AHEAD` experiment: while we hold the lock, wakes the next waiter, so that it spins until its turn.
     #[cold]
     pub(super) fn wake_next(&self) {
         let word = Word(self.word.load(Acquire)); // as in `release_slowly`
@@ -174,8 +174,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     }
 }
 
-/// Wakes the thread that slept on `state`, if it did. That thread may by now hold the lock, or have freed it together
-/// with the data, and wait for another lock. This is safe: the node still exists, and waiters tolerate spurious wakes.
+/// Wakes the thread that slept on `state`, if it did. By now, that thread may hold the lock, or it may have freed the
+/// lock with its data and wait for another. This is safe: the node still exists, and waiters tolerate spurious wakes.
 fn wake_if_halted<S: Platform>(was: u32, state: &'static AtomicU32) {
     if matches!(was, state::HALTED | state::NAPPING) {
         S::note(Event::Kicked);

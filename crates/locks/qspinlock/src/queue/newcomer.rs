@@ -54,7 +54,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
 
     /// Polls the lock for a while before queueing. If other threads already queue, only a thread that rarely finds the
     /// lock held polls: the fewer threads contend for the lock's cache line, the less it moves between processors. But
-    /// a queue that all threads join would never end, even if the lock is mostly free.
+    /// a queue that all threads join would never become empty, even if the lock is mostly free.
     pub(super) fn look_and_take(&self) -> bool {
         let mut may_poll_beside_queue = None;
         for look in 0..P::NEWCOMER_LOOKS {
@@ -73,7 +73,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         false
     }
 
-    /// Whether this thread last met a queue at least [`Policy::RARELY_NS`] ago. Notes that it meets one now.
+    /// Whether this thread last met a queue at least [`Policy::RARELY_NS`] ago. Records that it has met one now.
     fn rarely_meets_a_queue() -> bool {
         if P::RARELY_NS == 0 {
             return false;
@@ -88,8 +88,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         u64::from(now.wrapping_sub(last)) * MET_UNIT_NS >= P::RARELY_NS
     }
 
-    /// Claims a node: one of the thread's own, or a shared one. A timed wait of a thread with own nodes uses no shared
-    /// one.
+    /// Claims a node: one of the thread's own, or a shared one. A timed wait uses no shared node if the thread has own
+    /// nodes.
     pub(super) fn claim_place(&self, is_timed: bool) -> Option<Place> {
         let own = S::own_nodes();
         let own_place = own.and_then(|first| claim_one_of::<S>(first, NODES_PER_THREAD));
@@ -103,7 +103,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         Some(place)
     }
 
-    /// Appends the node to the queue; false if the lock was taken instead.
+    /// Appends the node to the queue; returns false if the lock was taken instead.
     pub(super) fn join(&self, place: Place) -> bool {
         let mut word = Word(self.word.load(Relaxed));
         loop {
@@ -164,7 +164,7 @@ fn claim_one_of<S: Platform>(first: u32, count: u32) -> Option<Place> {
 impl Place {
     /// Frees the node after the wait, once it is out of the queue.
     pub(super) fn give_back(self) {
-        debug_assert_ne!(self.node.state.load(Relaxed), state::ABANDONED, "an abandoned node is its queue's");
+        debug_assert_ne!(self.node.state.load(Relaxed), state::ABANDONED, "the queue owns an abandoned node");
         self.node.free();
     }
 }

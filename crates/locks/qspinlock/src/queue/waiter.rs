@@ -1,6 +1,6 @@
 //! A waiter in the queue: polls its own node, sleeps on it, becomes the heir or the holder, or times out.
 //!
-//! See also: what the holder does to it (`holder.rs`).
+//! See also: what the holder does to a waiter (`holder.rs`).
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -10,7 +10,7 @@ use crate::node::{link, state};
 use crate::word::{PASSED, Word};
 use crate::{Clock, Deadline, Event, Platform, Policy, Slept};
 
-/// Polls between two readings of the clock.
+/// Number of polls between two readings of the clock.
 const LOOKS_PER_CLOCK: u32 = 64;
 
 /// The result of one part of a wait.
@@ -42,11 +42,11 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         true
     }
 
-    /// Waits until this thread has the lock (true) or times out (false). Then the node is abandoned and
+    /// Waits until this thread has the lock (true) or times out (false). After a timeout, the node is abandoned and
     /// belongs to the queue.
     fn wait_for_turn(&self, place: Place, deadline: Option<Deadline>) -> bool {
         loop {
-            // Acquire pairs with the swaps in `holder.rs`: what holders did under the lock, and to the queue.
+            // Acquire pairs with the swaps in `holder.rs`, for what holders did under the lock and to the queue.
             let turn = match place.node.state.load(Acquire) {
                 state::GRANTED => Turn::Ours,
                 state::CHOSEN => self.wait_as_heir(place, deadline),
@@ -101,8 +101,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Waits as the heir, the oldest waiter that is awake: takes the lock as soon as it is free, or has been
-    /// granted. After a while it sleeps again, and the next unlock chooses it again.
+    /// Waits as the heir, the oldest waiter that is awake: takes the lock as soon as it is free or has been granted.
+    /// After a while the heir sleeps again, and the next unlock chooses it again.
     fn wait_as_heir(&self, place: Place, deadline: Option<Deadline>) -> Turn {
         if P::HEIR_NAP_NS > 0 {
             match self.look_as_heir(place, deadline) {
@@ -133,7 +133,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Polls the lock for a while; `None` if it stayed held.
+    /// Polls the lock for a while; returns `None` if the lock stayed held.
     fn look_as_heir(&self, place: Place, deadline: Option<Deadline>) -> Option<Turn> {
         let mut look = 0;
         while !P::SLEEPS || look < P::HEIR_LOOKS {
@@ -172,7 +172,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         while !word.is_locked() {
             let is_last = word.tail() == Some(place.number);
             let taken = if is_last { Word::HELD } else { word.locked().without_heir() };
-            // Acquire pairs with the release in `holder.rs`, and with those of the newcomers behind us in the
+            // Acquire pairs with the release in `holder.rs`, and with the releases of the newcomers behind us in the
             // queue.
             match self.word.compare_exchange(word.0, taken.0, Acquire, Relaxed) {
                 Ok(_) => {
@@ -192,11 +192,11 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Changes from heir to `becomes`, unless the lock becomes free or is granted first. Returns `then` if
     /// neither happened.
     ///
-    /// While `heir` is set it means us: only holders set it, for the oldest waiter, and we are that until we
-    /// hold the lock.
+    /// While `heir` is set, this thread is the heir: only holders set it, for the oldest waiter, and this thread is
+    /// the oldest waiter until it holds the lock.
     fn step_down(&self, place: Place, becomes: u32, then: Turn) -> Turn {
-        // Acquire pairs with the swap in `choose`, which may be a later one than we have seen: the loop below
-        // finds `heir` set. Failure: a holder has granted us the lock.
+        // Acquire pairs with the swap in `choose`, which may be a later swap than the one we have seen: the loop
+        // below finds `heir` set. Failure: a holder has granted us the lock.
         if place.node.state.compare_exchange(state::CHOSEN, becomes, Acquire, Relaxed).is_err() {
             return Turn::Look;
         }
@@ -219,11 +219,11 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         Turn::Look // a holder is just granting us the lock
     }
 
-    /// Abandons the node to the queue; false if a holder has chosen it or granted it the lock meanwhile.
+    /// Abandons the node to the queue; returns false if a holder has chosen it or granted it the lock meanwhile.
     fn give_up(&self, place: Place) -> bool {
         let mut seen = place.node.state.load(Relaxed);
         while matches!(seen, state::WAITING | state::HALTED) {
-            // Release pairs with the acquire in the swap of the holder that takes the node out.
+            // Release pairs with the acquire in the swap of the holder that takes the node out of the queue.
             match place.node.state.compare_exchange(seen, state::ABANDONED, Release, Relaxed) {
                 Ok(_) => return true,
                 Err(now) => seen = now,

@@ -9,9 +9,9 @@
 //! - `waiting`: a writer is first in line, so newcomers stand in line as well.
 //! - `asleep`: the thread first in line sleeps on this word. The thread that lets it in wakes it.
 //! - `queued`: the writer inside came through the queue and still holds the queue's lock. Its unlock lets the
-//!   next thread come forward; before that, that thread would only have to wait.
-//! - `readers`: how many are inside, or counted and waiting only for the writer inside to leave. `full` is
-//!   the bit that a count of [`MAX_READERS`] sets. The room above it is for readers that find the lock full
+//!   next thread come forward; any earlier, the next thread would only have to wait.
+//! - `readers`: how many readers are inside, or counted and waiting only for the writer inside to leave. `full` is
+//!   the bit that a count of [`MAX_READERS`] sets. Counts above it leave room for readers that find the lock full
 //!   and uncount themselves.
 //!
 //! Every change is a read-modify-write of the whole word, so an acquire that reads any of them is ordered
@@ -35,7 +35,7 @@ pub(super) const fn readers(word: u32) -> u32 {
     word / READER
 }
 
-/// The lock is empty; a thread may be first in line.
+/// Whether the lock is empty; a thread may be first in line.
 pub(super) const fn is_empty(word: u32) -> bool {
     word & !(WAITING | ASLEEP) == 0
 }

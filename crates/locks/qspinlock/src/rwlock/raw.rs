@@ -32,7 +32,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_shared(&self, (): ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.release_read() }
     }
 
@@ -48,7 +48,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_exclusive(&self, (): ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.release_write() }
     }
 
@@ -64,22 +64,22 @@ unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
 // SAFETY: as above; after a fair release newcomers queue behind the threads that already wait.
 unsafe impl<S: Platform> lock_api::RawRwLockFair for QueueRwLock<S> {
     unsafe fn unlock_shared_fair(&self, (): ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.release_read_fairly() }
     }
 
     unsafe fn unlock_exclusive_fair(&self, (): ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.release_write_fairly() }
     }
 
     unsafe fn bump_shared(&self, (): &mut ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.bump_read() }
     }
 
     unsafe fn bump_exclusive(&self, (): &mut ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.bump_write() }
     }
 }
@@ -88,7 +88,7 @@ unsafe impl<S: Platform> lock_api::RawRwLockFair for QueueRwLock<S> {
 unsafe impl<S: Platform> lock_api::RawRwLockDowngrade for QueueRwLock<S> {
     #[inline]
     unsafe fn downgrade(&self, (): ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.downgrade() }
     }
 }
@@ -116,7 +116,7 @@ unsafe impl lock_api::RawRwLockTimed for QueueRwLock<Linux> {
     }
 }
 
-/// Reads the clock only if the lock is not available at once. A timeout beyond its range never ends.
+/// Reads the clock only if the lock is not available at once. A timeout beyond the clock's range never ends.
 #[cfg(feature = "std")]
 pub(super) fn within(
     timeout: Duration,

@@ -30,7 +30,7 @@ unsafe impl<S: Platform> RawRwLock for QueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_shared(&self) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.release_read() }
     }
 
@@ -46,7 +46,7 @@ unsafe impl<S: Platform> RawRwLock for QueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_exclusive(&self) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.release_write() }
     }
 
@@ -62,22 +62,22 @@ unsafe impl<S: Platform> RawRwLock for QueueRwLock<S> {
 // SAFETY: as above.
 unsafe impl<S: Platform> RawRwLockFair for QueueRwLock<S> {
     unsafe fn unlock_shared_fair(&self) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.release_read_fairly() }
     }
 
     unsafe fn unlock_exclusive_fair(&self) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.release_write_fairly() }
     }
 
     unsafe fn bump_shared(&self) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.bump_read() }
     }
 
     unsafe fn bump_exclusive(&self) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.bump_write() }
     }
 }
@@ -85,7 +85,7 @@ unsafe impl<S: Platform> RawRwLockFair for QueueRwLock<S> {
 // SAFETY: as above.
 unsafe impl<S: Platform> RawRwLockDowngrade for QueueRwLock<S> {
     unsafe fn downgrade(&self) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.downgrade() }
     }
 }

@@ -12,8 +12,8 @@ use super::raw::within;
 use crate::Linux;
 use crate::Platform;
 
-/// A [`QueueRwLock`] whose readers wait for a writer that holds it, but not for waiting writers. So a thread
-/// may read-lock again what it already read-locks. The price: a stream of readers keeps writers out.
+/// A [`QueueRwLock`] whose readers wait for a writer that holds it, but not for waiting writers. So a thread that
+/// holds a read lock may take it again. The drawback: a stream of readers keeps writers out.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct RecursiveQueueRwLock<S>(QueueRwLock<S>);
@@ -32,7 +32,7 @@ impl<S> Default for RecursiveQueueRwLock<S> {
     }
 }
 
-// SAFETY: the inner lock's arguments; its recursive readers exclude writers as its other readers do.
+// SAFETY: the inner lock's arguments hold; its recursive readers exclude writers as its other readers do.
 unsafe impl<S: Platform> lock_api::RawRwLock for RecursiveQueueRwLock<S> {
     const INIT: Self = Self::new();
 
@@ -52,7 +52,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for RecursiveQueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_shared(&self, (): ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.0.release_read() }
     }
 
@@ -68,7 +68,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for RecursiveQueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_exclusive(&self, (): ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.0.release_write() }
     }
 
@@ -85,7 +85,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for RecursiveQueueRwLock<S> {
 unsafe impl<S: Platform> lock_api::RawRwLockDowngrade for RecursiveQueueRwLock<S> {
     #[inline]
     unsafe fn downgrade(&self, (): ()) {
-        // SAFETY: the caller keeps this function's contract, which is the same.
+        // SAFETY: the caller keeps this function's contract, which is that of the call.
         unsafe { self.0.downgrade() }
     }
 }

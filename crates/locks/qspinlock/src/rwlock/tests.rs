@@ -1,4 +1,4 @@
-//! Counts at their limit, and unlocking a lock that is not held.
+//! Tests of counts at their limit, and of unlocking a lock that is not held.
 //!
 //! See also: threads (`tests/it/rwlock.rs`).
 #![allow(clippy::unwrap_used)]
@@ -22,14 +22,13 @@ fn word(lock: &Lock) -> u32 {
     lock.counts.load(Relaxed)
 }
 
-/// Late enough for the waiter to fall asleep first.
+/// A deadline late enough for the waiter to fall asleep first.
 fn soon() -> Deadline {
     let now = now(Clock::Monotonic);
     Deadline { at_ns: now.at_ns + 5_000_000, ..now }
 }
 
-/// The mistake panics in a build with debug assertions and does nothing in others; in neither does it change
-/// the lock.
+/// Asserts that the mistake `unlock` panics in a build with debug assertions, and has no effect in other builds.
 fn is_diagnosed(unlock: impl FnOnce()) {
     assert_eq!(catch_unwind(AssertUnwindSafe(unlock)).is_err(), cfg!(debug_assertions));
 }

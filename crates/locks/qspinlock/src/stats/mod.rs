@@ -16,9 +16,9 @@
 //!   `docs/how-to/qspinlock-statistics.md` and `benches/stats.rs`.
 //! - Each thread counts in its own static memory: nothing is allocated, no cache line is shared. A thread's
 //!   first use claims its number. After a thread ends, a new thread takes over its number, with the counts.
-//! - Bounds: [`SITES`] source locations per thread; all others share one row. 4096 threads alive at a time;
-//!   the rest share one table, and lose counts that two of them make at the same moment. That is 98 MiB of
-//!   address space; memory is used only for rows in use.
+//! - Bounds: each thread has [`SITES`] rows for source locations; further locations share one row. Of the threads
+//!   alive, 4096 have a table; further threads share one table, and lose counts that two of them make at the same
+//!   moment. The tables take 98 MiB of address space, but memory only for rows in use.
 //! - If a signal handler counts while it interrupts counting code, a count may be too low by one.
 //! - A forked child starts with its parent's counts; call [`reset`] to clear them.
 //!

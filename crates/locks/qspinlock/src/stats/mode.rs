@@ -5,29 +5,30 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 /// The measurements that are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// Nothing.
+    /// Records nothing.
     #[default]
     Off,
-    /// Counts, no times.
+    /// Records counts, but no times.
     Counters,
-    /// Counts, and the times of one acquisition in `one_in`, per line and thread; 0 counts as 1.
+    /// Records counts, and the times of one acquisition in `one_in`, per line and thread; 0 counts as 1.
     Sampled {
         /// Preferably a prime, so that it does not match the period of a loop that takes the lock.
         one_in: u32,
     },
-    /// Counts, and the times of every acquisition.
+    /// Records counts, and the times of every acquisition.
     Full,
 }
 
 impl Mode {
-    /// Times of one acquisition in 127. Timing one costs three readings of the clock, 25 to 60 ns each.
+    /// Records the times of one acquisition in 127. Timing an acquisition takes three readings of the clock, of 25 to
+    /// 60 ns each.
     pub const SAMPLED: Self = Self::Sampled { one_in: 127 };
 }
 
 /// See [`Recording`].
 static SWITCH: AtomicU32 = AtomicU32::new(Recording::NOTHING.0);
 
-/// [`Mode`] as one number: 0 for off, `u32::MAX` for no times, any other n for times of one in n.
+/// [`Mode`] in one word: 0 for off, `u32::MAX` for counts without times, any other n for the times of one in n.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Recording(u32);
 
@@ -35,7 +36,7 @@ impl Recording {
     const NOTHING: Self = Self(0);
     const NO_TIMES: Self = Self(u32::MAX);
 
-    /// Relaxed: the switch publishes nothing; threads notice it soon enough.
+    /// Relaxed: the switch publishes nothing, and threads notice a change soon enough.
     #[inline]
     pub(super) fn now() -> Self {
         Self(SWITCH.load(Relaxed))

@@ -1,7 +1,7 @@
 //! Merges all threads' tables into one profile, which a program reads and prints.
 //!
-//! - Counts are read while threads count: each is whole, but two counts of one line may be a moment apart.
-//! - A reader writes nothing in the threads' tables. A reset only remembers the counts so far.
+//! - Counts are read while threads count: each count is whole, but two counts of one line may be a moment apart.
+//! - A reader writes nothing in the threads' tables. A reset only stores the counts so far.
 //!
 //! See also: the counting (`table.rs`).
 
@@ -20,11 +20,11 @@ use crate::{Event, LockTimes};
 /// How often each event happened in slow paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventCounts {
-    /// Acquired after spinning on the lock itself, without a place in the queue ("pending").
+    /// Acquired after spinning on the lock itself, without joining the queue ("pending").
     pub spun: u64,
-    /// Took a place in the queue ("slow path").
+    /// Joined the queue ("slow path").
     pub queued: u64,
-    /// Took the lock past a queue ("steal").
+    /// Took the lock ahead of a queue ("steal").
     pub stole: u64,
     /// Went to sleep ("halt").
     pub halted: u64,
@@ -158,7 +158,7 @@ pub struct Profile {
     pub other: SiteCounts,
     /// Events outside of any [`Profiled`](super::Profiled) operation.
     pub unattributed: EventCounts,
-    /// Threads so far that had to share one table: if there are any, some counts are too low.
+    /// How many threads so far had to share one table: if any did, some counts are too low.
     pub crowded_threads: usize,
 }
 
@@ -255,7 +255,7 @@ pub fn snapshot() -> Profile {
     profile
 }
 
-/// Events of all threads, at lines and outside of them, since the last [`reset`].
+/// Events of all threads since the last [`reset`], with or without a line.
 #[must_use]
 pub fn totals() -> EventCounts {
     let merged = read_since_reset();
@@ -299,7 +299,7 @@ impl fmt::Display for Profile {
         write_table(f, &rows)?;
         match self.crowded_threads {
             0 => Ok(()),
-            n => writeln!(f, "{n} threads counted in one table together: some counts are too low"),
+            n => writeln!(f, "{n} threads shared one table, so some counts are too low"),
         }
     }
 }
@@ -333,12 +333,12 @@ impl Profile {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // for people to read
+#[allow(clippy::cast_precision_loss)] // a figure for people to read
 fn mean_us(sum: Duration, of: u64) -> f64 {
     sum.as_secs_f64() * 1e6 / of.max(1) as f64
 }
 
-/// Numbers are aligned right, the last column left.
+/// Aligns numbers to the right, and the last column to the left.
 fn write_table(f: &mut fmt::Formatter<'_>, rows: &[[String; HEAD.len()]]) -> fmt::Result {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; HEAD.len()] = core::array::from_fn(width);

@@ -26,7 +26,7 @@ impl<L> fmt::Debug for Profiled<L> {
     }
 }
 
-/// An acquisition.
+/// An acquisition of a [`Profiled`] lock.
 #[derive(Debug)]
 pub struct Attributed<G> {
     inner: G,
@@ -92,7 +92,8 @@ impl<L: RawMutex> Profiled<L> {
         Some(Attributed { inner, row: Some(row), since })
     }
 
-    /// Events of `release` belong to the line that acquired. Reads the time before, and counts it after.
+    /// Events of `release` belong to the line that acquired the lock. Reads the clock before the release, and counts
+    /// the time after it.
     #[inline]
     fn release_counted(
         &self,
@@ -145,11 +146,11 @@ fn attempt_noted<G>(row: &'static Row, attempt: impl FnOnce() -> Option<G>) -> O
 
 // SAFETY: 1. exclusion and ordering are those of `L`, itself a `RawMutex`: every acquisition and every
 // release here is exactly one of the inner lock's; 2. `Attributed` owns the inner state of that acquisition
-// and gives it to that lock's `unlock`, once; forgetting it forgets the inner state, which `L` allows; 3.
+// and passes it to that lock's `unlock`, once; forgetting it forgets the inner state, which `L` allows; 3.
 // nothing here unwinds between the inner acquisition and returning its state: clock, counters and
 // thread-local cells do not panic.
 unsafe impl<L: RawMutex> RawMutex for Profiled<L> {
-    #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
+    #[allow(clippy::declare_interior_mutable_const)] // as in the trait
     const INIT: Self = Self(L::INIT);
 
     type Guard = Attributed<L::Guard>;
@@ -177,7 +178,7 @@ unsafe impl<L: RawMutex> RawMutex for Profiled<L> {
     #[inline]
     unsafe fn unlock(&self, guard: Self::Guard) {
         let Attributed { inner, row, since } = guard;
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // SAFETY: the caller passes the state of an acquisition of this lock; `inner` is the inner lock's
         // state for it.
         let release = |lock: &L, inner| unsafe { lock.unlock(inner) };
         match row {
@@ -197,7 +198,7 @@ unsafe impl<L: RawMutexFair> RawMutexFair for Profiled<L> {
     #[inline]
     unsafe fn unlock_fair(&self, guard: Self::Guard) {
         let Attributed { inner, row, since } = guard;
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // SAFETY: the caller passes the state of an acquisition of this lock; `inner` is the inner lock's
         // state for it.
         let release = |lock: &L, inner| unsafe { lock.unlock_fair(inner) };
         match row {
@@ -211,7 +212,7 @@ unsafe impl<L: RawMutexFair> RawMutexFair for Profiled<L> {
     #[track_caller]
     unsafe fn bump(&self, guard: &mut Self::Guard) {
         let _attribution = guard.row.map(Attribution::to_same_line);
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // SAFETY: the caller passes the state of an acquisition of this lock; `inner` is the inner lock's
         // state for it.
         unsafe { self.0.bump(&mut guard.inner) }
     }

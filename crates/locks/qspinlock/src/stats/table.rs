@@ -26,8 +26,8 @@ use super::mode::Recording;
 use crate::Event;
 use crate::thread_number::{self, MAX_THREADS};
 
-/// Source locations that one thread can tell apart, including those of ended threads whose table it took
-/// over. All others share a row.
+/// How many source locations one thread counts separately, including those of ended threads whose table it took
+/// over. Further locations share one row.
 pub const SITES: usize = 1 << SITES_LOG2;
 const SITES_LOG2: u32 = if cfg!(miri) { 4 } else { 7 };
 /// Kinds of events.
@@ -80,14 +80,14 @@ pub(super) struct Row {
     /// Null while the row is free, and for the rows without a line.
     site: AtomicPtr<Location<'static>>,
     pub(super) acquired: Counter,
-    /// Acquisitions until the next timed one.
+    /// Number of acquisitions until the next timed one.
     until_timed: Counter,
     pub(super) contended: Counter,
     pub(super) refused: Counter,
     pub(super) timed: Counter,
     pub(super) waited_ns: Counter,
     pub(super) held_ns: Counter,
-    /// Indexed by the number of the [`Event`].
+    /// Indexed by [`Event`].
     pub(super) events: [Counter; KINDS],
 }
 
@@ -106,9 +106,9 @@ impl Row {
         }
     }
 
-    /// The line, unless the row has none.
+    /// The row's line; `None` if the row has none.
     pub(super) fn site(&self) -> Option<&'static Location<'static>> {
-        // SAFETY: null, or stored by `claim` from a reference to a caller's location, which is static.
+        // SAFETY: it is null, or was stored by `claim` from a reference to a caller's location, which is static.
         unsafe { self.site.load(Relaxed).as_ref() }
     }
 
@@ -117,8 +117,8 @@ impl Row {
         ptr::eq(self.site.load(Relaxed), site) || (cfg!(miri) && self.site() == Some(site))
     }
 
-    /// Claims the row for `site`; whether it belongs to `site` now. Uses an exchange, because a signal
-    /// handler may claim it first.
+    /// Claims the row for `site`; returns whether it belongs to `site` now. Uses an exchange, because a signal
+    /// handler may claim the row first.
     fn claim(&self, site: &'static Location<'static>) -> bool {
         let location = ptr::from_ref(site).cast_mut();
         match self.site.compare_exchange(ptr::null_mut(), location, Relaxed, Relaxed) {
@@ -134,10 +134,10 @@ impl Row {
         recording.stride().is_some_and(|stride| self.is_turn(stride))
     }
 
-    /// Whether this acquisition is the one in `stride` to time; the first one is.
+    /// Whether to time this acquisition: true for one in `stride`, beginning with the first.
     #[inline]
     fn is_turn(&self, stride: u32) -> bool {
-        // If the stride was longer before, the longer count must not delay this.
+        // If the stride was longer before, the longer count must not delay the next timed acquisition.
         let left = self.until_timed.get().min(u64::from(stride));
         let turn = left <= 1;
         self.until_timed.set(if turn { u64::from(stride) } else { left - 1 });
@@ -273,7 +273,7 @@ pub(crate) fn note(event: Event) {
     }
 }
 
-/// While it lives, this thread's events belong to one row. May be nested (signal handlers).
+/// While this value lives, this thread's events belong to one row. May be nested (signal handlers).
 #[derive(Debug)]
 pub(super) struct Attribution {
     before: Option<&'static Row>,
@@ -286,7 +286,7 @@ impl Attribution {
         Self { before: CURRENT.replace(Some(row)) }
     }
 
-    /// `row` may be another thread's (a guard was sent); then this thread's row for the same line is used.
+    /// `row` may be another thread's (if the guard was sent); this thread's row for the same line is used then.
     #[inline]
     pub(super) fn to_same_line(row: &'static Row) -> (Self, &'static Row) {
         let row = mine().own(row);

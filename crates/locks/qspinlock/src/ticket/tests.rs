@@ -1,4 +1,4 @@
-//! Tests that look at the ticket lock's word: order of service, the wrap.
+//! Tests that read the ticket lock's word: order of service, wrap of the tickets.
 //!
 //! See also: tests for every lock (`tests/it/contract.rs`), all interleavings (`model/`).
 #![allow(clippy::unwrap_used)]

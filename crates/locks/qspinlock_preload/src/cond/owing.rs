@@ -1,7 +1,7 @@
 //! Counts the waiters that a signal picked while others waited, until each has decided whether to pass the signal on.
 //!
-//! - Counted under the list's lock, in the list's epoch: a forked child has none of its parent's threads.
-//! - The thread that waits here is about to destroy the variable: only counted threads still use it.
+//! - Waiters are counted under the list's lock, in the list's epoch: a forked child has none of its parent's threads.
+//! - A thread that waits for the count is about to destroy the variable: only counted threads still use it.
 //!
 //! See also: which waiters are counted and why (`cond.rs`).
 
@@ -23,7 +23,7 @@ impl Owing {
         if of_epoch(self.0.load(Relaxed), epoch).is_some() {
             self.0.fetch_add(1, Relaxed);
         } else {
-            // Threads counted in another epoch do not exist here, so no other thread writes.
+            // Threads counted in another epoch do not exist in this process, so no other thread writes.
             self.0.store(u64::from(epoch) << u32::BITS | 1, Relaxed);
         }
     }

@@ -2,8 +2,8 @@
 //! semaphore calls.
 //!
 //! Cancellation unwinds the thread from inside `sem_wait`. When it reaches a frame, the C library calls what
-//! the frame pushed with `_pthread_cleanup_push`, before the handlers of outer frames. So no frame on the way
-//! may have a destructor, which the C library's unwinding must not meet in Rust.
+//! the frame pushed with `_pthread_cleanup_push`, before the handlers of outer frames. No frame in between may
+//! have a destructor, because the C library's unwinding must not meet one in Rust.
 //!
 //! One compare-exchange on the waiter's own word decides how a wait ends: `waiting → picked` by the
 //! signalling thread (with the list's lock) or `waiting → left` by the waiter itself (without it).
@@ -39,7 +39,7 @@ const CANCEL_DEFERRED: c_int = 0;
 /// asynchronous: its node must not stay in a list.
 pub(super) fn cancelled_only_asleep(body: impl FnOnce() -> c_int) -> c_int {
     let mut before = CANCEL_DEFERRED;
-    // SAFETY: a number that the call may write to.
+    // SAFETY: an integer that the call may write to.
     unsafe { pthread_setcanceltype(CANCEL_DEFERRED, &raw mut before) };
     let result = body();
     if before != CANCEL_DEFERRED {
@@ -87,12 +87,12 @@ impl Waiter {
         }
     }
 
-    /// Called with the list's lock. False: the waiter has left, and removes itself from the list.
+    /// Called with the list's lock held. Returns false if the waiter has left; it then removes itself from the list.
     pub(super) fn pick(&self, how: Picked) -> bool {
         self.decide(how as u32).is_ok()
     }
 
-    /// Called by the waiter's own thread. `Err`: it was picked before, and its post is on the way.
+    /// Called by the waiter's own thread. Returns an error if the waiter was picked before; its post then follows.
     pub(super) fn leave(&self) -> Result<(), Picked> {
         self.decide(LEFT).map_err(Self::picked)
     }
@@ -122,7 +122,7 @@ impl Waiter {
         unsafe { libc::sem_post(self.sem.get()) };
     }
 
-    /// Sleeps until posted, or `until`; true if posted. A cancellation point.
+    /// Sleeps until posted, or until `until`; returns true if posted. A cancellation point.
     pub(super) fn sleep(&self, until: Option<Time>) -> bool {
         keeping_errno(|| {
             while self.sleep_once(until) != 0 {
@@ -146,7 +146,7 @@ impl Waiter {
     /// Takes the post that the picking thread is about to make. Not a cancellation point.
     pub(super) fn take_post(&self) {
         let mut before = 0;
-        // SAFETY: a number that the call may write to.
+        // SAFETY: an integer that the call may write to.
         unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
         while !self.sleep(None) {}
         // SAFETY: restores the state that was set before.
@@ -171,7 +171,7 @@ impl Cleanup {
         Self { handler: None, argument: null_mut(), cancel_type: 0, previous: null_mut() }
     }
 
-    /// Pushed until [`pop`](Self::pop), which must follow in the same frame.
+    /// The handler stays pushed until [`pop`](Self::pop), which must follow in the same frame.
     pub(super) fn push(&mut self, handler: Handler, argument: *mut c_void) {
         // SAFETY: this stays in place until the caller pops it, or until the thread is cancelled.
         unsafe { _pthread_cleanup_push(self, handler, argument) };

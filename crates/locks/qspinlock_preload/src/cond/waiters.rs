@@ -1,11 +1,11 @@
 //! The list of waiters, oldest first, under its own lock.
 //!
-//! A forked child inherits its parent's lists, whose threads do not exist in it, and maybe their lock in the
-//! locked state. So each list carries the epoch in which it was begun, and a child begins it anew. Epoch zero
+//! A forked child inherits its parent's lists, whose threads do not exist in the child, and maybe their locks in
+//! the locked state. So each list carries the epoch in which it was begun, and a child begins it anew. Epoch zero
 //! never exists.
 //!
-//! A waiter that times out or is cancelled decides that on its own word, without the lock (`Waiter::leave`),
-//! and removes itself from the list only if it won. Until then it is in the list and signals skip it:
+//! A waiter that times out or is cancelled marks its own word as left, without the lock (`Waiter::leave`). If it
+//! succeeds, it removes itself from the list. Until then it is in the list and signals skip it:
 //! [`Waiters::settle`] waits for it.
 //!
 //! See also: sleeping (`waiter.rs`).
@@ -22,7 +22,7 @@ use super::owing::Patience;
 use super::waiter::{Picked, Waiter};
 use crate::thread::keeping_errno;
 
-/// See the file's head. Only the thread that has the lock uses the fields, except for the epoch and looks at
+/// See the file's head. Only the thread that holds the lock uses the fields, except for the epoch and checks
 /// whether the list is empty.
 #[repr(C)]
 pub(super) struct Waiters {
@@ -36,7 +36,7 @@ pub(super) struct Waiters {
 const BEGINNING: u32 = 1 << 31;
 
 impl Waiters {
-    /// `waiter` must stay in place until it was removed, or was picked and took its post.
+    /// `waiter` must stay in place until it has been removed, or has been picked and has taken its post.
     pub(super) fn push(&self, waiter: &Waiter) {
         let this = std::ptr::from_ref(waiter).cast_mut();
         self.alone(|| {
@@ -112,7 +112,7 @@ impl Waiters {
         self.alone(|| self.unlink(waiter));
     }
 
-    /// Waits until all calls in progress are done with the list. False at once if threads still wait.
+    /// Waits until no call in progress uses the list any more. Returns false at once if threads still wait.
     pub(super) fn settle(&self) -> bool {
         if self.epoch.load(Relaxed) == 0 {
             return true;
@@ -140,12 +140,12 @@ impl Waiters {
         false
     }
 
-    /// The epoch of lists with this process's threads.
+    /// The epoch of lists that hold this process's threads.
     pub(super) fn epoch() -> u32 {
         Linux::epoch()
     }
 
-    /// A look without the lock is enough: a thread that comes after a waiter sees the waiter's insertion.
+    /// A read without the lock is enough: a thread that comes after a waiter sees the waiter's insertion.
     #[inline]
     fn is_empty(&self) -> bool {
         self.oldest.load(Relaxed).is_null()
@@ -171,7 +171,7 @@ impl Waiters {
         }
     }
 
-    /// Runs `body` with the list's lock. Nothing in `body` unwinds, waits or can be cancelled.
+    /// Runs `body` with the list's lock held. Nothing in `body` unwinds, waits or can be cancelled.
     #[inline]
     fn alone<R>(&self, body: impl FnOnce() -> R) -> R {
         let epoch = Linux::epoch();

@@ -1,5 +1,5 @@
-//! A spin lock between processes. It has no queue, because nodes belong to one process, and uses no memory but its
-//! word.
+//! A spin lock for threads of several processes. It has no queue, because nodes belong to one process, and uses no
+//! memory but its word.
 //!
 //! ```text
 //! FREE ─▶ HELD ─▶ WANTED (held, and threads may sleep) ─▶ FREE, and one thread is woken
@@ -7,9 +7,9 @@
 //!
 //! A waiter polls for a while, less and less often, then sleeps on the word itself. A thread that has slept
 //! takes the lock as `WANTED`, because others may still sleep. The lock is not fair. If a process dies
-//! with the lock, it stays held, like a spin lock of glibc.
+//! while it holds the lock, the lock stays held, like a spin lock of glibc.
 //!
-//! See also: how it is told apart from a private lock (`spin.rs`).
+//! See also: how calls tell this lock from a private lock (`spin.rs`).
 
 use std::ffi::c_int;
 use std::sync::atomic::{
@@ -69,14 +69,14 @@ impl SharedSpin {
 
     #[cold]
     fn sleep_and_take(&self) {
-        // Acquire, as in `try_acquire`. The exchange comes before each sleep: a thread that unlocks after it
+        // Acquire, as in `try_acquire`. The exchange precedes each sleep: a thread that unlocks after the exchange
         // sees that threads may sleep; if the unlock came before it, this thread becomes the holder.
         while self.0.swap(WANTED, Acquire) != Self::FREE {
             futex(&self.0, libc::FUTEX_WAIT, WANTED);
         }
     }
 
-    /// `EPERM` if no thread holds it.
+    /// Returns `EPERM` if no thread holds the lock.
     pub(super) fn unlock(&self) -> c_int {
         if !self.is_held() {
             return EPERM;
