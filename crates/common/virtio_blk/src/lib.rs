@@ -1,7 +1,7 @@
 //! The meaning of a virtio block device's requests: from a descriptor chain to a typed request, and back to a
 //! status byte. Also the device's description of itself: feature bits and configuration space.
 //!
-//! `Chain → parse → Request | RequestFault → (owner does it) → ReplySlot::write → used length`
+//! `Chain → parse → Request | RequestFault → (owner executes it) → ReplySlot::write → used length`
 //!
 //! - Header, data and status are bytes of the chain, wherever the driver split it (virtio 1.3 §2.7.4).
 //! - Everything the driver wrote is read once; a [`Request`] refers to guest memory only for its data
