@@ -53,7 +53,9 @@ pub enum AccessError {
         align_bytes: usize,
     },
     /// A ring part crosses from one region into the next.
-    #[error("guest range {addr:#x} + {len_bytes} bytes crosses memory regions, but a ring part must be inside one region")]
+    #[error(
+        "guest range {addr:#x} + {len_bytes} bytes crosses memory regions, but a ring part must be inside one region"
+    )]
     Split {
         /** First address of the range. */
         addr: u64,

@@ -72,7 +72,9 @@ pub struct DeviceConfig {
 
 /// Why a read of the configuration space is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("read of {size_bytes} bytes at offset {offset_bytes} exceeds the configuration space, which has {max_bytes} bytes")]
+#[error(
+    "read of {size_bytes} bytes at offset {offset_bytes} exceeds the configuration space, which has {max_bytes} bytes"
+)]
 pub struct ConfigReadError {
     /// The offset that the driver sent.
     pub offset_bytes: u32,
