@@ -24,7 +24,7 @@ use vm_memory::GuestAddress;
 use crate::quota::PassedFd;
 use crate::region::{MapError, Region, RegionSpec};
 
-/// Guest bytes per bit, for any page size of the machine (`VHOST_LOG_PAGE`).
+/// Guest bytes per bit, whatever the machine's page size is (`VHOST_LOG_PAGE`).
 pub const LOG_PAGE_BYTES: u64 = 0x1000;
 /// Guest bytes per byte of the log.
 const BYTE_SPAN: u64 = 8 * LOG_PAGE_BYTES;

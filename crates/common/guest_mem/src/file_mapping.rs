@@ -105,7 +105,7 @@ impl FileMapping {
     #[must_use]
     pub fn has_pages(&self, offset_bytes: u64, len_bytes: u64) -> bool {
         if !self.tells_pages {
-            return false; // and its pages may differ in size from those that mincore(2) counts
+            return false; // besides, its pages may differ in size from those that mincore(2) counts
         }
         let end_bytes = offset_bytes.saturating_add(len_bytes).min(self.mapped_bytes as u64);
         let mut at = offset_bytes;
@@ -155,9 +155,9 @@ impl FileMapping {
     #[inline]
     fn touch(&self, at: usize) {
         debug_assert!(at < self.mapped_bytes, "the caller stays inside the mapping");
-        // SAFETY: 1. inside the mapping.
+        // SAFETY: 1. the byte is inside the mapping.
         let byte = unsafe { self.base.as_ptr().add(at) };
-        // SAFETY: 1. inside the mapping, and the handler replaces a missing page; 2. volatile: must happen although the
+        // SAFETY: 1. the byte is inside the mapping, and the handler replaces a missing page; 2. volatile: must happen although the
         // value is not used.
         unsafe { byte.read_volatile() };
     }

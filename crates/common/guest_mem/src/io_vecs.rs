@@ -17,7 +17,7 @@ use vm_memory::VolatileSlice;
 
 use crate::memory::{AccessError, GuestMemory, GuestRange, MemoryView};
 
-/// Why a request's buffers cannot be described.
+/// Why a request's buffers cannot be represented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FillError {
     /// Part of a buffer is outside the guest's memory.
@@ -79,7 +79,7 @@ impl IoVecs {
         self.pieces.as_ref().map_or(0, |pieces| pieces.remaining_bytes)
     }
 
-    /// Replaces the contents by `ranges` of `view`'s memory.
+    /// Replaces the contents with `ranges` of `view`'s memory.
     ///
     /// # Errors
     /// [`FillError`]; the value is empty then.
@@ -98,7 +98,7 @@ impl IoVecs {
         filled
     }
 
-    /// Replaces the contents by one range, if it is inside one region. Otherwise returns false, and the value is
+    /// Replaces the contents with one range, if it is inside one region. Otherwise returns false, and the value is
     /// unchanged: [`IoVecs::fill`] splits the range, or reports why it cannot.
     #[inline]
     pub fn fill_one(&mut self, view: &MemoryView, range: GuestRange) -> bool {

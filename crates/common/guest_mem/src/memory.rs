@@ -355,7 +355,7 @@ impl MemoryView {
     }
 
     /// The two little-endian words at `addr`, each read once. `None` if they are not aligned in one region:
-    /// [`MemoryView::read`] then copies them, or says why it cannot.
+    /// [`MemoryView::read`] then copies them, or reports why it cannot.
     #[inline]
     #[must_use]
     pub fn word_pair(&self, addr: u64) -> Option<[u64; 2]> {

@@ -309,7 +309,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Takes more for the same disk, under the same rule.
+    /// Takes a further amount for the same disk, under the same rule.
     ///
     /// # Errors
     /// [`QuotaError`]; nothing more is taken then.
@@ -371,7 +371,7 @@ mod tests {
         [(); N].map(|()| Quota::of(budget))
     }
 
-    /// Takes one at a time until there is no more.
+    /// Takes one mapping after another until the quota refuses.
     fn take_all(quota: &Arc<Quota>) -> Vec<Charge> {
         (0..).map_while(|_| quota.charge(Mappings, 1).ok()).collect()
     }

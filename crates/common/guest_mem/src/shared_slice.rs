@@ -128,7 +128,7 @@ impl GuestMemory {
     /// `len` values of type `T` at `addr`, for a part of a ring.
     ///
     /// # Errors
-    /// [`AccessError`] if misaligned, unmapped, or not inside one region.
+    /// [`AccessError`] if the values are misaligned, unmapped, or not inside one region.
     pub fn shared_slice<T: Shared>(
         self: &Arc<Self>,
         addr: GuestAddress,

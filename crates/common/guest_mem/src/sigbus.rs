@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 #[derive(Default)]
 struct Slot {
     claimed: AtomicBool,
-    /// If even, the fields below are consistent.
+    /// Even while the fields below are consistent, odd while they change.
     generation: AtomicUsize,
     start: AtomicUsize,
     length_bytes: AtomicUsize,

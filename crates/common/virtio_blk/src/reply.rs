@@ -17,7 +17,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// The status for a byte that a driver reads; `None` if the byte is not a known status.
+    /// Converts a status byte that a driver has read; `None` if the byte is not a known status.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
         [Self::Ok, Self::IoErr, Self::Unsupp].into_iter().find(|status| *status as u8 == byte)

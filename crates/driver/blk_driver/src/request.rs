@@ -42,17 +42,17 @@ pub enum Work<'r> {
     Flush,
     /// Declares the contents of these sectors as no longer needed.
     Discard {
-        /** At most [`crate::DeviceInfo::max_discard_segments`]. */
+        /** The segments; at most [`crate::DeviceInfo::max_discard_segments`]. */
         segments: &'r [Segment],
     },
     /// Makes these sectors read as zeroes.
     WriteZeroes {
-        /** At most [`crate::DeviceInfo::max_write_zeroes_segments`]. */
+        /** The segments; at most [`crate::DeviceInfo::max_write_zeroes_segments`]. */
         segments: &'r [Segment],
     },
     /// Stores the device's serial in `data`: 20 bytes, padded with zeroes.
     GetId {
-        /** At least 20 bytes. */
+        /** Destination buffer of at least 20 bytes. */
         data: GuestRange,
     },
 }

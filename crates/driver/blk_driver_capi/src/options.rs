@@ -185,7 +185,7 @@ mod tests {
     }
 
     fn parse_for_tests(options: &[bareblk_options]) -> Result<Options, Failure> {
-        // SAFETY: a literal, and a slice with as many bytes as it says in each test.
+        // SAFETY: the path is a literal, and in each test the slice has as many bytes as its `struct_size` says.
         unsafe { parse(c"/run/disk.sock".as_ptr(), options.as_ptr()) }
     }
 

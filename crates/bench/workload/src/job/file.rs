@@ -2,8 +2,8 @@
 //!
 //! `text → lines → [global] applies to the sections below it → one Job per section`
 //!
-//! - Every error names the line and the section. The existing INI crates (`rust-ini`, `configparser`) lose the line,
-//!   and one of them merges keys without a value. The syntax has only four kinds of line.
+//! - Every error names the line and the section. The existing INI crates (`rust-ini`, `configparser`) do not report
+//!   line numbers, and one of them merges keys without a value. The syntax has only four kinds of line.
 //! - fio runs sections at the same time unless `stonewall` separates them. This program runs them one after another, so
 //!   an unseparated section is an error.
 //!

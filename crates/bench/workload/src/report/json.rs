@@ -1,7 +1,8 @@
 //! A result in fio's JSON layout, so that programs that read fio's results can read it.
 //!
-//! - Keys, nesting, units and types as in `fio --output-format=json` 3.33. One extra object per job, "bareblk", has
-//!   figures that fio lacks. Keys that have no meaning for this program are omitted; `docs/how-to/bench.md` lists them.
+//! - Keys, nesting, units and types are those of `fio --output-format=json` 3.33. One extra object per job, "bareblk",
+//!   has figures that fio lacks. Keys that have no meaning for this program are omitted; `docs/how-to/bench.md` lists
+//!   them.
 //! - With `group_reporting` the clones are one entry, as in fio.
 //!
 //! Facts: output of fio 3.33.
@@ -126,7 +127,7 @@ fn direction(of: &DirectionMeasured, measured: &Measured) -> Value {
     Value::Object(entry)
 }
 
-/// Rates from the half-second samples, per second.
+/// Rates per second, computed from the half-second samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Rates {
     pub min: f64,

@@ -114,7 +114,7 @@ fn direction(out: &mut String, name: &str, of: &DirectionMeasured, measured: &Me
     }
 }
 
-/// fio's choice: the unit that keeps the numbers short.
+/// Chooses the unit as fio does, so that the numbers stay short.
 fn unit(latency: &Latency) -> (&'static str, f64) {
     match latency.mean_ns() {
         mean if mean < 2_000.0 => ("nsec", 1.0),

@@ -228,7 +228,7 @@ impl<'r> Worker<'r> {
             || self.common.failed.load(Relaxed)
     }
 
-    /// Pushes up to a batch and submits it; returns how many were pushed.
+    /// Pushes and submits up to one batch; returns how many requests it pushed.
     fn fill_up(&mut self, now: Instant) -> Result<usize, Failure> {
         self.due = None;
         let mut pushed = 0;
@@ -467,7 +467,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers nothing until some time has passed.
+    /// A port that answers nothing until some time has passed.
     struct Late {
         from: Instant,
         held: Vec<u32>,

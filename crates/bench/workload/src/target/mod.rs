@@ -140,7 +140,7 @@ pub struct Client {
     pub cpus: Vec<usize>,
     /// How long to wait for a back-end that disconnected.
     pub reconnect: Option<Duration>,
-    /// Whether the back-end keeps an in-flight log; `None` means if it supports one and the client reconnects.
+    /// Whether to use an in-flight log; `None` uses one if the back-end supports it and the client reconnects.
     pub in_flight_log: Option<bool>,
     /// How long one request may take.
     pub patience: Duration,

@@ -110,7 +110,7 @@ impl Ring {
             }
             self.sleep(me, end);
             if self.leave(me) && self.take_mail(me, done) {
-                // Promoted, but leaving with the mail instead of leading.
+                // This thread was promoted, but leaves with its mail instead of leading.
                 self.promote();
                 return Ok(());
             }

@@ -1,6 +1,6 @@
 //! The back-end's channel: a second socket, on which the back-end sends requests such as configuration changes.
 //!
-//! `bytes, whenever they come → header checked → body dropped → request (answered if it asks for that)`
+//! `bytes, whenever they arrive → header checked → body dropped → request (answered if it requests that)`
 //!
 //! - Never waits: it reads the bytes that have arrived, and the rest later. A back-end that sends incomplete messages,
 //!   garbage or descriptors loses the channel, not the device.

@@ -1,7 +1,7 @@
 //! vhost-user's messages as calls: the contents of each message, and its valid replies.
 //!
-//! - This type knows whether a message without its own reply can ask for one (REPLY_ACK). Without REPLY_ACK
-//!   the driver does not learn whether the message succeeded; [`FrontEnd::barrier`] at least ensures that the
+//! - This type knows whether a message without a reply of its own can request an acknowledgement (REPLY_ACK). Without
+//!   REPLY_ACK the driver does not learn whether the message succeeded; [`FrontEnd::barrier`] at least ensures that the
 //!   back-end has processed it.
 //! - Values in replies are not checked in this file; the code that uses them checks them (`negotiate.rs`).
 //!

@@ -34,7 +34,7 @@ pub struct DeviceInfo {
 /// An event outside the queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The configuration changed (for example by a resize); this is the new one.
+    /// The configuration changed, for example by a resize. The event has the new configuration.
     ConfigChanged(DeviceInfo),
     /// The back-end disconnected.
     Disconnected,

@@ -4,8 +4,8 @@
 //!  or: new log, each queue: offer another ring, start it → report`
 //!
 //! - With a log, the rings stay and their owners notice nothing: the new back-end redoes its predecessor's unfinished
-//!   requests. This is done only if the previous back-end closed the connection itself. A back-end that the driver left
-//!   (it hung, sent garbage, or gave up a queue) may still run and write to the rings that it was given.
+//!   requests. This is done only if the previous back-end closed the connection itself. A back-end that the driver
+//!   left, because it hung, sent garbage or gave up a queue, may still run and write to the rings that it was given.
 //! - If a back-end refuses the log, the driver drops the log, because every other back-end would refuse it too. A
 //!   back-end that closes the connection after it got the log may have crashed, or may refuse the log that way; after
 //!   [`LOG_TRIES`] such closes in a row, the driver treats the log as refused.

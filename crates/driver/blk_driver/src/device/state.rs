@@ -87,7 +87,7 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    /// Ends everything in flight.
+    /// Tells all queues that no back-end will follow, which ends everything in flight.
     pub(super) fn give_up(&self) {
         self.links.iter().for_each(|link| link.gone());
     }

@@ -24,7 +24,7 @@ pub enum MemoryError {
     /// Regions overlap, or there are too many.
     #[error("memory cannot be registered")]
     Table(#[from] guest_mem::MemoryError),
-    /// A memory file cannot be created.
+    /// A file for memory cannot be created.
     #[error("cannot create a file for {size_bytes} bytes of memory: {errno}")]
     File {
         /** Requested size. */

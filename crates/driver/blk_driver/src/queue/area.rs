@@ -107,8 +107,8 @@ impl AreaLayout {
     pub(crate) fn ring(&self, side: Side) -> RingLayout {
         let descriptors = self.start + side.number() as u64 * self.ring_bytes();
         let avail = descriptors + DESCRIPTOR_BYTES * u64::from(self.queue_size);
-        // The device writes to the used ring, so the used ring is a page away from data that the device only
-        // reads, and has its own cache lines.
+        // The device writes to the used ring, so the used ring has its own cache lines, apart from data that the device
+        // only reads.
         let used = avail + (6 + 2 * u64::from(self.queue_size)).next_multiple_of(LINE_BYTES);
         RingLayout {
             queue_size: self.queue_size,

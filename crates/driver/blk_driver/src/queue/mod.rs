@@ -86,7 +86,7 @@ pub struct Queue {
     pub(crate) slots: Slots,
     pub(crate) area: Area,
     pub(crate) ring: DriverQueue,
-    /// Whether the device was asked for a signal.
+    /// Whether the queue has requested a signal from the device.
     pub(crate) armed: bool,
     pub(crate) bell: Arc<dyn Doorbell>,
     pub(crate) call: Arc<EventFd>,

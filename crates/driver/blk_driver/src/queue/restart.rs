@@ -59,7 +59,7 @@ impl Queue {
         RestartOutcome { completed, resubmitted }
     }
 
-    /// Takes the requests that the old ring shows as completed, to report them later. Returns their number.
+    /// Takes the requests that the old ring shows as completed, to report them later. Returns how many it took.
     fn take_acknowledged(&mut self) -> u64 {
         let mut completed = 0;
         while let Ok(Some(used)) = self.ring.pop_used() {

@@ -187,8 +187,8 @@ impl Slots {
         &mut self.slots[usize::from(index)]
     }
 
-    /// Makes the slot of the last [`Slots::next_free`] live: it is in the ring, or it has ended already with
-    /// `outcome`.
+    /// Takes the slot from the last [`Slots::next_free`] into use: without an `outcome`, it is live and in the ring;
+    /// with one, its request has already ended.
     #[inline]
     pub(crate) fn begin(&mut self, outcome: Option<Result<(), RequestError>>) {
         let Some(index) = self.free.pop() else { return };
@@ -277,7 +277,7 @@ impl Slots {
         self.end(index, Err(error));
     }
 
-    /// Reports ended slots, as many as `out` has room for; returns their number.
+    /// Reports ended slots, as many as `out` has room for; returns how many it reported.
     #[cold]
     pub(crate) fn report(&mut self, out: &mut [Completion]) -> usize {
         let mut reported = 0;
@@ -370,8 +370,8 @@ impl Slots {
         }
     }
 
-    /// Attaches `buffer` to the queue's own request that ended before the device was done with it, until the device is
-    /// done. Without such a request, returns the buffer to the pool.
+    /// Attaches `buffer` to the queue's own request that ended before the device completed it; the slot keeps the
+    /// buffer until then. Without such a request, returns the buffer to the pool.
     pub(crate) fn strand(&mut self, buffer: Option<Buffer>) {
         let own = self.indices().filter(|&i| self.get(i).own && self.get(i).stage == Stage::Zombie);
         // The buffer belongs to the request that was pushed last. An earlier one may have no buffer either (a flush,

@@ -113,7 +113,7 @@ impl<L: RawMutex> SharedQueue<L> {
     }
 
     /// Like [`SharedQueue::completions`], but sleeps up to `limit` if there are none. One thread at a time sleeps on
-    /// the device's signal and the others wait for its turn; the lock is not held meanwhile.
+    /// the device's signal, and the others wait for their turn; the lock is not held meanwhile.
     ///
     /// # Errors
     /// [`QueueError`].
