@@ -1,8 +1,8 @@
 //! Closes descriptors that front-ends have passed, without making any serving thread wait.
 //!
-//! - A front-end can make closing a file take as long as it likes: the kernel flushes a file on the front-end's FUSE
-//!   file system, a TCP socket lingers, and a Unix socket closes the unread descriptors in it. Eventfds and memory
-//!   close without waiting, so they are closed at once.
+//! - Closing a file can take as long as its front-end likes: the kernel flushes a file on the front-end's FUSE file
+//!   system, a TCP socket lingers, and a Unix socket closes the unread descriptors in it. Eventfds and memory close
+//!   without waiting, so they are closed at once.
 //! - One thread per disk closes all other descriptors. It exists while there is something to close, and inherits the
 //!   system-call filter of the thread that started it. A waiting descriptor stays charged, so a disk's front-ends can
 //!   block no more than their allowance. For descriptors that no disk is charged for,

@@ -1,6 +1,6 @@
 //! One region of guest memory: part of a file that a front-end passed, mapped into this process.
 //!
-//! - Sizes are checked before mapping: no address may wrap, and no region may be larger than its file.
+//! - Sizes are checked before mapping: no address or offset may wrap, and no region may be larger than its file.
 //! - A region that a front-end passed is charged to its disk (`quota.rs`) while it is mapped, and its file
 //!   must be memory (`backing.rs`).
 //! - The fd and its offset are kept: after a live upgrade, the new server maps the same memory again.

@@ -31,7 +31,7 @@ pub use ranges::{MAX_SEGMENTS, SEGMENT_BYTES, Segment, SegmentBuffer, Segments};
 pub use reply::{DEVICE_ID_BYTES, DeviceId, ReplySlot, Status};
 pub use request::{HEADER_BYTES, NoStatusByte, Parsed, Request, RequestFault, kind, parse, reply_slot};
 
-/// Bytes per sector, the unit of `sector` and of lengths whatever the block size is (virtio 1.3 §5.2.6).
+/// Bytes per sector: the unit of `sector` and of lengths, whatever the block size is (virtio 1.3 §5.2.6).
 pub const SECTOR_BYTES: u64 = 512;
 
 /// The example in README.md compiles and runs.

@@ -35,8 +35,8 @@ pub struct Segment {
 
 /// Buffer for a request's segments. A request source needs only one buffer, because it parses one request at a time.
 ///
-/// The segments are stored outside the request: inside, they would make every request 264 bytes wide, also the reads
-/// and writes that are moved most often.
+/// The segments are stored outside the request: inside, they would make every request 264 bytes wide, including reads
+/// and writes, which have no segments.
 #[derive(Debug, Default)]
 pub struct SegmentBuffer([Segment; MAX_SEGMENTS]);
 

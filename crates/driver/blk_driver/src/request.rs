@@ -82,7 +82,7 @@ impl<'r> Request<'r> {
 pub struct Completion {
     /// The request's token.
     pub token: u64,
-    /// Bytes of data that the device stored, for a read or an id.
+    /// For a read or GET_ID: number of data bytes that the device stored.
     pub stored_bytes: u32,
     /// The request's result.
     pub result: Result<(), RequestError>,

@@ -85,7 +85,7 @@ pub struct Rate {
     pub iops: u64,
 }
 
-/// One job, and its `numjobs` clones. Most fields are named by their fio option.
+/// One job, and its `numjobs` clones. The comment of each field names its fio option.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// `name=`, or the section's name.

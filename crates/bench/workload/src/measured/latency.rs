@@ -7,7 +7,8 @@ const MAX_NS: u64 = 300_000_000_000;
 /// Three significant digits: finer than fio's percentiles, which are within 1.6 %.
 const DIGITS: u8 = 3;
 
-/// Count, extremes, mean and deviation of times in ns. Exact: uses integers throughout.
+/// Count, extremes, mean and deviation of times in ns. The values are exact, because they are computed from integer
+/// sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latency {
     /// Number of times.

@@ -62,7 +62,7 @@ impl From<PortError> for Failure {
     }
 }
 
-/// The counters of a running thread, which other threads can read. Only that thread writes it.
+/// The counters of a running thread, which other threads can read. Only the thread itself writes them.
 #[derive(Debug, Default)]
 #[repr(align(128))] // its own cache line, and the adjacent one that is prefetched with it
 pub(crate) struct Live {

@@ -35,7 +35,7 @@ pub(crate) struct Connection {
 }
 
 enum Ways {
-    /// One queue per thread, which the thread takes.
+    /// One queue per thread; each thread takes its queue out of this list.
     Own(Vec<Queue>),
     Shared(Vec<Arc<Ring>>),
 }

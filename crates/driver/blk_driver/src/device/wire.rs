@@ -118,7 +118,7 @@ impl Wire {
         self.send_until(message, &self.exchange(message.request))
     }
 
-    /// Sends `message` and receives its reply: `body_bytes` long, or `or_bytes`.
+    /// Sends `message` and receives its reply, whose body must have `body_bytes` or `or_bytes` bytes.
     pub(super) fn ask(
         &self,
         message: &Outgoing<'_>,
