@@ -40,7 +40,8 @@ static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 /// Number of faults that this process has survived. After an increase, some region or mapped image is poisoned.
 #[must_use]
 pub fn faults() -> u64 {
-    FAULTS.load(Ordering::Acquire) // pairs with the release in `put_zeroes`: a thread that sees the new count sees the poison
+    // Acquire: pairs with the release in `put_zeroes`, so that a thread that sees the new count sees the poison.
+    FAULTS.load(Ordering::Acquire)
 }
 
 /// A registered mapping.
