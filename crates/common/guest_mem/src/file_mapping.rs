@@ -157,8 +157,8 @@ impl FileMapping {
         debug_assert!(at < self.mapped_bytes, "the caller stays inside the mapping");
         // SAFETY: 1. the byte is inside the mapping.
         let byte = unsafe { self.base.as_ptr().add(at) };
-        // SAFETY: 1. the byte is inside the mapping, and the handler replaces a missing page; 2. volatile: must happen although the
-        // value is not used.
+        // SAFETY: 1. the byte is inside the mapping, and the handler replaces a missing page; 2. volatile: must happen
+        // although the value is not used.
         unsafe { byte.read_volatile() };
     }
 
