@@ -2,8 +2,8 @@
 //!
 //! `round 1: A B · round 2: B A · round 3: A B …  →  ratio B ÷ A within each round  →  median, 95 % interval`
 //!
-//! - Drift affects both targets alike: the two runs of a round follow each other directly, and the first target
-//!   alternates.
+//! - Drift affects both targets alike: the two runs of a round follow each other directly, and the targets take turns
+//!   in running first.
 //! - The job's runtime is divided: each round gets a share, half of it for each target.
 //! - A failed round ends the comparison, because half a pair cannot be compared.
 
@@ -19,10 +19,10 @@ use crate::stats::{Summary, median};
 use crate::stop::Stop;
 use crate::target::{Client, Target};
 
-/// Why there is no comparison.
+/// Why the comparison failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
-    /// A target could not be used.
+    /// The job could not run on a target.
     #[error("{target}")]
     Run {
         /** The target. */
@@ -30,7 +30,7 @@ pub enum CompareError {
         /** The reason. */
         source: RunError,
     },
-    /// A target failed.
+    /// A target failed during a run.
     #[error("{target}")]
     Failed {
         /** The target. */
@@ -75,13 +75,13 @@ pub struct Comparison {
     pub targets: [Target; 2],
     /// The requested setting of their in-flight logs.
     pub in_flight_logs: [Option<bool>; 2],
-    /// One pair per round.
+    /// Requests per second, one pair per round.
     pub iops: Vec<[f64; 2]>,
     /// Mean latencies, one pair per round, in ns.
     pub latency_ns: Vec<[f64; 2]>,
     /// The last round's outcomes, for details.
     pub last: Vec<Outcome>,
-    /// Whether the user stopped it before all rounds were done.
+    /// Whether the user stopped the comparison before all rounds were complete.
     pub interrupted: bool,
 }
 
@@ -189,13 +189,13 @@ impl Comparison {
         }
     }
 
-    /// Returns text for people, which ends with a line break.
+    /// Returns the result as text for people, ending with a line break.
     #[must_use]
     pub fn text(&self) -> String {
         let [a, b] = [0, 1].map(|place| self.name(place));
         let rounds = self.iops.len();
         let mut out =
-            format!("A: {a}\nB: {b}\nrounds: {rounds}, A and B in turns; ratios are B ÷ A within a round\n");
+            format!("A: {a}\nB: {b}\nrounds: {rounds}, A and B alternate; ratios are B ÷ A within a round\n");
         line(&mut out, "IOPS", self.of_iops(), 1.0, "");
         line(&mut out, "mean lat", self.of_latency(), 1e3, " usec");
         if self.interrupted {
@@ -211,7 +211,7 @@ fn line(out: &mut String, name: &str, difference: Option<Difference>, scale: f64
     let said = match difference.stands_out() {
         Some(true) => "the difference exceeds the noise",
         Some(false) => "no difference that exceeds the noise",
-        None => "too few rounds for 95 %: at least 6",
+        None => "too few rounds for a 95 % interval: at least 6 are needed",
     };
     let covers = match difference.stands_out() {
         Some(_) => format!("the {:.1} % interval", 100.0 * ratio.coverage),

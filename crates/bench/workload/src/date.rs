@@ -14,8 +14,8 @@ pub fn of(moment: SystemTime) -> String {
     iso_8601(moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
-/// Converts days to a date: the calendar repeats every 400 years (146,097 days), and counting years from
-/// March puts the leap day last.
+/// Converts days to a date. The calendar repeats every 400 years (146,097 days); counting years from March puts the
+/// leap day last.
 fn iso_8601(unix_s: u64) -> String {
     let (days, s) = (unix_s / 86_400 + 719_468, unix_s % 86_400);
     let (era, day) = (days / 146_097, days % 146_097);

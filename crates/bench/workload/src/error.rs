@@ -20,14 +20,14 @@ pub enum RunError {
         /** The target's path. */
         path: PathBuf,
     },
-    /// The path has another type.
+    /// The path is not a socket.
     #[error("{path:?} is not a socket: use --file for a file or block device")]
     NotASocket {
         /** The target's path. */
         path: PathBuf,
     },
     /// The path cannot be examined.
-    #[error("socket {path:?}")]
+    #[error("cannot examine socket {path:?}")]
     Socket {
         /** The target's path. */
         path: PathBuf,
@@ -35,13 +35,13 @@ pub enum RunError {
         source: std::io::Error,
     },
     /// No process listens on the socket.
-    #[error("socket {path:?} refuses connections: its back-end is gone, start it again")]
+    #[error("socket {path:?} refuses connections: its back-end no longer runs; start it again")]
     Refused {
         /** The target's path. */
         path: PathBuf,
     },
     /// No session could be established.
-    #[error("socket {path:?}")]
+    #[error("cannot use socket {path:?}")]
     Connect {
         /** The target's path. */
         path: PathBuf,
@@ -63,7 +63,7 @@ pub enum RunError {
     },
     /// The job has fewer clones than queues; a clone uses one queue.
     #[error(
-        "queues={queues} are more than jobs={jobs}, and a job uses one: give as many jobs, or fewer queues"
+        "queues={queues} exceeds jobs={jobs}, but each job uses only one queue: give more jobs, or fewer queues"
     )]
     IdleQueues {
         /** The requested number of queues. */
@@ -71,12 +71,12 @@ pub enum RunError {
         /** The value of `numjobs=`. */
         jobs: u32,
     },
-    /// An error of the file.
+    /// The file cannot be used.
     #[error(transparent)]
     Image(ImageError),
     /// Another process writes to the file, or prevents this one from writing.
     #[error(
-        "{path:?} is in use by {}: stop that first; a server of this file allows reads only if it serves the \
+        "{path:?} is in use by {}: stop that process first; a server of this file allows reads only if it serves the \
          file read-only",
         who(holders)
     )]
@@ -98,8 +98,8 @@ pub enum RunError {
         /** The target's path. */
         path: PathBuf,
     },
-    /// A CPU that does not exist or is not allowed.
-    #[error("threads cannot be bound to CPU {cpu}: this process may use {}", list(allowed))]
+    /// A requested CPU does not exist or is not allowed.
+    #[error("threads cannot be bound to CPU {cpu}: this process may use CPUs {}", list(allowed))]
     Pin {
         /** The CPU's number. */
         cpu: usize,

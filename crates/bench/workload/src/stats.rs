@@ -3,7 +3,7 @@
 //! The median's interval is a pair of order statistics. Of n samples, the i-th smallest and the i-th largest enclose
 //! the true median unless fewer than i samples fell on one side, and that number is binomial with p = 1/2. The interval
 //! is the narrowest pair that covers at least 95%. Fewer than six samples have no such pair; their interval is the
-//! smallest and the largest sample, with the coverage of these.
+//! smallest and the largest sample, with the coverage of that pair.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,14 +17,14 @@ pub struct Summary {
     pub median: f64,
     /// Lower end of the interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the interval.
     pub high: f64,
     /// Probability that the interval contains the true median.
     pub coverage: f64,
 }
 
 impl Summary {
-    /// `None` without samples. Samples are finite.
+    /// Summarises `samples`, which must be finite. `None` if there are none.
     #[must_use]
     pub fn of(samples: &[f64]) -> Option<Self> {
         let sorted = sorted(samples);
@@ -65,8 +65,8 @@ fn median_of_sorted(sorted: &[f64]) -> Option<f64> {
 
 /// The number of samples to omit at each end, and the coverage of the remaining interval.
 fn cut(count: usize) -> (usize, f64) {
-    // P(fewer than i of n on one side) = sum of C(n, k) / 2^n for k < i, and as much on the other side.
-    // In logarithms: 2^-n underflows for more than 1074 samples.
+    // P(fewer than i of n on one side) = sum of C(n, k) / 2^n for k < i, and as much on the other side. Computed in
+    // logarithms, because 2^-n underflows for more than 1074 samples.
     #[allow(clippy::cast_precision_loss)] // counts of rounds
     let mut term_ln = -(count as f64) * std::f64::consts::LN_2;
     let mut tail = term_ln.exp();

@@ -4,7 +4,7 @@
 //!   the page either exists or raises a SIGBUS, which we handle; DAX is memory itself. With any other file
 //!   the access may wait for a disk, a network, or a program (FUSE, also below overlayfs) that never answers,
 //!   and it would block a worker.
-//! - DAX is accepted only on ext4, XFS and devices: FUSE has it too, and asks its program for every page.
+//! - DAX is accepted only on ext4, XFS and devices: FUSE supports DAX too, but asks its program for every page.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -18,7 +18,7 @@ pub(crate) const TMPFS: u64 = 0x0102_1994;
 const EXT4: u64 = 0xef53;
 const XFS: u64 = 0x5846_5342;
 
-/// Names for messages.
+/// Names of file systems, for messages.
 const KNOWN: [(u64, &str); 12] = [
     (TMPFS, "tmpfs"),
     (HUGETLBFS, "hugetlbfs"),
@@ -34,10 +34,10 @@ const KNOWN: [(u64, &str); 12] = [
     (0x0904_1934, "anon_inode"),
 ];
 
-/// The properties of a file that decide this.
+/// The file properties that decide whether its mapping is real memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Backing {
-    /// `statfs`'s magic number.
+    /// The file system's magic number, from `statfs`.
     fs_type: u64,
     /// Page size of the file's mappings.
     page_bytes: u64,
@@ -46,8 +46,8 @@ pub(crate) struct Backing {
     is_dax: bool,
 }
 
-/// Whether a file is memory. Avoids asking its file system, which may be a program that does not answer: only tmpfs and
-/// hugetlbfs support seals, and the kernel's cached attributes suffice.
+/// Whether a file is memory. Avoids asking the file system, which may be a program that does not answer: only tmpfs and
+/// hugetlbfs support seals, and DAX shows in attributes that the kernel has cached.
 pub(crate) fn is_at_hand(fd: impl AsFd) -> bool {
     fcntl_get_seals(&fd).is_ok() || known_attributes(&fd).is_ok_and(|statx| is_dax(&statx))
 }
@@ -61,8 +61,8 @@ fn is_dax(statx: &Statx) -> bool {
     statx.stx_attributes.contains(StatxAttributes::DAX)
 }
 
-/// The kind of a file that is not memory, for messages. A file system with its own device reports it without asking a
-/// program.
+/// The kind of a file that is not memory, for messages. Asks only file systems with a device of their own, because
+/// those answer without a program.
 pub(crate) fn name_of_other(fd: impl AsFd) -> String {
     let Ok(known) = known_attributes(&fd) else { return "a file of unknown kind".to_owned() };
     let file_type = FileType::from_raw_mode(known.stx_mode.into());
@@ -73,7 +73,7 @@ pub(crate) fn name_of_other(fd: impl AsFd) -> String {
         (1.., FileType::RegularFile) => {
             Backing::of(&fd, file_type).map_or_else(|_| "a file of unknown kind".to_owned(), Backing::name)
         }
-        _ => "no regular file".to_owned(),
+        _ => "a non-regular file".to_owned(),
     }
 }
 
@@ -100,9 +100,9 @@ impl Backing {
         }
     }
 
-    /// The name, for messages.
+    /// Describes the file, for messages.
     pub(crate) fn name(self) -> String {
-        let kind = if self.is_regular { "a file" } else { "no regular file" };
+        let kind = if self.is_regular { "a file" } else { "a non-regular file" };
         let known = KNOWN.iter().find(|(magic, _)| *magic == self.fs_type).map(|(_, name)| *name);
         match known {
             Some(name) => format!("{kind} on {name}"),
@@ -114,7 +114,7 @@ impl Backing {
 /// The file system's magic number, and the page size of the file's mappings.
 pub(crate) fn fs_type_and_page_bytes(fd: impl AsFd) -> io::Result<(u64, u64)> {
     let statfs = fstatfs(fd)?;
-    // `f_type` and `f_bsize` have other widths and signs on other architectures.
+    // `f_type` and `f_bsize` have different widths and signs on other architectures.
     #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
     let (fs_type, fs_block) = (statfs.f_type as u64 & 0xffff_ffff, statfs.f_bsize as u64);
     let huge = fs_type == HUGETLBFS && fs_block.is_power_of_two();
@@ -161,6 +161,6 @@ mod tests {
     fn name_tells_the_file_system_or_its_number() {
         assert_eq!(file(OVERLAYFS).name(), "a file on overlayfs");
         assert_eq!(file(0x1234).name(), "a file on a file system of type 0x1234");
-        assert_eq!(device(false).name(), "no regular file on tmpfs");
+        assert_eq!(device(false).name(), "a non-regular file on tmpfs");
     }
 }

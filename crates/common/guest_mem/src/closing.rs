@@ -1,10 +1,10 @@
 //! Closes descriptors that front-ends have passed, without making any serving thread wait.
 //!
-//! - Closing a file may wait as long as its front-end wants: the kernel flushes a file of its FUSE file system, a TCP
-//!   socket lingers, and a Unix socket closes the unread descriptors in it. Eventfds and memory never wait, and are
-//!   closed at once.
-//! - One thread per disk closes all others. It exists while there is something to close, and inherits the system-call
-//!   filter of the thread that started it. A descriptor that waits there stays charged, so a disk's front-ends can
+//! - Closing a file can take as long as its front-end likes: the kernel flushes a file on the front-end's FUSE file
+//!   system, a TCP socket lingers, and a Unix socket closes the unread descriptors in it. Eventfds and memory close
+//!   without waiting, so they are closed at once.
+//! - One thread per disk closes all other descriptors. It exists while there is something to close, and inherits the
+//!   system-call filter of the thread that started it. A waiting descriptor stays charged, so a disk's front-ends can
 //!   block no more than their allowance. For descriptors that no disk is charged for,
 //!   [`is_clogged`](Closing::is_clogged) enforces the limit.
 //! - The thread waits until every other owner has dropped the descriptor, so that it is the one that closes it.
@@ -48,7 +48,7 @@ pub(crate) struct Closing(Mutex<State>);
 impl Closing {
     /// Closes `fd` when its last other owner has dropped it, then releases `charge`.
     pub(crate) fn close(self: &Arc<Self>, fd: &Arc<OwnedFd>, charge: Option<Held>) {
-        // The caller drops its own reference next.
+        // The caller drops its own reference next, which closes the file.
         if closes_at_once(fd) {
             return;
         }
@@ -101,7 +101,7 @@ fn closes_at_once(fd: &OwnedFd) -> bool {
     is_at_hand(fd) || is_eventfd(fd)
 }
 
-/// Compares the kernel's name for the descriptor: no file path begins like this.
+/// Compares the kernel's name for the descriptor, because no file path begins like this.
 fn is_eventfd(fd: &OwnedFd) -> bool {
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
     link.is_ok_and(|link| link.to_bytes().starts_with(b"anon_inode:[eventfd"))

@@ -24,7 +24,7 @@ use vm_memory::GuestAddress;
 use crate::quota::PassedFd;
 use crate::region::{MapError, Region, RegionSpec};
 
-/// Guest bytes per bit, for any page size of the machine (`VHOST_LOG_PAGE`).
+/// Guest bytes per bit, whatever the machine's page size is (`VHOST_LOG_PAGE`).
 pub const LOG_PAGE_BYTES: u64 = 0x1000;
 /// Guest bytes per byte of the log.
 const BYTE_SPAN: u64 = 8 * LOG_PAGE_BYTES;
@@ -82,8 +82,8 @@ impl DirtyLog {
     #[must_use]
     pub fn take(&self) -> Vec<u64> {
         let set = self.0.shared_bytes().iter().enumerate().flat_map(|(at, byte)| {
-            // Acquire: pairs with the release in `mark`, so that a later read of the page sees that store.
-            // AcqRel, so that the page is not read before.
+            // Acquire: pairs with the release in `mark`, so that a later read of the page sees that store. AcqRel, so
+            // that the page is not read before the bit is cleared.
             let bits = byte.swap(0, AcqRel);
             (0..8)
                 .filter(move |bit| bits >> bit & 1 != 0)
@@ -101,9 +101,9 @@ impl DirtyLog {
             let until = last.min(page | 7);
             let mask = (0xff_u8 << (page % 8)) & (0xff_u8 >> (7 - until % 8));
             let byte = usize::try_from(page / 8).ok().and_then(|at| bytes.get(at));
-            debug_assert!(byte.is_some(), "memory and log were compared before");
+            debug_assert!(byte.is_some(), "the memory was checked against the log");
             let Some(byte) = byte else { return };
-            // Release: pairs with the front-end's exchange; the page's new contents become visible first.
+            // Release: pairs with the front-end's exchange; the page's new contents become visible before the bit.
             byte.fetch_or(mask, Release);
             page = until + 1;
         }

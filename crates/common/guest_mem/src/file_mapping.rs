@@ -35,10 +35,10 @@ pub struct FileMapping {
     len_bytes: usize,
     /// `len_bytes` rounded up to whole pages of the file.
     mapped_bytes: usize,
-    /// Of the file's mappings.
+    /// Page size of the file's mappings.
     page_bytes: usize,
     access: MappingAccess,
-    /// The kernel says which pages the file has.
+    /// Whether the kernel reports which pages the file has.
     tells_pages: bool,
     guard: sigbus::Guard,
 }
@@ -54,8 +54,7 @@ impl FileMapping {
     /// Maps the first `len_bytes` of `file`, which must have that many.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for a length of 0, or beyond the address space; otherwise the
-    /// kernel's.
+    /// [`io::ErrorKind::InvalidInput`] if the length is 0 or exceeds the address space; otherwise the kernel's error.
     pub fn of_file(file: impl AsFd, len_bytes: u64, access: MappingAccess) -> io::Result<Self> {
         let (_, page_bytes) = fs_type_and_page_bytes(&file)?;
         let in_pages =
@@ -85,7 +84,7 @@ impl FileMapping {
     }
 
     /// Whether an access found no page behind the mapping. The mapping then consists of zero pages of this process, and
-    /// bytes copied before that cannot be told from bytes copied after.
+    /// bytes copied earlier cannot be told from bytes copied later.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
@@ -106,7 +105,7 @@ impl FileMapping {
     #[must_use]
     pub fn has_pages(&self, offset_bytes: u64, len_bytes: u64) -> bool {
         if !self.tells_pages {
-            return false; // and pages may be of another size than those that mincore(2) counts
+            return false; // besides, its pages may differ in size from those that mincore(2) counts
         }
         let end_bytes = offset_bytes.saturating_add(len_bytes).min(self.mapped_bytes as u64);
         let mut at = offset_bytes;
@@ -128,21 +127,21 @@ impl FileMapping {
         true
     }
 
-    /// Where the last page starts.
+    /// Offset of the last page.
     #[must_use]
     pub fn last_page_bytes(&self) -> u64 {
         (self.mapped_bytes - self.page_bytes) as u64
     }
 
-    /// Accesses the last page. If the file has become shorter than that, the mapping is poisoned.
+    /// Accesses the last page. If the file no longer has that page, the mapping is poisoned.
     ///
     /// The kernel removes the pages beyond a new end from all mappings before it clears the rest of the page that
     /// contains the end. So bytes that were copied before this access, except from the last page, were copied before
     /// anything was cleared.
     #[inline]
     pub fn touch_last_page(&self) {
-        // The copies' loads come first. Their stores have ended too when the kernel removes a page: it waits until no
-        // processor uses the old translation.
+        // The copies' loads come before this access. Their stores have ended too when the kernel removes a page,
+        // because it waits until no processor uses the old translation.
         fence(Ordering::Acquire);
         self.touch(self.mapped_bytes - self.page_bytes);
     }
@@ -156,10 +155,10 @@ impl FileMapping {
     #[inline]
     fn touch(&self, at: usize) {
         debug_assert!(at < self.mapped_bytes, "the caller stays inside the mapping");
-        // SAFETY: 1. inside the mapping.
+        // SAFETY: 1. the byte is inside the mapping.
         let byte = unsafe { self.base.as_ptr().add(at) };
-        // SAFETY: 1. inside the mapping, and the handler replaces a missing page; 2. volatile: must happen although the
-        // value is not used.
+        // SAFETY: 1. the byte is inside the mapping, and the handler replaces a missing page; 2. volatile: must happen
+        // although the value is not used.
         unsafe { byte.read_volatile() };
     }
 
@@ -178,7 +177,7 @@ impl FileMapping {
     /// memory is, and no reference in this program may point to those bytes.
     ///
     /// # Panics
-    /// If the range is not all inside [`FileMapping::len_bytes`].
+    /// If the range is not entirely inside [`FileMapping::len_bytes`].
     #[inline]
     pub unsafe fn copy_to(&self, offset_bytes: u64, to: *mut u8, len_bytes: usize) {
         let from = self.at(offset_bytes, len_bytes);
@@ -196,7 +195,7 @@ impl FileMapping {
     /// memory is, and no code in this program may write to those bytes at the same time.
     ///
     /// # Panics
-    /// If the range is not all inside [`FileMapping::len_bytes`], or the mapping is read-only.
+    /// If the range is not entirely inside [`FileMapping::len_bytes`], or the mapping is read-only.
     #[inline]
     pub unsafe fn copy_from(&self, offset_bytes: u64, from: *const u8, len_bytes: usize) {
         assert!(self.is_writable(), "the mapping is read-only");
@@ -217,10 +216,11 @@ impl FileMapping {
     }
 }
 
-/// Whether the kernel tells which pages of this file exist.
+/// Whether the kernel reports which pages of this file exist.
 ///
-/// On tmpfs, mincore(2) tells it to the file's owner and to processes that may write the file by its mode, however they
-/// have opened it. It tells all others that every page exists. On other file systems it tells what is mapped.
+/// On tmpfs, mincore(2) reports this to the file's owner and to processes that the file's mode allows to write it,
+/// however they have opened it. To all others, it reports that every page exists. On other file systems, it reports
+/// what is mapped.
 pub fn tells_pages(file: impl AsFd) -> bool {
     // A page that cannot exist.
     const BEHIND_ANY_END: u64 = 1 << 62;

@@ -6,8 +6,8 @@
 //! from one request to the next: refilling from the same memory needs no atomic operation.
 //!
 //! - The capacity is fixed at creation; a request allocates nothing.
-//! - It is one pointer wide. It is moved six times between ring and completion, and each read of a larger value would
-//!   stall on the previous move's narrower stores.
+//! - An `IoVecs` is one pointer wide. It is moved six times between ring and completion, and each read of a larger
+//!   value would stall on the previous move's narrower stores.
 //! - [`IoVecs::advance`] drops the completed bytes, so that a short transfer can be resumed.
 
 use std::fmt;
@@ -17,14 +17,14 @@ use vm_memory::VolatileSlice;
 
 use crate::memory::{AccessError, GuestMemory, GuestRange, MemoryView};
 
-/// Why a request's buffers cannot be described.
+/// Why a request's buffers cannot be represented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FillError {
     /// Part of a buffer is outside the guest's memory.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// The buffers have more pieces than this value can hold; the caller needs a larger one.
-    #[error("buffers need more than {capacity} pieces")]
+    #[error("the request's buffers need more than {capacity} pieces")]
     Full {
         /** Capacity in pieces. */
         capacity: usize,
@@ -43,7 +43,7 @@ const NO_PIECE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_
 #[derive(Default)]
 struct Pieces {
     memory: Option<Arc<GuestMemory>>,
-    /// Only the first `count` are in use.
+    /// Only the first `count` elements are in use.
     vecs: Box<[libc::iovec]>,
     count: usize,
     /// Pieces before this one are completed; they still have the values that they were filled with.
@@ -79,7 +79,7 @@ impl IoVecs {
         self.pieces.as_ref().map_or(0, |pieces| pieces.remaining_bytes)
     }
 
-    /// Replaces the contents by `ranges` of `view`'s memory.
+    /// Replaces the contents with `ranges` of `view`'s memory.
     ///
     /// # Errors
     /// [`FillError`]; the value is empty then.
@@ -98,8 +98,8 @@ impl IoVecs {
         filled
     }
 
-    /// Replaces the contents by one range, if it is inside one region. Otherwise returns false, and the value is
-    /// unchanged: [`IoVecs::fill`] splits the range, or says why it cannot.
+    /// Replaces the contents with one range, if it is inside one region. Otherwise returns false, and the value is
+    /// unchanged: [`IoVecs::fill`] splits the range, or reports why it cannot.
     #[inline]
     pub fn fill_one(&mut self, view: &MemoryView, range: GuestRange) -> bool {
         let Some(pieces) = &mut self.pieces else { return false };
@@ -180,7 +180,8 @@ impl IoVecs {
         self.memory().is_some_and(|held| Arc::ptr_eq(held, memory))
     }
 
-    /// Whether a page of the memory is gone. Bytes copied out of it may then be zeroes of this process.
+    /// Whether a page of the memory is missing because its file was truncated. Bytes copied out of it may then be
+    /// zeroes of this process.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
@@ -205,7 +206,7 @@ impl IoVecs {
         self.as_raw().iter().all(|v| v.iov_base as usize & start == 0 && v.iov_len & length == 0)
     }
 
-    /// Drops the first `bytes` of the remaining ones as completed.
+    /// Drops the first `bytes` remaining bytes as completed.
     ///
     /// # Panics
     /// If `bytes` is more than remains.
@@ -217,9 +218,9 @@ impl IoVecs {
         }
     }
 
-    /// Records a store into all the buffers, completed or not, because the kernel (or another writer) filled
-    /// them or started to. `memory` decides where it is recorded: it is the buffers' own memory, or a later
-    /// one that still has their regions.
+    /// Records a store into all the buffers, completed or not, because the kernel (or another writer) filled them or
+    /// started to. The store is recorded in the log of `memory`, which is the buffers' own memory or a later one that
+    /// still has their regions.
     #[inline]
     pub fn note_filled(&self, memory: &GuestMemory) {
         if memory.logs_stores() {
@@ -293,7 +294,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// Slow path: the range crosses regions, is not fully mapped, or is one too many.
+    /// Slow path: the range crosses regions, is not fully mapped, or finds no free piece.
     #[cold]
     fn fill_parts(&mut self, view: &MemoryView, range: GuestRange) -> Result<(), FillError> {
         let mut full = false;

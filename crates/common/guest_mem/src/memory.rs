@@ -2,7 +2,7 @@
 //!
 //! - A table never changes. When regions are added or removed, a session makes a new table and hands it to
 //!   the queues. Tables share regions, so nothing is mapped twice.
-//! - A range may cross from one region into an adjacent one; it is split. A gap is an error.
+//! - A range may cross from one region into an adjacent one, and is then split. A gap is an error.
 //! - [`MemoryView`] is one queue's handle. It caches the regions of its last lookups, separately for headers and data.
 
 use std::cell::Cell;
@@ -37,7 +37,7 @@ pub struct GuestRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// Part of the range is in no region.
-    #[error("guest range {addr:#x} + {len_bytes} bytes is not all inside the guest's memory")]
+    #[error("guest range {addr:#x} + {len_bytes} bytes is not entirely inside guest memory")]
     Unmapped {
         /** First address of the range. */
         addr: u64,
@@ -53,7 +53,9 @@ pub enum AccessError {
         align_bytes: usize,
     },
     /// A ring part crosses from one region into the next.
-    #[error("guest range {addr:#x} + {len_bytes} bytes crosses memory regions, which a ring must not do")]
+    #[error(
+        "guest range {addr:#x} + {len_bytes} bytes crosses memory regions, but a ring part must be inside one region"
+    )]
     Split {
         /** First address of the range. */
         addr: u64,
@@ -91,7 +93,7 @@ pub enum MemoryError {
     },
     /// Some guest addresses, or a ring's log address, have no bit in the dirty log.
     #[error(
-        "dirty log has {log_bytes} bytes, but guest addresses below {end:#x} need {needed_bytes}: a store there could not be recorded"
+        "dirty log has {log_bytes} bytes, but guest addresses below {end:#x} need {needed_bytes}: stores to some addresses could not be recorded"
     )]
     BeyondLog {
         /** First address after the range that needs bits. */
@@ -142,8 +144,8 @@ impl GuestMemory {
         Ok(Self { regions: regions.into(), log: None })
     }
 
-    /// A copy of this memory that records its stores in `log`, or nowhere. (A memory made from it by adding
-    /// or removing a region records nothing.)
+    /// A copy of this memory that records its stores in `log`, or nowhere if that is `None`. (A memory made from it by
+    /// adding or removing a region records nothing.)
     ///
     /// # Errors
     /// [`MemoryError::BeyondLog`].
@@ -158,7 +160,7 @@ impl GuestMemory {
         Ok(Self { regions: self.regions.clone(), log })
     }
 
-    /// Where stores are recorded.
+    /// The log that records stores, if there is one.
     #[inline]
     #[must_use]
     pub fn log(&self) -> Option<&Arc<StoreLog>> {
@@ -190,7 +192,7 @@ impl GuestMemory {
         Self::new(self.regions.iter().filter(|r| !is_it(r)).cloned().collect())
     }
 
-    /// Sorted by guest address.
+    /// The regions, sorted by guest address.
     #[must_use]
     pub fn regions(&self) -> &[Arc<Region>] {
         &self.regions
@@ -221,8 +223,8 @@ impl GuestMemory {
         sigbus::faults() != 0 && self.poisoned().is_some()
     }
 
-    /// Records a store into guest memory. Every store calls this with its range, after the store. Otherwise the
-    /// front-end could clear the bit and copy the page before the page changes.
+    /// Records a store into guest memory. Every store calls this with its range, after the store. If the call came
+    /// before the store, the front-end could clear the bit and copy the page before the page changes.
     #[inline]
     pub fn note_store(&self, addr: u64, len_bytes: u64) {
         if let Some(log) = &self.log {
@@ -311,7 +313,8 @@ impl MemoryView {
         &self.memory
     }
 
-    /// Whether a page of the memory is gone. Bytes read from it may then be zeroes of this process.
+    /// Whether a page of the memory is missing because its file was truncated. Bytes read from it may then be zeroes of
+    /// this process.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
@@ -352,7 +355,7 @@ impl MemoryView {
     }
 
     /// The two little-endian words at `addr`, each read once. `None` if they are not aligned in one region:
-    /// [`MemoryView::read`] then copies them, or says why it cannot.
+    /// [`MemoryView::read`] then copies them, or reports why it cannot.
     #[inline]
     #[must_use]
     pub fn word_pair(&self, addr: u64) -> Option<[u64; 2]> {

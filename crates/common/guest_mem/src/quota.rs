@@ -5,11 +5,11 @@
 //! released when dropped`
 //!
 //! - Half of a budget is divided evenly into reserves, one per disk, which other disks cannot use. The other half is
-//!   shared on a first-come basis. One disk can thus use little more than half, and leaves every other disk its
-//!   reserve.
+//!   shared on a first-come basis. One disk can thus use little more than half of the budget, and every other disk
+//!   keeps its reserve.
 //! - Adding a disk makes all reserves smaller, but disks keep what they hold. If that cuts into another disk's reserve,
 //!   only the rest of the reserve is available.
-//! - Part of the machine's resources is outside the budget: the server needs it for its own images, threads and
+//! - Part of the machine's resources is outside the budget, because the server needs it for its own images, threads and
 //!   sockets.
 
 use std::collections::HashMap;
@@ -49,8 +49,8 @@ impl Resource {
 
     fn cure(self) -> &'static str {
         match self {
-            Self::AddressSpace => "give a guest that needs so much a server of its own",
-            Self::Mappings => "raise vm.max_map_count, or give the guest a server of its own",
+            Self::AddressSpace => "run a server of its own for a guest that needs so much",
+            Self::Mappings => "raise vm.max_map_count, or run a server of its own for the guest",
             Self::Descriptors => "raise the hard limit of open files (ulimit -Hn, LimitNOFILE=)",
         }
     }
@@ -59,7 +59,7 @@ impl Resource {
 /// Why a disk's request for a resource was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{wanted} more {} are needed, but {left} are left for this disk, which has {taken} of {limit} for all disks: {}",
+    "{wanted} more {} are needed, but only {left} are left for this disk, which uses {taken} of the {limit} for all disks: {}",
     resource.name(), resource.cure()
 )]
 pub struct QuotaError {
@@ -104,15 +104,15 @@ impl Limits {
     }
 }
 
-/// A power of two, derived from the stack's address: stacks lie close to the end of the address space on
-/// every machine.
+/// The size of the address space: a power of two, derived from the stack's address, because stacks lie close to the end
+/// of the address space on every machine.
 fn address_space_bytes() -> u64 {
     let on_the_stack = 0_u8;
     let bits = u64::BITS - ((&raw const on_the_stack).addr() as u64).leading_zeros();
     1_u64.checked_shl(bits).unwrap_or(u64::MAX)
 }
 
-/// One resource, over all disks.
+/// The use of one resource by all disks.
 #[derive(Clone, Copy, Debug)]
 struct Pool {
     limit: u64,
@@ -275,7 +275,7 @@ impl Quota {
         self.closing.close(fd, None);
     }
 
-    /// Whether too many uncharged descriptors wait to be closed. Then this disk's front-ends must not pass more.
+    /// Whether too many uncharged descriptors wait to be closed. If so, this disk's front-ends must not pass any more.
     #[must_use]
     pub fn is_clogged(&self) -> bool {
         self.closing.is_clogged()
@@ -295,7 +295,7 @@ impl Drop for Quota {
 #[derive(Clone, Copy, Debug)]
 enum Grant {
     Asked,
-    /// The process that this one replaced in a live upgrade had already granted it.
+    /// The process that this one replaced in a live upgrade had already granted the amount.
     Inherited,
 }
 
@@ -309,7 +309,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Takes more for the same disk, under the same rule.
+    /// Takes a further amount for the same disk, under the same rule.
     ///
     /// # Errors
     /// [`QuotaError`]; nothing more is taken then.
@@ -335,7 +335,7 @@ pub struct PassedFd {
 }
 
 impl PassedFd {
-    /// The caller must not keep it longer than this value.
+    /// The descriptor. The caller must not keep it longer than this value.
     #[must_use]
     pub fn shared(&self) -> &Arc<OwnedFd> {
         &self.fd
@@ -371,7 +371,7 @@ mod tests {
         [(); N].map(|()| Quota::of(budget))
     }
 
-    /// Takes one at a time until there is no more.
+    /// Takes one mapping after another until the quota refuses.
     fn take_all(quota: &Arc<Quota>) -> Vec<Charge> {
         (0..).map_while(|_| quota.charge(Mappings, 1).ok()).collect()
     }
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(refused, expected);
         assert_eq!(
             refused.to_string(),
-            "18446744073709551615 more file descriptors are needed, but 5 are left for this disk, which has 70 of 100 for \
+            "18446744073709551615 more file descriptors are needed, but only 5 are left for this disk, which uses 70 of the 100 for \
              all disks: raise the hard limit of open files (ulimit -Hn, LimitNOFILE=)"
         );
         assert!(first.charge(Descriptors, 5).is_ok());

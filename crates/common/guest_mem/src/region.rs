@@ -1,11 +1,11 @@
 //! One region of guest memory: part of a file that a front-end passed, mapped into this process.
 //!
-//! - Sizes are checked before mapping: sizes that wrap, and a region larger than its file.
+//! - Sizes are checked before mapping: no address or offset may wrap, and no region may be larger than its file.
 //! - A region that a front-end passed is charged to its disk (`quota.rs`) while it is mapped, and its file
 //!   must be memory (`backing.rs`).
 //! - The fd and its offset are kept: after a live upgrade, the new server maps the same memory again.
-//! - Huge pages: `mmap` requires offset and length in multiples of the file's page, so the mapping may be
-//!   larger than the region; only the region is reachable.
+//! - Huge pages: `mmap` requires offset and length in multiples of the file's page size, so the mapping may be larger
+//!   than the region; only the region is reachable.
 //! - Under Miri a region is on the heap, so that the code above it can be interpreted.
 
 use std::fmt;
@@ -41,7 +41,7 @@ pub struct RegionSpec {
 /// Why a region cannot be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// Zero bytes long.
+    /// The region has no bytes.
     #[error("memory region at guest address {guest_addr:#x} is empty")]
     Empty {
         /** Guest address of the region. */
@@ -92,7 +92,7 @@ pub enum MapError {
         source: QuotaError,
     },
     /// `fstat` or `mmap` failed.
-    #[error("cannot map memory region at guest address {guest_addr:#x}, {size_bytes} bytes")]
+    #[error("cannot map the memory region of {size_bytes} bytes at guest address {guest_addr:#x}")]
     Io {
         /** Guest address of the region. */
         guest_addr: u64,
@@ -166,7 +166,7 @@ impl Region {
             return Err(MapError::NotMemory { guest_addr, file });
         }
         let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        // Only files and memfds have a size of their own; a device does not.
+        // Only regular files and memfds have a meaningful size; devices do not.
         if file_type == FileType::RegularFile && end_bytes > file_bytes {
             let guest_addr = spec.guest_addr.raw_value();
             return Err(MapError::BeyondFile { guest_addr, end_bytes, file_bytes });
@@ -188,7 +188,7 @@ impl Region {
         // SAFETY: 1. `lead_bytes < page_bytes <= mapping_bytes`, so the result lies inside the mapping.
         let base = unsafe { mapping.add(lead) };
         let guard = sigbus::Guard::register(mapping.as_ptr() as usize, mapping_bytes);
-        // st_dev and st_ino have other widths on other architectures.
+        // st_dev and st_ino have different widths on other architectures.
         #[allow(clippy::unnecessary_cast)]
         let file_id = (stat.st_dev as u64, stat.st_ino as u64);
         Ok(Self {
@@ -279,7 +279,7 @@ impl Region {
         same_file && *spec == self.spec
     }
 
-    /// Whether an access found no page behind the mapping (the file was truncated).
+    /// Whether an access found no page behind the mapping, because the file was truncated.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         self.guard.is_poisoned()
@@ -416,7 +416,7 @@ mod heap {
 
     pub(super) fn allocate(size_bytes: usize) -> io::Result<NonNull<u8>> {
         assert!(size_bytes != 0, "checked by the caller");
-        // SAFETY: 1. not empty.
+        // SAFETY: 1. the size is not zero, as asserted above.
         let address = unsafe { alloc_zeroed(layout(size_bytes)?) };
         NonNull::new(address).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }

@@ -1,6 +1,6 @@
 //! Typed access to ring fields in guest memory that both sides may access at the same time.
 //!
-//! Values are little-endian in memory (virtio 1.3 §1.4.1) and native here. The memory is only accessed
+//! Values are little-endian in memory (virtio 1.3 §1.4.1) and native-endian for callers. The memory is only accessed
 //! through atomics; a store also calls the store hook with its range.
 
 use std::fmt;
@@ -79,15 +79,15 @@ impl<T: Shared> SharedSlice<T> {
         self.len == 0
     }
 
-    /// The value at `index`; the next call may return another one.
+    /// The value at `index`; the next call may return a different one.
     #[inline]
     #[must_use]
     pub fn load(&self, index: usize, order: Ordering) -> T {
         T::load(self.cell(index), order)
     }
 
-    /// The values at `index` and behind it, each loaded once; the next call may return others. `None` if the slice is
-    /// shorter.
+    /// The values at `index` and `index + 1`, each loaded once; the next call may return different ones. `None` if the
+    /// slice is shorter.
     #[inline]
     #[must_use]
     pub fn get_pair(&self, index: usize, order: Ordering) -> Option<[T; 2]> {
@@ -103,7 +103,7 @@ impl<T: Shared> SharedSlice<T> {
         self.memory.note_store(self.guest_addr.0 + index as u64 * size_bytes, size_bytes);
     }
 
-    /// Stores both values, the first one at `index`.
+    /// Stores the two values at `index` and `index + 1`.
     #[inline]
     pub fn store_pair(&self, index: usize, [first, second]: [T; 2], order: Ordering) {
         second.store(self.cell(index + 1), order);
@@ -128,7 +128,7 @@ impl GuestMemory {
     /// `len` values of type `T` at `addr`, for a part of a ring.
     ///
     /// # Errors
-    /// [`AccessError`] if misaligned, unmapped, or not inside one region.
+    /// [`AccessError`] if the values are misaligned, unmapped, or not inside one region.
     pub fn shared_slice<T: Shared>(
         self: &Arc<Self>,
         addr: GuestAddress,

@@ -21,11 +21,11 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// One registered mapping. `start == 0`: free.
+/// One registered mapping; free if `start` is 0.
 #[derive(Default)]
 struct Slot {
     claimed: AtomicBool,
-    /// If even, the fields below are consistent.
+    /// Even while the fields below are consistent, odd while they change.
     generation: AtomicUsize,
     start: AtomicUsize,
     length_bytes: AtomicUsize,
@@ -40,7 +40,8 @@ static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 /// Number of faults that this process has survived. After an increase, some region or mapped image is poisoned.
 #[must_use]
 pub fn faults() -> u64 {
-    FAULTS.load(Ordering::Acquire) // pairs with the release in `put_zeroes`: a new count shows the poison
+    // Acquire: pairs with the release in `put_zeroes`, so that a thread that sees the new count sees the poison.
+    FAULTS.load(Ordering::Acquire)
 }
 
 /// A registered mapping.

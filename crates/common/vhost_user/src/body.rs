@@ -1,6 +1,6 @@
 //! The bodies of messages: converts the `vhost` crate's structs to and from bytes.
 //!
-//! It skips the structs' own validators: the receiver knows the device and checks the values.
+//! This file skips the structs' own validators: the receiver knows the device and checks the values.
 
 use vhost::vhost_user::message::{
     VhostUserConfig, VhostUserConfigFlags, VhostUserMemory, VhostUserMemoryRegion,
@@ -8,7 +8,7 @@ use vhost::vhost_user::message::{
 };
 use vm_memory::ByteValued;
 
-/// Reads a body of exactly this type. `None`: it has another size.
+/// Reads a body of exactly this type; `None` if the body has a different size.
 #[must_use]
 pub fn read<T: ByteValued>(body: &[u8]) -> Option<T> {
     let mut value = T::zeroed();
@@ -20,13 +20,13 @@ pub fn read<T: ByteValued>(body: &[u8]) -> Option<T> {
     Some(value)
 }
 
-/// SET_VRING_NUM, SET_VRING_BASE, GET_VRING_BASE, SET_VRING_ENABLE: a queue and a number.
+/// The body of SET_VRING_NUM, SET_VRING_BASE, GET_VRING_BASE and SET_VRING_ENABLE: a queue and a value.
 #[must_use]
 pub fn vring_state(queue: u16, num: u32) -> Vec<u8> {
     VhostUserVringState::new(queue.into(), num).as_slice().to_vec()
 }
 
-/// SET_VRING_ADDR: the front-end's own addresses; nothing is logged.
+/// The body of SET_VRING_ADDR, with addresses in the front-end's address space; stores to the ring are not logged.
 #[must_use]
 pub fn vring_addresses(queue: u16, descriptors: u64, used: u64, avail: u64) -> Vec<u8> {
     let flags = VhostUserVringAddrFlags::empty();
@@ -36,18 +36,18 @@ pub fn vring_addresses(queue: u16, descriptors: u64, used: u64, avail: u64) -> V
 /// One region of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
-    /// Where the guest sees it.
+    /// Guest-physical address of the region.
     pub guest_addr: u64,
     /// The region's size.
     pub size_bytes: u64,
-    /// Where the front-end sees it.
+    /// Address of the region in the front-end's address space.
     pub user_addr: u64,
     /// Offset in the passed file.
     pub file_offset_bytes: u64,
 }
 
 impl MemoryRegion {
-    /// ADD_MEM_REG, REM_MEM_REG.
+    /// The body of ADD_MEM_REG and REM_MEM_REG.
     #[must_use]
     pub fn single(self) -> Vec<u8> {
         let Self { guest_addr, size_bytes, user_addr, file_offset_bytes } = self;
@@ -56,7 +56,7 @@ impl MemoryRegion {
     }
 }
 
-/// SET_MEM_TABLE.
+/// The body of SET_MEM_TABLE.
 #[must_use]
 pub fn memory_table(regions: impl ExactSizeIterator<Item = MemoryRegion>) -> Vec<u8> {
     let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
@@ -69,7 +69,8 @@ pub fn memory_table(regions: impl ExactSizeIterator<Item = MemoryRegion>) -> Vec
     body
 }
 
-/// GET_CONFIG, SET_CONFIG: bytes of the configuration space from `offset`. For GET_CONFIG, their number counts.
+/// The body of GET_CONFIG and SET_CONFIG: bytes of the configuration space from `offset` on. For GET_CONFIG, only their
+/// number matters.
 #[must_use]
 pub fn config(offset: u32, bytes: &[u8]) -> Vec<u8> {
     let size = u32::try_from(bytes.len()).unwrap_or(u32::MAX);

@@ -1,6 +1,6 @@
-//! The numbers of the front-end's requests, for code that sends any number.
+//! The codes of the front-end's requests, for programs that send arbitrary codes.
 //!
-//! Code that handles requests matches on `vhost::vhost_user::message::FrontendReq`, which has the same numbers.
+//! Programs that handle requests match on `vhost::vhost_user::message::FrontendReq`, which has the same codes.
 
 use vhost::vhost_user::message::FrontendReq;
 

@@ -1,8 +1,8 @@
-//! One `sendmsg` or `recvmsg` with file descriptors.
+//! One `sendmsg` or `recvmsg` call with file descriptors.
 //!
 //! - The buffer holds as many descriptors as the kernel passes at once, so that the kernel never closes any on the
 //!   receiving thread for lack of room.
-//! - Every received descriptor is close-on-exec and has an owner at once.
+//! - Every received descriptor is close-on-exec, and has an owner as soon as it arrives.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,15 +20,15 @@ pub const SCM_MAX_FD: usize = 253;
 /// The result of one [`receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// 0: the connection ended.
+    /// Number of bytes received; 0 if the connection ended.
     pub bytes: usize,
-    /// A datagram was longer than the buffer.
+    /// The datagram was longer than the buffer.
     pub truncated: bool,
     /// The kernel closed descriptors, because this process cannot hold any more.
     pub fds_lost: bool,
 }
 
-/// Sends `bytes`, or as many as the socket takes, and copies of `fds`. Never raises SIGPIPE.
+/// Sends as many of `bytes` as the socket takes, and copies of `fds`. Never raises SIGPIPE.
 ///
 /// # Errors
 /// `sendmsg`'s, except `EINTR`; `EINVAL` for more than [`SCM_MAX_FD`] descriptors.
@@ -42,8 +42,8 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: Send
     rustix::io::retry_on_intr(|| rustix::net::sendmsg(&socket, &slices, &mut ancillary, flags))
 }
 
-/// Receives once, at most `out.len()` bytes. `take` gets each descriptor that arrives, in order, even an unexpected
-/// one.
+/// Makes one call that receives at most `out.len()` bytes. `take` gets each descriptor that arrives, in order, even an
+/// unexpected one.
 ///
 /// # Errors
 /// `recvmsg`'s, except `EINTR`.

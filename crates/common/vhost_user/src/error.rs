@@ -12,10 +12,10 @@ pub enum FrameError {
         /** Bytes of the message that had arrived. */
         bytes: usize,
     },
-    /// The version is not 1, the only one.
+    /// The version is not 1, the only version that exists.
     #[error("request {code} has message version {version}, but only version 1 is defined (flags {flags:#x})")]
     Version {
-        /** The request's number. */
+        /** The request's code. */
         code: u32,
         /** The version in the message's header. */
         version: u32,
@@ -25,7 +25,7 @@ pub enum FrameError {
     /// The header announces too large a body.
     #[error("request {code} announces a body of {size} bytes; at most {max} are allowed")]
     TooLarge {
-        /** The request's number. */
+        /** The request's code. */
         code: u32,
         /** The size in the message's header. */
         size: u32,
@@ -35,7 +35,7 @@ pub enum FrameError {
     /// The body has more bytes than the header announces.
     #[error("request {code} comes with {bytes} bytes, but its header announces {whole}")]
     TooLong {
-        /** The request's number. */
+        /** The request's code. */
         code: u32,
         /** Number of bytes given. */
         bytes: usize,
@@ -53,8 +53,8 @@ pub enum FrameError {
     /// The kernel closed descriptors, because this process cannot hold any more.
     #[error("file descriptors of a message were lost: this process has no room for them (RLIMIT_NOFILE)")]
     FdsLost,
-    /// The kernel refused.
-    #[error("socket failed")]
+    /// A system call on the socket failed.
+    #[error("the socket failed")]
     Io(#[from] io::Error),
 }
 

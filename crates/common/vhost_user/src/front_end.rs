@@ -1,6 +1,6 @@
-//! A front-end's end of a connection that sends any bytes and receives any message.
+//! A front-end's end of a connection, which can send arbitrary bytes and receives any message.
 //!
-//! For tests, fuzzers and experiments: it knows no order of messages and negotiates nothing.
+//! For tests, fuzzers and experiments: it enforces no order of messages and negotiates nothing.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -25,7 +25,7 @@ pub struct FrontEnd {
 /// One message from the back-end.
 #[derive(Debug)]
 pub struct Reply {
-    /// The number of the request that this answers.
+    /// The code of the request that this answers.
     pub code: u32,
     /// The flags of the received header.
     pub flags: u32,
@@ -36,7 +36,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// The first eight bytes of the body as a number; 0 if it is shorter.
+    /// The first eight bytes of the body as an integer; 0 if the body is shorter.
     #[must_use]
     pub fn u64(&self) -> u64 {
         self.body.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
@@ -44,10 +44,10 @@ impl Reply {
 }
 
 impl FrontEnd {
-    /// Connects to a back-end. Later calls fail if it neither reads nor sends for `timeout`.
+    /// Connects to a back-end. Later calls fail if the back-end neither reads nor sends anything for `timeout`.
     ///
     /// # Errors
-    /// `connect`'s.
+    /// Those of `connect`.
     pub fn connect(path: &Path, timeout: Duration) -> io::Result<Self> {
         Self::new(UnixStream::connect(path)?, timeout)
     }
@@ -55,14 +55,14 @@ impl FrontEnd {
     /// Uses a connected socket and sets its timeouts.
     ///
     /// # Errors
-    /// `setsockopt`'s.
+    /// Those of `setsockopt`.
     pub fn new(socket: UnixStream, timeout: Duration) -> io::Result<Self> {
         socket.set_read_timeout(Some(timeout))?;
         socket.set_write_timeout(Some(timeout))?;
         Ok(Self { socket })
     }
 
-    /// The socket, for data that is no message. Its timeouts are those of this front-end.
+    /// The socket, for data that is not a message. It has the timeouts of this front-end.
     #[must_use]
     pub fn socket(&self) -> &UnixStream {
         &self.socket
@@ -76,7 +76,7 @@ impl FrontEnd {
         self.send_bytes(&message_bytes(code, flags, body, &[]), fds)
     }
 
-    /// Sends any bytes, and descriptors with the first one.
+    /// Sends arbitrary bytes, and descriptors with the first byte.
     ///
     /// # Errors
     /// [`FrameError`].

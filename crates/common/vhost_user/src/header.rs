@@ -1,4 +1,4 @@
-//! A message's header: three 32-bit numbers in native byte order.
+//! A message's header: three 32-bit values in native byte order.
 //!
 //! Spec: vhost-user, "Header". The `vhost` crate keeps its header type private.
 
@@ -6,7 +6,7 @@ use vhost::vhost_user::message::{MAX_MSG_SIZE, VhostUserHeaderFlag};
 
 use crate::error::FrameError;
 
-/// Request, flags, size.
+/// Length of a header: code, flags, size.
 pub const HEADER_BYTES: usize = 12;
 /// Largest body of a message.
 pub const MAX_BODY_BYTES: usize = MAX_MSG_SIZE;
@@ -16,26 +16,26 @@ const VERSION_MASK: u32 = VhostUserHeaderFlag::VERSION.bits();
 const REPLY: u32 = VhostUserHeaderFlag::REPLY.bits();
 const NEED_REPLY: u32 = VhostUserHeaderFlag::NEED_REPLY.bits();
 
-/// The three numbers, as they are on the wire.
+/// The three values, as they are on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The request's number.
+    /// The request's code.
     pub code: u32,
-    /// Version, "is a reply", "wants a reply".
+    /// The version, whether this is a reply, and whether the sender wants a reply.
     pub flags: u32,
     /// The body's size in bytes.
     pub size: u32,
 }
 
 impl Header {
-    /// Flags of a request that asks for no acknowledgement.
+    /// Flags of a request that needs no acknowledgement.
     pub const REQUEST: u32 = VERSION;
-    /// Flags of a request that asks for success or failure (REPLY_ACK).
+    /// Flags of a request whose success or failure must be acknowledged (REPLY_ACK).
     pub const REQUEST_WITH_ACK: u32 = VERSION | NEED_REPLY;
     /// Flags of a reply.
     pub const REPLY: u32 = VERSION | REPLY;
 
-    /// Reads the three numbers.
+    /// Reads the three values.
     #[must_use]
     pub fn from_bytes(bytes: [u8; HEADER_BYTES]) -> Self {
         let [c0, c1, c2, c3, f0, f1, f2, f3, s0, s1, s2, s3] = bytes;
@@ -66,7 +66,7 @@ impl Header {
         self.code == code && self.flags & (VERSION_MASK | REPLY) == Self::REPLY
     }
 
-    /// Whether the sender waits for success or failure.
+    /// Whether the sender waits for an acknowledgement of success or failure.
     #[must_use]
     pub fn wants_reply(self) -> bool {
         self.flags & NEED_REPLY != 0

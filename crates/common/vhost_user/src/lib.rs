@@ -1,9 +1,9 @@
 //! Frames vhost-user messages and passes file descriptors over Unix sockets.
 //!
-//! - [`Header`], [`message_bytes`]: one message as bytes. [`body`]: what a message carries.
+//! - [`Header`], [`message_bytes`]: one message as bytes. [`body`]: the contents of messages.
 //! - [`PartialMessage`]: receives a message in any number of pieces, with its descriptors. [`Outgoing`] sends one.
-//! - [`send`], [`receive`]: one `sendmsg` or `recvmsg` with descriptors, for other protocols too.
-//! - [`FrontEnd`]: a connection that sends any bytes, for tests, fuzzers and experiments (feature `test-util`).
+//! - [`send`], [`receive`]: one `sendmsg` or `recvmsg` call with descriptors, for other protocols too.
+//! - [`FrontEnd`]: a connection that sends arbitrary bytes, for tests, fuzzers and experiments (feature `test-util`).
 //!
 //! The request numbers, feature bits and body structs are those of the `vhost` crate
 //! (docs/decisions/0051-one-framer.md).

@@ -1,4 +1,4 @@
-//! One outgoing message, sent in as many pieces as the socket takes.
+//! One outgoing message, sent in as many pieces as the socket needs.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -8,7 +8,7 @@ use rustix::net::SendFlags;
 use crate::descriptors::send;
 use crate::error::FrameError;
 
-/// The part of a message that the socket has not taken yet.
+/// The part of a message that the socket has not accepted yet.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
     bytes: &'a [u8],
@@ -22,16 +22,16 @@ impl<'a> Outgoing<'a> {
         Self { bytes, fds }
     }
 
-    /// Whether the socket has taken everything.
+    /// Whether the socket has accepted everything.
     #[must_use]
     pub fn is_sent(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Sends what the socket takes now, perhaps nothing. Never waits.
+    /// Sends as much as the socket accepts now, perhaps nothing. Never waits.
     ///
     /// # Errors
-    /// [`FrameError::Closed`] if the peer has closed the connection, else [`FrameError::Io`].
+    /// [`FrameError::Closed`] if the peer has closed the connection, otherwise [`FrameError::Io`].
     pub fn send_some(&mut self, socket: impl AsFd) -> Result<(), FrameError> {
         match send(socket, self.bytes, self.fds, SendFlags::DONTWAIT) {
             Ok(sent) => (self.bytes, self.fds) = (self.bytes.get(sent..).unwrap_or_default(), &[]),

@@ -1,7 +1,8 @@
 //! A message that arrives in any number of pieces, with its descriptors.
 //!
-//! - It checks sizes, versions and counts before it stores anything: it keeps at most one message's bytes.
-//! - It receives no byte of the next message.
+//! - [`PartialMessage`] checks sizes, versions and counts before it stores anything: it keeps at most one message's
+//!   bytes.
+//! - It never receives bytes of the next message.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -28,7 +29,7 @@ impl PartialMessage {
     }
 
     /// Continues with bytes that another process received, and with the number of their descriptors. Checks them as if
-    /// they had come from the peer.
+    /// they had arrived from the peer.
     ///
     /// # Errors
     /// [`FrameError`] if no valid message begins like this.
@@ -51,7 +52,7 @@ impl PartialMessage {
         self.bytes.first_chunk::<HEADER_BYTES>().map(|bytes| Header::from_bytes(*bytes))
     }
 
-    /// How many bytes the next step needs: the rest of the header, or of the body. 0: the message is complete.
+    /// How many bytes the next step needs: the rest of the header, or of the body. 0 if the message is complete.
     ///
     /// # Errors
     /// [`FrameError::Version`], [`FrameError::TooLarge`], [`FrameError::TooLong`].
@@ -62,7 +63,7 @@ impl PartialMessage {
     }
 
     /// Receives once, no more than is missing, and never waits. `take` gets every descriptor that arrives, even if this
-    /// returns an error. False: nothing has arrived.
+    /// returns an error. Returns false if nothing has arrived.
     ///
     /// # Errors
     /// [`FrameError`].
@@ -70,8 +71,8 @@ impl PartialMessage {
         self.receive(socket, RecvFlags::DONTWAIT, take)
     }
 
-    /// Like [`PartialMessage::receive_some`], but waits up to the socket's own read timeout. False: nothing arrived in
-    /// time.
+    /// Like [`PartialMessage::receive_some`], but waits up to the socket's own read timeout. Returns false if nothing
+    /// arrived in time.
     ///
     /// # Errors
     /// [`FrameError`].

@@ -7,14 +7,14 @@ use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
 
 /// Waits until one of `fds` is ready, or until `end`; without an `end`, forever. Polls at least once. Returns how many
-/// are ready; 0 after the deadline.
+/// of `fds` are ready; 0 after the deadline.
 ///
 /// # Errors
 /// `poll`'s, except `EINTR`.
 pub fn wait(fds: &mut [PollFd<'_>], end: Option<Instant>) -> io::Result<usize> {
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        // A time that does not fit is longer than any machine runs.
+        // A time that does not fit exceeds any machine's uptime, so it means no limit.
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(fds, timeout.as_ref()) {
             Err(Errno::INTR) => {}

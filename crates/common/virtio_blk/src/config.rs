@@ -54,15 +54,15 @@ pub struct DeviceConfig {
     pub opt_io_size_blocks: u32,
     /// The current cache mode.
     pub writeback: WriteCache,
-    /// Request queues.
+    /// Number of request queues.
     pub num_queues: u16,
-    /// Longest segment of a DISCARD.
+    /// Maximum length of a DISCARD segment.
     pub max_discard_sectors: u32,
     /// Maximum number of segments of a DISCARD; at most [`crate::MAX_SEGMENTS`].
     pub max_discard_seg: u32,
-    /// Alignment for a DISCARD.
+    /// Alignment of DISCARD segments.
     pub discard_sector_alignment: u32,
-    /// Longest segment of a WRITE_ZEROES.
+    /// Maximum length of a WRITE_ZEROES segment.
     pub max_write_zeroes_sectors: u32,
     /// Maximum number of segments of a WRITE_ZEROES; at most [`crate::MAX_SEGMENTS`].
     pub max_write_zeroes_seg: u32,
@@ -72,7 +72,9 @@ pub struct DeviceConfig {
 
 /// Why a read of the configuration space is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("configuration space read at {offset_bytes} for {size_bytes} bytes, but the space has {max_bytes}")]
+#[error(
+    "read of {size_bytes} bytes at offset {offset_bytes} exceeds the configuration space, which has {max_bytes} bytes"
+)]
 pub struct ConfigReadError {
     /// The offset that the driver sent.
     pub offset_bytes: u32,
@@ -87,7 +89,7 @@ pub struct ConfigReadError {
 pub enum ConfigWriteError {
     /// The write covers more than the `writeback` byte.
     #[error(
-        "configuration space written at {offset_bytes} for {size_bytes} bytes, but only 1 byte at {writable_offset_bytes} is writable"
+        "write of {size_bytes} bytes at offset {offset_bytes} of the configuration space, but only the byte at offset {writable_offset_bytes} is writable"
     )]
     ReadOnly {
         /** The offset in the message. */
@@ -97,8 +99,8 @@ pub enum ConfigWriteError {
         /** [`WRITEBACK_OFFSET_BYTES`]. */
         writable_offset_bytes: u32,
     },
-    /// Neither 0 (writethrough) nor 1 (writeback).
-    #[error("writeback set to {value}, but it must be 0 or 1")]
+    /// The value is neither 0 (writethrough) nor 1 (writeback).
+    #[error("the configuration field writeback is set to {value}, but must be 0 or 1")]
     Value {
         /** The value in the message. */
         value: u8,
@@ -160,7 +162,7 @@ impl DeviceConfig {
     /// `size_bytes` from `offset_bytes` on; zeroes after the end of the structure.
     ///
     /// # Errors
-    /// [`ConfigReadError`] past [`MAX_CONFIG_BYTES`].
+    /// [`ConfigReadError`] if the range ends past [`MAX_CONFIG_BYTES`].
     pub fn read(&self, offset_bytes: u32, size_bytes: u32) -> Result<Vec<u8>, ConfigReadError> {
         let max_bytes = MAX_CONFIG_BYTES;
         let fits = offset_bytes.checked_add(size_bytes).is_some_and(|end| end <= max_bytes);
@@ -171,7 +173,7 @@ impl DeviceConfig {
         Ok(all.skip(offset_bytes as usize).take(size_bytes as usize).collect())
     }
 
-    /// Writes the `writeback` byte and returns the mode it sets. The caller checks that the driver accepted
+    /// Writes the `writeback` byte and returns the mode that it sets. The caller checks that the driver accepted
     /// `VIRTIO_BLK_F_CONFIG_WCE`.
     ///
     /// # Errors

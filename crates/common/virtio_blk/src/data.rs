@@ -28,12 +28,12 @@ impl<'c> Data<'c> {
             self.ranges = before;
         }
         self.len_bytes -= 1;
-        // Nothing is mapped past the end of the address space, and saturating keeps the address there.
+        // Nothing is mapped past the end of the address space, and saturating keeps such an address unmapped.
         Some((self, last.addr.saturating_add(u64::from(last.len_bytes - 1))))
     }
 
-    /// Takes the first two words, if they have a buffer of their own, as the header of nearly all requests. Otherwise
-    /// the data is unchanged: [`Data::take`] takes any bytes.
+    /// Takes the first two words if they have a buffer of their own, as the header of nearly all requests has.
+    /// Otherwise returns `None` and leaves the data unchanged, and the caller can use [`Data::take`].
     #[inline]
     pub(crate) fn take_words(&mut self, view: &MemoryView) -> Option<[u64; 2]> {
         let (first, rest) = self.ranges.split_first()?;
@@ -46,8 +46,7 @@ impl<'c> Data<'c> {
         Some(words)
     }
 
-    /// Copies the first bytes into `out` and advances past them. The caller asks for at most
-    /// [`Data::len_bytes`].
+    /// Copies the first bytes into `out` and advances past them. `out` must not be longer than [`Data::len_bytes`].
     pub(crate) fn take(&mut self, view: &MemoryView, out: &mut [u8]) -> Result<(), AccessError> {
         let mut filled = 0;
         for part in self.prefix(out.len() as u64).ranges() {
@@ -112,7 +111,7 @@ impl<'c> Data<'c> {
         DataRanges { ranges, skip_bytes, left_bytes }
     }
 
-    /// Number of [`Data::ranges`].
+    /// Number of buffers in [`Data::ranges`].
     #[inline]
     #[must_use]
     pub fn count(&self) -> usize {
@@ -122,7 +121,7 @@ impl<'c> Data<'c> {
     /// Copies `bytes` to the start of the data, as many as fit; returns the number of bytes copied.
     ///
     /// # Errors
-    /// [`AccessError`] if a buffer is not in memory; earlier ones are stored then.
+    /// [`AccessError`] if a buffer is not in memory; earlier buffers have then been stored.
     pub fn store(&self, view: &MemoryView, bytes: &[u8]) -> Result<u32, AccessError> {
         let mut stored = 0;
         for part in self.prefix(bytes.len() as u64).ranges() {

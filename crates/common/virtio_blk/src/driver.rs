@@ -27,13 +27,13 @@ impl Segment {
     #[must_use]
     pub fn to_words(&self) -> [u64; 2] {
         let fields = u128::from_le_bytes(ranges::encode(self));
-        #[allow(clippy::cast_possible_truncation)] // takes the words apart
+        #[allow(clippy::cast_possible_truncation)] // separates the words
         let words = [fields as u64, (fields >> 64) as u64];
         words
     }
 }
 
-/// The data of a DISCARD or WRITE_ZEROES.
+/// The data of a DISCARD or WRITE_ZEROES, as stored in memory.
 #[must_use]
 pub fn encode_segments(segments: &[Segment]) -> Vec<u8> {
     segments.iter().flat_map(ranges::encode).collect()

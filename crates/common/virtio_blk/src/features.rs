@@ -7,7 +7,7 @@ use virtqueue::RingFeatures;
 
 /// `VIRTIO_BLK_F_SEG_MAX`: `seg_max` is valid.
 pub const SEG_MAX: u64 = 1 << 2;
-/// `VIRTIO_BLK_F_RO`: writes fail.
+/// `VIRTIO_BLK_F_RO`: the device is read-only.
 pub const RO: u64 = 1 << 5;
 /// `VIRTIO_BLK_F_BLK_SIZE`: `blk_size` is valid.
 pub const BLK_SIZE: u64 = 1 << 6;
@@ -17,7 +17,7 @@ pub const FLUSH: u64 = 1 << 9;
 pub const TOPOLOGY: u64 = 1 << 10;
 /// `VIRTIO_BLK_F_CONFIG_WCE`: the driver may switch the cache mode with the `writeback` field.
 pub const CONFIG_WCE: u64 = 1 << 11;
-/// `VIRTIO_BLK_F_MQ`: several queues.
+/// `VIRTIO_BLK_F_MQ`: the device has several queues.
 pub const MQ: u64 = 1 << 12;
 /// `VIRTIO_BLK_F_DISCARD`.
 pub const DISCARD: u64 = 1 << 13;
@@ -27,7 +27,7 @@ pub const WRITE_ZEROES: u64 = 1 << 14;
 pub const INDIRECT_DESC: u64 = 1 << 28;
 /// `VIRTIO_F_EVENT_IDX`.
 pub const EVENT_IDX: u64 = 1 << 29;
-/// `VIRTIO_F_VERSION_1`: not a legacy driver.
+/// `VIRTIO_F_VERSION_1`: the driver is not a legacy driver.
 pub const VERSION_1: u64 = 1 << 32;
 /// `VIRTIO_F_RING_PACKED`: packed virtqueues (virtio 1.3 §2.8).
 pub const RING_PACKED: u64 = 1 << 34;
@@ -49,7 +49,7 @@ pub struct Offer {
     pub write_cache: WriteCache,
     /// The driver may choose another cache mode.
     pub cache_is_settable: bool,
-    /// Request queues.
+    /// Number of request queues.
     pub num_queues: u16,
 }
 
@@ -72,7 +72,7 @@ pub fn device_features(offer: &Offer) -> u64 {
 /// Why a driver's choice is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FeatureError {
-    /// Bits that were never offered.
+    /// The driver accepted bits that were never offered.
     #[error("driver accepted feature bits {unoffered:#x} that were not offered (offered: {offered:#x})")]
     NotOffered {
         /** The accepted bits that were not offered. */
@@ -80,7 +80,7 @@ pub enum FeatureError {
         /** The offered bits. */
         offered: u64,
     },
-    /// A legacy driver has another byte order and other layout rules.
+    /// The driver is a legacy driver, which uses a different byte order and layout.
     #[error(
         "driver accepted feature bits {accepted:#x} without VERSION_1 ({version_1:#x}): a legacy driver, which no \
          vhost-user server serves; with QEMU add disable-legacy=on to the device (firmware such as OVMF otherwise \
@@ -171,12 +171,12 @@ impl WriteCache {
 
 /// The cache mode for a driver, on a device that starts with `device`.
 ///
-/// Only a driver that accepted FLUSH can make a write durable later. Without FLUSH, the mode is writethrough:
-/// neither bit means writethrough (virtio 1.3 §5.2.6.2, case 1), and CONFIG_WCE alone starts with `writeback`
-/// 0 (§5.2.5.2).
+/// Only a driver that accepted FLUSH can make a write durable later. Without FLUSH, the mode is writethrough: with
+/// neither bit, virtio requires writethrough (virtio 1.3 §5.2.6.2, case 1), and CONFIG_WCE alone starts with
+/// `writeback` 0 (§5.2.5.2).
 ///
-/// A driver with FLUSH alone assumes writeback, and flushes. On a device that starts as writethrough its
-/// writes are durable anyway: the driver did not ask for that, but the disk's owner did.
+/// A driver with FLUSH alone assumes writeback, and flushes. On a device that starts as writethrough, its writes are
+/// durable anyway: the driver did not request that, but the disk's owner did.
 #[must_use]
 pub fn initial_write_cache(device: WriteCache, negotiated: Negotiated) -> WriteCache {
     if negotiated.has_flush() { device } else { WriteCache::Writethrough }

@@ -1,7 +1,7 @@
 //! The meaning of a virtio block device's requests: from a descriptor chain to a typed request, and back to a
 //! status byte. Also the device's description of itself: feature bits and configuration space.
 //!
-//! `Chain → parse → Request | RequestFault → (owner does it) → ReplySlot::write → used length`
+//! `Chain → parse → Request | RequestFault → (owner executes it) → ReplySlot::write → used length`
 //!
 //! - Header, data and status are bytes of the chain, wherever the driver split it (virtio 1.3 §2.7.4).
 //! - Everything the driver wrote is read once; a [`Request`] refers to guest memory only for its data
@@ -31,7 +31,7 @@ pub use ranges::{MAX_SEGMENTS, SEGMENT_BYTES, Segment, SegmentBuffer, Segments};
 pub use reply::{DEVICE_ID_BYTES, DeviceId, ReplySlot, Status};
 pub use request::{HEADER_BYTES, NoStatusByte, Parsed, Request, RequestFault, kind, parse, reply_slot};
 
-/// Unit of `sector` and of lengths in this device, for any block size (virtio 1.3 §5.2.6).
+/// Bytes per sector: the unit of `sector` and of lengths, whatever the block size is (virtio 1.3 §5.2.6).
 pub const SECTOR_BYTES: u64 = 512;
 
 /// The example in README.md compiles and runs.

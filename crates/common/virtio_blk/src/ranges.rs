@@ -13,13 +13,13 @@ use guest_mem::{AccessError, MemoryView};
 use crate::data::Data;
 
 /// Maximum number of segments in one request: the upper limit for the advertised `max_discard_seg` and
-/// `max_write_zeroes_seg`. Limits the work that one request can cause; QEMU's own devices advertise 1.
+/// `max_write_zeroes_seg`. This limits the work that one request can cause; QEMU's own devices advertise 1.
 pub const MAX_SEGMENTS: usize = 16;
 
 /// Length of one segment in memory.
 pub const SEGMENT_BYTES: usize = 16;
 
-/// The only defined flag.
+/// The only flag that virtio defines.
 pub(crate) const UNMAP: u32 = 1;
 
 /// One run of sectors.
@@ -33,11 +33,10 @@ pub struct Segment {
     pub unmap: bool,
 }
 
-/// Buffer for a request's segments. A request source needs only one, because it looks at one request at a
-/// time.
+/// Buffer for a request's segments. A request source needs only one buffer, because it parses one request at a time.
 ///
-/// The segments are not part of the request: that would make it 264 bytes wide, and reads and writes are
-/// moved as well.
+/// The segments are stored outside the request: inside, they would make every request 264 bytes wide, including reads
+/// and writes, which have no segments.
 #[derive(Debug, Default)]
 pub struct SegmentBuffer([Segment; MAX_SEGMENTS]);
 
@@ -48,7 +47,7 @@ impl SegmentBuffer {
         self.0.iter_mut().zip(segments.as_slice()).for_each(|(place, segment)| *place = *segment);
     }
 
-    /// The copied segments, padded with empty ones.
+    /// The copied segments, padded with empty segments.
     #[must_use]
     pub fn kept(&self) -> Segments<'_> {
         Segments(&self.0)
@@ -66,7 +65,7 @@ impl<'c> Segments<'c> {
         self.0.len()
     }
 
-    /// Whether there are no segments; a parsed request always has some.
+    /// Whether there are no segments; a parsed request always has at least one.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -121,7 +120,7 @@ pub(crate) fn take_segments<'c>(
     Ok(known.then_some(Segments(segments)))
 }
 
-#[allow(clippy::cast_possible_truncation)] // takes the fields apart
+#[allow(clippy::cast_possible_truncation)] // separates the fields
 fn decode(bytes: [u8; SEGMENT_BYTES]) -> (Segment, u32) {
     let fields = u128::from_le_bytes(bytes);
     let flags = (fields >> 96) as u32;

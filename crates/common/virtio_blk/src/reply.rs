@@ -17,14 +17,14 @@ pub enum Status {
 }
 
 impl Status {
-    /// The status for a byte that a driver reads; `None` if the byte is not a known status.
+    /// Converts a status byte that a driver has read; `None` if the byte is not a known status.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
         [Self::Ok, Self::IoErr, Self::Unsupp].into_iter().find(|status| *status as u8 == byte)
     }
 }
 
-/// Where the status byte of a request goes. It borrows nothing, so it outlives the chain.
+/// Where the status byte of a request is stored. It borrows nothing, so it outlives the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplySlot {
     status_addr: u64,
@@ -45,9 +45,8 @@ impl ReplySlot {
     /// Stores `status` and returns the used length: `data_bytes`, which were stored in the device-writable
     /// part before, plus the status byte.
     ///
-    /// For a failed request the caller passes `data_bytes` 0, and the length is 1: with length 0 a driver
-    /// must not read the status (virtio 1.3 §2.7.8.3). Returns 0 if the byte was unmapped after the request
-    /// was read.
+    /// For a failed request the caller passes `data_bytes` 0, and the length is 1: with length 0, a driver must not
+    /// read the status (virtio 1.3 §2.7.8.3). Returns 0 if the byte was unmapped after the request was read.
     #[inline]
     #[must_use]
     pub fn write(&self, view: &MemoryView, status: Status, data_bytes: u64) -> u32 {

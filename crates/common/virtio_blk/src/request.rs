@@ -40,7 +40,7 @@ pub mod kind {
 /// A chain that can be answered.
 #[derive(Clone, Debug)]
 pub struct Parsed<'c> {
-    /// Where the answer goes.
+    /// Where the answer is stored.
     pub reply: ReplySlot,
     /// The parsed request; a fault is answered with its [`RequestFault::status`].
     pub request: Result<Request<'c>, RequestFault>,
@@ -80,14 +80,14 @@ pub enum Request<'c> {
         /** The segments; at least one. */
         segments: Segments<'c>,
     },
-    /// Answered with [`Status::Unsupp`]: an unknown type, or flags that the type does not have.
+    /// Answered with [`Status::Unsupp`]: an unknown type, or flags that the type does not define.
     Unsupported {
         /** The header's `type`. */
         kind: u32,
     },
 }
 
-/// The place for the status is unknown: the device returns the chain with used length 0.
+/// The request has no usable status byte: the device returns the chain with used length 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoStatusByte {
     /// The chain has no device-writable byte.
@@ -101,7 +101,7 @@ pub enum NoStatusByte {
 /// A malformed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestFault {
-    /// Shorter than a header.
+    /// The request is shorter than a header.
     #[error("request has {readable_bytes} readable bytes, but its header alone needs {needed_bytes}")]
     HeaderTooShort {
         /** Length of the chain's readable buffers. */
@@ -167,7 +167,7 @@ pub fn parse<'c>(
     Ok(Parsed { reply, request: parse_request(readable, writable, view, buffer) })
 }
 
-/// Finds the place for the status of a chain that is not parsed as a request.
+/// Finds the status byte of a chain that is not parsed as a request.
 ///
 /// # Errors
 /// [`NoStatusByte`].
@@ -223,7 +223,7 @@ fn copy_header(readable: &mut Data<'_>, view: &MemoryView) -> Result<[u64; 2], R
     let mut header = [0; HEADER_BYTES];
     readable.take(view, &mut header).map_err(RequestFault::Header)?;
     let header = u128::from_le_bytes(header);
-    #[allow(clippy::cast_possible_truncation)] // takes the words apart
+    #[allow(clippy::cast_possible_truncation)] // separates the words
     Ok([header as u64, (header >> 64) as u64])
 }
 

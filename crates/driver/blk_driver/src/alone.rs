@@ -31,7 +31,7 @@ impl DeviceEnd {
     /// Makes the device half of the ring. It accepts all chains that the driver can make.
     ///
     /// # Errors
-    /// [`RingFault`]: never for an existing queue.
+    /// [`RingFault`], but never for an existing queue.
     pub fn device(&self) -> Result<DeviceQueue, RingFault> {
         let view = MemoryView::new(Arc::clone(&self.memory));
         let device = DeviceQueue::new(&view, self.layout, self.features, self.base)?;
@@ -39,11 +39,11 @@ impl DeviceEnd {
     }
 }
 
-/// Makes a queue of `queue_size` with the given pool and doorbell, and the resources for its device. Assumes a device
-/// that supports flush, discard and write zeroes.
+/// Makes a queue of `queue_size` descriptors with the given pool and doorbell, and the resources that its device half
+/// needs. Assumes a device that supports flush, discard and write zeroes.
 ///
 /// # Errors
-/// No memory or descriptors.
+/// The kernel has no memory or no file descriptors left.
 pub fn alone(
     queue_size: u16,
     features: RingFeatures,

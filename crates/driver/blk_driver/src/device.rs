@@ -1,10 +1,10 @@
-//! A connected device: features, configuration, memory, queues, and later events.
+//! A connected device: features, configuration, memory, queues and events.
 //!
 //! `Options → connect (negotiate, share memory, start queues) → Device + Queues;  thread → events, reconnect`
 //!
 //! - Each device has one thread for work outside of requests: a lost connection, a changed configuration, registered
 //!   and unregistered memory. Queues never wait for it.
-//! - After [`Device`] is dropped, the driver waits for nothing from the back-end, and every queue ends.
+//! - Once [`Device`] has been dropped, the driver no longer waits for the back-end, and every queue ends.
 //!
 //! Spec: vhost-user.
 
@@ -56,11 +56,10 @@ use crate::queue::area::area_bytes;
 use crate::queue::fill::{Limits, SegmentLimits};
 use crate::queue::{Queue, QueueParts};
 
-/// A session with a back-end. Dropping it stops the queues: requests in flight end with `Lost`.
-/// Before that, drop makes the back-end release all buffers. bareblk's server finishes the requests that it has started
-/// and then releases the buffers. A back-end that hangs, or that answers too early as qemu-storage-daemon does (7.2,
-/// 10.0), may still store into the buffers of reads. A program that wants to reuse those buffers must take all
-/// completions first.
+/// A session with a back-end. Dropping it stops the queues: requests in flight end with `Lost`. Before the queues stop,
+/// `drop` makes the back-end release all buffers. bareblk's server finishes the requests that it has started and then
+/// releases the buffers. A back-end that hangs, or that answers too early as qemu-storage-daemon does (7.2, 10.0), may
+/// still store into the buffers of reads. A program that wants to reuse those buffers must take all completions first.
 #[derive(Debug)]
 pub struct Device {
     pool: Pool,
@@ -141,8 +140,8 @@ impl Device {
         self.command(|answer| Command::Register(memory, answer))
     }
 
-    /// Withdraws registered memory. No request that uses it may be in flight; later ones are refused. When
-    /// this returns, the back-end has released the memory, or is gone.
+    /// Withdraws registered memory. No request that uses it may be in flight; later ones are refused. When this
+    /// returns, the back-end has released the memory or disconnected.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -160,7 +159,7 @@ impl Device {
         answered.recv().map_err(|_| MemoryError::Disconnected)?
     }
 
-    /// The next event; waits up to `limit`.
+    /// Returns the next event, or `None` if there is none within `limit`.
     pub fn next_event(&self, limit: Duration) -> Option<Event> {
         self.shared.events.next(limit)
     }
@@ -171,8 +170,8 @@ impl Device {
         self.shared.events.fd()
     }
 
-    /// The back-end's process id, from the socket's credentials (`SO_PEERCRED`: the process that made it
-    /// listen). `None` if that process has no id here, for example in another container.
+    /// The back-end's process id, from the socket's credentials (`SO_PEERCRED`: the process that made it listen).
+    /// `None` if that process has no id in this PID namespace, for example because it runs in another container.
     #[must_use]
     pub fn peer_pid(&self) -> Option<i32> {
         self.shared.peer_pid()
@@ -203,8 +202,8 @@ fn ring_features(accepted: u64) -> RingFeatures {
 }
 
 impl Drop for Device {
-    /// Waits until the back-end has released all buffers. After the message in progress, waits at most for the limit of
-    /// one message.
+    /// Waits until the back-end has released all buffers. Besides the message in progress, this takes at most the time
+    /// limit of one message.
     fn drop(&mut self) {
         self.shared.stop.ring();
         if let Some(thread) = self.thread.take() {

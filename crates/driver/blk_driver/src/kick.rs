@@ -5,9 +5,9 @@
 //!
 //! - A [`Kick`] holds its own reference to the doorbell. The queue may be reset, reconnected or dropped
 //!   between the two steps, and the kick still writes to the intended descriptor.
-//! - A reconnected queue has a new doorbell, so an old notification has no effect, and a back-end that is
-//!   gone cannot consume a new one.
-//! - `kick_model.rs` tests all interleavings; docs/decisions/0017 has the argument.
+//! - A reconnected queue has a new doorbell, so an old notification has no effect, and the old back-end cannot consume
+//!   a new notification.
+//! - `kick_model.rs` tests all interleavings; docs/decisions/0017 explains why the two steps are correct.
 //!
 //! Spec: virtio 1.3 §2.7.13.4 (spurious notifications are allowed).
 
@@ -18,11 +18,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, ReadWriteFlags, preadv2, read};
 
-use super::Arc; // std's; in `kick_model.rs`, which includes this file again, loom's
+use super::Arc; // std's, or loom's where `kick_model.rs` includes this file
 
 /// A way to wake a device.
 pub trait Doorbell: Send + Sync + fmt::Debug {
-    /// Rings the doorbell. Never blocks, and may be called after the listener is gone.
+    /// Rings the doorbell. Never blocks, and may be called even after the listener has closed its end.
     fn ring(&self);
 }
 
@@ -34,7 +34,7 @@ impl EventFd {
     /// Makes a new, non-blocking eventfd.
     ///
     /// # Errors
-    /// The kernel's: out of descriptors.
+    /// The kernel's error: no file descriptors are left.
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
@@ -42,8 +42,8 @@ impl EventFd {
     /// Clears the signal, if there is one. Never blocks.
     pub fn clear(&self) {
         let mut count = [0; 8];
-        // `-1`, because eventfds have no position. Does not rely on O_NONBLOCK: that flag belongs to the shared
-        // eventfd, so a back-end can clear it.
+        // Offset -1, because eventfds have no position. The call does not rely on O_NONBLOCK: that flag belongs to the
+        // shared eventfd, so a back-end can clear it.
         let slices = &mut [IoSliceMut::new(&mut count)];
         if preadv2(&self.0, slices, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
             // Linux before 5.8 does not support this call. If there is nothing to read, another reader has already
@@ -61,7 +61,7 @@ impl AsFd for EventFd {
 
 impl Doorbell for EventFd {
     fn ring(&self) {
-        // A full counter means that the doorbell was rung and the reader has not read it yet.
+        // A write fails only if the counter is full: then the reader has not yet handled earlier rings.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 }
@@ -73,7 +73,7 @@ impl Doorbell for EventFd {
 pub struct Kick(Arc<dyn Doorbell>);
 
 impl Kick {
-    /// A queue that has decided to notify makes the kick.
+    /// For a queue that has decided to notify its device.
     pub(crate) fn new(bell: Arc<dyn Doorbell>) -> Self {
         Self(bell)
     }

@@ -1,12 +1,12 @@
-//! The two-step notification in all interleavings with reset, reconnect and unplug (loom).
+//! Checks the two-step notification in all interleavings with reset, reconnect and unplug (loom).
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p blk_driver --lib --target-dir target/loom`
 //!
 //! - The code under test is `kick.rs` itself, compiled again with loom's `Arc`.
-//! - The kernel is a table of descriptors: a closed number is free, or reused for another file. The queue is
-//!   what a `SharedQueue` protects: a doorbell and the requests in flight. A device serves all published
+//! - The kernel is a table of descriptors: the number of a closed descriptor is free, or reused for another file. The
+//!   queue is what a `SharedQueue` protects: a doorbell and the requests in flight. A device serves all published
 //!   requests once it is rung.
-//! - Two more queues are deliberately wrong, to show that the model detects the errors.
+//! - Two tests use deliberately wrong code, to show that the model detects such errors.
 
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -64,14 +64,14 @@ struct Session {
 }
 
 impl Session {
-    /// Requests that the device has served when it has nothing more to do.
+    /// How many requests the device has served once it is idle.
     fn served(&self) -> u32 {
         // Acquire pairs with the release in `ring`: a device that was rung sees what was published before.
         if self.rung.load(Ordering::Acquire) { self.published.load(Ordering::Relaxed) } else { 0 }
     }
 }
 
-/// A doorbell that closes its descriptor when its last owner is gone, as `EventFd` does.
+/// A doorbell that closes its descriptor when its last owner drops it, as `EventFd` does.
 #[derive(Debug)]
 struct Bell {
     kernel: Arc<Kernel>,
@@ -203,7 +203,7 @@ fn submit_beside_a_reconnect_rings_an_open_descriptor_and_is_served() {
 #[test]
 fn two_submitters_beside_a_reconnect_are_both_served_with_up_to_three_preemptions() {
     let mut model = Builder::new();
-    model.preemption_bound = Some(3); // without it, two minutes
+    model.preemption_bound = Some(3); // without this bound, the test takes two minutes
     model.check(|| {
         let kernel = Arc::new(Kernel::default());
         let shared = shared(&kernel);

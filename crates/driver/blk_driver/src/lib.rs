@@ -2,8 +2,8 @@
 //!
 //! `Device::connect → Queue (push → prepare_kick → Kick::notify … completions) → Device::next_event`
 //!
-//! - The driver does not trust the device: it checks what the device writes against private memory, and
-//!   reports every violation as an error.
+//! - The driver does not trust the device: it checks everything that the device writes against its own private memory,
+//!   and reports every violation as an error.
 //! - No call waits longer than its limit; once a queue is warm, a request allocates nothing.
 //! - A notification is a separate value ([`Kick`]): it needs no lock and may outlive its queue.
 //!
@@ -18,16 +18,16 @@
 //!     let part = GuestRange { addr: buffer.range().addr + block * 4096, len_bytes: 4096 };
 //!     queues[0].push(&Request::new(Work::Read { sector: block * 8, data: &[part] }, block))?;
 //! }
-//! queues[0].submit(); // prepare_kick, then notify: between the two a lock of your own can be released
+//! queues[0].submit(); // prepare_kick, then notify; you may release your own lock in between
 //! let mut done = [Completion::default(); 8];
-//! let count = queues[0].wait(&mut done, Duration::from_secs(10))?; // one or more have ended, or the time is up: 0
+//! let count = queues[0].wait(&mut done, Duration::from_secs(10))?; // 0 if none has ended in time
 //! # Ok(()) }
 //! ```
 //!
 //! Spec: virtio 1.3 §5.2; vhost-user. See also: rings (`virtqueue`), the meaning of a request (`virtio_blk`).
 #![forbid(unsafe_code)]
 
-use std::sync::Arc; // `kick.rs` takes it from here, so that the model can use loom's
+use std::sync::Arc; // `kick.rs` imports it from its parent module, so that the model can substitute loom's
 
 mod error;
 
@@ -50,7 +50,7 @@ mod alone;
 #[cfg(test)]
 mod schedule_tests;
 
-// The tests in here share the rig of the integration tests, which refers to the crate by its name.
+// The unit tests share the rig of the integration tests, and the rig refers to the crate by its name.
 #[cfg(test)]
 extern crate self as blk_driver;
 

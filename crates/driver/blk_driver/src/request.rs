@@ -42,17 +42,17 @@ pub enum Work<'r> {
     Flush,
     /// Declares the contents of these sectors as no longer needed.
     Discard {
-        /** At most [`crate::DeviceInfo::max_discard_segments`]. */
+        /** The segments; at most [`crate::DeviceInfo::max_discard_segments`]. */
         segments: &'r [Segment],
     },
     /// Makes these sectors read as zeroes.
     WriteZeroes {
-        /** At most [`crate::DeviceInfo::max_write_zeroes_segments`]. */
+        /** The segments; at most [`crate::DeviceInfo::max_write_zeroes_segments`]. */
         segments: &'r [Segment],
     },
     /// Stores the device's serial in `data`: 20 bytes, padded with zeroes.
     GetId {
-        /** At least 20 bytes. */
+        /** Destination buffer of at least 20 bytes. */
         data: GuestRange,
     },
 }
@@ -64,7 +64,7 @@ pub struct Request<'r> {
     pub work: Work<'r>,
     /// Returned in the [`Completion`]; the queue does not interpret it.
     pub token: u64,
-    /// Ends with [`RequestError::DeadlinePassed`] if the device has not answered by then.
+    /// If the device has not answered by then, the request ends with [`RequestError::DeadlinePassed`].
     pub deadline: Option<Instant>,
 }
 
@@ -82,7 +82,7 @@ impl<'r> Request<'r> {
 pub struct Completion {
     /// The request's token.
     pub token: u64,
-    /// Bytes of data that the device stored, for a read or an id.
+    /// For a read or GET_ID: number of data bytes that the device stored.
     pub stored_bytes: u32,
     /// The request's result.
     pub result: Result<(), RequestError>,
@@ -104,13 +104,13 @@ pub enum RequestError {
     #[error("the device does not support the request")]
     Unsupported,
     /// The status byte is not one of the values of virtio 1.3 §5.2.6.
-    #[error("the device answered with status {status}, which has no meaning")]
+    #[error("the device answered with status {status}, which virtio-blk does not define")]
     BadStatus {
         /** The status byte. */
         status: u8,
     },
     /// The device stored fewer bytes than a successful read must store.
-    #[error("the device stored {stored_bytes} bytes, but the request has {wanted_bytes}")]
+    #[error("the device stored only {stored_bytes} of the {wanted_bytes} bytes that the read requested")]
     ShortRead {
         /** Number of bytes stored, without the status byte. */
         stored_bytes: u32,
@@ -121,12 +121,12 @@ pub enum RequestError {
     #[error("the device did not answer before the deadline")]
     DeadlinePassed,
     /// The owner cancelled the request. The device still has the buffers.
-    #[error("cancelled")]
+    #[error("the request was cancelled")]
     Cancelled,
-    /// The connection is gone, or the device broke its ring, and the request was not sent again.
-    #[error("the device is gone; it is unknown whether the request was done")]
+    /// The connection was lost, or the device broke its ring, and the request was not sent again.
+    #[error("the device is no longer available; it is unknown whether it carried out the request")]
     Lost,
-    /// The device has released a request that ended before; the owner may use its buffers again.
+    /// The device has released the buffers of a request that had already ended; the owner may use them again.
     #[error("the device released the buffers of a request that had already ended")]
     Returned,
 }

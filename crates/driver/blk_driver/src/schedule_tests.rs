@@ -1,4 +1,4 @@
-//! Random schedules against a model: each request ends once, and comes back once if it ended early.
+//! Random schedules against a model: each request ends once, and is returned once if it ended early.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -19,11 +19,11 @@ enum Step {
     Take,
     /// The device answers one of the requests that it took, with this status.
     Answer(usize, u8),
-    /// Cancels one of the tokens so far.
+    /// Cancels one of the tokens used so far.
     Cancel(usize),
-    /// Takes completions, with this much room.
+    /// Takes up to this many completions.
     Completions(usize),
-    /// The back-end goes away and another one comes.
+    /// The back-end disconnects and another one connects.
     Restart,
 }
 
@@ -102,7 +102,7 @@ impl Run {
 
     fn restart(&mut self) {
         let (device, _) = restart(&mut self.rig);
-        // The owner calls at once, so the old device does nothing in between.
+        // The owner calls the queue at once, so the old device does nothing in between.
         assert_eq!(self.rig.queue.completions(&mut []), Ok(0));
         self.rig.device = device;
         self.taken.clear();
@@ -128,7 +128,7 @@ impl Run {
         taken
     }
 
-    /// The device answers everything; then nothing is left, and every request ended as it must.
+    /// Lets the device answer everything; then no request is in flight, and each one must have ended correctly.
     fn finish(mut self) {
         self.rig.queue.submit();
         for _ in 0..4 * self.fates.len() + 4 {

@@ -6,19 +6,20 @@
  * Generated from the sources in crates/driver/blk_driver_capi: edit those. docs/how-to/driver-in-c.md has an example.
  *
  * Return values. A function that returns int returns a negative bareblk_code if it fails. Otherwise it returns 0, or
- * the value in its description. After a failure, bareblk_last_error() describes it in one line. BAREBLK_ERR_INVALID
- * stands for all invalid arguments: pointers that are NULL, unless the description allows that, or misaligned; values
- * out of range; undefined flags. Every function that takes a handle can also return BAREBLK_ERR_BUG. No function ends
- * the program, except that it aborts if malloc has no memory. errno has no meaning after a call.
+ * the value that its description names. After a failure, bareblk_last_error() describes it in one line.
+ * BAREBLK_ERR_INVALID stands for all invalid arguments: pointers that are misaligned, or NULL although the description
+ * does not allow that; values out of range; undefined flags. Every function that takes a handle can also return
+ * BAREBLK_ERR_BUG. No function ends the program, except that the program aborts if malloc has no memory. errno has no
+ * meaning after a call.
  *
  * Units. A sector has 512 bytes, whatever the device's block size is. The names of sizes and times, or their
- * descriptions, have their unit. A time that is passed to a function counts from the call; BAREBLK_FOREVER means no
+ * descriptions, state the unit. A time that is passed to a function counts from the call; BAREBLK_FOREVER means no
  * limit.
  *
- * Threads. Only one thread at a time may use a queue: a program that shares one between threads holds a lock of its own
- * during each call. Any number of threads may use a device or a buffer at once. Any thread may send a bareblk_kick,
- * once. When a handle is freed, no other call may be using it, and no later call may use it. Do not call this library
- * in signal handlers, and do not use its handles in a forked child.
+ * Threads. Only one thread at a time may use a queue: a program that shares a queue between threads holds a lock of its
+ * own during each call. Any number of threads may use a device or a buffer at once. Any thread may send a bareblk_kick,
+ * but only once. While a handle is being freed, no other call may use it, and no later call may use it either. Do not
+ * call this library in signal handlers, and do not use its handles in a forked child.
  *
  * Ownership. The description of each type of handle names the function that frees it. Handles may be freed in any
  * order. The caller owns all other objects that it passes pointers to, and a function accesses them only until it
@@ -38,7 +39,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// A time limit or deadline that never comes.
+// A time limit or deadline that never passes.
 #define BAREBLK_FOREVER UINT64_MAX
 
 // bareblk_options.packed: use split rings.
@@ -60,7 +61,7 @@
 #define BAREBLK_LOG_YES 2
 
 // bareblk_event.kind: the device's configuration changed, for example by a resize. bareblk_device_info returns the new
-// one.
+// configuration.
 #define BAREBLK_EVENT_CONFIG_CHANGED 1
 
 // bareblk_event.kind: the back-end disconnected.
@@ -69,7 +70,7 @@
 // bareblk_event.kind: a back-end is connected again. The fields from attempts to kept_rings say what the driver did.
 #define BAREBLK_EVENT_RECONNECTED 3
 
-// bareblk_event.kind: the driver does not reconnect any more; bareblk_event.reason says why. No event follows this
+// bareblk_event.kind: the driver no longer tries to reconnect; bareblk_event.reason says why. No event follows this
 // one.
 #define BAREBLK_EVENT_GAVE_UP 4
 
@@ -85,7 +86,7 @@
 // Size of a device's serial in bytes.
 #define BAREBLK_ID_BYTES 20
 
-// Version of this header: major << 16 | minor << 8 | patch.
+// Version of this header, as major << 16 | minor << 8 | patch.
 #define BAREBLK_VERSION 256
 
 // The result of a function or of a request. Values below 0 are errors.
@@ -95,12 +96,14 @@ typedef enum bareblk_code {
     // Only in completions: the device no longer uses the buffers of a request that had ended with BAREBLK_ERR_DEADLINE
     // or BAREBLK_ERR_CANCELLED. The request does not end a second time.
     BAREBLK_RETURNED = 1,
-    // An argument is invalid: NULL, misaligned, out of range, or with undefined flags. Or no device accepts the
-    // request: its data is not a multiple of 512 bytes, a buffer is empty, or there are too many buffers or segments.
+    // An argument is invalid: NULL, misaligned, out of range, or with undefined flags. Or the request is one that no
+    // device accepts: its data is not a multiple of 512 bytes, a buffer is empty, or there are too many buffers or
+    // segments.
     BAREBLK_ERR_INVALID = -1,
     // The queue is full. Take completions, then push the request again.
     BAREBLK_ERR_FULL = -2,
-    // A buffer is neither in the pool nor in registered memory. Or no memory is registered at this address.
+    // A buffer is neither in the pool nor in registered memory. For bareblk_unregister: no memory is registered at
+    // this address.
     BAREBLK_ERR_NOT_REGISTERED = -3,
     // The device does not offer this type of request (bareblk_info says so).
     BAREBLK_ERR_NOT_OFFERED = -4,
@@ -108,8 +111,8 @@ typedef enum bareblk_code {
     BAREBLK_ERR_READ_ONLY = -5,
     // Connecting to the back-end, or negotiating with it, failed.
     BAREBLK_ERR_CONNECT = -6,
-    // The pool has no free piece of this size; the kernel or the back-end refused the memory; or the back-end
-    // disconnected before it accepted the memory.
+    // The pool has no contiguous free memory of this size; the kernel or the back-end refused the memory; or the
+    // back-end disconnected before it accepted the memory.
     BAREBLK_ERR_MEMORY = -7,
     // The back-end disconnected, and the driver no longer tries to reconnect. The queue accepts no more requests.
     BAREBLK_ERR_DISCONNECTED = -8,
@@ -125,7 +128,7 @@ typedef enum bareblk_code {
     BAREBLK_ERR_IO = -20,
     // The device does not support the request (VIRTIO_BLK_S_UNSUPP).
     BAREBLK_ERR_UNSUPPORTED = -21,
-    // The device returned a status byte that virtio-blk does not define; bareblk_completion.detail has it.
+    // The device returned a status byte that virtio-blk does not define; bareblk_completion.detail has the byte.
     BAREBLK_ERR_BAD_STATUS = -22,
     // The device reported success, but stored fewer bytes than the read requested (only after
     // bareblk_queue_refuse_short_reads).
@@ -134,7 +137,8 @@ typedef enum bareblk_code {
     BAREBLK_ERR_DEADLINE = -24,
     // The program cancelled the request. The device may still use the buffers.
     BAREBLK_ERR_CANCELLED = -25,
-    // The back-end disconnected. It is unknown whether it carried out the request.
+    // The back-end disconnected, or the device broke the rules of the virtqueue. It is unknown whether the device
+    // carried out the request.
     BAREBLK_ERR_LOST = -26,
     // A bug in this library; standard error has a description. If the call was on a queue, all later calls on it fail
     // with this code, and only bareblk_queue_free remains.
@@ -181,8 +185,8 @@ typedef struct bareblk_options {
     uint32_t in_flight_log;
 } bareblk_options;
 
-// The device's configuration (virtio 1.3 §5.2.4) and what was negotiated. Later versions of this library may add
-// fields at the end.
+// The device's configuration (virtio 1.3 §5.2.4) and the result of the negotiation. Later versions of this library may
+// add fields at the end.
 typedef struct bareblk_info {
     // Size of the disk, in sectors of 512 bytes.
     uint64_t capacity_sectors;
@@ -194,19 +198,19 @@ typedef struct bareblk_info {
     uint32_t block_size_bytes;
     // Maximum number of buffers in a request.
     uint32_t max_segments;
-    // Maximum number of segments in a discard; 0: the device does not offer discard.
+    // Maximum number of segments in a discard; 0 if the device does not offer discard.
     uint32_t max_discard_segments;
     // Maximum number of sectors in a segment of a discard.
     uint32_t max_discard_sectors;
-    // Maximum number of segments in a write-zeroes; 0: the device does not offer write-zeroes.
+    // Maximum number of segments in a write-zeroes; 0 if the device does not offer write-zeroes.
     uint32_t max_write_zeroes_segments;
     // Maximum number of sectors in a segment of a write-zeroes.
     uint32_t max_write_zeroes_sectors;
     // Number of queues of the device.
     uint16_t num_queues;
-    // 1: the device is read-only. Otherwise 0.
+    // 1 if the device is read-only; otherwise 0.
     uint8_t read_only;
-    // 1: the device has a write cache, and a write is durable only after a flush. Otherwise 0.
+    // 1 if the device has a write cache, so that a write is durable only after a flush; otherwise 0.
     uint8_t flush;
     // Always 0.
     uint32_t reserved;
@@ -217,37 +221,37 @@ typedef struct bareblk_info {
 typedef struct bareblk_event {
     // One of BAREBLK_EVENT_*; 0: no event.
     uint32_t kind;
-    // BAREBLK_EVENT_RECONNECTED: number of attempts to connect. Otherwise 0.
+    // For BAREBLK_EVENT_RECONNECTED: number of attempts to connect. Otherwise 0.
     uint32_t attempts;
-    // BAREBLK_EVENT_RECONNECTED: how long the device was disconnected, in nanoseconds. Otherwise 0.
+    // For BAREBLK_EVENT_RECONNECTED: how long the device was disconnected, in nanoseconds. Otherwise 0.
     uint64_t away_ns;
-    // BAREBLK_EVENT_RECONNECTED: number of requests that the driver sent again; 0 if kept_rings is 1.
+    // For BAREBLK_EVENT_RECONNECTED: number of requests that the driver sent again; 0 if kept_rings is 1.
     uint64_t resubmitted;
-    // BAREBLK_EVENT_RECONNECTED: number of requests that the driver found completed in the old ring; 0 if kept_rings
-    // is 1.
+    // For BAREBLK_EVENT_RECONNECTED: number of requests that the driver found completed in the old ring; 0 if
+    // kept_rings is 1.
     uint64_t completed;
-    // BAREBLK_EVENT_RECONNECTED: number of queues on which the program made no call within a second after the
+    // For BAREBLK_EVENT_RECONNECTED: number of queues on which the program made no call within a second after the
     // reconnect. The driver sends their requests again at the next call on the queue; resubmitted and completed do not
     // include them.
     uint32_t owners_waited_for;
-    // BAREBLK_EVENT_RECONNECTED: 1 if the queues keep their rings, and the new back-end repeats the requests that the
-    // old one had started (bareblk_options.in_flight_log). Otherwise 0.
+    // For BAREBLK_EVENT_RECONNECTED: 1 if the queues keep their rings, and the new back-end repeats the requests that
+    // the old one had started (bareblk_options.in_flight_log). Otherwise 0.
     uint32_t kept_rings;
-    // BAREBLK_EVENT_GAVE_UP: one line of text with a NUL at its end. Otherwise empty.
+    // For BAREBLK_EVENT_GAVE_UP: one line of text with a NUL at its end. Otherwise empty.
     char reason[256];
 } bareblk_event;
 
 // Counters of a queue since bareblk_connect. Later versions of this library may add fields at the end.
 typedef struct bareblk_stats {
-    // Requests that the queue accepted.
+    // Number of requests that the queue accepted.
     uint64_t pushed;
-    // Requests that ended.
+    // Number of requests that ended.
     uint64_t completed;
-    // Notifications that the device asked for.
+    // Number of notifications that the device requested.
     uint64_t kicks;
-    // Batches of requests that were made visible to the device.
+    // Number of batches of requests that were made visible to the device.
     uint64_t publications;
-    // How often a call slept while it waited for a completion.
+    // How often a call slept to wait for a completion.
     uint64_t sleeps;
 } bareblk_stats;
 
@@ -270,8 +274,8 @@ typedef struct bareblk_segment {
     uint32_t flags;
 } bareblk_segment;
 
-// A notification that the device asked for and did not get yet, or none. bareblk_prepare_kick fills it in;
-// bareblk_notify sends it and empties it. Zeroed memory is an empty one.
+// A notification that the device requested and that has not been sent yet, or none. bareblk_prepare_kick fills it in;
+// bareblk_notify sends it and empties it. Zeroed memory is an empty bareblk_kick.
 //
 // Any thread may send it, even after the queue and the device were freed. It holds resources until it is sent, so send
 // each notification exactly once: of a structure and its copies, pass only one to bareblk_notify. Send it soon: until
@@ -288,9 +292,9 @@ typedef struct bareblk_completion {
     uint64_t token;
     // The result: a bareblk_code.
     int32_t status;
-    // For a read or a serial: number of bytes that the device reports to have stored.
+    // For a read or a request for the serial: number of bytes that the device reported as stored.
     uint32_t stored_bytes;
-    // BAREBLK_ERR_BAD_STATUS: the status byte. Otherwise 0.
+    // If status is BAREBLK_ERR_BAD_STATUS, the status byte; otherwise 0.
     uint32_t detail;
     // Always 0.
     uint32_t reserved;
@@ -300,12 +304,12 @@ typedef struct bareblk_completion {
 extern "C" {
 #endif // __cplusplus
 
-// Returns a short description of a bareblk_code, for example of bareblk_completion.status. Never NULL, also for
-// unknown codes. The string is static. After a call that failed, bareblk_last_error has more detail.
+// Returns a short description of a bareblk_code, for example of bareblk_completion.status. The result is never NULL,
+// not even for unknown codes. The string is static. After a call that failed, bareblk_last_error has more detail.
 const char *bareblk_code_text(int32_t code);
 
-// Returns one line of text about the last call of this thread that failed; an empty string if none has failed. Calls
-// that succeed do not change it. The string is UTF-8 of at most 511 bytes with a NUL at its end, and belongs to the
+// Returns one line of text about this thread's last call that failed; an empty string if none has failed. Calls that
+// succeed do not change the text. The string is UTF-8 of at most 511 bytes with a NUL at its end, and belongs to the
 // library: it is valid until the next failing call of the same thread, or until the thread ends.
 const char *bareblk_last_error(void);
 
@@ -318,7 +322,7 @@ int bareblk_options_init(struct bareblk_options *options, size_t struct_size);
 // back-end and starts the queues. Also starts a thread that serves the connection until bareblk_disconnect.
 //
 // `options`: NULL for the default options. `device`: receives the device's handle. `queues`: receives one handle per
-// queue; it has room for `queues_len` handles, at least bareblk_options.queues. The call sets the remaining ones to
+// queue; it has room for `queues_len` handles, at least bareblk_options.queues. The call sets the remaining handles to
 // NULL. The caller owns all handles: it frees each queue with bareblk_queue_free and the device with
 // bareblk_disconnect, in any order.
 //
@@ -334,13 +338,13 @@ int bareblk_connect(const char *socket_path,
 // Returns 0 or an error: BAREBLK_ERR_INVALID.
 int bareblk_device_info(const struct bareblk_device *device, struct bareblk_info *info, size_t struct_size);
 
-// Returns the process id of the back-end as the socket has it (SO_PEERCRED: the process that called listen); 0 if that
-// process has no id in this PID namespace; or an error: BAREBLK_ERR_INVALID.
+// Returns the process id of the back-end as the socket reports it (SO_PEERCRED: the process that called listen); 0 if
+// that process has no id in this PID namespace; or an error: BAREBLK_ERR_INVALID.
 int bareblk_peer_pid(const struct bareblk_device *device);
 
 // Lets requests use the program's own memory: `len_bytes` bytes of the file `fd` (a memfd, for example) from
 // `offset_bytes` on, which the program has mapped at `addr` with MAP_SHARED. `offset_bytes` must be a multiple of the
-// page size. In a bareblk_range, the address of such memory is its pointer.
+// page size. In a bareblk_range, such memory is addressed by its pointer.
 //
 // The caller keeps `fd` and may close it when the call has returned. The library and the back-end have their own
 // mappings of the file: the program's mapping only defines the addresses, and the program may unmap it before
@@ -373,7 +377,8 @@ void bareblk_disconnect(struct bareblk_device *device);
 
 // Takes the oldest event and stores it in `event`; waits up to `limit_ns` nanoseconds for one (0: does not wait;
 // BAREBLK_FOREVER: no limit). `struct_size`: sizeof (bareblk_event). Several threads may wait at once; each event goes
-// to one of them. The library keeps at most 64 events and drops the oldest ones, changes of the configuration first.
+// to one of them. The library keeps at most 64 events. Beyond that, it drops the oldest change of the configuration,
+// or the oldest event if there is no such change.
 //
 // Returns 1 if it stored an event; 0 if there was none in time (`kind` is 0 then); or an error: BAREBLK_ERR_INVALID.
 int bareblk_next_event(const struct bareblk_device *device,
@@ -401,7 +406,8 @@ uint64_t bareblk_buffer_addr(const struct bareblk_buffer *buffer);
 // device may read and change the bytes at any moment. Returns NULL if `buffer` is NULL.
 void *bareblk_buffer_data(const struct bareblk_buffer *buffer);
 
-// Copies `count` bytes from `data` into the buffer, to its byte `offset_bytes`. `data` must not be in the pool.
+// Copies `count` bytes from `data` into the buffer, starting at its byte `offset_bytes`. `data` must not be in the
+// pool.
 //
 // Returns 0 or an error: BAREBLK_ERR_INVALID, for example because the bytes do not fit into the buffer.
 int bareblk_buffer_write(const struct bareblk_buffer *buffer,
@@ -417,9 +423,9 @@ int bareblk_buffer_read(const struct bareblk_buffer *buffer,
                         void *out,
                         size_t count);
 
-// Returns the buffer to the pool and frees its handle. NULL has no effect. The device must be done with the buffer,
-// because the pool may hand it out again at once: no request in flight uses it, a request that ended with
-// BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED has its BAREBLK_RETURNED, and for BAREBLK_ERR_LOST see
+// Returns the buffer to the pool and frees its handle. NULL has no effect. The device must no longer use the buffer,
+// because the pool may hand it out again at once: no request in flight may use it, and a request that ended with
+// BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED must have had its BAREBLK_RETURNED. For BAREBLK_ERR_LOST, see
 // bareblk_disconnect.
 void bareblk_buffer_release(struct bareblk_buffer *buffer);
 
@@ -430,26 +436,27 @@ int bareblk_queue_index(struct bareblk_queue *queue);
 int bareblk_queue_size(struct bareblk_queue *queue);
 
 // Returns the number of requests in flight: those that the queue accepted and whose completion was not taken yet, and
-// those that ended with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED and have no BAREBLK_RETURNED yet. Or returns an
-// error: BAREBLK_ERR_INVALID.
+// those that ended with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED and have no BAREBLK_RETURNED yet. On failure,
+// returns an error: BAREBLK_ERR_INVALID.
 int bareblk_queue_in_flight(struct bareblk_queue *queue);
 
 // Returns how many requests with `buffers` buffers each the queue accepts now; or an error: BAREBLK_ERR_INVALID.
 int bareblk_queue_room(struct bareblk_queue *queue,
                        uint16_t buffers);
 
-// Sets how a read ends that the device reports as successful although it stored fewer bytes than requested. `refuse`
-// is 0: with BAREBLK_OK; this is the default, because some devices do not report how much they stored. Any other
-// value: with BAREBLK_ERR_SHORT_READ. In both cases bareblk_completion.stored_bytes has the device's number.
+// Sets how a read ends if the device reports success although it stored fewer bytes than requested. If `refuse` is 0,
+// the read ends with BAREBLK_OK; this is the default, because some devices do not report how much they stored. With
+// any other value, it ends with BAREBLK_ERR_SHORT_READ. In both cases, bareblk_completion.stored_bytes has the number
+// of bytes that the device reported.
 //
 // Returns 0 or an error: BAREBLK_ERR_INVALID.
 int bareblk_queue_refuse_short_reads(struct bareblk_queue *queue,
                                      int refuse);
 
-// Stores the time until the earliest deadline of the requests in flight in `left_ns`, in nanoseconds; 0 if it has
-// passed, BAREBLK_FOREVER if no request has a deadline. For programs that wait on bareblk_completion_fd: a late
-// request ends only in a call of bareblk_completions or bareblk_wait, so wake up in time to make that call. The
-// earliest deadline may be that of a request that has just ended.
+// Stores in `left_ns` the time until the earliest deadline of the requests in flight, in nanoseconds: 0 if the
+// deadline has passed, BAREBLK_FOREVER if no request has one. For programs that wait on bareblk_completion_fd: a
+// request ends at its deadline only in a call of bareblk_completions or bareblk_wait, so wake up in time to make that
+// call. The earliest deadline may be that of a request that has just ended.
 //
 // Returns 1 if there is a deadline; 0 if there is none; or an error: BAREBLK_ERR_INVALID.
 int bareblk_queue_next_deadline(struct bareblk_queue *queue,
@@ -464,16 +471,16 @@ int bareblk_queue_stats(struct bareblk_queue *queue, struct bareblk_stats *stats
 // buffers until bareblk_disconnect has returned.
 void bareblk_queue_free(struct bareblk_queue *queue);
 
-// Adds a read to the queue: the sectors from `sector` on (in units of 512 bytes) into `count` buffers (from 1 to
-// bareblk_info.max_segments), whose lengths add up to a multiple of 512 bytes. The device does not see the request
-// before the next bareblk_prepare_kick or bareblk_submit. Whether the sectors exist is checked by the device, not
-// here.
+// Adds a read to the queue. It reads from `sector` on (in units of 512 bytes) into `count` buffers (from 1 to
+// bareblk_info.max_segments), whose lengths must add up to a multiple of 512 bytes. The device does not see the
+// request before the next bareblk_prepare_kick or bareblk_submit. The device, not this function, checks whether the
+// sectors exist.
 //
-// `token`: any value; the completion has the same. `deadline_ns`: nanoseconds from now; if the device has not
-// completed the request by then, it ends with BAREBLK_ERR_DEADLINE. BAREBLK_FOREVER: no deadline.
+// `token`: any value; the completion repeats it. `deadline_ns`: a time from now, in nanoseconds; if the device has not
+// completed the request by then, the request ends with BAREBLK_ERR_DEADLINE. BAREBLK_FOREVER: no deadline.
 //
-// The call copies the array `buffers`. The buffers themselves belong to the device until the request has ended; after
-// BAREBLK_ERR_DEADLINE and BAREBLK_ERR_CANCELLED, until its BAREBLK_RETURNED.
+// The call copies the array `buffers`. The buffers themselves belong to the device until the request has ended; if it
+// ends with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED, until its BAREBLK_RETURNED.
 //
 // Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_FULL, BAREBLK_ERR_NOT_REGISTERED; on a queue that cannot
 // continue, BAREBLK_ERR_DISCONNECTED or BAREBLK_ERR_DEVICE. After an error, the queue is unchanged, and there will be
@@ -485,8 +492,8 @@ int bareblk_push_read(struct bareblk_queue *queue,
                       uint64_t token,
                       uint64_t deadline_ns);
 
-// Adds a write to the queue: `count` buffers to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0 for a
-// write that is durable only after the next flush. Otherwise like bareblk_push_read; the errors also include
+// Adds a write to the queue. It writes `count` buffers to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0
+// for a write that is durable only after the next flush. Otherwise like bareblk_push_read; the errors also include
 // BAREBLK_ERR_READ_ONLY.
 int bareblk_push_write(struct bareblk_queue *queue,
                        uint64_t sector,
@@ -496,14 +503,14 @@ int bareblk_push_write(struct bareblk_queue *queue,
                        uint64_t token,
                        uint64_t deadline_ns);
 
-// Adds a flush to the queue: it makes all writes durable that completed before it. On a device without a write cache
+// Adds a flush to the queue. It makes durable all writes that completed before it. On a device without a write cache,
 // it ends at once. Otherwise like bareblk_push_read.
 int bareblk_push_flush(struct bareblk_queue *queue,
                        uint64_t token,
                        uint64_t deadline_ns);
 
 // Adds a discard to the queue: the device may drop the contents of the `count` segments (from 1 to
-// bareblk_info.max_discard_segments), whose flags must be 0. The call copies the array `segments`. Otherwise as
+// bareblk_info.max_discard_segments), whose flags must be 0. The call copies the array `segments`. Otherwise like
 // bareblk_push_read; the errors also include BAREBLK_ERR_NOT_OFFERED and BAREBLK_ERR_READ_ONLY.
 int bareblk_push_discard(struct bareblk_queue *queue,
                          const struct bareblk_segment *segments,
@@ -520,8 +527,8 @@ int bareblk_push_write_zeroes(struct bareblk_queue *queue,
                               uint64_t deadline_ns);
 
 // Adds a request for the device's serial to the queue. The device stores BAREBLK_ID_BYTES bytes in `buffer`, padded
-// with zeroes; a serial of that length has no NUL at its end. `buffer` has at least BAREBLK_ID_BYTES bytes. Otherwise
-// as bareblk_push_read.
+// with zeroes; a serial of that length has no NUL at its end. `buffer` must have at least BAREBLK_ID_BYTES bytes.
+// Otherwise like bareblk_push_read.
 int bareblk_push_get_id(struct bareblk_queue *queue,
                         struct bareblk_range buffer,
                         uint64_t token,
@@ -547,7 +554,7 @@ int bareblk_notify(struct bareblk_kick *kick);
 // Returns 0 or an error: BAREBLK_ERR_INVALID.
 int bareblk_submit(struct bareblk_queue *queue);
 
-// Stores the completions of up to `max` requests that have ended in `completions`; never waits. The call also ends
+// Stores in `completions` the completions of up to `max` requests that have ended; never waits. The call also ends
 // requests whose deadline has passed. For a write with BAREBLK_DURABLE, it sends the flush that follows the write, and
 // notifies the device of it.
 //
@@ -558,9 +565,9 @@ int bareblk_completions(struct bareblk_queue *queue,
                         struct bareblk_completion *completions,
                         size_t max);
 
-// Like bareblk_completions, but if no request has ended, it sleeps until one does, for up to `limit_ns` nanoseconds
-// (BAREBLK_FOREVER: no limit). Returns 0 if no request ended in time. A signal handler that runs meanwhile does not
-// end the wait. The errors also include BAREBLK_ERR_SYSTEM.
+// Like bareblk_completions, but if no request has ended, the call sleeps until one ends, for up to `limit_ns`
+// nanoseconds (BAREBLK_FOREVER: no limit). Returns 0 if no request ended in time. A signal handler that runs meanwhile
+// does not end the wait. The errors also include BAREBLK_ERR_SYSTEM.
 int bareblk_wait(struct bareblk_queue *queue,
                  struct bareblk_completion *completions,
                  size_t max,
@@ -570,36 +577,37 @@ int bareblk_wait(struct bareblk_queue *queue,
 // already.
 //
 // Returns 0 if none has: poll the descriptor. Returns 1 if bareblk_completions has something to report: call it now,
-// because there may be no signal for that. On failure, returns an error: BAREBLK_ERR_INVALID.
+// because there may be no signal for it. On failure, returns an error: BAREBLK_ERR_INVALID.
 int bareblk_arm(struct bareblk_queue *queue);
 
 // Returns the file descriptor that becomes readable when a request ends, for poll and epoll; or an error:
-// BAREBLK_ERR_INVALID. Call bareblk_arm each time before you wait on it. It stays the same as long as the queue
-// exists, and belongs to the queue: do not read from it, and do not close it.
+// BAREBLK_ERR_INVALID. Call bareblk_arm each time before you wait on the descriptor. It stays the same as long as the
+// queue exists, and belongs to the queue: do not read from it, and do not close it.
 int bareblk_completion_fd(struct bareblk_queue *queue);
 
-// Makes bareblk_completion_fd not readable. Call it after each wake-up, before bareblk_completions; otherwise the
+// Clears the signal on bareblk_completion_fd. Call it after each wake-up, before bareblk_completions; otherwise the
 // descriptor stays readable.
 //
 // Returns 0 or an error: BAREBLK_ERR_INVALID.
 int bareblk_clear_signal(struct bareblk_queue *queue);
 
 // Ends all requests with this token now, with BAREBLK_ERR_CANCELLED. virtio-blk has no cancellation, so the device may
-// still carry them out. When it is done with their buffers, a completion with BAREBLK_RETURNED follows.
+// still carry them out. When the device no longer uses the buffers of such a request, a completion with
+// BAREBLK_RETURNED follows.
 //
 // Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_NOT_FOUND.
 int bareblk_cancel(struct bareblk_queue *queue,
                    uint64_t token);
 
-// Reads `count` bytes (a multiple of 512) from the sectors from `sector` on (in units of 512 bytes) into `out`, and
-// sleeps until the read has ended. The data is copied through the pool; `out` must not be in the pool or in registered
-// memory. `limit_ns`: time limit of the call, in nanoseconds; BAREBLK_FOREVER: none. The queue must have no other
-// requests in flight.
+// Reads `count` bytes (a multiple of 512) from `sector` on (in units of 512 bytes) into `out`, and sleeps until the
+// read has ended. The data is copied through the pool; `out` must not be in the pool or in registered memory.
+// `limit_ns`: time limit of the call, in nanoseconds; BAREBLK_FOREVER: none. The queue must have no other requests in
+// flight.
 //
-// Returns 0 or an error: those of bareblk_push_read; the results of requests, from BAREBLK_ERR_IO to BAREBLK_ERR_LOST
-// (BAREBLK_ERR_DEADLINE: the time limit has passed); BAREBLK_ERR_BUSY: the queue has requests in flight;
-// BAREBLK_ERR_MEMORY: the pool has no room; BAREBLK_ERR_SYSTEM. After an error, `out` may be partly filled. After
-// every return, `out` belongs to the caller alone.
+// Returns 0 or an error: an error of bareblk_push_read; the result of a request, from BAREBLK_ERR_IO to
+// BAREBLK_ERR_LOST (BAREBLK_ERR_DEADLINE: the time limit has passed); BAREBLK_ERR_BUSY: the queue has requests in
+// flight; BAREBLK_ERR_MEMORY: the pool has no room; BAREBLK_ERR_SYSTEM. After an error, `out` may be partly filled.
+// After every return, `out` belongs to the caller alone.
 int bareblk_read_blocking(struct bareblk_queue *queue,
                           uint64_t sector,
                           void *out,
@@ -616,20 +624,20 @@ int bareblk_write_blocking(struct bareblk_queue *queue,
                            uint32_t flags,
                            uint64_t limit_ns);
 
-// Makes all writes durable that completed before the call. Otherwise like bareblk_read_blocking, but it needs no room
-// in the pool.
+// Makes durable all writes that completed before the call. Otherwise like bareblk_read_blocking, but needs no room in
+// the pool.
 int bareblk_flush_blocking(struct bareblk_queue *queue,
                            uint64_t limit_ns);
 
-// Discards segments as bareblk_push_discard does, with its errors, and waits as bareblk_read_blocking does. It needs
-// no room in the pool.
+// Discards segments like bareblk_push_discard, with the same errors, and waits like bareblk_read_blocking. Needs no
+// room in the pool.
 int bareblk_discard_blocking(struct bareblk_queue *queue,
                              const struct bareblk_segment *segments,
                              size_t count,
                              uint64_t limit_ns);
 
-// Zeroes segments as bareblk_push_write_zeroes does, with its errors, and waits as bareblk_read_blocking does. It
-// needs no room in the pool.
+// Zeroes segments like bareblk_push_write_zeroes, with the same errors, and waits like bareblk_read_blocking. Needs no
+// room in the pool.
 int bareblk_write_zeroes_blocking(struct bareblk_queue *queue,
                                   const struct bareblk_segment *segments,
                                   size_t count,

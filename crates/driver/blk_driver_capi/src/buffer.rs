@@ -27,7 +27,7 @@ pub unsafe extern "C" fn bareblk_buffer_take(
     buffer: *mut *mut bareblk_buffer,
 ) -> c_int {
     let take = |device: &Device| {
-        // SAFETY: the caller's promise: it may be written.
+        // SAFETY: the caller's promise: `buffer` may be written.
         unsafe { pointers::store(buffer, std::ptr::null_mut(), "buffer") }?;
         let taken = Box::new(bareblk_buffer { buffer: device.pool().take(len_bytes)? });
         // SAFETY: as above.
@@ -56,7 +56,8 @@ pub unsafe extern "C" fn bareblk_buffer_data(buffer: *const bareblk_buffer) -> *
     buffer.map_or(std::ptr::null_mut(), |buffer| buffer.buffer.host_ptr().cast())
 }
 
-/// Copies `count` bytes from `data` into the buffer, to its byte `offset_bytes`. `data` must not be in the pool.
+/// Copies `count` bytes from `data` into the buffer, starting at its byte `offset_bytes`. `data` must not be in the
+/// pool.
 ///
 /// Returns 0 or an error: BAREBLK_ERR_INVALID, for example because the bytes do not fit into the buffer.
 #[unsafe(no_mangle)]
@@ -70,7 +71,7 @@ pub unsafe extern "C" fn bareblk_buffer_write(
         // SAFETY: the caller keeps the rules of the header.
         let buffer = &unsafe { pointers::shared(buffer, "buffer") }?.buffer;
         inside(buffer, offset_bytes, count)?;
-        // SAFETY: the caller's promise: `count` bytes that do not change.
+        // SAFETY: the caller's promise: `data` has `count` bytes, which do not change.
         let data = unsafe { pointers::slice(data.cast::<u8>(), count, pointers::MAX_BYTES, "data") }?;
         buffer.write(offset_bytes, data);
         Ok(0)
@@ -91,14 +92,14 @@ pub unsafe extern "C" fn bareblk_buffer_read(
         // SAFETY: the caller keeps the rules of the header.
         let buffer = &unsafe { pointers::shared(buffer, "buffer") }?.buffer;
         inside(buffer, offset_bytes, count)?;
-        // SAFETY: the caller's promise: no other thread uses these `count` bytes.
+        // SAFETY: the caller's promise: `out` has `count` bytes, which no other thread uses.
         let out = unsafe { pointers::slice_mut(out.cast::<u8>(), count, pointers::MAX_BYTES, "out") }?;
         buffer.read(offset_bytes, out);
         Ok(0)
     })
 }
 
-/// Checks first, because `Buffer` panics for a range outside.
+/// Checks the range first, because `Buffer` panics if it is outside.
 fn inside(buffer: &Buffer, offset_bytes: u32, count: usize) -> Result<(), Failure> {
     let len_bytes = buffer.range().len_bytes;
     if u64::from(offset_bytes).saturating_add(count as u64) > u64::from(len_bytes) {
@@ -107,9 +108,9 @@ fn inside(buffer: &Buffer, offset_bytes: u32, count: usize) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the buffer to the pool and frees its handle. NULL has no effect. The device must be done with the buffer,
-/// because the pool may hand it out again at once: no request in flight uses it, a request that ended with
-/// BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED has its BAREBLK_RETURNED, and for BAREBLK_ERR_LOST see
+/// Returns the buffer to the pool and frees its handle. NULL has no effect. The device must no longer use the buffer,
+/// because the pool may hand it out again at once: no request in flight may use it, and a request that ended with
+/// BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED must have had its BAREBLK_RETURNED. For BAREBLK_ERR_LOST, see
 /// bareblk_disconnect.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_release(buffer: *mut bareblk_buffer) {

@@ -1,14 +1,15 @@
-//! Wraps every call: catches panics, and converts the result to a number.
+//! Wraps every call: catches panics, and converts the result to the return value of a C function.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::failure::Failure;
 
-/// Runs `body` and converts its result to a number.
+/// Runs `body` and converts its result to the return value.
 #[inline]
 pub(crate) fn guarded(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
-    // A poisoned lock, or the mark that `on_queue` sets, protects state that `body` left half changed.
+    // A poisoned lock, or the mark that `on_queue` sets, keeps later calls away from state that `body` left half
+    // changed.
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Failure::Panic));
     outcome.unwrap_or_else(|failure| failure.report())
 }

@@ -20,9 +20,9 @@ pub struct bareblk_completion {
     pub token: u64,
     /// The result: a bareblk_code.
     pub status: i32,
-    /// For a read or a serial: number of bytes that the device reports to have stored.
+    /// For a read or a request for the serial: number of bytes that the device reported as stored.
     pub stored_bytes: u32,
-    /// BAREBLK_ERR_BAD_STATUS: the status byte. Otherwise 0.
+    /// If status is BAREBLK_ERR_BAD_STATUS, the status byte; otherwise 0.
     pub detail: u32,
     /// Always 0.
     pub reserved: u32,
@@ -40,7 +40,7 @@ impl From<&Completion> for bareblk_completion {
     }
 }
 
-/// Stores the completions of up to `max` requests that have ended in `completions`; never waits. The call also ends
+/// Stores in `completions` the completions of up to `max` requests that have ended; never waits. The call also ends
 /// requests whose deadline has passed. For a write with BAREBLK_DURABLE, it sends the flush that follows the write, and
 /// notifies the device of it.
 ///
@@ -54,16 +54,16 @@ pub unsafe extern "C" fn bareblk_completions(
     max: usize,
 ) -> c_int {
     let take = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller's promise: `max` of them may be written.
+        // SAFETY: the caller's promise: `max` completions may be written.
         unsafe { queue.take_completions(completions, max, None) }
     };
     // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, take) }
 }
 
-/// Like bareblk_completions, but if no request has ended, it sleeps until one does, for up to `limit_ns` nanoseconds
-/// (BAREBLK_FOREVER: no limit). Returns 0 if no request ended in time. A signal handler that runs meanwhile does not
-/// end the wait. The errors also include BAREBLK_ERR_SYSTEM.
+/// Like bareblk_completions, but if no request has ended, the call sleeps until one ends, for up to `limit_ns`
+/// nanoseconds (BAREBLK_FOREVER: no limit). Returns 0 if no request ended in time. A signal handler that runs meanwhile
+/// does not end the wait. The errors also include BAREBLK_ERR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_wait(
     queue: *mut bareblk_queue,
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn bareblk_wait(
 ) -> c_int {
     let limit = Duration::from_nanos(limit_ns);
     let take = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller's promise: `max` of them may be written.
+        // SAFETY: the caller's promise: `max` completions may be written.
         unsafe { queue.take_completions(completions, max, Some(limit)) }
     };
     // SAFETY: the caller keeps the rules of the header.
@@ -88,7 +88,7 @@ impl bareblk_queue {
     /// Fills `out` in several passes; only the first one waits.
     ///
     /// # Safety
-    /// `out` is NULL, or `max` of them may be written.
+    /// `out` is NULL, or `max` completions may be written there.
     unsafe fn take_completions(
         &mut self,
         out: *mut bareblk_completion,
@@ -106,7 +106,7 @@ impl bareblk_queue {
             };
             let taken = match taken {
                 Err(error) if stored == 0 => return Err(error.into()),
-                // The next call reports it again.
+                // The next call reports the error again.
                 Err(_) => break,
                 Ok(taken) => taken,
             };
@@ -126,7 +126,7 @@ impl bareblk_queue {
 /// already.
 ///
 /// Returns 0 if none has: poll the descriptor. Returns 1 if bareblk_completions has something to report: call it now,
-/// because there may be no signal for that. On failure, returns an error: BAREBLK_ERR_INVALID.
+/// because there may be no signal for it. On failure, returns an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_arm(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller keeps the rules of the header.
@@ -134,15 +134,15 @@ pub unsafe extern "C" fn bareblk_arm(queue: *mut bareblk_queue) -> c_int {
 }
 
 /// Returns the file descriptor that becomes readable when a request ends, for poll and epoll; or an error:
-/// BAREBLK_ERR_INVALID. Call bareblk_arm each time before you wait on it. It stays the same as long as the queue
-/// exists, and belongs to the queue: do not read from it, and do not close it.
+/// BAREBLK_ERR_INVALID. Call bareblk_arm each time before you wait on the descriptor. It stays the same as long as the
+/// queue exists, and belongs to the queue: do not read from it, and do not close it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_completion_fd(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller keeps the rules of the header.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.completion_fd().as_raw_fd())) }
 }
 
-/// Makes bareblk_completion_fd not readable. Call it after each wake-up, before bareblk_completions; otherwise the
+/// Clears the signal on bareblk_completion_fd. Call it after each wake-up, before bareblk_completions; otherwise the
 /// descriptor stays readable.
 ///
 /// Returns 0 or an error: BAREBLK_ERR_INVALID.
@@ -157,7 +157,8 @@ pub unsafe extern "C" fn bareblk_clear_signal(queue: *mut bareblk_queue) -> c_in
 }
 
 /// Ends all requests with this token now, with BAREBLK_ERR_CANCELLED. virtio-blk has no cancellation, so the device may
-/// still carry them out. When it is done with their buffers, a completion with BAREBLK_RETURNED follows.
+/// still carry them out. When the device no longer uses the buffers of such a request, a completion with
+/// BAREBLK_RETURNED follows.
 ///
 /// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_NOT_FOUND.
 #[unsafe(no_mangle)]

@@ -18,7 +18,7 @@ pub struct bareblk_device {
     pub(crate) device: Device,
 }
 
-/// Threads share devices, and pass queues on.
+/// Threads may share devices, and pass queues to each other.
 const _: () = {
     const fn is_sync<T: Send + Sync>() {}
     const fn is_send<T: Send>() {}
@@ -30,7 +30,7 @@ const _: () = {
 /// back-end and starts the queues. Also starts a thread that serves the connection until bareblk_disconnect.
 ///
 /// `options`: NULL for the default options. `device`: receives the device's handle. `queues`: receives one handle per
-/// queue; it has room for `queues_len` handles, at least bareblk_options.queues. The call sets the remaining ones to
+/// queue; it has room for `queues_len` handles, at least bareblk_options.queues. The call sets the remaining handles to
 /// NULL. The caller owns all handles: it frees each queue with bareblk_queue_free and the device with
 /// bareblk_disconnect, in any order.
 ///
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn bareblk_connect(
     queues_len: usize,
 ) -> c_int {
     guarded(|| {
-        // SAFETY: the caller's promise: it may be written.
+        // SAFETY: the caller's promise: `device` may be written.
         unsafe { pointers::store(device, std::ptr::null_mut(), "device") }?;
         // SAFETY: the caller's promise: `queues_len` pointers may be written.
         let handles = unsafe { pointers::slice_mut(queues, queues_len, MAX_QUEUES, "queues") }?;
@@ -78,14 +78,14 @@ pub(crate) unsafe fn on_device(
     body: impl FnOnce(&Device) -> Result<c_int, Failure>,
 ) -> c_int {
     guarded(|| {
-        // SAFETY: the caller's promise; a live handle is only ever shared.
+        // SAFETY: the caller's promise; a live handle is only ever borrowed as shared.
         let device = unsafe { pointers::shared(device, "device") }?;
         body(&device.device)
     })
 }
 
-/// The device's configuration (virtio 1.3 §5.2.4) and what was negotiated. Later versions of this library may add
-/// fields at the end.
+/// The device's configuration (virtio 1.3 §5.2.4) and the result of the negotiation. Later versions of this library may
+/// add fields at the end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_info {
@@ -99,19 +99,19 @@ pub struct bareblk_info {
     pub block_size_bytes: u32,
     /// Maximum number of buffers in a request.
     pub max_segments: u32,
-    /// Maximum number of segments in a discard; 0: the device does not offer discard.
+    /// Maximum number of segments in a discard; 0 if the device does not offer discard.
     pub max_discard_segments: u32,
     /// Maximum number of sectors in a segment of a discard.
     pub max_discard_sectors: u32,
-    /// Maximum number of segments in a write-zeroes; 0: the device does not offer write-zeroes.
+    /// Maximum number of segments in a write-zeroes; 0 if the device does not offer write-zeroes.
     pub max_write_zeroes_segments: u32,
     /// Maximum number of sectors in a segment of a write-zeroes.
     pub max_write_zeroes_sectors: u32,
     /// Number of queues of the device.
     pub num_queues: u16,
-    /// 1: the device is read-only. Otherwise 0.
+    /// 1 if the device is read-only; otherwise 0.
     pub read_only: u8,
-    /// 1: the device has a write cache, and a write is durable only after a flush. Otherwise 0.
+    /// 1 if the device has a write cache, so that a write is durable only after a flush; otherwise 0.
     pub flush: u8,
     /// Always 0.
     pub reserved: u32,
@@ -160,8 +160,8 @@ pub unsafe extern "C" fn bareblk_device_info(
     unsafe { on_device(device, ask) }
 }
 
-/// Returns the process id of the back-end as the socket has it (SO_PEERCRED: the process that called listen); 0 if that
-/// process has no id in this PID namespace; or an error: BAREBLK_ERR_INVALID.
+/// Returns the process id of the back-end as the socket reports it (SO_PEERCRED: the process that called listen); 0 if
+/// that process has no id in this PID namespace; or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_peer_pid(device: *const bareblk_device) -> c_int {
     // SAFETY: the caller keeps the rules of the header.
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn bareblk_peer_pid(device: *const bareblk_device) -> c_in
 
 /// Lets requests use the program's own memory: `len_bytes` bytes of the file `fd` (a memfd, for example) from
 /// `offset_bytes` on, which the program has mapped at `addr` with MAP_SHARED. `offset_bytes` must be a multiple of the
-/// page size. In a bareblk_range, the address of such memory is its pointer.
+/// page size. In a bareblk_range, such memory is addressed by its pointer.
 ///
 /// The caller keeps `fd` and may close it when the call has returned. The library and the back-end have their own
 /// mappings of the file: the program's mapping only defines the addresses, and the program may unmap it before
@@ -196,7 +196,8 @@ pub unsafe extern "C" fn bareblk_register(
             let max = c_int::MAX.into();
             return Err(Failure::OutOfRange { argument: "fd", value: fd.into(), min: 0, max });
         }
-        // SAFETY: not -1 as checked; open during this call by the caller's promise, and if it is not, the kernel says so.
+        // SAFETY: not -1 as checked; open during this call by the caller's promise, and if it is not, the kernel
+        // reports that.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let duplicated = fd.try_clone_to_owned();
         let fd = duplicated

@@ -13,13 +13,13 @@ use crate::options::nanoseconds;
 use crate::pointers::{self, Plain};
 
 /// bareblk_event.kind: the device's configuration changed, for example by a resize. bareblk_device_info returns the new
-/// one.
+/// configuration.
 pub const BAREBLK_EVENT_CONFIG_CHANGED: u32 = 1;
 /// bareblk_event.kind: the back-end disconnected.
 pub const BAREBLK_EVENT_DISCONNECTED: u32 = 2;
 /// bareblk_event.kind: a back-end is connected again. The fields from attempts to kept_rings say what the driver did.
 pub const BAREBLK_EVENT_RECONNECTED: u32 = 3;
-/// bareblk_event.kind: the driver does not reconnect any more; bareblk_event.reason says why. No event follows this
+/// bareblk_event.kind: the driver no longer tries to reconnect; bareblk_event.reason says why. No event follows this
 /// one.
 pub const BAREBLK_EVENT_GAVE_UP: u32 = 4;
 
@@ -33,23 +33,23 @@ pub const BAREBLK_REASON_BYTES: usize = 256;
 pub struct bareblk_event {
     /// One of BAREBLK_EVENT_*; 0: no event.
     pub kind: u32,
-    /// BAREBLK_EVENT_RECONNECTED: number of attempts to connect. Otherwise 0.
+    /// For BAREBLK_EVENT_RECONNECTED: number of attempts to connect. Otherwise 0.
     pub attempts: u32,
-    /// BAREBLK_EVENT_RECONNECTED: how long the device was disconnected, in nanoseconds. Otherwise 0.
+    /// For BAREBLK_EVENT_RECONNECTED: how long the device was disconnected, in nanoseconds. Otherwise 0.
     pub away_ns: u64,
-    /// BAREBLK_EVENT_RECONNECTED: number of requests that the driver sent again; 0 if kept_rings is 1.
+    /// For BAREBLK_EVENT_RECONNECTED: number of requests that the driver sent again; 0 if kept_rings is 1.
     pub resubmitted: u64,
-    /// BAREBLK_EVENT_RECONNECTED: number of requests that the driver found completed in the old ring; 0 if kept_rings
-    /// is 1.
+    /// For BAREBLK_EVENT_RECONNECTED: number of requests that the driver found completed in the old ring; 0 if
+    /// kept_rings is 1.
     pub completed: u64,
-    /// BAREBLK_EVENT_RECONNECTED: number of queues on which the program made no call within a second after the
+    /// For BAREBLK_EVENT_RECONNECTED: number of queues on which the program made no call within a second after the
     /// reconnect. The driver sends their requests again at the next call on the queue; resubmitted and completed do not
     /// include them.
     pub owners_waited_for: u32,
-    /// BAREBLK_EVENT_RECONNECTED: 1 if the queues keep their rings, and the new back-end repeats the requests that the
-    /// old one had started (bareblk_options.in_flight_log). Otherwise 0.
+    /// For BAREBLK_EVENT_RECONNECTED: 1 if the queues keep their rings, and the new back-end repeats the requests that
+    /// the old one had started (bareblk_options.in_flight_log). Otherwise 0.
     pub kept_rings: u32,
-    /// BAREBLK_EVENT_GAVE_UP: one line of text with a NUL at its end. Otherwise empty.
+    /// For BAREBLK_EVENT_GAVE_UP: one line of text with a NUL at its end. Otherwise empty.
     pub reason: [c_char; 256],
 }
 
@@ -88,7 +88,8 @@ impl From<&Event> for bareblk_event {
 
 /// Takes the oldest event and stores it in `event`; waits up to `limit_ns` nanoseconds for one (0: does not wait;
 /// BAREBLK_FOREVER: no limit). `struct_size`: sizeof (bareblk_event). Several threads may wait at once; each event goes
-/// to one of them. The library keeps at most 64 events and drops the oldest ones, changes of the configuration first.
+/// to one of them. The library keeps at most 64 events. Beyond that, it drops the oldest change of the configuration,
+/// or the oldest event if there is no such change.
 ///
 /// Returns 1 if it stored an event; 0 if there was none in time (`kind` is 0 then); or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]

@@ -1,8 +1,8 @@
 //! Error codes, and the text of a thread's last error.
 //!
 //! - A code tells a program what to do; the text tells people what happened, with values and limits.
-//! - The text is kept per thread, not in a buffer of the caller. So calls need no parameters for it, and calls without a
-//!   handle (connecting) can report a text too.
+//! - The text is kept per thread, not in a buffer of the caller. Calls therefore need no parameters for it, and calls
+//!   without a handle (connecting) can report a text too.
 //! - The text is cut to [`TEXT_BYTES`], so that no error allocates: a full queue is an error on the request path.
 
 use std::cell::RefCell;
@@ -21,12 +21,14 @@ pub enum bareblk_code {
     /// Only in completions: the device no longer uses the buffers of a request that had ended with BAREBLK_ERR_DEADLINE
     /// or BAREBLK_ERR_CANCELLED. The request does not end a second time.
     BAREBLK_RETURNED = 1,
-    /// An argument is invalid: NULL, misaligned, out of range, or with undefined flags. Or no device accepts the
-    /// request: its data is not a multiple of 512 bytes, a buffer is empty, or there are too many buffers or segments.
+    /// An argument is invalid: NULL, misaligned, out of range, or with undefined flags. Or the request is one that no
+    /// device accepts: its data is not a multiple of 512 bytes, a buffer is empty, or there are too many buffers or
+    /// segments.
     BAREBLK_ERR_INVALID = -1,
     /// The queue is full. Take completions, then push the request again.
     BAREBLK_ERR_FULL = -2,
-    /// A buffer is neither in the pool nor in registered memory. Or no memory is registered at this address.
+    /// A buffer is neither in the pool nor in registered memory. For bareblk_unregister: no memory is registered at
+    /// this address.
     BAREBLK_ERR_NOT_REGISTERED = -3,
     /// The device does not offer this type of request (bareblk_info says so).
     BAREBLK_ERR_NOT_OFFERED = -4,
@@ -34,8 +36,8 @@ pub enum bareblk_code {
     BAREBLK_ERR_READ_ONLY = -5,
     /// Connecting to the back-end, or negotiating with it, failed.
     BAREBLK_ERR_CONNECT = -6,
-    /// The pool has no free piece of this size; the kernel or the back-end refused the memory; or the back-end
-    /// disconnected before it accepted the memory.
+    /// The pool has no contiguous free memory of this size; the kernel or the back-end refused the memory; or the
+    /// back-end disconnected before it accepted the memory.
     BAREBLK_ERR_MEMORY = -7,
     /// The back-end disconnected, and the driver no longer tries to reconnect. The queue accepts no more requests.
     BAREBLK_ERR_DISCONNECTED = -8,
@@ -51,7 +53,7 @@ pub enum bareblk_code {
     BAREBLK_ERR_IO = -20,
     /// The device does not support the request (VIRTIO_BLK_S_UNSUPP).
     BAREBLK_ERR_UNSUPPORTED = -21,
-    /// The device returned a status byte that virtio-blk does not define; bareblk_completion.detail has it.
+    /// The device returned a status byte that virtio-blk does not define; bareblk_completion.detail has the byte.
     BAREBLK_ERR_BAD_STATUS = -22,
     /// The device reported success, but stored fewer bytes than the read requested (only after
     /// bareblk_queue_refuse_short_reads).
@@ -60,7 +62,8 @@ pub enum bareblk_code {
     BAREBLK_ERR_DEADLINE = -24,
     /// The program cancelled the request. The device may still use the buffers.
     BAREBLK_ERR_CANCELLED = -25,
-    /// The back-end disconnected. It is unknown whether it carried out the request.
+    /// The back-end disconnected, or the device broke the rules of the virtqueue. It is unknown whether the device
+    /// carried out the request.
     BAREBLK_ERR_LOST = -26,
     /// A bug in this library; standard error has a description. If the call was on a queue, all later calls on it fail
     /// with this code, and only bareblk_queue_free remains.
@@ -153,34 +156,38 @@ impl bareblk_code {
 
     fn text(self) -> &'static std::ffi::CStr {
         match self {
-            Self::BAREBLK_OK => c"done",
+            Self::BAREBLK_OK => c"success",
             Self::BAREBLK_RETURNED => c"the device released the buffers of a request that had already ended",
-            Self::BAREBLK_ERR_INVALID => c"an argument cannot be used",
+            Self::BAREBLK_ERR_INVALID => c"an argument is invalid",
             Self::BAREBLK_ERR_FULL => c"the queue is full",
-            Self::BAREBLK_ERR_NOT_REGISTERED => c"not in registered memory",
+            Self::BAREBLK_ERR_NOT_REGISTERED => c"the memory is not registered",
             Self::BAREBLK_ERR_NOT_OFFERED => c"the device does not offer the request",
             Self::BAREBLK_ERR_READ_ONLY => c"the device is read-only",
-            Self::BAREBLK_ERR_CONNECT => c"no connection",
-            Self::BAREBLK_ERR_MEMORY => c"no memory",
-            Self::BAREBLK_ERR_DISCONNECTED => c"the back-end is gone",
+            Self::BAREBLK_ERR_CONNECT => c"the connection could not be set up",
+            Self::BAREBLK_ERR_MEMORY => c"memory could not be allocated or registered",
+            Self::BAREBLK_ERR_DISCONNECTED => c"the back-end has disconnected",
             Self::BAREBLK_ERR_DEVICE => c"the device broke the ring",
-            Self::BAREBLK_ERR_SYSTEM => c"the kernel refused something",
-            Self::BAREBLK_ERR_BUSY => c"requests are in flight",
+            Self::BAREBLK_ERR_SYSTEM => c"a system call failed",
+            Self::BAREBLK_ERR_BUSY => c"the queue has requests in flight",
             Self::BAREBLK_ERR_NOT_FOUND => c"no request in flight has the token",
             Self::BAREBLK_ERR_IO => c"the device reports an I/O error",
             Self::BAREBLK_ERR_UNSUPPORTED => c"the device does not support the request",
-            Self::BAREBLK_ERR_BAD_STATUS => c"the device answered with a status that has no meaning",
-            Self::BAREBLK_ERR_SHORT_READ => c"the device stored less than was requested",
+            Self::BAREBLK_ERR_BAD_STATUS => {
+                c"the device answered with a status that virtio-blk does not define"
+            }
+            Self::BAREBLK_ERR_SHORT_READ => c"the device stored fewer bytes than the read requested",
             Self::BAREBLK_ERR_DEADLINE => c"the device did not answer before the deadline",
-            Self::BAREBLK_ERR_CANCELLED => c"cancelled",
-            Self::BAREBLK_ERR_LOST => c"the device is gone; it is unknown whether the request was done",
+            Self::BAREBLK_ERR_CANCELLED => c"the request was cancelled",
+            Self::BAREBLK_ERR_LOST => {
+                c"the device is no longer available; it is unknown whether it carried out the request"
+            }
             Self::BAREBLK_ERR_BUG => c"a bug in the driver library",
         }
     }
 }
 
-/// Returns a short description of a bareblk_code, for example of bareblk_completion.status. Never NULL, also for
-/// unknown codes. The string is static. After a call that failed, bareblk_last_error has more detail.
+/// Returns a short description of a bareblk_code, for example of bareblk_completion.status. The result is never NULL,
+/// not even for unknown codes. The string is static. After a call that failed, bareblk_last_error has more detail.
 #[unsafe(no_mangle)]
 pub extern "C" fn bareblk_code_text(code: i32) -> *const c_char {
     let known = bareblk_code::ALL.into_iter().find(|known| *known as i32 == code);
@@ -196,21 +203,25 @@ pub(crate) enum Failure {
     OutOfRange { argument: &'static str, value: i128, min: i128, max: i128 },
     #[error("{argument} is not aligned to {align_bytes} bytes")]
     Misaligned { argument: &'static str, align_bytes: usize },
-    #[error("{argument} {value:#x} has unknown bits; known are {known:#x}")]
+    #[error("{argument} {value:#x} has unknown bits; the known bits are {known:#x}")]
     UnknownFlags { argument: &'static str, value: u32, known: u32 },
     #[error(
         "byte {at_bytes} of {argument} is not 0, but this library knows only its first {known_bytes} bytes"
     )]
     UnknownFields { argument: &'static str, at_bytes: usize, known_bytes: usize },
-    #[error("{count} bytes from byte {offset_bytes} on are not all inside a buffer of {len_bytes} bytes")]
+    #[error(
+        "{count} bytes from byte {offset_bytes} on are not entirely inside a buffer of {len_bytes} bytes"
+    )]
     OutsideBuffer { offset_bytes: u32, count: usize, len_bytes: u32 },
     #[error("no request in flight has the token {token}")]
     NoSuchToken { token: u64 },
     #[error("file descriptor {fd} cannot be duplicated")]
     Descriptor { fd: i32, source: std::io::Error },
-    #[error("bug in the driver library: a panic, reported on standard error")]
+    #[error("the driver library has a bug: a call panicked; standard error has a description")]
     Panic,
-    #[error("an earlier call on this queue ran into a bug of the driver library")]
+    #[error(
+        "an earlier call on this queue met a bug in the driver library, so the queue accepts no more calls"
+    )]
     Poisoned,
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -255,12 +266,12 @@ impl Failure {
 const TEXT_BYTES: usize = 512;
 
 thread_local! {
-    /// Has no destructor, so it works as long as the thread runs any code.
+    /// Has no destructor, so it works until the thread has run its last code.
     static LAST: RefCell<Text<TEXT_BYTES>> = const { RefCell::new(Text::new()) };
 }
 
-/// Returns one line of text about the last call of this thread that failed; an empty string if none has failed. Calls
-/// that succeed do not change it. The string is UTF-8 of at most 511 bytes with a NUL at its end, and belongs to the
+/// Returns one line of text about this thread's last call that failed; an empty string if none has failed. Calls that
+/// succeed do not change the text. The string is UTF-8 of at most 511 bytes with a NUL at its end, and belongs to the
 /// library: it is valid until the next failing call of the same thread, or until the thread ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn bareblk_last_error() -> *const c_char {
@@ -268,7 +279,7 @@ pub extern "C" fn bareblk_last_error() -> *const c_char {
     LAST.with(|text| text.as_ptr()).cast_const().cast()
 }
 
-/// Text of limited length that ends with NUL.
+/// A text of limited length that ends with NUL.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Text<const N: usize> {
@@ -318,7 +329,7 @@ impl<const N: usize> Write for Text<N> {
     }
 }
 
-/// How many bytes of `text` are whole characters in at most `limit` bytes.
+/// The largest number of bytes, at most `limit`, after which `text` can be cut without splitting a character.
 fn fitting(text: &str, limit: usize) -> usize {
     if text.len() <= limit {
         return text.len();

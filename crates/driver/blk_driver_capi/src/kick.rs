@@ -13,8 +13,8 @@ use crate::failure::Failure;
 use crate::pointers;
 use crate::queue::{bareblk_queue, on_queue};
 
-/// A notification that the device asked for and did not get yet, or none. bareblk_prepare_kick fills it in;
-/// bareblk_notify sends it and empties it. Zeroed memory is an empty one.
+/// A notification that the device requested and that has not been sent yet, or none. bareblk_prepare_kick fills it in;
+/// bareblk_notify sends it and empties it. Zeroed memory is an empty bareblk_kick.
 ///
 /// Any thread may send it, even after the queue and the device were freed. It holds resources until it is sent, so send
 /// each notification exactly once: of a structure and its copies, pass only one to bareblk_notify. Send it soon: until
@@ -30,7 +30,7 @@ pub struct bareblk_kick {
 #[repr(C)]
 struct Content {
     state: usize,
-    /// A value if `state` is [`WANTED`].
+    /// Initialised if `state` is [`WANTED`].
     kick: MaybeUninit<Kick>,
 }
 
@@ -38,7 +38,7 @@ const _: () = assert!(size_of::<Content>() <= size_of::<bareblk_kick>());
 const _: () = assert!(align_of::<Content>() == align_of::<bareblk_kick>());
 
 const NOTHING: usize = 0;
-/// A number that memory is unlikely to contain by chance.
+/// A value that memory is unlikely to contain by chance.
 const WANTED: usize = 0x4b49_434b;
 
 /// First step of a submission: makes all pushed requests visible to the device and stores in `kick` whether the device
@@ -50,8 +50,8 @@ const WANTED: usize = 0x4b49_434b;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_prepare_kick(queue: *mut bareblk_queue, kick: *mut bareblk_kick) -> c_int {
     let prepare = |queue: &mut bareblk_queue| {
-        // Empties `kick` before the queue forgets that the device must be notified. SAFETY: the caller's promise: it
-        // may be written.
+        // Empties `kick` before the queue forgets that the device must be notified. SAFETY: the caller's promise:
+        // `kick` may be written.
         unsafe { pointers::store(kick, bareblk_kick { opaque: [NOTHING; 4] }, "kick") }?;
         let Some(wanted) = queue.queue.prepare_kick() else { return Ok(0) };
         let content = Content { state: WANTED, kick: MaybeUninit::new(wanted) };
@@ -94,14 +94,16 @@ pub unsafe extern "C" fn bareblk_submit(queue: *mut bareblk_queue) -> c_int {
 /// Takes the notification out of `kick`.
 ///
 /// # Safety
-/// `kick` is NULL, or holds what `bareblk_prepare_kick` left there or in what it was copied from, and no copy was used.
+/// `kick` is NULL, or holds what `bareblk_prepare_kick` stored in it or in the structure that it was copied from, and
+/// no copy was used.
 unsafe fn take(kick: *mut bareblk_kick) -> Result<Option<Kick>, Failure> {
-    // SAFETY: the caller's promise: no other thread uses it meanwhile.
+    // SAFETY: the caller's promise: no other thread uses `kick` meanwhile.
     let content = unsafe { pointers::exclusive(kick.cast::<Content>(), "kick") }?;
     match std::mem::replace(&mut content.state, NOTHING) {
         NOTHING => Ok(None),
         WANTED => {
-            // SAFETY: the state says that there is one, and is cleared: no call takes it twice.
+            // SAFETY: the state said that there is a `Kick`, and has been cleared, so that no call takes the `Kick`
+            // twice.
             Ok(Some(unsafe { content.kick.assume_init_read() }))
         }
         other => {

@@ -11,7 +11,7 @@ use crate::call::guarded;
 use crate::failure::Failure;
 use crate::pointers::{self, Plain};
 
-/// A time limit or deadline that never comes.
+/// A time limit or deadline that never passes.
 pub const BAREBLK_FOREVER: u64 = u64::MAX;
 
 /// bareblk_options.packed: use split rings.
@@ -63,7 +63,7 @@ pub struct bareblk_options {
 unsafe impl Plain for bareblk_options {}
 const _: () = assert!(size_of::<bareblk_options>() == 40);
 
-/// The smallest size that any version has had.
+/// The smallest size that this structure has had in any version.
 const MIN_OPTIONS_BYTES: usize = 40;
 
 impl bareblk_options {
@@ -148,13 +148,13 @@ pub unsafe extern "C" fn bareblk_options_init(options: *mut bareblk_options, str
     })
 }
 
-/// Converts the options for the driver; NULL for `options`: the default ones.
+/// Converts the options for the driver; if `options` is NULL, uses the default options.
 ///
 /// # Errors
 /// `socket` is NULL, or a value is out of range.
 ///
 /// # Safety
-/// `socket` is NULL or ends with NUL; `options` is NULL, or as many bytes as it says are valid there.
+/// `socket` is NULL or ends with NUL; `options` is NULL, or as many bytes as its `struct_size` says are valid there.
 pub(crate) unsafe fn parse(
     socket: *const c_char,
     options: *const bareblk_options,
@@ -185,7 +185,7 @@ mod tests {
     }
 
     fn parse_for_tests(options: &[bareblk_options]) -> Result<Options, Failure> {
-        // SAFETY: a literal, and a slice with as many bytes as it says in each test.
+        // SAFETY: the path is a literal, and in each test the slice has as many bytes as its `struct_size` says.
         unsafe { parse(c"/run/disk.sock".as_ptr(), options.as_ptr()) }
     }
 

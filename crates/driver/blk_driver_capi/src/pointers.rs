@@ -1,20 +1,20 @@
 //! Pointers from C: checks for NULL, alignment and lengths; everything else is the caller's promise.
 //!
-//! Structures that may grow come with the size that the caller knows. A caller that knows fewer fields gets only those;
-//! one that knows more finds zeroes in the others, and gets an error if it sets them.
+//! Structures that may grow are passed with the size that the caller knows. A caller that knows fewer fields gets only
+//! those; a caller that knows more fields gets zeroes in the others, and an error if it sets them.
 
 use std::mem::size_of;
 
 use crate::failure::Failure;
 
-/// Consists of integers without padding, so that any bytes are a valid value.
+/// A type that consists of integers without padding, so that any bytes are a valid value.
 ///
 /// # Safety
 /// Each type must be `repr(C)`, have no padding, and consist of integers.
 pub(crate) unsafe trait Plain: Copy {}
 
 /// # Errors
-/// NULL, or not aligned.
+/// `pointer` is NULL or not aligned.
 fn check<T>(pointer: *const T, argument: &'static str) -> Result<(), Failure> {
     if pointer.is_null() {
         return Err(Failure::Null { argument });
@@ -26,10 +26,10 @@ fn check<T>(pointer: *const T, argument: &'static str) -> Result<(), Failure> {
 }
 
 /// # Errors
-/// NULL, or not aligned.
+/// `pointer` is NULL or not aligned.
 ///
 /// # Safety
-/// Otherwise `pointer` is valid for `'a`, and no other code changes what it points to.
+/// If these checks pass, `pointer` is valid for `'a`, and no other code changes what it points to.
 pub(crate) unsafe fn shared<'a, T>(pointer: *const T, argument: &'static str) -> Result<&'a T, Failure> {
     check(pointer, argument)?;
     // SAFETY: not NULL and aligned as checked; valid and unchanging by the caller's promise.
@@ -37,10 +37,10 @@ pub(crate) unsafe fn shared<'a, T>(pointer: *const T, argument: &'static str) ->
 }
 
 /// # Errors
-/// NULL, or not aligned.
+/// `pointer` is NULL or not aligned.
 ///
 /// # Safety
-/// Otherwise `pointer` is valid for `'a`, and no other code uses what it points to.
+/// If these checks pass, `pointer` is valid for `'a`, and no other code uses what it points to.
 pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, argument: &'static str) -> Result<&'a mut T, Failure> {
     check(pointer, argument)?;
     // SAFETY: not NULL and aligned as checked; valid and exclusive by the caller's promise.
@@ -50,10 +50,10 @@ pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, argument: &'static str) -
 /// Stores an output.
 ///
 /// # Errors
-/// NULL, or not aligned.
+/// `pointer` is NULL or not aligned.
 ///
 /// # Safety
-/// Otherwise the memory at `pointer` may be written; it need not contain a valid value.
+/// If these checks pass, the memory at `pointer` may be written; it need not contain a valid value.
 pub(crate) unsafe fn store<T>(pointer: *mut T, value: T, argument: &'static str) -> Result<(), Failure> {
     check(pointer, argument)?;
     // SAFETY: not NULL and aligned as checked; may be written by the caller's promise.
@@ -61,13 +61,13 @@ pub(crate) unsafe fn store<T>(pointer: *mut T, value: T, argument: &'static str)
     Ok(())
 }
 
-/// `count` elements. NULL is allowed if `count` is 0.
+/// The `count` elements at `pointer`, which may be NULL if `count` is 0.
 ///
 /// # Errors
-/// NULL, not aligned, or more than `max`.
+/// `pointer` is NULL or not aligned, or `count` is more than `max`.
 ///
 /// # Safety
-/// Otherwise all of them are valid for `'a`, and no other code changes them.
+/// If these checks pass, all elements are valid for `'a`, and no other code changes them.
 pub(crate) unsafe fn slice<'a, T>(
     pointer: *const T,
     count: usize,
@@ -80,17 +80,17 @@ pub(crate) unsafe fn slice<'a, T>(
     }
     check(pointer, argument)?;
     // SAFETY: 1. not NULL and aligned, and no more bytes than `isize::MAX`, as checked; 2. valid and unchanging by the
-    // caller's promise; memory from the other side of a call has values, whatever they are.
+    // caller's promise; memory that C passes counts as initialised, whatever it contains.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-/// [`slice`] to be written.
+/// Like [`slice`], for elements to be written.
 ///
 /// # Errors
 /// Those of [`slice`].
 ///
 /// # Safety
-/// Like [`slice`], and no other code uses them.
+/// As for [`slice`], and no other code uses the elements.
 pub(crate) unsafe fn slice_mut<'a, T>(
     pointer: *mut T,
     count: usize,
@@ -103,11 +103,11 @@ pub(crate) unsafe fn slice_mut<'a, T>(
     }
     check(pointer, argument)?;
     // SAFETY: 1. not NULL and aligned, and no more bytes than `isize::MAX`, as checked; 2. valid and exclusive by
-    // the caller's promise; memory from the other side of a call has values, whatever they are.
+    // the caller's promise; memory that C passes counts as initialised, whatever it contains.
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
 }
 
-/// Limit of the bytes in a slice of Rust.
+/// The largest size of a Rust slice.
 pub(crate) const MAX_BYTES: usize = isize::MAX.unsigned_abs();
 
 fn check_count<T>(count: usize, max: usize, argument: &'static str) -> Result<(), Failure> {
@@ -122,13 +122,14 @@ fn check_count<T>(count: usize, max: usize, argument: &'static str) -> Result<()
 /// Limit of the size of a structure that may grow.
 const MAX_STRUCT_BYTES: usize = 4096;
 
-/// `size_bytes`: what the caller knows of the structure at `pointer`; fields that it does not know are as in `defaults`.
+/// Loads the structure at `pointer`, of which the caller knows `size_bytes` bytes. Fields that the caller does not know
+/// have their values in `defaults`.
 ///
 /// # Errors
-/// NULL; a size that no version has; something in fields that this library does not know.
+/// `pointer` is NULL, no version has this size, or the caller set fields that this library does not know.
 ///
 /// # Safety
-/// Otherwise `size_bytes` bytes are valid at `pointer`, and no other code changes them.
+/// If these checks pass, `size_bytes` bytes are valid at `pointer`, and no other code changes them.
 pub(crate) unsafe fn load_sized<T: Plain>(
     pointer: *const T,
     size_bytes: usize,
@@ -145,18 +146,18 @@ pub(crate) unsafe fn load_sized<T: Plain>(
         return Err(Failure::UnknownFields { argument, at_bytes, known_bytes });
     }
     let mut value = defaults;
-    // SAFETY: 1. `known` bytes are in both, and they do not overlap; 2. any bytes make a `Plain`.
+    // SAFETY: 1. both have `known` bytes, and they do not overlap; 2. any bytes are a valid `Plain`.
     unsafe { std::ptr::copy_nonoverlapping(given.as_ptr(), (&raw mut value).cast::<u8>(), known) };
     Ok(value)
 }
 
-/// Stores as much of `value` as fits into `size_bytes`, and zeroes behind it.
+/// Stores as much of `value` as fits into `size_bytes`, followed by zeroes.
 ///
 /// # Errors
-/// NULL; a size that no version has.
+/// `pointer` is NULL, or no version has this size.
 ///
 /// # Safety
-/// Otherwise `size_bytes` bytes at `pointer` may be written.
+/// If these checks pass, `size_bytes` bytes at `pointer` may be written.
 pub(crate) unsafe fn store_sized<T: Plain>(
     pointer: *mut T,
     size_bytes: usize,

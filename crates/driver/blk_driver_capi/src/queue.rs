@@ -18,7 +18,7 @@ use crate::pointers::{self, Plain};
 #[derive(Debug)]
 pub struct bareblk_queue {
     pub(crate) queue: Queue,
-    /// A call on the queue is running, or has panicked.
+    /// Set while a call on the queue runs; stays set if the call panics.
     pub(crate) poisoned: bool,
     /// A list of buffers that every request reuses, so that no request allocates.
     pub(crate) ranges: Vec<GuestRange>,
@@ -28,7 +28,7 @@ pub struct bareblk_queue {
     pub(crate) completions: Vec<Completion>,
 }
 
-/// Completions per pass; a call may need several.
+/// Completions per pass; one call may need several passes.
 const PASS: usize = 256;
 
 impl bareblk_queue {
@@ -41,14 +41,14 @@ impl bareblk_queue {
 /// [`guarded`], for calls on a queue. After a panic in a call, the queue refuses all later calls.
 ///
 /// # Safety
-/// `queue` is NULL, or came from `bareblk_connect`, was not freed, and no other thread uses it during the call.
+/// `queue` is NULL, or it came from `bareblk_connect`, was not freed, and no other thread uses it during the call.
 #[inline]
 pub(crate) unsafe fn on_queue(
     queue: *mut bareblk_queue,
     body: impl FnOnce(&mut bareblk_queue) -> Result<c_int, Failure>,
 ) -> c_int {
     guarded(|| {
-        // SAFETY: the caller's promise: it is NULL, or a live handle that no other thread uses now.
+        // SAFETY: the caller's promise: `queue` is NULL, or a live handle that no other thread uses now.
         let queue = unsafe { pointers::exclusive(queue, "queue") }?;
         if queue.poisoned {
             return Err(Failure::Poisoned);
@@ -75,8 +75,8 @@ pub unsafe extern "C" fn bareblk_queue_size(queue: *mut bareblk_queue) -> c_int 
 }
 
 /// Returns the number of requests in flight: those that the queue accepted and whose completion was not taken yet, and
-/// those that ended with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED and have no BAREBLK_RETURNED yet. Or returns an
-/// error: BAREBLK_ERR_INVALID.
+/// those that ended with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED and have no BAREBLK_RETURNED yet. On failure,
+/// returns an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_in_flight(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller keeps the rules of the header.
@@ -90,9 +90,10 @@ pub unsafe extern "C" fn bareblk_queue_room(queue: *mut bareblk_queue, buffers: 
     unsafe { on_queue(queue, |queue| Ok(count(queue.queue.room(buffers.into())))) }
 }
 
-/// Sets how a read ends that the device reports as successful although it stored fewer bytes than requested. `refuse`
-/// is 0: with BAREBLK_OK; this is the default, because some devices do not report how much they stored. Any other
-/// value: with BAREBLK_ERR_SHORT_READ. In both cases bareblk_completion.stored_bytes has the device's number.
+/// Sets how a read ends if the device reports success although it stored fewer bytes than requested. If `refuse` is 0,
+/// the read ends with BAREBLK_OK; this is the default, because some devices do not report how much they stored. With
+/// any other value, it ends with BAREBLK_ERR_SHORT_READ. In both cases, bareblk_completion.stored_bytes has the number
+/// of bytes that the device reported.
 ///
 /// Returns 0 or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
@@ -106,10 +107,10 @@ pub unsafe extern "C" fn bareblk_queue_refuse_short_reads(queue: *mut bareblk_qu
     unsafe { on_queue(queue, set) }
 }
 
-/// Stores the time until the earliest deadline of the requests in flight in `left_ns`, in nanoseconds; 0 if it has
-/// passed, BAREBLK_FOREVER if no request has a deadline. For programs that wait on bareblk_completion_fd: a late
-/// request ends only in a call of bareblk_completions or bareblk_wait, so wake up in time to make that call. The
-/// earliest deadline may be that of a request that has just ended.
+/// Stores in `left_ns` the time until the earliest deadline of the requests in flight, in nanoseconds: 0 if the
+/// deadline has passed, BAREBLK_FOREVER if no request has one. For programs that wait on bareblk_completion_fd: a
+/// request ends at its deadline only in a call of bareblk_completions or bareblk_wait, so wake up in time to make that
+/// call. The earliest deadline may be that of a request that has just ended.
 ///
 /// Returns 1 if there is a deadline; 0 if there is none; or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
@@ -129,15 +130,15 @@ pub unsafe extern "C" fn bareblk_queue_next_deadline(queue: *mut bareblk_queue, 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_stats {
-    /// Requests that the queue accepted.
+    /// Number of requests that the queue accepted.
     pub pushed: u64,
-    /// Requests that ended.
+    /// Number of requests that ended.
     pub completed: u64,
-    /// Notifications that the device asked for.
+    /// Number of notifications that the device requested.
     pub kicks: u64,
-    /// Batches of requests that were made visible to the device.
+    /// Number of batches of requests that were made visible to the device.
     pub publications: u64,
-    /// How often a call slept while it waited for a completion.
+    /// How often a call slept to wait for a completion.
     pub sleeps: u64,
 }
 
@@ -201,7 +202,7 @@ mod tests {
         let (queue, _pool, _end) = alone(4, features, pool, Arc::new(EventFd::new().unwrap())).unwrap();
         let mut handle = bareblk_queue::new(queue);
 
-        // SAFETY: it is alive, and no other thread uses it.
+        // SAFETY: the handle is alive, and no other thread uses it.
         let first = unsafe { on_queue(&raw mut handle, |_| panic!("on purpose")) };
         // SAFETY: as above.
         let second = unsafe { on_queue(&raw mut handle, |_| Ok(0)) };

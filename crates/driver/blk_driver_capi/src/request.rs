@@ -1,4 +1,4 @@
-//! Adding requests to a queue.
+//! Adds requests to a queue.
 
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
@@ -41,19 +41,20 @@ pub const BAREBLK_DURABLE: u32 = 1;
 /// Flag of a segment of a write-zeroes: the device may deallocate the sectors.
 pub const BAREBLK_UNMAP: u32 = 1;
 
-/// Maximum number of buffers that a list may have, because of the 16 bits of a queue's size (virtio 1.3 §2.7). Devices take fewer.
+/// Maximum number of buffers in a list: the largest power of two that a queue's size can be (virtio 1.3 §2.7). Devices
+/// accept fewer.
 const MAX_RANGES: usize = 1 << 15;
 
-/// Adds a read to the queue: the sectors from `sector` on (in units of 512 bytes) into `count` buffers (from 1 to
-/// bareblk_info.max_segments), whose lengths add up to a multiple of 512 bytes. The device does not see the request
-/// before the next bareblk_prepare_kick or bareblk_submit. Whether the sectors exist is checked by the device, not
-/// here.
+/// Adds a read to the queue. It reads from `sector` on (in units of 512 bytes) into `count` buffers (from 1 to
+/// bareblk_info.max_segments), whose lengths must add up to a multiple of 512 bytes. The device does not see the
+/// request before the next bareblk_prepare_kick or bareblk_submit. The device, not this function, checks whether the
+/// sectors exist.
 ///
-/// `token`: any value; the completion has the same. `deadline_ns`: nanoseconds from now; if the device has not
-/// completed the request by then, it ends with BAREBLK_ERR_DEADLINE. BAREBLK_FOREVER: no deadline.
+/// `token`: any value; the completion repeats it. `deadline_ns`: a time from now, in nanoseconds; if the device has not
+/// completed the request by then, the request ends with BAREBLK_ERR_DEADLINE. BAREBLK_FOREVER: no deadline.
 ///
-/// The call copies the array `buffers`. The buffers themselves belong to the device until the request has ended; after
-/// BAREBLK_ERR_DEADLINE and BAREBLK_ERR_CANCELLED, until its BAREBLK_RETURNED.
+/// The call copies the array `buffers`. The buffers themselves belong to the device until the request has ended; if it
+/// ends with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED, until its BAREBLK_RETURNED.
 ///
 /// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_FULL, BAREBLK_ERR_NOT_REGISTERED; on a queue that cannot
 /// continue, BAREBLK_ERR_DISCONNECTED or BAREBLK_ERR_DEVICE. After an error, the queue is unchanged, and there will be
@@ -78,8 +79,8 @@ pub unsafe extern "C" fn bareblk_push_read(
     unsafe { on_queue(queue, push) }
 }
 
-/// Adds a write to the queue: `count` buffers to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0 for a
-/// write that is durable only after the next flush. Otherwise like bareblk_push_read; the errors also include
+/// Adds a write to the queue. It writes `count` buffers to the sectors from `sector` on. `flags`: BAREBLK_DURABLE, or 0
+/// for a write that is durable only after the next flush. Otherwise like bareblk_push_read; the errors also include
 /// BAREBLK_ERR_READ_ONLY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_write(
@@ -103,7 +104,7 @@ pub unsafe extern "C" fn bareblk_push_write(
     unsafe { on_queue(queue, push) }
 }
 
-/// Adds a flush to the queue: it makes all writes durable that completed before it. On a device without a write cache
+/// Adds a flush to the queue. It makes durable all writes that completed before it. On a device without a write cache,
 /// it ends at once. Otherwise like bareblk_push_read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_flush(
@@ -120,7 +121,7 @@ pub unsafe extern "C" fn bareblk_push_flush(
 }
 
 /// Adds a discard to the queue: the device may drop the contents of the `count` segments (from 1 to
-/// bareblk_info.max_discard_segments), whose flags must be 0. The call copies the array `segments`. Otherwise as
+/// bareblk_info.max_discard_segments), whose flags must be 0. The call copies the array `segments`. Otherwise like
 /// bareblk_push_read; the errors also include BAREBLK_ERR_NOT_OFFERED and BAREBLK_ERR_READ_ONLY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_discard(
@@ -163,8 +164,8 @@ pub unsafe extern "C" fn bareblk_push_write_zeroes(
 }
 
 /// Adds a request for the device's serial to the queue. The device stores BAREBLK_ID_BYTES bytes in `buffer`, padded
-/// with zeroes; a serial of that length has no NUL at its end. `buffer` has at least BAREBLK_ID_BYTES bytes. Otherwise
-/// as bareblk_push_read.
+/// with zeroes; a serial of that length has no NUL at its end. `buffer` must have at least BAREBLK_ID_BYTES bytes.
+/// Otherwise like bareblk_push_read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_get_id(
     queue: *mut bareblk_queue,
@@ -185,7 +186,7 @@ impl bareblk_queue {
     /// Copies a list of buffers into `self.ranges`.
     ///
     /// # Safety
-    /// `buffers` is NULL, or `count` of them are valid there.
+    /// `buffers` is NULL, or `count` buffers are valid there.
     unsafe fn take_ranges(&mut self, buffers: *const bareblk_range, count: usize) -> Result<(), Failure> {
         // SAFETY: the caller keeps the rules of the header.
         let given = unsafe { pointers::slice(buffers, count, MAX_RANGES, "buffers") }?;
@@ -199,7 +200,7 @@ impl bareblk_queue {
     /// Copies a list of segments into `self.segments`; `known` are the flags that may be set.
     ///
     /// # Safety
-    /// `segments` is NULL, or `count` of them are valid there.
+    /// `segments` is NULL, or `count` segments are valid there.
     pub(crate) unsafe fn take_segments(
         &mut self,
         segments: *const bareblk_segment,
@@ -239,7 +240,7 @@ fn check_flags(value: u32, known: u32, argument: &'static str) -> Result<(), Fai
 
 fn request(work: Work<'_>, token: u64, deadline_ns: u64) -> Request<'_> {
     let after = (deadline_ns != BAREBLK_FOREVER).then(|| Duration::from_nanos(deadline_ns));
-    // A deadline beyond the clock's range is no deadline.
+    // A deadline beyond the clock's range means no deadline.
     let deadline = after.and_then(|after| Instant::now().checked_add(after));
     Request { deadline, ..Request::new(work, token) }
 }

@@ -81,7 +81,7 @@ fn every_engine_of_fios_writes_what_the_next_one_verifies() {
     for (writer, reader) in [("io_uring", "libaio"), ("libaio", "psync"), ("psync", "posixaio")] {
         let engine = format!("--ioengine={writer}");
         let words = ["--rw=randwrite", "--iodepth=4", "--verify=crc32c", "--fsync=64", &engine];
-        assert_says(&output(on_file(&file, &words)), &["blocks read and right", "sync percentiles"]);
+        assert_says(&output(on_file(&file, &words)), &["blocks read and correct", "sync percentiles"]);
         // Random writes leave gaps; only a file written in order can be read in order.
         output(on_file(&file, &["--rw=write", "--bs=64k", "--verify=crc32c", &engine]));
         let engine = format!("--ioengine={reader}");
@@ -124,7 +124,7 @@ fn jobs_with_a_queue_each_and_polling_ones_verify_what_they_wrote() {
             command.args(["--verify=crc32c", "--fsync=32"]).args(extra);
             command
         });
-        assert_says(&text, &["verify       : 1024 blocks read and right"]);
+        assert_says(&text, &["verify       : 1024 blocks read and correct"]);
     }
 }
 
@@ -309,7 +309,7 @@ fn back_end_that_dies_ends_the_run_with_an_error() {
     let ended = child.wait_with_output().unwrap();
     let line = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(1), "{line}");
-    assert_says(&line, &["gone", "nothing waits for it: use --reconnect"]);
+    assert_says(&line, &["disconnected", "the run does not wait for the back-end: use --reconnect"]);
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn back_end_that_comes_back_is_waited_for_and_the_run_goes_on() {
     let _second = Server::start(place.serve(&place.path("disk.raw"), "s"));
     let (status, text) = interrupted_once_it_says(child, "the back-end is back after");
     assert_eq!(status.code(), Some(130), "{text}");
-    assert_says(&text, &["the back-end went away", "from its in-flight log"]);
+    assert_says(&text, &["the back-end disconnected", "from its in-flight log"]);
 }
 
 #[test]
@@ -383,7 +383,7 @@ fn loads_that_do_not_fit_the_device_are_wrong_usage() {
     assert_says(&line(&["--iodepth=2000"]), &["iodepth=2000", "1024", "give iodepth=1024"]);
     assert_says(&line(&["--iodepth=64", "--queue-size=32"]), &["iodepth=64", "32"]);
     assert_says(&line(&["--jobs=100", "--queues=100"]), &["--queues 100", "64"]);
-    assert_says(&line(&["--pin=4000"]), &["CPU 4000", "this process may use 0"]);
+    assert_says(&line(&["--pin=4000"]), &["CPU 4000", "this process may use CPUs 0"]);
     assert_says(&line(&["--queues=2", "--jobs=1"]), &["queues=2", "jobs=1"]);
     assert_says(&line(&["--rw=trim"]), &["--rw", "randread"]);
 }

@@ -2,8 +2,8 @@
 //!
 //! `text → lines → [global] applies to the sections below it → one Job per section`
 //!
-//! - Every error names the line and the section. The existing INI crates (`rust-ini`, `configparser`) lose the line,
-//!   and one of them merges keys without a value. The syntax has only four kinds of line.
+//! - Every error names the line and the section. The existing INI crates (`rust-ini`, `configparser`) do not report
+//!   line numbers, and one of them merges keys without a value. The syntax has only four kinds of line.
 //! - fio runs sections at the same time unless `stonewall` separates them. This program runs them one after another, so
 //!   an unseparated section is an error.
 //!
@@ -15,7 +15,7 @@ use super::{Job, JobError};
 /// The error and its location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobFileError {
-    /// A wrong option.
+    /// An invalid option.
     #[error("line {line}, section [{section}]: {source}")]
     Option {
         /** Number of the line, from 1. */
@@ -33,7 +33,7 @@ pub enum JobFileError {
         /** The line. */
         text: String,
     },
-    /// A `[name` without `]`.
+    /// A section name without its `]`.
     #[error("line {line}: '{text}' is a section without its ']'")]
     Bracket {
         /** Number of the line, from 1. */
@@ -42,12 +42,12 @@ pub enum JobFileError {
         text: String,
     },
     /// The file has no section other than `[global]`.
-    #[error("there is no job in it: add a section [NAME]")]
+    #[error("there is no job in the file: add a section [NAME]")]
     NoJob,
     /// Sections that fio would run at the same time.
     #[error(
-        "section [{section}] would run together with the one before it in fio; here sections run one after the \
-         other: say so with stonewall in [{section}] or in [global]"
+        "section [{section}] would run together with the previous one in fio, but this program runs one section after \
+         another: confirm that with stonewall in [{section}] or in [global]"
     )]
     Together {
         /** The later section. */
@@ -139,7 +139,7 @@ fn finish(mut jobs: Vec<Job>, given: &[(String, Option<String>)]) -> Result<Vec<
 mod tests {
     use super::*;
 
-    /// The published set on which unlocked kick was measured, as it stands in mission.md.
+    /// The published set of jobs with which the unlocked kick was measured.
     const KICK: &str = "\
 ; caches dropped first
 [global]
@@ -188,7 +188,7 @@ rw = randwrite   ; the last one
     fn unknown_option_is_named_with_section_and_line() {
         let line = refusal("[global]\nbs=4k\n\n[a]\nzonemode=zbd\n");
         assert!(
-            line.starts_with("line 5, section [a]: option 'zonemode' is not known; known are: "),
+            line.starts_with("line 5, section [a]: option 'zonemode' is not known; known options: "),
             "{line}"
         );
     }

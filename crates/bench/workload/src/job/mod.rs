@@ -76,7 +76,7 @@ impl Pattern {
     }
 }
 
-/// Highest rate in each direction. Zero: unlimited.
+/// Highest rate in each direction; zero means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rate {
     /// `rate=`.
@@ -85,26 +85,26 @@ pub struct Rate {
     pub iops: u64,
 }
 
-/// One job, and its `numjobs` clones.
+/// One job, and its `numjobs` clones. The comment of each field names its fio option.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// `name=`, or the section's name.
     pub name: String,
     /// `rw=`.
     pub pattern: Pattern,
-    /// `rwmixread=`: percent of reads where both are drawn.
+    /// `rwmixread=`: percentage of reads if the pattern has both directions.
     pub read_percent: u32,
     /// `bs=`.
     pub block_bytes: u32,
     /// `iodepth=`.
     pub depth: u32,
-    /// `iodepth_batch=`: requests per submission; `None`: one for files, all ready requests for sockets.
+    /// `iodepth_batch=`: requests per submission; `None` means one for files, and all ready requests for sockets.
     pub batch: Option<u32>,
     /// `numjobs=`.
     pub jobs: u32,
     /// `offset=`.
     pub offset_bytes: u64,
-    /// `size=`; `None`: up to the device's end.
+    /// `size=`; `None` means up to the device's end.
     pub size_bytes: Option<u64>,
     /// `loops=`.
     pub loops: u32,
@@ -114,7 +114,7 @@ pub struct Job {
     pub time_based: bool,
     /// `verify=crc32c`.
     pub verify: bool,
-    /// `fsync=`: a flush after this many writes; 0: none.
+    /// `fsync=`: a flush after this many writes; 0 means none.
     pub fsync: u32,
     /// `rate=`, `rate_iops=`.
     pub rate: Rate,
@@ -130,11 +130,11 @@ pub struct Job {
     pub io_scheduler: Option<String>,
     /// `filename=`.
     pub filename: Option<String>,
-    /// First reads a little of everything, uncounted. Not a fio option.
+    /// Before the run, reads a small part of each region, uncounted (`touch.rs`). Not a fio option.
     pub touch: bool,
     /// `stonewall`: starts only after the previous job has ended.
     pub stonewall: bool,
-    /// Everything that was set, in fio's words and order, for reports.
+    /// All options that were set, in fio's words and order, for reports.
     pub options: Vec<(String, String)>,
     /// The options that came from `[global]`.
     pub global_options: Vec<(String, String)>,
@@ -207,7 +207,7 @@ pub enum JobError {
     },
     /// The job goes beyond the device's end.
     #[error(
-        "offset={} and size={} go beyond the device, which has {}: give a smaller size, or none for all of it",
+        "offset={} and size={} go beyond the device, which has {}: give a smaller size, or leave size out to use all of it",
         short(*offset_bytes),
         short(*size_bytes),
         short(*device_bytes)
@@ -220,7 +220,7 @@ pub enum JobError {
         /** The device's capacity. */
         device_bytes: u64,
     },
-    /// No room for a block after the offset.
+    /// There is no room for a block after the offset.
     #[error(
         "offset={} leaves less than one block of bs={} of the device, which has {}: give a smaller offset",
         short(*offset_bytes),
@@ -237,7 +237,7 @@ pub enum JobError {
     },
     /// The slice of each clone is less than a block.
     #[error(
-        "verify gives each of {jobs} jobs its own part of the size, and {blocks} blocks are too few for that"
+        "verify gives each of {jobs} jobs its own part of the size, but the size has only {blocks} blocks"
     )]
     SlicesBelowBlock {
         /** The value of `numjobs=`. */
@@ -251,7 +251,7 @@ pub enum JobError {
     /// The buffers need too much memory.
     #[error(
         "buffers of bs={} × iodepth={depth} × numjobs={jobs} need {needed_bytes} bytes, but at most \
-         {MAX_BUFFER_BYTES} are allowed: lower one of them",
+         {MAX_BUFFER_BYTES} are allowed: lower one of these options",
         short(u64::from(*bs))
     )]
     Buffers {
@@ -264,14 +264,14 @@ pub enum JobError {
         /** The product of the three. */
         needed_bytes: u64,
     },
-    /// The device takes no writes.
-    #[error("rw={pattern} writes, and the device is read-only: use read or randread")]
+    /// The device accepts no writes.
+    #[error("rw={pattern} writes, but the device is read-only: use read or randread")]
     ReadOnly {
         /** The value of `rw=`. */
         pattern: &'static str,
     },
     /// The device has no cache to flush.
-    #[error("fsync={fsync} needs flushes, which the device does not offer: leave it out")]
+    #[error("fsync={fsync} needs flushes, which the device does not offer: leave fsync out")]
     NoFlush {
         /** The value of `fsync=`. */
         fsync: u32,
@@ -326,7 +326,7 @@ impl Job {
         Ok(())
     }
 
-    /// Checks whether it fits the device.
+    /// Checks whether the job fits the device.
     ///
     /// # Errors
     /// [`JobError`].
@@ -362,12 +362,12 @@ impl Job {
         Ok(())
     }
 
-    /// Whether each clone needs its own part of the size: another clone's writes would look like damage.
+    /// Whether each clone needs its own part of the size, because verify would take another clone's writes for damage.
     fn slices(&self) -> bool {
         self.verify && self.pattern.writes()
     }
 
-    /// The part where clone `clone` works, on a device of `device_bytes` that the job was checked on.
+    /// The part of a device of `device_bytes` on which clone `clone` works. The job must have passed [`Job::check_on`].
     #[must_use]
     pub fn span(&self, clone: u32, device_bytes: u64) -> Span {
         let bs = u64::from(self.block_bytes);

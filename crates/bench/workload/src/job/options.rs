@@ -1,7 +1,7 @@
 //! fio's options by name: one table for job files and the command line.
 //!
 //! - An unknown option is an error that lists the known ones; an invalid value is an error that describes valid ones.
-//!   Nothing is skipped: a job must never mean something else here than in fio.
+//!   Nothing is skipped: a job must never mean something different from what it means in fio.
 //! - `norandommap` and `thread` are accepted without effect, because this program always works that way. `ioscheduler`
 //!   is reported and never set, because the host's administrator chooses it.
 //!
@@ -15,7 +15,7 @@ use super::{Job, MAX_BLOCK_BYTES, MAX_DEPTH, MAX_JOBS, Mix, Order, Pattern, unit
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     /// The option is not in the table.
-    #[error("option '{option}' is not known; known are: {}", known().join(", "))]
+    #[error("option '{option}' is not known; known options: {}", known().join(", "))]
     Unknown {
         /** The unknown option. */
         option: String,
@@ -40,7 +40,7 @@ pub enum OptionError {
     },
 }
 
-/// `Err`: a description of valid values.
+/// Sets an option of a job. `Err` describes the valid values.
 type Set = fn(&mut Job, &str) -> Result<(), String>;
 
 struct Known {
@@ -101,7 +101,7 @@ const TABLE: [Known; 25] = [
     value(&["verify"], |job, text| match text {
         "crc32c" => to(&mut job.verify, Ok(true)),
         "0" | "none" => to(&mut job.verify, Ok(false)),
-        _ => Err("crc32c, the one there is, or 0".to_owned()),
+        _ => Err("crc32c, the only supported method, or 0".to_owned()),
     }),
     value(&["fsync"], |job, text| to(&mut job.fsync, number(text, 0, u32::MAX))),
     value(&["rate"], |job, text| to(&mut job.rate.bytes, size(text, 1, u64::MAX))),
@@ -258,14 +258,20 @@ mod tests {
     #[test]
     fn option_that_is_not_known_is_named_with_those_that_are() {
         let line = refusal("zonesize", Some("1m"));
-        assert!(line.starts_with("option 'zonesize' is not known; known are: name, filename, rw,"), "{line}");
+        assert!(
+            line.starts_with("option 'zonesize' is not known; known options: name, filename, rw,"),
+            "{line}"
+        );
     }
 
     #[test]
     fn values_that_are_not_understood_say_what_would_be() {
         assert_eq!(refusal("iodepth", Some("0")), "iodepth=0: give a whole number from 1 to 4096");
         assert_eq!(refusal("bs", Some("4x")), "bs=4x: give bytes, such as 4k, from 512 to 64m");
-        assert_eq!(refusal("verify", Some("md5")), "verify=md5: give crc32c, the one there is, or 0");
+        assert_eq!(
+            refusal("verify", Some("md5")),
+            "verify=md5: give crc32c, the only supported method, or 0"
+        );
         assert!(refusal("rw", Some("trim")).starts_with("rw=trim: give read, write"));
         assert_eq!(refusal("direct", Some("yes")), "direct=yes: give 0 or 1");
     }

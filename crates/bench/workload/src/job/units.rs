@@ -1,14 +1,14 @@
 //! Quantities in fio's notation: bytes with `k`, `m`, `g`, and times with `ms`, `s`, `m`.
 //!
-//! - As with fio's default `kb_base=1024`: `k` and `kb` are 1024, and `ki` and `kib` are 1000, the reverse of
-//!   the usual meaning. A job file must mean the same here as in fio.
+//! - As with fio's default `kb_base=1024`: `k` and `kb` are 1024, and `ki` and `kib` are 1000, the reverse of the usual
+//!   meaning. A job file must mean the same in this program as in fio.
 //! - A time without a unit is in seconds.
 //!
 //! Facts: fio 3.33, HOWTO, "Parameter types", and runs of fio.
 
 use std::time::Duration;
 
-/// Splits "4k" into 4 and "k". `None` without digits, or beyond 64 bits.
+/// Splits "4k" into 4 and "k". `None` if there are no digits, or the number exceeds 64 bits.
 fn split(text: &str) -> Option<(u64, String)> {
     let text = text.trim();
     let (text, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -20,7 +20,7 @@ fn split(text: &str) -> Option<(u64, String)> {
     Some((number, text.get(end..)?.to_ascii_lowercase()))
 }
 
-/// "4k" → 4096. `None`: not a quantity, or beyond 64 bits.
+/// "4k" → 4096. `None` if `text` is not a quantity, or exceeds 64 bits.
 #[must_use]
 pub fn bytes(text: &str) -> Option<u64> {
     const LETTERS: &str = "kmgtp";
@@ -35,7 +35,7 @@ pub fn bytes(text: &str) -> Option<u64> {
     number.checked_mul(base.checked_pow(power)?)
 }
 
-/// "90" and "90s" → 90 s. `None`: not a time.
+/// "90" and "90s" → 90 s. `None` if `text` is not a time.
 #[must_use]
 pub fn time(text: &str) -> Option<Duration> {
     let (number, unit) = split(text)?;
@@ -51,7 +51,7 @@ pub fn time(text: &str) -> Option<Duration> {
     }
 }
 
-/// "0-3,7" → 0, 1, 2, 3, 7. `None`: not a list of CPUs.
+/// "0-3,7" → 0, 1, 2, 3, 7. `None` if `text` is not a list of CPUs.
 #[must_use]
 pub fn cpus(text: &str) -> Option<Vec<usize>> {
     const MOST: usize = 4096;

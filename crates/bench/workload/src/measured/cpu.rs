@@ -2,7 +2,8 @@
 //!
 //! - The kernel measures threads to the microsecond. It measures another process in ticks of 10 ms, summed over all its
 //!   threads, including ended ones.
-//! - Not counted: kernel threads that work for this thread (io_uring's workers), which belong to the process.
+//! - A thread's figures exclude kernel threads that work for it (io_uring's workers), because these belong to the
+//!   process.
 //!
 //! Facts: getrusage(2), proc_pid_stat(5).
 
@@ -27,7 +28,7 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// Returns the usage of the calling thread since it began.
+    /// Returns the usage of the calling thread since its start.
     #[must_use]
     pub fn of_thread() -> Self {
         let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Self::default() };
@@ -55,7 +56,7 @@ impl CpuTime {
         }
     }
 
-    /// Adds another's counts.
+    /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.user += other.user;
         self.system += other.system;
@@ -75,7 +76,7 @@ pub struct ProcessTime {
 }
 
 impl ProcessTime {
-    /// CPU time of `pid` since its start; `None` if the process is gone or not visible.
+    /// CPU time of `pid` since its start; `None` if the process has ended or is not visible.
     #[must_use]
     pub fn of(pid: i32) -> Option<Self> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -95,7 +96,7 @@ impl ProcessTime {
     }
 }
 
-/// Fields 14 and 15. The second field, the command, may contain any text, but ends with the last bracket.
+/// Fields 14 and 15. The second field, the command, may contain any text, but ends at the last closing bracket.
 fn ticks(stat: &str) -> Option<(u64, u64)> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(11);

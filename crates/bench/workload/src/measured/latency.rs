@@ -7,14 +7,15 @@ const MAX_NS: u64 = 300_000_000_000;
 /// Three significant digits: finer than fio's percentiles, which are within 1.6 %.
 const DIGITS: u8 = 3;
 
-/// Count, extremes, mean and deviation of times in ns. Exact: uses integers throughout.
+/// Count, extremes, mean and deviation of times in ns. The values are exact, because they are computed from integer
+/// sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latency {
     /// Number of times.
     pub count: u64,
-    /// The shortest; 0 if there are none.
+    /// The shortest time; 0 without times.
     pub min_ns: u64,
-    /// The longest.
+    /// The longest time.
     pub max_ns: u64,
     sum: u64,
     squares: u128,
@@ -44,14 +45,14 @@ impl Latency {
         self.squares += other.squares;
     }
 
-    /// The mean; 0 if there are none.
+    /// The mean; 0 without times.
     #[must_use]
-    #[allow(clippy::cast_precision_loss)] // for people
+    #[allow(clippy::cast_precision_loss)] // shown to people
     pub fn mean_ns(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// The sample deviation; 0 with fewer than two.
+    /// The sample standard deviation; 0 for fewer than two times.
     #[must_use]
     #[allow(clippy::cast_precision_loss)]
     pub fn stddev_ns(&self) -> f64 {
@@ -59,13 +60,13 @@ impl Latency {
             return 0.0;
         }
         let (n, sum) = (u128::from(self.count), u128::from(self.sum));
-        // `n * squares` can exceed 128 bits only if the sum exceeds 64.
+        // `n * squares` can exceed 128 bits only if the sum exceeds 64 bits.
         let spread = n.saturating_mul(self.squares).saturating_sub(sum.saturating_mul(sum));
         (spread as f64 / self.count as f64 / (self.count - 1) as f64).sqrt()
     }
 }
 
-/// [`Latency`], and the distribution of the times.
+/// A [`Latency`] and the distribution of its times.
 #[derive(Clone, Debug)]
 pub struct Spread {
     /// The exact sums.
@@ -108,7 +109,7 @@ impl Spread {
         value.min(self.latency.max_ns)
     }
 
-    /// Requests from `from_ns` to below `to_ns`.
+    /// Number of requests that took at least `from_ns` and less than `to_ns`.
     #[must_use]
     pub fn between(&self, from_ns: u64, to_ns: u64) -> u64 {
         self.histogram

@@ -15,7 +15,7 @@ use std::time::Duration;
 use self::cpu::CpuTime;
 use self::latency::{Latency, Spread};
 
-/// fio's steps: 1, 2, 4, 8, 16, 32, and 64 or more.
+/// Number of fio's steps: 1, 2, 4, 8, 16, 32, and 64 or more.
 pub const DEPTH_STEPS: usize = 7;
 
 /// Measurements of one direction.
@@ -58,7 +58,7 @@ pub struct QueueCounts {
 }
 
 impl QueueCounts {
-    /// Adds another's counts.
+    /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.kicks += other.kicks;
         self.sleeps += other.sleeps;
@@ -83,17 +83,17 @@ pub struct Measured {
     pub directions: [DirectionMeasured; 2],
     /// Flushes.
     pub sync: Spread,
-    /// Requests in flight when one was added, in steps.
+    /// How many requests were in flight when one was added, by step.
     pub depths: [u64; DEPTH_STEPS],
-    /// Requests per submission, in steps.
+    /// Requests per submission, by step.
     pub submits: [u64; DEPTH_STEPS],
-    /// Completions per poll, in steps.
+    /// Completions per poll, by step.
     pub completes: [u64; DEPTH_STEPS],
     /// The longest runtime of the threads.
     pub runtime: Duration,
     /// The sum of the threads' runtimes.
     pub job_runtime: Duration,
-    /// The sum over all threads.
+    /// CPU time of all threads together.
     pub cpu: CpuTime,
     /// Blocks that verify read and found correct.
     pub verified_blocks: u64,
@@ -177,9 +177,9 @@ pub fn batch_step(count: usize) -> usize {
     }
 }
 
-/// Returns 0 if no time has passed.
+/// The rate per second; 0 if no time has passed.
 #[must_use]
-#[allow(clippy::cast_precision_loss)] // for people
+#[allow(clippy::cast_precision_loss)] // shown to people
 pub fn per_second(count: u64, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
 }

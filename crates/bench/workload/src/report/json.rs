@@ -1,7 +1,8 @@
 //! A result in fio's JSON layout, so that programs that read fio's results can read it.
 //!
-//! - Keys, nesting, units and types as in `fio --output-format=json` 3.33. One extra object per job, "bareblk", has
-//!   figures that fio lacks. Keys without a meaning here are omitted; `docs/how-to/bench.md` lists them.
+//! - Keys, nesting, units and types are those of `fio --output-format=json` 3.33. One extra object per job, "bareblk",
+//!   has figures that fio lacks. Keys that have no meaning for this program are omitted; `docs/how-to/bench.md` lists
+//!   them.
 //! - With `group_reporting` the clones are one entry, as in fio.
 //!
 //! Facts: output of fio 3.33.
@@ -47,7 +48,7 @@ fn options(options: &[(String, String)]) -> Map<String, Value> {
     options.iter().map(|(option, value)| (option.clone(), json!(value))).collect()
 }
 
-/// One entry for the group, or one per clone.
+/// Makes one entry for the group, or one per clone.
 fn jobs(group: usize, outcome: &Outcome) -> Vec<Value> {
     if outcome.job.group_reporting || outcome.clones.len() == 1 {
         return vec![job(group, outcome, &outcome.group(), Some(extra(outcome)))];
@@ -126,7 +127,7 @@ fn direction(of: &DirectionMeasured, measured: &Measured) -> Value {
     Value::Object(entry)
 }
 
-/// Rates from the half-second samples, per second.
+/// Rates per second, computed from the half-second samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Rates {
     pub min: f64,
@@ -137,7 +138,7 @@ pub(crate) struct Rates {
 }
 
 impl Rates {
-    #[allow(clippy::cast_precision_loss)] // for people
+    #[allow(clippy::cast_precision_loss)] // shown to people
     pub fn of(of: &DirectionMeasured, what: fn(&crate::measured::Sample) -> u64, unit: f64) -> Self {
         let rate = |sample: &crate::measured::Sample| what(sample) as f64 / sample.seconds / unit;
         let rates: Vec<f64> = of.samples.iter().map(rate).collect();
@@ -209,7 +210,7 @@ fn latency_ms(measured: &Measured) -> Value {
     steps
 }
 
-/// Figures that fio does not have, of the whole group.
+/// Figures of the whole group that fio does not have.
 fn extra(outcome: &Outcome) -> Value {
     let group = outcome.group();
     let ios = group.ios();

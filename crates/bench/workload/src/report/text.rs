@@ -1,8 +1,8 @@
 //! A result as text, in fio's layout: rates, latencies, percentiles, CPU time.
 //!
 //! - Each line has its own unit, so that numbers have few digits, as in fio.
-//! - Below fio's lines are figures that fio does not have: CPU time per request, also of the server; kicks
-//!   and sleeps.
+//! - Below fio's lines are figures that fio does not have: CPU time per request of the client and the server, kicks and
+//!   sleeps.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::measured::{DirectionMeasured, Measured, per_second};
 use crate::run::outcome::Outcome;
 use crate::target::Target;
 
-/// A step with a smaller share of the requests is omitted.
+/// Latency steps with a smaller share of the requests are omitted.
 const SHOWN_PERCENT: f64 = 0.01;
 
-/// Below this, a server's CPU time, which the kernel reports in ticks of 10 ms, is mostly rounding error.
+/// In shorter runs, a server's CPU time, which the kernel reports in ticks of 10 ms, is mostly rounding error.
 const SERVER_TIME_FROM: Duration = Duration::from_millis(200);
 
 /// The whole result, ending with a line break.
@@ -84,7 +84,7 @@ fn direction(out: &mut String, name: &str, of: &DirectionMeasured, measured: &Me
         return;
     }
     let (iops, bw) = (per_second(of.ios, measured.runtime), per_second(of.bytes, measured.runtime));
-    #[allow(clippy::cast_precision_loss)] // for people
+    #[allow(clippy::cast_precision_loss)] // shown to people
     let moved = of.bytes as f64;
     let _ = writeln!(
         out,
@@ -114,7 +114,7 @@ fn direction(out: &mut String, name: &str, of: &DirectionMeasured, measured: &Me
     }
 }
 
-/// fio's choice: the unit that keeps the numbers short.
+/// Chooses the unit as fio does, so that the numbers stay short.
 fn unit(latency: &Latency) -> (&'static str, f64) {
     match latency.mean_ns() {
         mean if mean < 2_000.0 => ("nsec", 1.0),
@@ -123,7 +123,7 @@ fn unit(latency: &Latency) -> (&'static str, f64) {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // for people
+#[allow(clippy::cast_precision_loss)] // shown to people
 fn latency(out: &mut String, name: &str, latency: &Latency) {
     let (unit, ns) = unit(latency);
     let _ = writeln!(
@@ -192,7 +192,11 @@ fn extra(out: &mut String, outcome: &Outcome) {
         let (usr, sys) = (percent_of(server.user, group.runtime), percent_of(server.system, group.runtime));
         let each = us_per_io(server.user + server.system);
         let _ = match group.runtime < SERVER_TIME_FROM {
-            true => write!(out, ", server=- (told of runs from {} s on)", SERVER_TIME_FROM.as_secs_f64()),
+            true => write!(
+                out,
+                ", server=- (measured only in runs of {} s or more)",
+                SERVER_TIME_FROM.as_secs_f64()
+            ),
             false => write!(out, ", server={each:.2}usec (usr={usr:.2}%, sys={sys:.2}%)"),
         };
     }
@@ -202,14 +206,14 @@ fn extra(out: &mut String, outcome: &Outcome) {
         let _ = writeln!(out, "  per IO       : kicks={kicks:.4}, sleeps={sleeps:.4}");
     }
     if outcome.job.verify {
-        let _ = writeln!(out, "  verify       : {} blocks read and right", group.verified_blocks);
+        let _ = writeln!(out, "  verify       : {} blocks read and correct", group.verified_blocks);
     }
     if outcome.interrupted {
         out.push_str("  interrupted: this is the result so far\n");
     }
 }
 
-/// "47.5k".
+/// Formats a count, as in "47.5k".
 fn count(number: f64) -> String {
     let (number, letter) = match number {
         n if n >= 1e7 => (n / 1e6, "M"),

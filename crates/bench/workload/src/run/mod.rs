@@ -3,7 +3,7 @@
 //! `open target → a port per thread → gate → work … every 100 ms: progress, events; every 500 ms: a sample → Outcome`
 //!
 //! - The first thread that fails ends the others; the outcome then has the error and the measurements so far.
-//! - Not measured: opening, connecting, filling buffers, reading back for verify.
+//! - Opening, connecting, filling buffers and reading back for verify are not measured.
 //!
 //! See also: one thread (`worker.rs`), sampling (`watcher.rs`).
 
@@ -81,7 +81,7 @@ pub fn run(
             if let Err(error) = spawned {
                 failed.store(true, Relaxed);
                 crew.gate.open();
-                let why = format!("thread {clone} of {} cannot be made: {error}", job.jobs);
+                let why = format!("thread {clone} of {} cannot be started: {error}", job.jobs);
                 return Err(RunError::Begin(why));
             }
         }
@@ -104,7 +104,7 @@ fn as_engine_can(job: &Job, target: &Target, watch: &mut dyn Watch) -> Job {
     if engine != Some(EngineKind::Sync) || job.depth == 1 {
         return job.clone();
     }
-    watch.event(&format!("note: psync makes one call after the other: iodepth={} becomes 1", job.depth));
+    watch.event(&format!("note: psync makes one call at a time, so iodepth={} becomes 1", job.depth));
     Job { depth: 1, ..job.clone() }
 }
 
@@ -199,14 +199,14 @@ fn pin(client: &Client, clone: u32) -> Result<(), RunError> {
     rustix::thread::sched_setaffinity(None, &set).map_err(source)
 }
 
-/// The allowed CPUs that the kernel reports.
+/// The CPUs that this process may use, as the kernel reports them.
 fn allowed() -> Vec<usize> {
     let set = rustix::thread::sched_getaffinity(None);
     set.map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
         .unwrap_or_default()
 }
 
-/// Checks on a separate thread, before anything else is done.
+/// Checks the CPUs on a separate thread, before anything else happens.
 fn check_cpus(client: &Client) -> Result<(), RunError> {
     for (clone, _) in (0..).zip(&client.cpus) {
         let tried = std::thread::scope(|scope| scope.spawn(|| pin(client, clone)).join());

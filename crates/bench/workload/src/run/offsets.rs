@@ -1,7 +1,7 @@
 //! Chooses the next block and its direction.
 //!
-//! - Sequential: from the start of the span to its end, then again. Each direction has its own position, and every
-//!   clone starts at the same offset, as in fio.
+//! - Sequential: from the start of the span to its end, then from the start again. Each direction has its own position,
+//!   and every clone starts at the same offset, as in fio.
 //! - Random: any block, evenly distributed; keeps no map of used blocks (fio's `norandommap`).
 //! - The same seed gives the same blocks; clones differ from each other.
 

@@ -13,7 +13,7 @@ use crate::target::file::FilePort;
 use crate::target::port::{Port, PortError};
 use crate::target::{Client, Target};
 
-/// Retry time for a file whose last user has just ended, because io_uring releases it a little later.
+/// How long to retry a locked file: io_uring releases a file a little after its last user has ended.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An open target.
@@ -77,7 +77,7 @@ impl Opened {
     }
 }
 
-/// The thread that uses an engine creates it; queues come with the session.
+/// What a thread needs for its port: the thread creates its engine itself, but a queue already exists in the session.
 pub(super) enum Start {
     File(Arc<Image>, EngineKind),
     Ready(Box<dyn Port + Send>),

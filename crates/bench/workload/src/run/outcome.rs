@@ -19,7 +19,7 @@ pub trait Watch {
     /// The run calls this periodically.
     fn tick(&mut self, progress: &Progress);
 
-    /// An event of the target.
+    /// The run reports an event of the target.
     fn event(&mut self, text: &str);
 }
 
@@ -35,13 +35,13 @@ impl Watch for Quiet {
 /// A run's progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// Since the start.
+    /// Time since the start.
     pub elapsed: Duration,
     /// Share of the time or of the work, whichever is greater; 0 to 1.
     pub share: f64,
-    /// Requests so far, summed over all threads, by direction.
-    pub bytes: [u64; 2],
     /// Bytes so far, summed over all threads, by direction.
+    pub bytes: [u64; 2],
+    /// Requests so far, summed over all threads, by direction.
     pub ios: [u64; 2],
 }
 
@@ -58,14 +58,14 @@ pub struct Outcome {
     pub queues: QueueCounts,
     /// CPU time of a back-end in another process on this host.
     pub server: Option<ProcessTime>,
-    /// Whether the user stopped it.
+    /// Whether the user stopped the run.
     pub interrupted: bool,
-    /// The failure that ended it.
+    /// The failure that ended the run.
     pub failure: Option<Failure>,
 }
 
 impl Outcome {
-    /// All clones together.
+    /// The measurements of all clones together.
     #[must_use]
     pub fn group(&self) -> Measured {
         let mut group = Measured::default();

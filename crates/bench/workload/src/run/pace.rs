@@ -12,7 +12,7 @@ use crate::job::Rate;
 /// The pace of one thread. Without a rate, the thread never waits.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
-    /// Time between two requests of a direction; zero: unlimited.
+    /// Time between two requests of a direction; zero if unlimited.
     interval_ns: u64,
     begin: Option<Instant>,
     started: [u64; 2],

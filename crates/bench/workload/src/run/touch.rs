@@ -1,7 +1,7 @@
-//! Reads a small part of each region before a run, uncounted. A server that maps its file then has its pages mapped, as
-//! after longer use.
+//! Reads a small part of each region before a run, uncounted. A server that maps its file then has the file's pages
+//! mapped, as after longer use.
 //!
-//! - Reads one block of each 64 KiB: the kernel maps that much at once if it is in the page cache
+//! - Reads one block of each 64 KiB: the kernel maps that much at once if the data is in the page cache
 //!   (`fault_around_bytes`).
 //! - Every thread does this, on its own queue: each worker of a server may have its own mapping.
 

@@ -4,8 +4,9 @@
 //! byte 0        8        16         24      28         32
 //!      | magic  | offset | sequence | seed  | crc32c   | payload ...
 //! ```
-//! All little-endian. `offset`: the block's own position in bytes. `sequence`: the number of the write within
-//! this run. `seed`: of the run and clone (32 bits of it). `crc32c`: of everything else in the block.
+//! All fields are little-endian. `offset`: the block's own position in bytes. `sequence`: the number of the write
+//! within this run. `seed`: 32 bits from the seeds of run and clone. `crc32c`: the checksum of everything else in the
+//! block.
 //!
 //! - Two writes, or a read and a write, of one block are never in flight together, because their order would be
 //!   unknown. Clones have separate spans for the same reason.
@@ -40,7 +41,7 @@ pub(crate) struct Verify {
     sequence: u64,
     /// Sequence of the last completed write, by offset.
     written: BTreeMap<u64, u64>,
-    /// By offset: a write's sequence, or `None` for a read.
+    /// Requests in flight, by offset: a write's sequence, or `None` for a read.
     in_flight: HashMap<u64, Option<u64>>,
     /// The job only reads blocks that an earlier run wrote.
     only_reads: bool,
@@ -49,13 +50,13 @@ pub(crate) struct Verify {
 
 impl Verify {
     pub fn new(seed: u64, clone: u32, block_bytes: u32, only_reads: bool) -> Self {
-        #[allow(clippy::cast_possible_truncation)] // 32 bits of it are enough to tell runs apart
+        #[allow(clippy::cast_possible_truncation)] // 32 bits are enough to tell runs apart
         let seed = (seed ^ (seed >> 32)) as u32 ^ clone.wrapping_mul(0x9e37_79b9);
         let block = vec![0; block_bytes as usize];
         Self { seed, sequence: 0, written: BTreeMap::new(), in_flight: HashMap::new(), only_reads, block }
     }
 
-    /// Whether a request on the block may start, because none is in flight there.
+    /// Whether a request on this block may start: true if none is in flight on it.
     pub fn is_free(&self, offset_bytes: u64) -> bool {
         !self.in_flight.contains_key(&offset_bytes)
     }
@@ -64,7 +65,7 @@ impl Verify {
         self.in_flight.insert(offset_bytes, None);
     }
 
-    /// The block to write.
+    /// Begins a write and returns the block to write.
     pub fn begin_write(&mut self, offset_bytes: u64) -> &[u8] {
         self.sequence += 1;
         self.in_flight.insert(offset_bytes, Some(self.sequence));

@@ -28,7 +28,7 @@ pub(super) struct Ended {
     pub(super) result: Result<(), Failure>,
 }
 
-/// Runs on the thread that watches.
+/// Watches the threads of a run, on the thread that called `run`.
 pub(super) struct Watcher<'r> {
     pub(super) job: &'r Job,
     pub(super) target: &'r Target,

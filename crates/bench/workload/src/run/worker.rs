@@ -3,8 +3,8 @@
 //! `choose (direction, block, rate) → push … submit (slat ends) → reap (clat ends) → count`
 //!
 //! - Reads the clock once at each end of a submission, and once per poll of the completions, as often as fio.
-//! - Polls for completions when nothing more can be submitted. A poll returns at most as many as a submission: one for
-//!   files. fio does the same, so its latencies include the time until the poll.
+//! - Polls for completions when nothing more can be submitted. A poll returns at most as many completions as a
+//!   submission has requests: one for files. fio does the same, so its latencies include the time until the poll.
 //! - No request may take longer than the client's patience: an unanswered request ends the run with an error.
 //! - With verify, a request waits while another on the same block is in flight. After the work, all written blocks are
 //!   read back, uncounted.
@@ -62,7 +62,7 @@ impl From<PortError> for Failure {
     }
 }
 
-/// The part of a running thread that others can read. Only that thread writes it.
+/// The counters of a running thread, which other threads can read. Only the thread itself writes them.
 #[derive(Debug, Default)]
 #[repr(align(128))] // its own cache line, and the adjacent one that is prefetched with it
 pub(crate) struct Live {
@@ -75,7 +75,7 @@ pub(crate) struct Live {
 pub(crate) struct Common<'r> {
     pub job: &'r Job,
     pub stop: &'r Stop,
-    /// Another thread has failed.
+    /// Set if a thread has failed.
     pub failed: &'r AtomicBool,
     pub poll: bool,
     pub patience: Duration,
@@ -107,21 +107,21 @@ pub(crate) struct Worker<'r> {
     offsets: Offsets,
     pace: Pace,
     verify: Option<Verify>,
-    /// Blocks still to read back, during the read-back.
+    /// During the read-back: the blocks that are still to be read.
     script: Option<VecDeque<u64>>,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Pushed, but waiting for room.
+    /// Slots whose requests were pushed, but wait for room.
     unissued: VecDeque<u32>,
     done: Vec<Done>,
-    /// Completed, but not polled yet: a poll returns at most as many as a submission, as in fio.
+    /// Requests that have completed, but were not polled yet: a poll returns at most one batch, as in fio.
     backlog: VecDeque<Done>,
     in_flight: usize,
     /// Transfers left to do.
     left: u64,
     /// Writes since the last flush.
     unsynced: u32,
-    /// Chosen, but not possible yet.
+    /// The next request, which was chosen but is not possible yet.
     kept: Option<Next>,
     /// When the rate allows the next request.
     due: Option<Instant>,
@@ -191,7 +191,7 @@ impl<'r> Worker<'r> {
         (self.measured, counts, result)
     }
 
-    /// After the work, reads back everything written.
+    /// After the work, reads back everything that was written.
     fn read_back(&mut self) -> Result<(), Failure> {
         let Some(verify) = self.verify.as_ref().filter(|_| self.common.job.pattern.writes()) else {
             return Ok(());
@@ -228,7 +228,7 @@ impl<'r> Worker<'r> {
             || self.common.failed.load(Relaxed)
     }
 
-    /// Pushes up to a batch and submits it; returns how many were pushed.
+    /// Pushes and submits up to one batch; returns how many requests it pushed.
     fn fill_up(&mut self, now: Instant) -> Result<usize, Failure> {
         self.due = None;
         let mut pushed = 0;
@@ -467,7 +467,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers nothing until some time has passed.
+    /// A port that answers nothing until some time has passed.
     struct Late {
         from: Instant,
         held: Vec<u32>,

@@ -21,7 +21,7 @@ use crate::measured::QueueCounts;
 
 /// Largest ring (virtio 1.3 §2.7 allows more; no back-end offers more).
 const MAX_QUEUE_SIZE: u32 = 1024;
-/// Smallest ring that is requested; a smaller one saves nothing.
+/// Smallest ring that the client requests; a smaller one would save nothing.
 const MIN_QUEUE_SIZE: u32 = 64;
 /// Header, data and status; without indirect descriptors each needs its own descriptor.
 const DESCRIPTORS: u32 = 3;
@@ -35,7 +35,7 @@ pub(crate) struct Connection {
 }
 
 enum Ways {
-    /// One queue per thread; its thread takes it.
+    /// One queue per thread; each thread takes its queue out of this list.
     Own(Vec<Queue>),
     Shared(Vec<Arc<Ring>>),
 }
@@ -73,17 +73,18 @@ impl Connection {
         }
     }
 
-    /// The port of thread `clone`. May be called once for a queue that is not shared.
+    /// The port of thread `clone`. For a queue that is not shared, may be called only once.
     pub fn port(&mut self, job: &Job, clone: u32) -> Result<Box<dyn Port + Send>, PortError> {
         let blocks = Blocks::take(self.device.pool(), job.block_bytes, job.depth)?;
         match &mut self.ways {
             Ways::Own(queues) => {
-                let queue = queues.pop().ok_or_else(|| PortError("there is no queue left".to_owned()))?;
+                let queue =
+                    queues.pop().ok_or_else(|| PortError("no queue is left for this thread".to_owned()))?;
                 Ok(Box::new(QueuePort::new(queue, blocks)))
             }
             Ways::Shared(rings) => {
                 let ring = rings.get(clone as usize % rings.len().max(1));
-                let ring = ring.ok_or_else(|| PortError("there is no queue".to_owned()))?;
+                let ring = ring.ok_or_else(|| PortError("there is no queue for this thread".to_owned()))?;
                 Ok(Box::new(SharedPort::new(Arc::clone(ring), clone as usize, blocks)))
             }
         }
@@ -112,11 +113,11 @@ fn describe(event: &Event, waits: bool) -> String {
     match event {
         Event::ConfigChanged(info) => {
             format!(
-                "the device changed: it has {} bytes now",
+                "the device's configuration changed: it now has {} bytes",
                 info.capacity_sectors.saturating_mul(SECTOR_BYTES)
             )
         }
-        Event::Disconnected => "the back-end went away".to_owned(),
+        Event::Disconnected => "the back-end disconnected".to_owned(),
         Event::Reconnected(report) if report.kept_rings => format!(
             "the back-end is back after {:.3} s ({} attempts) and continues from its in-flight log",
             report.away.as_secs_f64(),
@@ -129,7 +130,9 @@ fn describe(event: &Event, waits: bool) -> String {
             report.resubmitted,
             report.completed
         ),
-        Event::GaveUp { .. } if !waits => "nothing waits for it: use --reconnect TIME to wait".to_owned(),
+        Event::GaveUp { .. } if !waits => {
+            "the run does not wait for the back-end: use --reconnect TIME to wait".to_owned()
+        }
         Event::GaveUp { reason } => format!("the back-end did not come back in time: {reason}"),
     }
 }
@@ -187,7 +190,7 @@ fn options(socket: &Path, job: &Job, client: &Client, queues: u16) -> Result<Opt
 
 fn queue_size(job: &Job, client: &Client, queues: u16) -> Result<u16, RunError> {
     let shared = u32::from(queues.max(1)) < job.jobs || client.wants_lock();
-    // The depth already includes the one flush besides the transfers.
+    // The depth already includes the flush that may be in flight besides the transfers.
     let descriptors = job.depth.saturating_mul(DESCRIPTORS);
     let wanted = if shared { MAX_QUEUE_SIZE } else { descriptors.next_power_of_two() };
     let size = client.queue_size.map_or(wanted.clamp(MIN_QUEUE_SIZE, MAX_QUEUE_SIZE), u32::from);

@@ -16,7 +16,7 @@ pub(crate) struct FilePort {
     view: MemoryView,
     block_bytes: u32,
     synchronous: bool,
-    /// One per slot; `None` while the request is in flight.
+    /// One buffer per slot; `None` while the slot's request is in flight.
     buffers: Vec<Option<IoVecs>>,
     events: Vec<Event>,
     pushed: usize,
@@ -34,8 +34,8 @@ impl FilePort {
             move |error: std::io::Error| PortError::because(&format!("engine {kind}: {what}"), &error)
         };
         let engine = make(kind, &EngineConfig { depth: depth.max(2), ..EngineConfig::default() });
-        let mut engine = engine.map_err(broken("cannot be made"))?;
-        engine.start().map_err(broken("cannot be made"))?;
+        let mut engine = engine.map_err(broken("cannot be created"))?;
+        engine.start().map_err(broken("cannot be created"))?;
         let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
         let file = engine.attach_file(spec).map_err(broken("refuses the file"))?;
         let view = memory(u64::from(depth) * u64::from(block_bytes))?;
@@ -56,7 +56,7 @@ impl FilePort {
             return Ok(OpKind::Flush);
         }
         let checked = self.image.check(io.offset_bytes / SECTOR_BYTES, self.block_bytes.into());
-        let range = checked.map_err(|error| PortError::because("range", &error))?;
+        let range = checked.map_err(|error| PortError::because("the request is out of range", &error))?;
         let durability = Durability::Cached;
         Ok(if io.ask == Ask::Read { OpKind::Read { range } } else { OpKind::Write { range, durability } })
     }
@@ -64,9 +64,9 @@ impl FilePort {
 
 fn memory(size_bytes: u64) -> Result<MemoryView, PortError> {
     let region = Region::from_memfd(GuestAddress(0), size_bytes)
-        .map_err(|error| PortError::because("memory for buffers", &error))?;
+        .map_err(|error| PortError::because("cannot allocate buffers", &error))?;
     let memory = GuestMemory::new(vec![Arc::new(region)])
-        .map_err(|error| PortError::because("memory for buffers", &error))?;
+        .map_err(|error| PortError::because("cannot allocate buffers", &error))?;
     Ok(MemoryView::new(Arc::new(memory)))
 }
 
@@ -79,17 +79,17 @@ impl Port for FilePort {
         buffers.clear();
         if kind.moves_data() {
             let filled = buffers.fill(&self.view, [range]);
-            filled.map_err(|error| PortError::because("buffers", &error))?;
+            filled.map_err(|error| PortError::because("cannot access the buffers", &error))?;
         }
         let op = Op { token: io.slot.into(), file: self.file, kind, buffers };
-        self.engine.push(op).map_err(|_| PortError("the engine has no room".to_owned()))?;
+        self.engine.push(op).map_err(|_| PortError("the engine has no room for the request".to_owned()))?;
         self.pushed += 1;
         Ok(())
     }
 
     fn submit(&mut self) -> Result<usize, PortError> {
         let submitted = self.engine.submit();
-        submitted.map_err(|error| PortError::because("the engine is broken", &error))?;
+        submitted.map_err(|error| PortError::because("the engine failed", &error))?;
         Ok(std::mem::take(&mut self.pushed))
     }
 
@@ -101,7 +101,7 @@ impl Port for FilePort {
                 // An empty submission still submits requests that the engine must repeat or resume.
                 None => self.engine.submit(),
             }
-            .map_err(|error| PortError::because("the engine is broken", &error))?;
+            .map_err(|error| PortError::because("the engine failed", &error))?;
             self.engine.reap(&mut self.events);
         }
         for event in self.events.drain(..) {
@@ -122,11 +122,11 @@ impl Port for FilePort {
 
     fn fill(&mut self, slot: u32, block: &[u8]) -> Result<(), PortError> {
         let stored = self.view.store(self.range(slot).addr, block);
-        stored.map_err(|error| PortError::because("buffers", &error))
+        stored.map_err(|error| PortError::because("cannot access the buffers", &error))
     }
 
     fn read(&self, slot: u32, block: &mut [u8]) -> Result<(), PortError> {
         let read = self.view.read(self.range(slot).addr, block);
-        read.map_err(|error| PortError::because("buffers", &error))
+        read.map_err(|error| PortError::because("cannot access the buffers", &error))
     }
 }

@@ -89,7 +89,7 @@ impl std::fmt::Display for Target {
     }
 }
 
-/// Accepts fio's engine names and this project's.
+/// Parses an engine's name, either fio's or this project's.
 fn engine(word: &str) -> Option<EngineKind> {
     EngineKind::ALL.into_iter().find(|kind| kind.name() == word || engine_word(*kind) == word)
 }
@@ -97,11 +97,11 @@ fn engine(word: &str) -> Option<EngineKind> {
 /// Which lock guards a queue that jobs share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockKind {
-    /// First come, first served, spinning.
+    /// A ticket lock: threads spin, and get the lock in the order of their arrival.
     Ticket,
-    /// The standard library's.
+    /// The standard library's mutex.
     Std,
-    /// The `parking_lot` crate's.
+    /// The `parking_lot` crate's mutex.
     ParkingLot,
 }
 
@@ -123,11 +123,11 @@ impl LockKind {
 /// The client's options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// Queues of a socket; `None`: one per job, up to the device's number.
+    /// Number of queues to use on a socket; `None` means one per job, up to the device's number.
     pub queues: Option<u16>,
-    /// Descriptors per queue; `None`: enough for the depth.
+    /// Descriptors per queue; `None` means enough for the depth.
     pub queue_size: Option<u16>,
-    /// Packed or split rings; `None`: the driver chooses.
+    /// Packed or split rings; `None` lets the driver choose.
     pub packed: Option<bool>,
     /// Whether to notify the device while the lock of a shared queue is held. `None`: notifies without the lock. A
     /// queue with only one job has no lock.
@@ -136,17 +136,17 @@ pub struct Client {
     pub lock: Option<LockKind>,
     /// Polls for completions instead of sleeping.
     pub poll: bool,
-    /// CPUs for the threads, one after another; empty: no pinning.
+    /// CPUs to pin the threads to, one after another; without CPUs, threads are not pinned.
     pub cpus: Vec<usize>,
     /// How long to wait for a back-end that disconnected.
     pub reconnect: Option<Duration>,
-    /// Whether the back-end keeps an in-flight log; `None`: if it supports one and the client reconnects.
+    /// Whether to use an in-flight log; `None` uses one if the back-end supports it and the client reconnects.
     pub in_flight_log: Option<bool>,
     /// How long one request may take.
     pub patience: Duration,
 }
 
-/// A request that takes longer means that the target is broken.
+/// If a request takes longer, the target counts as broken.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Default for Client {

@@ -9,11 +9,11 @@ use crate::measured::QueueCounts;
 /// The kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
-    /// Into the slot's buffer.
+    /// Read into the slot's buffer.
     Read,
-    /// From the slot's buffer.
+    /// Write from the slot's buffer.
     Write,
-    /// Everything written so far becomes durable.
+    /// Make everything written so far durable.
     Flush,
 }
 
@@ -75,7 +75,7 @@ pub(crate) trait Port {
     /// Writes a block into the slot's buffer.
     fn fill(&mut self, slot: u32, block: &[u8]) -> Result<(), PortError>;
 
-    /// Copies the slot's buffer.
+    /// Copies a block out of the slot's buffer.
     fn read(&self, slot: u32, block: &mut [u8]) -> Result<(), PortError>;
 
     /// Counts of a queue that this thread does not share.

@@ -20,7 +20,7 @@ pub(crate) struct Blocks {
     pieces: Vec<Buffer>,
     per_piece: u32,
     block_bytes: u32,
-    /// One per slot, in the form that requests take.
+    /// One range per slot, in the form that requests need.
     ranges: Vec<[GuestRange; 1]>,
 }
 
@@ -30,7 +30,7 @@ impl Blocks {
         let per_piece = per_piece(block_bytes).min(depth);
         let piece = |_| pool.take(per_piece * block_bytes);
         let pieces: Result<Vec<_>, _> = (0..depth.div_ceil(per_piece)).map(piece).collect();
-        let pieces = pieces.map_err(|error| PortError::because("memory for buffers", &error))?;
+        let pieces = pieces.map_err(|error| PortError::because("cannot allocate buffers", &error))?;
         let range = |slot: u32| {
             let piece = pieces.get((slot / per_piece) as usize).map_or(0, |piece| piece.range().addr);
             let addr = piece + u64::from(slot % per_piece) * u64::from(block_bytes);

@@ -110,7 +110,7 @@ impl Ring {
             }
             self.sleep(me, end);
             if self.leave(me) && self.take_mail(me, done) {
-                // Promoted, but leaving with the mail instead of leading.
+                // This thread was promoted, but leaves with its mail instead of leading.
                 self.promote();
                 return Ok(());
             }
@@ -154,7 +154,7 @@ impl Ring {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        // Mail delivered since the last check of the mailbox. From here on, only this thread delivers.
+        // Takes mail that was delivered since the last check of the mailbox. From here on, only this thread delivers.
         let has_mail = self.take_mail(me, done);
         let taken = match end.filter(|_| !has_mail) {
             Some(end) => self.queue.wait(&mut completions, end.saturating_duration_since(Instant::now())),
@@ -170,7 +170,7 @@ impl Ring {
     }
 
     fn deliver(&self, me: usize, completion: &Completion, own: &mut Vec<Done>) {
-        #[allow(clippy::cast_possible_truncation)] // as `token` put them together
+        #[allow(clippy::cast_possible_truncation)] // the two parts of the token
         let (owner, slot) = ((completion.token >> 32) as usize, completion.token as u32);
         let done = Done { slot, result: completion.result.map_err(|error| error.to_string()) };
         if owner == me {

@@ -1,4 +1,4 @@
-//! Configuration space: each field at its offset, and only one byte writable.
+//! Tests that each field of the configuration space is at its offset, and that only one byte is writable.
 
 use super::*;
 

@@ -1,6 +1,6 @@
 //! The back-end's channel: a second socket, on which the back-end sends requests such as configuration changes.
 //!
-//! `bytes, whenever they come → header checked → body dropped → request (answered if it asks for that)`
+//! `bytes, whenever they arrive → header checked → body dropped → request (answered if it requests that)`
 //!
 //! - Never waits: it reads the bytes that have arrived, and the rest later. A back-end that sends incomplete messages,
 //!   garbage or descriptors loses the channel, not the device.
@@ -25,9 +25,9 @@ pub(super) enum ChannelError {
     Closed,
     #[error("message {code} with flags {flags:#x} is not a request")]
     NotARequest { code: u32, flags: u32 },
-    #[error("request {code} of {size} bytes; at most {max} are allowed")]
+    #[error("request {code} has {size} bytes; at most {max} are allowed")]
     TooLarge { code: u32, size: u32, max: usize },
-    #[error("the back-end does not read our answers")]
+    #[error("the back-end does not read the driver's answers")]
     NotRead,
     #[error("the channel failed")]
     Io(#[source] io::Error),
@@ -54,7 +54,7 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Our end, and the end for the back-end.
+    /// Makes a channel: our end, and the end for the back-end.
     pub(super) fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         Ok((Self { socket: ours, partial: begun() }, theirs))
@@ -78,7 +78,8 @@ impl Channel {
         (changed, Ok(()))
     }
 
-    /// The code of the next complete request. `None`: it has not arrived. Descriptors that come along are closed.
+    /// The code of the next complete request. `None` if it has not arrived completely. Descriptors that arrive with it
+    /// are closed.
     fn next(&mut self) -> Result<Option<u32>, ChannelError> {
         loop {
             let header = self.partial.header();
@@ -89,7 +90,7 @@ impl Channel {
             }
             match self.partial.receive_some(&self.socket, drop) {
                 Ok(false) => return Ok(None),
-                // The driver wants no descriptors from the back-end.
+                // The driver needs no descriptors from the back-end.
                 Ok(true) | Err(FrameError::FdsLost) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -113,7 +114,7 @@ impl Channel {
     }
 }
 
-/// Any number of descriptors: the driver uses none of them.
+/// An empty message that may carry any number of descriptors, because the driver closes all of them.
 fn begun() -> PartialMessage {
     PartialMessage::new(usize::MAX)
 }

@@ -3,7 +3,7 @@
 //! `connect → features → protocol features → owner → queues, slots, channel, configuration → features accepted
 //!  → memory → in-flight log → each queue: num, base, addr, call, err, kick, enable`
 //!
-//! - The first connection chooses features; later ones must match the choice (`Terms`).
+//! - The first connection chooses features; later connections must match that choice (`Terms`).
 //! - Back-ends start a queue at its kick descriptor or when it is enabled, so enabling comes last, after
 //!   everything that the queue needs.
 //! - The in-flight log comes before all rings, because a back-end reads it when it starts them.
@@ -43,17 +43,17 @@ pub(super) enum Terms<'a> {
 #[derive(Debug)]
 pub(super) struct Session {
     front_end: FrontEnd,
-    /// `None` without BACKEND_REQ, or after it broke.
+    /// `None` without BACKEND_REQ, or after the channel failed.
     pub(super) channel: Option<Channel>,
     pub(super) info: DeviceInfo,
     /// The number of queues, from GET_QUEUE_NUM.
     counted_queues: Option<u64>,
     queue_size: u16,
-    /// Limit of regions that it can have at once.
+    /// How many regions the back-end accepts at once.
     max_regions: usize,
-    /// The regions that were announced to it.
+    /// The regions that were announced to the back-end.
     shared: Vec<Arc<Region>>,
-    /// Running queues.
+    /// Indices of the running queues.
     started: Vec<u16>,
 }
 
@@ -151,7 +151,7 @@ impl Session {
         self.front_end.has(Protocol::INFLIGHT_SHMFD)
     }
 
-    /// Gets a new log for `queues` new rings, if the back-end offers one, and passes it back to the back-end.
+    /// Gets a new log for `queues` new rings from the back-end, if it offers one, and passes the log back to it.
     pub(super) fn new_log(&self, queues: u16) -> Result<Option<Log>, ConnectError> {
         if !self.takes_log() {
             return Ok(None);
@@ -163,7 +163,7 @@ impl Session {
         Ok(log)
     }
 
-    /// Passes the log of the rings that are started next to the back-end.
+    /// Passes to the back-end the log of the rings that will be started next.
     pub(super) fn give_log(&self, log: &Log) -> Result<(), MessageError> {
         self.front_end.set_inflight_fd(log)
     }
@@ -212,7 +212,7 @@ impl Session {
         if self.started.len() == count { Ok(()) } else { self.front_end.vring_base(queue).map(drop) }
     }
 
-    /// Makes the back-end release all memory, or waits for the limit of one message.
+    /// Makes the back-end release all memory; takes at most the time limit of one message.
     pub(super) fn close(mut self) -> Result<(), MessageError> {
         self.front_end.wire_mut().hurry();
         self.started.iter().try_for_each(|&queue| self.front_end.vring_base(queue).map(drop))?;

@@ -1,9 +1,9 @@
 //! vhost-user's messages as calls: the contents of each message, and its valid replies.
 //!
-//! - This type knows whether a message without its own reply can ask for one (REPLY_ACK). Without REPLY_ACK
-//!   the driver does not learn whether the message succeeded; [`FrontEnd::barrier`] at least ensures that the
+//! - This type knows whether a message without a reply of its own can request an acknowledgement (REPLY_ACK). Without
+//!   REPLY_ACK the driver does not learn whether the message succeeded; [`FrontEnd::barrier`] at least ensures that the
 //!   back-end has processed it.
-//! - Numbers in replies come from the back-end; the code that uses them checks them (`negotiate.rs`).
+//! - Values in replies are not checked in this file; the code that uses them checks them (`negotiate.rs`).
 //!
 //! Spec: vhost-user, "Front-end message types".
 
@@ -77,32 +77,32 @@ impl FrontEnd {
         self.tell(FrontendReq::SET_FEATURES, &features.to_ne_bytes(), &[])
     }
 
-    /// Only with MQ.
+    /// Requires MQ.
     pub(super) fn queue_num(&self) -> Result<u64> {
         self.ask_u64(FrontendReq::GET_QUEUE_NUM)
     }
 
-    /// Only with CONFIGURE_MEM_SLOTS.
+    /// Requires CONFIGURE_MEM_SLOTS.
     pub(super) fn max_mem_slots(&self) -> Result<u64> {
         self.ask_u64(FrontendReq::GET_MAX_MEM_SLOTS)
     }
 
-    /// Only with BACKEND_REQ.
+    /// Requires BACKEND_REQ.
     pub(super) fn set_backend_channel(&self, theirs: &OwnedFd) -> Result<()> {
         self.tell(FrontendReq::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])
     }
 
-    /// Only with RESET_DEVICE.
+    /// Requires RESET_DEVICE.
     pub(super) fn reset_device(&self) -> Result<()> {
         self.tell(FrontendReq::RESET_DEVICE, &[], &[])
     }
 
     /// The first `size_bytes` (at most 256) of the configuration space; `None` if the back-end says that it
-    /// does not have them. Only with CONFIG.
+    /// does not have them. Requires CONFIG.
     pub(super) fn config(&self, size_bytes: usize) -> Result<Option<Vec<u8>>> {
         let body = vhost_user::body::config(0, &vec![0; size_bytes.min(MAX_CONFIG_BYTES)]);
         let message = Outgoing { request: FrontendReq::GET_CONFIG, need_reply: false, body: &body, fds: &[] };
-        // An answer without bytes means failure.
+        // An empty answer means failure.
         let mut reply = self.wire.ask(&message, body.len(), Some(0))?;
         Ok((!reply.is_empty()).then(|| reply.split_off(CONFIG_HEAD_BYTES)))
     }
@@ -114,17 +114,17 @@ impl FrontEnd {
         self.tell(FrontendReq::SET_MEM_TABLE, &body, &fds)
     }
 
-    /// Only with CONFIGURE_MEM_SLOTS.
+    /// Requires CONFIGURE_MEM_SLOTS.
     pub(super) fn add_region(&self, region: &Region) -> Result<()> {
         self.tell(FrontendReq::ADD_MEM_REG, &description(region).single(), &[region.fd().as_fd()])
     }
 
-    /// Only with CONFIGURE_MEM_SLOTS.
+    /// Requires CONFIGURE_MEM_SLOTS.
     pub(super) fn remove_region(&self, region: &Region) -> Result<()> {
         self.tell(FrontendReq::REM_MEM_REG, &description(region).single(), &[])
     }
 
-    /// Only with INFLIGHT_SHMFD. Returns the answer unchecked.
+    /// Requires INFLIGHT_SHMFD. Returns the answer unchecked.
     pub(super) fn inflight_fd(&self, wanted: Wanted) -> Result<([u8; PADDED_BYTES], Option<OwnedFd>)> {
         let body = wanted.description();
         let request = FrontendReq::GET_INFLIGHT_FD;
@@ -135,7 +135,7 @@ impl FrontEnd {
         Ok((answer, fd))
     }
 
-    /// Only with INFLIGHT_SHMFD.
+    /// Requires INFLIGHT_SHMFD.
     pub(super) fn set_inflight_fd(&self, log: &Log) -> Result<()> {
         self.tell(FrontendReq::SET_INFLIGHT_FD, log.description(), &[log.fd()])
     }
@@ -182,8 +182,8 @@ impl FrontEnd {
         self.tell(FrontendReq::SET_VRING_ENABLE, &vring_state(queue, u32::from(enable)), &[])
     }
 
-    /// Waits until the back-end has processed every earlier message, successfully or not: it handles messages
-    /// in order.
+    /// Waits until the back-end has processed every earlier message, successfully or not. Back-ends handle messages in
+    /// order.
     pub(super) fn barrier(&self) -> Result<()> {
         if self.has(VhostUserProtocolFeatures::REPLY_ACK) {
             return Ok(());
@@ -208,7 +208,7 @@ impl FrontEnd {
         }
     }
 
-    /// Sends a message whose reply is one number.
+    /// Sends a message whose reply is one 64-bit value.
     fn wire_u64(&self, message: &Outgoing<'_>) -> Result<u64> {
         let reply = self.wire.ask(message, size_of::<u64>(), None)?;
         Ok(read::<VhostUserU64>(&reply).unwrap_or_default().value)

@@ -4,8 +4,8 @@
 //! `GET_INFLIGHT_FD → checked → kept (a descriptor) … the back-end dies … SET_INFLIGHT_FD → its successor
 //! continues`
 //!
-//! - The driver never maps it: only back-ends read the contents and decide whether to trust them.
-//! - A log belongs to the rings with which it was started. Other rings get another log.
+//! - The driver never maps the log: only back-ends read the contents and decide whether to trust them.
+//! - A log belongs to the rings that were started with it. Other rings get another log.
 //!
 //! Spec: vhost-user, "Inflight I/O tracking".
 
@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::error::ConnectError;
 
-/// Two 64-bit numbers, two 16-bit ones (vhost-user, "Inflight description").
+/// Two 64-bit and two 16-bit values (vhost-user, "Inflight description").
 pub(super) const FIELDS_BYTES: usize = 20;
 /// The size with the padding that C adds and that some back-ends send.
 pub(super) const PADDED_BYTES: usize = 24;

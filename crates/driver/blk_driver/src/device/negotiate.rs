@@ -4,8 +4,7 @@
 //!
 //! - A field is valid only if its feature was accepted (virtio 1.3 §5.2.4). A valid field with an impossible
 //!   value is an error here, so that the rest of the driver can trust a [`DeviceInfo`].
-//! - A back-end that comes back must match the previous one, because queues, rings and requests were made for
-//!   that one.
+//! - After a reconnect, the new back-end must match the previous one, for which queues, rings and requests were made.
 //!
 //! Spec: virtio 1.3 §5.2.3, §5.2.4, §6.
 
@@ -48,12 +47,12 @@ const MAX_BLOCK_BYTES: u32 = 65536;
 /// SET_VRING_KICK and similar messages have 8 bits for the queue (vhost-user, "Vring descriptor index").
 const MAX_QUEUES: u16 = 256;
 
-/// Sizes of the configuration to try: up to `write_zeroes_may_unmap`, padded as in `struct virtio_blk_config`
-/// (QEMU, cloud-hypervisor); the same unpadded; all fields of virtio 1.3; up to `num_queues`. Back-ends
-/// refuse larger sizes than they have, and some refuse smaller ones.
+/// Sizes of the configuration to try: up to `write_zeroes_may_unmap`, padded as in `struct virtio_blk_config` (QEMU,
+/// cloud-hypervisor); the same unpadded; all fields of virtio 1.3; up to `num_queues`. Back-ends refuse sizes larger
+/// than their own, and some refuse smaller ones.
 pub(super) const CONFIG_SIZES: [usize; 4] = [60, 57, 96, 36];
 
-/// The features of `offered` to use.
+/// Chooses the features to use from `offered`.
 pub(super) fn accept(offered: u64, options: &Options) -> Result<u64, ConnectError> {
     let bit = |wanted: bool, bit: u64| if wanted { bit } else { 0 };
     let wanted = ALWAYS
@@ -72,7 +71,7 @@ pub(super) fn accept(offered: u64, options: &Options) -> Result<u64, ConnectErro
     }
 }
 
-/// The protocol features of `offered` to use. CONFIG is required: without it the disk's size is unknown.
+/// Chooses the protocol features to use from `offered`. CONFIG is required: without it the disk's size is unknown.
 pub(super) fn accept_protocol(offered: u64, options: &Options) -> Result<Protocol, ConnectError> {
     let log = if options.wants_log() { Protocol::INFLIGHT_SHMFD } else { Protocol::empty() };
     let accepted = Protocol::from_bits_truncate(offered) & (PROTOCOL | log);
@@ -89,7 +88,7 @@ pub(super) fn accept_protocol(offered: u64, options: &Options) -> Result<Protoco
     }
 }
 
-/// How many queues are usable on a device that reports `counted` (GET_QUEUE_NUM; `None`: not asked).
+/// How many queues are usable on a device that reports `counted` (GET_QUEUE_NUM; `None` without MQ).
 pub(super) fn check_queues(counted: Option<u64>, config: u16, accepted: u64) -> Result<u16, ConnectError> {
     if accepted & features::MQ == 0 {
         return Ok(1);
@@ -105,7 +104,7 @@ pub(super) fn check_queues(counted: Option<u64>, config: u16, accepted: u64) -> 
     Ok(counted.min(config).min(MAX_QUEUES))
 }
 
-/// The device's description of itself, for queues of `queue_size`.
+/// The device's description of itself, for queues of `queue_size` descriptors.
 pub(super) fn device_info(
     config: &DeviceConfig,
     counted_queues: Option<u64>,
@@ -138,9 +137,9 @@ pub(super) fn device_info(
     })
 }
 
-/// Without SEG_MAX, one buffer per request, to be safe; Linux does the same. With indirect tables only
-/// `seg_max` limits a request, as in Linux, although virtio 1.3 §2.7.5.3.1 limits it to the queue size.
-/// Without them header and status need descriptors of the ring too.
+/// Without SEG_MAX, a request has one buffer, to be safe, as in Linux. With indirect tables, only `seg_max` limits a
+/// request, as in Linux, although virtio 1.3 §2.7.5.3.1 limits it to the queue size. Without such tables, header and
+/// status also need descriptors of the ring.
 fn max_segments(seg_max: u32, queue_size: u16, accepted: u64) -> u32 {
     let in_ring = u32::from(queue_size.saturating_sub(2));
     let of_queue = if accepted & features::INDIRECT_DESC == 0 { in_ring } else { u32::MAX };
@@ -158,7 +157,7 @@ fn block_size(config: &DeviceConfig, accepted: u64) -> Result<u32, ConnectError>
     Err(ConnectError::Config { field: "blk_size", value: u64::from(size_bytes) })
 }
 
-/// Checks that a back-end that came back is the same device. Returns the features in use; `offered` must
+/// Checks that the back-end found by a reconnect serves the same device. Returns the features in use; `offered` must
 /// contain them.
 pub(super) fn check_same(offered: u64, before: &DeviceInfo) -> Result<u64, ConnectError> {
     // If the disk had become read-only, writes that were already taken would fail.
@@ -171,7 +170,7 @@ pub(super) fn check_same(offered: u64, before: &DeviceInfo) -> Result<u64, Conne
     Ok(before.features)
 }
 
-/// Checks that the disk that came back has at least the limits in use.
+/// Checks that the disk found by a reconnect has at least the limits in use.
 pub(super) fn check_not_smaller(
     now: &DeviceInfo,
     before: &DeviceInfo,

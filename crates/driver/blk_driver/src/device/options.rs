@@ -20,26 +20,26 @@ pub struct Options {
     /// `Some(true)`: packed rings, or an error if the device has none. `None` and `Some(false)`: split rings,
     /// which every device has.
     pub packed: Option<bool>,
-    /// Use indirect descriptors if offered.
+    /// Use indirect descriptors if the device offers them.
     pub indirect: bool,
-    /// Use EVENT_IDX if offered.
+    /// Use EVENT_IDX if the device offers it.
     pub event_idx: bool,
     /// The pool of memory for buffers.
     pub pool: PoolOptions,
-    /// Limit for connecting, and for each message.
+    /// Time limit for connecting, and for each message.
     pub timeout: Duration,
     /// The driver's reaction to a lost connection.
     pub reconnect: Reconnect,
     /// Lets the back-end log its unfinished requests in memory that the driver keeps for the next back-end
-    /// (INFLIGHT_SHMFD). The next back-end then continues with the same rings. `Some(true)`: use a log, or
-    /// fail if the back-end cannot. `None`: use a log if the back-end can and `reconnect` is not
+    /// (INFLIGHT_SHMFD). The next back-end then continues with the same rings. `Some(true)`: use a log, or fail if the
+    /// back-end does not support one. `None`: use a log if the back-end supports it and `reconnect` is not
     /// [`Reconnect::Never`]. `Some(false)`: no log.
     pub in_flight_log: Option<bool>,
 }
 
 impl Options {
-    /// One split queue of 256 with EVENT_IDX and indirect descriptors if offered, a pool of 16 MiB, 5 s, no
-    /// reconnect.
+    /// The defaults: one split queue of 256 descriptors, EVENT_IDX and indirect descriptors if offered, a pool of 16
+    /// MiB, a time limit of 5 s, and no reconnect.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
@@ -78,6 +78,6 @@ impl Options {
 pub enum Reconnect {
     /// Do not reconnect: everything in flight ends with `Lost`.
     Never,
-    /// Try to reconnect for this long; after that, as `Never`.
+    /// Try to reconnect for this long; after that, everything in flight ends as with `Never`.
     For(Duration),
 }

@@ -3,20 +3,19 @@
 //! `pause (10 ms … 500 ms) → open, as before → share memory → give the log, start each queue as it is
 //!  or: new log, each queue: offer another ring, start it → report`
 //!
-//! - With a log, the rings stay and their owners notice nothing: the new back-end redoes its predecessor's
-//!   unfinished requests. This is done only if the previous back-end closed the connection itself. A back-end
-//!   that the driver left (it hung, sent garbage, or gave up a queue) may still run and write to the rings
-//!   that it knows.
-//! - If a back-end refuses the log, the driver drops the log, because every other one would refuse it too. A
-//!   back-end that closes the connection after it got the log may have crashed, or may refuse it that way;
-//!   after [`LOG_TRIES`] such closes in a row, the driver counts it as refused.
-//! - Without a log, a queue's owner sends its requests again. It need not call at once: the back-end is
-//!   started on an empty ring. The owner finds that ring in its next call and fills it with every request
-//!   that was not acknowledged. An idle owner delays no other queue.
-//! - The report waits [`REPORT_LIMIT`] for owners; it gives the number of owners that are later, and they
-//!   continue all the same.
-//! - The ring of an offer is the one that the last back-end did not know, so a late write of that back-end
-//!   has no effect.
+//! - With a log, the rings stay and their owners notice nothing: the new back-end redoes its predecessor's unfinished
+//!   requests. This is done only if the previous back-end closed the connection itself. A back-end that the driver
+//!   left, because it hung, sent garbage or gave up a queue, may still run and write to the rings that it was given.
+//! - If a back-end refuses the log, the driver drops the log, because every other back-end would refuse it too. A
+//!   back-end that closes the connection after it got the log may have crashed, or may refuse the log that way; after
+//!   [`LOG_TRIES`] such closes in a row, the driver treats the log as refused.
+//! - Without a log, a queue's owner sends its requests again. The owner need not act at once: the back-end is started
+//!   on an empty ring. The owner finds that ring in its next call and fills it with every request that was not
+//!   acknowledged. An idle owner delays no other queue.
+//! - The report waits [`REPORT_LIMIT`] for owners; it states how many owners had not called by then; these move to the
+//!   new ring later.
+//! - The ring of an offer is the one that the last back-end was not given, so a late write of that back-end has no
+//!   effect.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,7 +37,7 @@ const GOOD_CONNECTION: Duration = Duration::from_secs(1);
 /// How long the report waits for the queues' owners.
 const REPORT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Number of consecutive back-ends that close the connection after they got the log, before the driver drops it.
+/// The driver drops the log after this many back-ends in a row have closed the connection after they got it.
 const LOG_TRIES: u32 = 3;
 
 /// The delay between attempts. It also grows for a back-end that accepts connections and drops them.
@@ -74,7 +73,7 @@ impl Pace {
 pub(super) struct Kept {
     /// The log of all rings; every ring was started with it. `None`: new rings are needed.
     log: Option<Log>,
-    /// Back-ends in a row that got the log and were gone before they had all rings.
+    /// Back-ends in a row that got the log and disconnected before they had all rings.
     tries: u32,
     /// Doorbells, by queue.
     bells: Vec<Arc<EventFd>>,
@@ -85,7 +84,7 @@ impl Kept {
         Self { log, tries: 0, bells }
     }
 
-    /// Keeps or drops the log after a back-end got it and the rings, with the result `went_on`.
+    /// Keeps or drops the log after the driver has passed it and the rings to a back-end, with the result `went_on`.
     fn keep_after(&mut self, log: Log, went_on: &Result<(), MessageError>) {
         self.tries = if went_on.is_ok() { 0 } else { self.tries + 1 };
         self.log = match went_on {
@@ -117,7 +116,7 @@ pub(super) struct Restart {
 }
 
 impl Restart {
-    /// Latest time to check again.
+    /// When to check again at the latest.
     pub(super) fn due(&self) -> Instant {
         self.due
     }
@@ -140,7 +139,7 @@ impl Restart {
         None
     }
 
-    /// Reports the outcomes that are known so far. The thread also calls this if the back-end goes away again.
+    /// Reports the outcomes that are known so far. The thread also calls this if the back-end disconnects again.
     pub(super) fn report(mut self, thread: &Thread) {
         self.report.owners_waited_for = u16::try_from(self.waiting.len()).unwrap_or(u16::MAX);
         thread.shared.events.push(Event::Reconnected(self.report));
@@ -148,7 +147,7 @@ impl Restart {
 }
 
 impl Thread {
-    /// Tries for `limit`; `None` if no attempt succeeded, or the device was dropped.
+    /// Tries to connect for `limit`; `None` if no attempt succeeded, or the device was dropped.
     pub(super) fn reconnect(
         &self,
         limit: Duration,
@@ -184,7 +183,7 @@ impl Thread {
                 Err(_) if is_over() && !reason.is_empty() => {}
                 Err(error) => reason = in_a_line(&error),
             }
-            debug!(attempts, "no reconnect yet: {reason}");
+            debug!(attempts, "attempt to reconnect failed: {reason}");
             pause = pace.slower();
         }
     }
@@ -197,7 +196,8 @@ impl Thread {
         session.share(&self.map.memory())?;
         // A signal from the last back-end does not concern this one.
         self.err.clear();
-        // Takes the log out, and puts it back only on success: a failed attempt may leave some queues on other rings.
+        // Takes the log out of `kept`, and puts it back only on success: a failed attempt may leave some queues on
+        // other rings.
         let log = kept.log.take().filter(|_| session.takes_log());
         let keeps_rings = log.is_some();
         if let Some(log) = log {
@@ -222,7 +222,8 @@ impl Thread {
                 continue;
             }
             session.start(queue, &link.place(), link.call(), bell, &self.err)?;
-            // The last back-end may have died between its answers and their signal, or after it took a kick.
+            // The last back-end may have died after it stored answers but before it signalled them, or after it
+            // consumed a kick.
             bell.ring();
             link.call().ring();
         }
@@ -256,7 +257,7 @@ impl Thread {
     }
 }
 
-/// Whether the queue has ended for good.
+/// Whether the queue can no longer be used.
 fn has_ended(link: &QueueLink) -> bool {
     link.is_dropped() || link.is_broken()
 }

@@ -30,7 +30,7 @@ pub(super) enum Command {
 pub(super) struct Shared {
     pub(super) events: Events,
     info: Mutex<DeviceInfo>,
-    /// 0: unknown.
+    /// 0 if unknown.
     peer_pid: AtomicI32,
     /// Stays readable once the device is dropped.
     pub(super) stop: Arc<EventFd>,
@@ -74,7 +74,7 @@ impl Shared {
     }
 }
 
-/// The thread: what `thread.rs` and `reconnect.rs` share.
+/// The thread's state, which `thread.rs` and `reconnect.rs` share.
 #[derive(Debug)]
 pub(super) struct Thread {
     pub(super) options: Options,
@@ -87,7 +87,7 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    /// Ends everything in flight.
+    /// Tells all queues that no back-end will follow, which ends everything in flight.
     pub(super) fn give_up(&self) {
         self.links.iter().for_each(|link| link.gone());
     }
@@ -99,7 +99,7 @@ impl Thread {
         Ok(region)
     }
 
-    /// Handles a command while no back-end is connected; the next one gets every region when it connects.
+    /// Handles a command while no back-end is connected; the next back-end gets every region when it connects.
     pub(super) fn execute_without_back_end(&self, command: Command) {
         match command {
             Command::Register(memory, answer) => {

@@ -23,7 +23,7 @@ use super::state::{Command, Thread};
 use crate::error::{ConnectError, MemoryError, MessageError, in_a_line};
 use crate::memory::UserMemory;
 
-/// Limit of a poll's sleep when nothing is due.
+/// The longest sleep of a poll when nothing is scheduled.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Why a connection ended.
@@ -63,7 +63,7 @@ impl Thread {
             self.shared.events.push(Event::Disconnected);
             let back = match self.options.reconnect {
                 Reconnect::Never => {
-                    let reason = "no reconnect was asked for".to_owned();
+                    let reason = "the options do not request a reconnect".to_owned();
                     self.shared.events.push(Event::GaveUp { reason });
                     None
                 }
@@ -77,7 +77,7 @@ impl Thread {
     /// Ends the queues once the back-end has released their buffers or the time limit has passed.
     fn stop(&self, session: Session) {
         if let Err(error) = session.close() {
-            warn!("back-end may still use memory: {}", in_a_line(&error));
+            warn!("the back-end may still use the driver's memory: {}", in_a_line(&error));
         }
         self.give_up();
     }
@@ -174,11 +174,11 @@ impl Thread {
         }
     }
 
-    /// Stops queues that were dropped or whose ring the device broke, so that their buffers are released too.
+    /// Stops queues that were dropped or whose ring the device broke, so that the back-end releases their buffers.
     fn stop_ended_queues(&self, session: &mut Session) -> Result<(), MessageError> {
         for (queue, link) in (0_u16..).zip(&self.links) {
             if self.is_stopped() {
-                // Stops all of them together, within one limit.
+                // The device was dropped: `stop` ends all queues together, within one time limit.
                 return Ok(());
             }
             if link.is_dropped() || link.is_broken() {
@@ -203,7 +203,7 @@ impl Thread {
             Command::Unregister(addr, answer) => match self.withdraw(addr) {
                 Ok(region) => {
                     let told = session.remove_region(&region);
-                    // The connection ends if the message cannot be sent, and with it the back-end's access to the
+                    // If the message cannot be sent, the connection ends, and with it the back-end's access to the
                     // memory.
                     let _ = answer.send(Ok(()));
                     told

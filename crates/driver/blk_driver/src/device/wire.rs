@@ -2,8 +2,7 @@
 //!
 //! `request → Outgoing (vhost_user) … PartialMessage (vhost_user) → header checked → body`
 //!
-//! - One deadline applies to the whole exchange, however few bytes come at a time; a stop request ends it at
-//!   once.
+//! - One deadline applies to the whole exchange, however few bytes arrive at a time; a stop request ends it at once.
 //! - A reply's header never determines how much is stored: the caller limits the body's length. Descriptors in a reply
 //!   are closed and cause an error, except for the one that some replies may carry.
 //! - After any error except [`MessageError::Refused`], the two sides may be out of step, so the connection ends.
@@ -23,7 +22,7 @@ use vhost_user::{FrameError, Header, PartialMessage, message_bytes, wait};
 use crate::error::MessageError;
 use crate::kick::EventFd;
 
-/// Limits are capped at this, so that adding one to the clock never fails.
+/// Limits are capped at this, so that adding a limit to the clock's value never fails.
 const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How often to retry a socket whose backlog is full: the kernel does not report when there is room.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
@@ -42,8 +41,8 @@ pub(super) struct Outgoing<'a> {
 #[derive(Debug)]
 pub(super) struct Wire {
     socket: OwnedFd,
-    /// Ends an exchange when it becomes readable. Used only until [`Wire::settle`], because it leaves the two
-    /// sides out of step.
+    /// Ends an exchange when it becomes readable. Used only until [`Wire::settle`], because an interrupted exchange
+    /// leaves the two sides out of step.
     stop: Option<Arc<EventFd>>,
     /// Limit for each message with its reply.
     limit: Duration,
@@ -55,12 +54,12 @@ pub(super) struct Wire {
 #[derive(Clone, Copy)]
 struct Expected {
     body_bytes: usize,
-    /// An alternative valid size.
+    /// A second valid size.
     or_bytes: Option<usize>,
     max_fds: usize,
 }
 
-/// One exchange.
+/// A message with its reply, and their time limit.
 struct Exchange {
     request: FrontendReq,
     start: Instant,
@@ -83,7 +82,7 @@ impl Wire {
         loop {
             match connect(&socket, &address) {
                 Ok(()) => return Ok(Self { socket, stop: Some(stop), limit, not_after }),
-                // The backlog is full (unix(7)); a Unix socket is never "in progress".
+                // The backlog is full (unix(7)); connecting a Unix socket is never "in progress".
                 Err(Errno::AGAIN) => {}
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(errno.into()),
@@ -119,7 +118,7 @@ impl Wire {
         self.send_until(message, &self.exchange(message.request))
     }
 
-    /// Sends `message` and receives its reply: `body_bytes` long, or `or_bytes`.
+    /// Sends `message` and receives its reply, whose body must have `body_bytes` or `or_bytes` bytes.
     pub(super) fn ask(
         &self,
         message: &Outgoing<'_>,

@@ -16,13 +16,15 @@ pub enum BlockingError {
     /// The request failed.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// No free buffer to copy through.
+    /// The pool has no free buffer to copy through.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// Other requests are in flight.
-    #[error("{in_flight} requests are in flight, but a blocking call needs a queue without other requests")]
+    #[error(
+        "{in_flight} requests are in flight, but a blocking call needs an idle queue: take their completions first"
+    )]
     Busy {
-        /** Without requests of blocking calls that timed out. */
+        /** Requests in flight, not counting those of blocking calls that timed out. */
         in_flight: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Why there is no connection.
+//! Why connecting or reconnecting failed.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,11 +7,11 @@ use super::memory::MemoryError;
 use super::message::MessageError;
 use super::queue::MakeQueueError;
 
-/// Why there is no connection.
+/// Why connecting or reconnecting failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The number is no valid queue size (virtio 1.3 §2.7), or it is larger than any device accepts.
+    /// The queue size is invalid (virtio 1.3 §2.7), or larger than any device accepts.
     #[error("queue size {size} is not a power of two from {min} to {max}")]
     QueueSize {
         /** The requested queue size. */
@@ -34,7 +34,7 @@ pub enum ConnectError {
         source: io::Error,
     },
     /// A message failed.
-    #[error("the back-end does not complete it")]
+    #[error("the connection could not be set up")]
     Message(#[from] MessageError),
     /// The back-end lacks a required feature.
     #[error("the back-end does not offer {feature} ({bit:#x}); its features are {offered:#x}")]
@@ -54,8 +54,8 @@ pub enum ConnectError {
         /** Usable queues of the device. */
         available: u16,
     },
-    /// The back-end gives no configuration.
-    #[error("the back-end returns none of {asked_bytes:?} bytes of configuration")]
+    /// The back-end provides no configuration.
+    #[error("the back-end returned no configuration; the driver tried lengths of {asked_bytes:?} bytes")]
     NoConfig {
         /** The sizes that the driver tried. */
         asked_bytes: [usize; 4],
@@ -68,12 +68,12 @@ pub enum ConnectError {
         /** The field's value. */
         value: u64,
     },
-    /// The back-end that came back has other features than before.
+    /// After a reconnect, the back-end offers different features.
     #[error(
-        "the back-end came back with features {is:#x}, but {was:#x} are in use: {missing:#x} are missing, and read-only: {read_only}"
+        "the new back-end offers features {is:#x}, but {was:#x} are in use: {missing:#x} are missing (newly read-only: {read_only})"
     )]
     OtherFeatures {
-        /** In use, but not offered any more. */
+        /** Features in use that are no longer offered. */
         missing: u64,
         /** Whether the device is read-only now and was not before. */
         read_only: bool,
@@ -82,16 +82,16 @@ pub enum ConnectError {
         /** Features that the back-end offers now. */
         is: u64,
     },
-    /// The disk came back with another block size.
-    #[error("the disk came back with blocks of {is_bytes} bytes, but had {was_bytes}")]
+    /// After a reconnect, the disk has a different block size.
+    #[error("after the reconnect, the disk has blocks of {is_bytes} bytes, but had {was_bytes}")]
     OtherBlockSize {
         /** Previous value. */
         was_bytes: u32,
         /** The new value. */
         is_bytes: u32,
     },
-    /// The disk that came back has lower limits than before.
-    #[error("the disk came back with {field} {is}, but had {was}")]
+    /// After a reconnect, the disk has lower limits than before.
+    #[error("after the reconnect, the disk has lower limits: {field} {is}, but had {was}")]
     Smaller {
         /** Name of the field. */
         field: &'static str,
@@ -103,11 +103,11 @@ pub enum ConnectError {
     /// The answer to GET_INFLIGHT_FD does not match the request.
     #[error("the back-end returned an in-flight log for {is} {what}, but the driver requested {wanted}")]
     LogOfOthers {
-        /** What the number counts. */
+        /** What is counted: queues, or descriptors per queue. */
         what: &'static str,
-        /** The number in the reply. */
+        /** The count in the reply. */
         is: u16,
-        /** The number in the request. */
+        /** The count in the request. */
         wanted: u16,
     },
     /// No descriptor came with the answer to GET_INFLIGHT_FD.
@@ -118,7 +118,7 @@ pub enum ConnectError {
     },
     /// The answer to GET_INFLIGHT_FD refers to bytes outside the file.
     #[error(
-        "the back-end returned an in-flight log of {len_bytes} bytes from byte {offset_bytes} on, but its memory has {file_bytes}"
+        "the back-end returned an in-flight log of {len_bytes} bytes from byte {offset_bytes} on, but its file has {file_bytes} bytes"
     )]
     LogOutside {
         /** Offset of the log in its file. */
@@ -129,12 +129,12 @@ pub enum ConnectError {
         file_bytes: u64,
     },
     /// A queue cannot be created.
-    #[error("no queue can be created")]
+    #[error("the queues cannot be created")]
     Queue(#[from] MakeQueueError),
-    /// No memory for rings or buffers.
+    /// There is no memory for rings or buffers.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// No descriptors or threads.
-    #[error("no resources for a connection")]
+    /// The kernel has no file descriptors or threads left.
+    #[error("the kernel refused a resource that the connection needs")]
     Resources(#[source] io::Error),
 }

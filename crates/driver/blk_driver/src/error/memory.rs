@@ -9,7 +9,7 @@ use super::message::MessageError;
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The pool has no room for the buffer.
-    #[error("the pool has no {wanted_bytes} bytes in one piece ({free_bytes} of {size_bytes} are free)")]
+    #[error("the pool has no {wanted_bytes} contiguous bytes ({free_bytes} of {size_bytes} bytes are free)")]
     Exhausted {
         /** Requested size. */
         wanted_bytes: u64,
@@ -24,8 +24,8 @@ pub enum MemoryError {
     /// Regions overlap, or there are too many.
     #[error("memory cannot be registered")]
     Table(#[from] guest_mem::MemoryError),
-    /// A memory file cannot be created.
-    #[error("no file for {size_bytes} bytes of memory: {errno}")]
+    /// A file for memory cannot be created.
+    #[error("cannot create a file for {size_bytes} bytes of memory: {errno}")]
     File {
         /** Requested size. */
         size_bytes: u64,
@@ -34,7 +34,7 @@ pub enum MemoryError {
     },
     /// Not enough huge pages are reserved.
     #[error(
-        "no {pages} huge pages of {page_bytes} bytes: {errno}; reserve them first (sysctl vm.nr_hugepages={pages})"
+        "cannot allocate {pages} huge pages of {page_bytes} bytes: {errno}; reserve them first (sysctl vm.nr_hugepages={pages})"
     )]
     HugePages {
         /** Pages needed. */
@@ -55,7 +55,7 @@ pub enum MemoryError {
         page_bytes: u64,
     },
     /// The back-end accepts no more regions.
-    #[error("{count} memory regions, but the back-end accepts at most {max}")]
+    #[error("{count} memory regions are needed, but the back-end accepts at most {max}")]
     TooManyRegions {
         /** Number of regions, including the new one. */
         count: usize,
@@ -65,8 +65,8 @@ pub enum MemoryError {
     /// The back-end refused the memory.
     #[error("the back-end does not accept the memory")]
     Message(#[source] MessageError),
-    /// The back-end is gone and the driver does not wait for another one, or it went away during the call.
-    #[error("the back-end is gone")]
+    /// The back-end has disconnected and the driver does not wait for another one, or it disconnected during the call.
+    #[error("the back-end has disconnected")]
     Disconnected,
     /// No user memory begins at this address.
     #[error("no memory is registered at {addr:#x}")]

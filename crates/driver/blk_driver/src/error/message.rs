@@ -19,13 +19,15 @@ pub enum MessageError {
         limit: Duration,
     },
     /// The connection ended.
-    #[error("the back-end closed the connection at {request:?}")]
+    #[error("the back-end closed the connection during {request:?}")]
     Closed {
         /** The request that was sent. */
         request: FrontendReq,
     },
     /// The message received is not a reply to this request.
-    #[error("the back-end answered {request:?} with message {code}, flags {flags:#x}: not a reply to it")]
+    #[error(
+        "the back-end answered {request:?} with message {code} and flags {flags:#x}, which is not a reply to it"
+    )]
     NotAReply {
         /** The request that was sent. */
         request: FrontendReq,
@@ -35,7 +37,9 @@ pub enum MessageError {
         flags: u32,
     },
     /// The reply has a wrong length.
-    #[error("the back-end answered {request:?} with {size_bytes} bytes, but {wanted_bytes} are needed")]
+    #[error(
+        "the back-end answered {request:?} with {size_bytes} bytes, but the reply must have {wanted_bytes}"
+    )]
     Size {
         /** The request that was sent. */
         request: FrontendReq,
@@ -45,13 +49,13 @@ pub enum MessageError {
         wanted_bytes: usize,
     },
     /// The reply came with descriptors that it must not have, or with more than one.
-    #[error("the back-end answered {request:?} with file descriptors, which its answer must not have")]
+    #[error("the back-end answered {request:?} with file descriptors that its reply must not carry")]
     Descriptors {
         /** The request that was sent. */
         request: FrontendReq,
     },
-    /// The back-end says that it failed (REPLY_ACK).
-    #[error("the back-end refused {request:?} with {value}")]
+    /// The back-end reports failure (REPLY_ACK).
+    #[error("the back-end refused {request:?} with {value} (0 would mean success)")]
     Refused {
         /** The request that was sent. */
         request: FrontendReq,
@@ -59,13 +63,13 @@ pub enum MessageError {
         value: u64,
     },
     /// The device was dropped during the exchange.
-    #[error("stopped at {request:?}")]
+    #[error("stopped during {request:?}, because the device was dropped")]
     Stopped {
         /** The request that was sent. */
         request: FrontendReq,
     },
-    /// The kernel refused.
-    #[error("{request:?} cannot be sent or answered")]
+    /// A system call on the socket failed.
+    #[error("{request:?} cannot be sent, or its reply cannot be received")]
     Io {
         /** The request that was sent. */
         request: FrontendReq,

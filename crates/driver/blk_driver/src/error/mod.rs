@@ -1,4 +1,4 @@
-//! The errors of the crate. The files in this folder import no file that does work.
+//! The errors of the crate. The files in this folder depend only on definitions, not on files with logic.
 //!
 //! See also: why a request failed (`request.rs`).
 

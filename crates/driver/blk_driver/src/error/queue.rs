@@ -8,13 +8,13 @@ pub enum MakeQueueError {
     /// The ring is refused, for example because of its size.
     #[error(transparent)]
     Ring(#[from] virtqueue::RingFault),
-    /// The queue's area does not lie inside its private region.
+    /// The queue's area is not inside its private region.
     #[error(transparent)]
     Access(#[from] guest_mem::AccessError),
-    /// The queue's private region is refused.
+    /// The memory table refuses the queue's private region.
     #[error(transparent)]
     Memory(#[from] guest_mem::MemoryError),
-    /// No descriptor for completion signals.
+    /// There is no file descriptor for completion signals.
     #[error("cannot create the eventfd that signals completions")]
     Signal(#[source] std::io::Error),
 }
@@ -22,8 +22,8 @@ pub enum MakeQueueError {
 /// Why a request was not taken; the queue is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
-    /// As many requests are in flight as the queue holds: take completions first.
-    #[error("the queue is full: {in_flight} requests are in flight")]
+    /// The queue is full: take completions first.
+    #[error("the queue is full ({in_flight} requests are in flight): take completions first")]
     Full {
         /** Number of requests in flight. */
         in_flight: usize,
@@ -46,7 +46,7 @@ pub enum PushError {
         addr: u64,
     },
     /// The request has more buffers than the device takes.
-    #[error("{buffers} buffers, but the device accepts at most {max} per request")]
+    #[error("the request has {buffers} buffers, but the device accepts at most {max}")]
     TooManyBuffers {
         /** Number of buffers. */
         buffers: usize,
@@ -55,7 +55,7 @@ pub enum PushError {
     },
     /// The data is empty, too long, or not a whole number of sectors.
     #[error(
-        "{len_bytes} bytes of data, but a request must have a multiple of {sector_bytes}, from {sector_bytes} to {max_bytes}"
+        "the request has {len_bytes} bytes of data, but must have a multiple of {sector_bytes}, from {sector_bytes} to {max_bytes}"
     )]
     DataLength {
         /** Total length of the buffers. */
@@ -66,7 +66,7 @@ pub enum PushError {
         max_bytes: u64,
     },
     /// The buffer is too small for the serial.
-    #[error("{len_bytes} bytes for the device's id, but the id has {min_bytes}")]
+    #[error("the buffer for the device's id has {len_bytes} bytes, but the id has {min_bytes}")]
     IdLength {
         /** Length of the buffer. */
         len_bytes: u32,
@@ -83,7 +83,7 @@ pub enum PushError {
     #[error("the device is read-only")]
     ReadOnly,
     /// No segments, or too many.
-    #[error("{what} of {count} segments; 1 to {max} are allowed")]
+    #[error("the {what} request has {count} segments; 1 to {max} are allowed")]
     SegmentCount {
         /** Discard or write zeroes. */
         what: &'static str,
@@ -93,7 +93,7 @@ pub enum PushError {
         max: usize,
     },
     /// A segment is too long.
-    #[error("{what} of {sectors} sectors in one segment, but the device accepts at most {max}")]
+    #[error("the {what} request has a segment of {sectors} sectors, but the device accepts at most {max}")]
     SegmentLength {
         /** Discard or write zeroes. */
         what: &'static str,
@@ -119,13 +119,13 @@ pub enum QueueError {
         #[source]
         fault: DriverFault,
     },
-    /// The back-end is gone and the driver does not wait for another one.
-    #[error("queue {queue}: the back-end is gone")]
+    /// The back-end has disconnected and the driver does not wait for another one.
+    #[error("queue {queue}: the back-end has disconnected")]
     Disconnected {
         /** The queue's index. */
         queue: u16,
     },
-    /// The kernel refused to poll.
+    /// `poll` failed.
     #[error("queue {queue}: cannot wait for completions: {errno}")]
     Wait {
         /** The queue's index. */

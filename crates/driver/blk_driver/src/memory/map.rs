@@ -1,4 +1,4 @@
-//! All regions that a device gets, and those that requests may refer to.
+//! All regions that a device gets, and which of them requests may refer to.
 //!
 //! - A region is added first (the back-end must learn of it) and then opened, so a request never refers to
 //!   memory that the back-end does not know. It is closed before it is removed.
@@ -32,7 +32,7 @@ struct State {
     memory: Arc<GuestMemory>,
     /// Sorted by address.
     open: Vec<Span>,
-    /// Guest address for the next one of our own regions.
+    /// Guest address of the next region of our own.
     next_addr: u64,
 }
 
@@ -79,7 +79,7 @@ impl MemoryMap {
         Ok(region)
     }
 
-    /// Adds a pool for buffers, open at once.
+    /// Adds a pool for buffers, which is open at once.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -144,8 +144,8 @@ impl MemoryMap {
     }
 
     fn changed(&self) {
-        // Release: pairs with the acquire in `OpenRanges::hold`; a thread that sees the new number sees the
-        // new ranges.
+        // Release: pairs with the acquire in `OpenRanges::hold`; a thread that sees the new generation sees the new
+        // ranges.
         self.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -158,7 +158,7 @@ impl State {
     fn add(&mut self, region: Arc<Region>) -> Result<(), MemoryError> {
         let end = region.guest_end();
         self.memory = Arc::new(self.memory.with_region(region)?);
-        // One unit stays free after each region, so that an overrun does not reach the next region.
+        // One alignment unit stays free after each region, so that an overrun does not reach the next region.
         self.next_addr = end.next_multiple_of(REGION_ALIGN_BYTES) + REGION_ALIGN_BYTES;
         Ok(())
     }
@@ -222,7 +222,7 @@ impl OpenRanges {
     #[cold]
     fn refresh(&mut self) {
         let state = self.map.lock();
-        // Under the lock: the number and the ranges match.
+        // Read under the lock, so that the generation and the ranges match.
         self.generation = self.map.generation.load(Ordering::Relaxed);
         self.spans.clone_from(&state.open);
     }

@@ -1,4 +1,4 @@
-//! Which memory requests may refer to, and when.
+//! Tests which memory requests may refer to, and when.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

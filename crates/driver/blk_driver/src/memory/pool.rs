@@ -110,13 +110,13 @@ fn join(free: &mut Vec<Run>, at: usize) {
 #[derive(Debug)]
 pub struct Buffer {
     inner: Arc<Inner>,
-    /// Empty if it must never be returned.
+    /// Empty if the pages must never be returned to the pool.
     run: Run,
     len_bytes: u32,
 }
 
 impl Buffer {
-    /// The address range, for requests; a request may use a part of it. Its length is the requested one.
+    /// The address range, for requests; a request may use a part of it. Its length is the one requested from the pool.
     #[must_use]
     pub fn range(&self) -> GuestRange {
         let base = self.inner.region.spec().guest_addr.raw_value();
@@ -133,7 +133,7 @@ impl Buffer {
         base.as_ptr().wrapping_add(offset)
     }
 
-    /// Copies `bytes` to `offset_bytes`.
+    /// Copies `bytes` into the buffer at `offset_bytes`.
     ///
     /// # Panics
     /// If that is outside the buffer.
@@ -143,7 +143,7 @@ impl Buffer {
         assert!(stored.is_ok(), "a buffer lies in its pool");
     }
 
-    /// Copies from `offset_bytes` into `out`.
+    /// Copies from the buffer at `offset_bytes` into `out`.
     ///
     /// # Panics
     /// If that is outside the buffer.

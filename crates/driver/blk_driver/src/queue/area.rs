@@ -5,8 +5,8 @@
 //! slot:  header 16 | status of ring 0, of ring 1 | … 64: table of up to 4 descriptors
 //! ```
 //!
-//! - There are two rings, because a back-end that was abandoned may still write to the ring that it knew.
-//!   Each ring has its own status bytes.
+//! - There are two rings, because a back-end that was abandoned may still write to the ring that it was given. Each
+//!   ring has its own status bytes.
 //! - A short table is next to its header, so that the requests of a busy queue share few pages.
 //! - All accesses are atomic; each value that the device writes is read once.
 //!
@@ -19,7 +19,7 @@ use guest_mem::{AccessError, Address, GuestAddress, GuestMemory, GuestRange, Mem
 use virtio_blk::{HEADER_BYTES, MAX_SEGMENTS, RequestHeader, SEGMENT_BYTES, Segment};
 use virtqueue::{DriverQueue, RingFault, RingFeatures, RingLayout};
 
-/// Limit of buffers per request, unless the device accepts fewer: the number that QEMU's own virtio-blk announces for a
+/// Limit of buffers per request, unless the device accepts fewer: the value that QEMU's own virtio-blk announces for a
 /// queue of 128.
 pub(crate) const DEFAULT_MAX_SEGMENTS: u16 = 128;
 
@@ -36,7 +36,7 @@ const SEGMENTS_WORDS: usize = SEGMENTS_BYTES / 8;
 #[allow(clippy::cast_possible_truncation)] // 16
 const HEADER_LEN: u32 = HEADER_BYTES as u32;
 
-/// A status byte's value before the device writes it; the standard does not use it.
+/// A status byte's value before the device writes it; virtio does not define this value.
 const NO_STATUS: u8 = 0xff;
 
 /// Size of a queue's area in a region: a multiple of 4096.
@@ -47,9 +47,9 @@ pub(crate) fn area_bytes(queue_size: u16, max_segments: u16) -> u64 {
 /// Identifies one of a queue's two rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// The first one.
+    /// The first ring.
     A,
-    /// The second one.
+    /// The second ring.
     B,
 }
 
@@ -67,7 +67,7 @@ impl Side {
     }
 }
 
-/// The addresses of the parts.
+/// Computes the addresses of the area's parts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AreaLayout {
     start: u64,
@@ -93,7 +93,7 @@ impl AreaLayout {
         features: RingFeatures,
     ) -> Result<DriverQueue, RingFault> {
         let mut ring = DriverQueue::new(view, self.ring(side), features)?;
-        // The owner polls until it sleeps.
+        // The owner needs no signals until it goes to sleep.
         ring.disable_interrupts();
         Ok(ring.with_indirect_limit(self.max_segments + 2))
     }
@@ -103,12 +103,12 @@ impl AreaLayout {
         (self.tables() + u64::from(self.queue_size) * self.table_bytes() - self.start).next_multiple_of(4096)
     }
 
-    /// The addresses of a ring, split or packed: a descriptor table and two parts for events (virtio 1.3 §2.7, §2.8).
+    /// The addresses of a ring's three parts, split or packed (virtio 1.3 §2.7, §2.8).
     pub(crate) fn ring(&self, side: Side) -> RingLayout {
         let descriptors = self.start + side.number() as u64 * self.ring_bytes();
         let avail = descriptors + DESCRIPTOR_BYTES * u64::from(self.queue_size);
-        // The device writes to the used ring, so the used ring is a page away from data that the device only
-        // reads, and has its own cache lines.
+        // The device writes to the used ring, so the used ring has its own cache lines, apart from data that the device
+        // only reads.
         let used = avail + (6 + 2 * u64::from(self.queue_size)).next_multiple_of(LINE_BYTES);
         RingLayout {
             queue_size: self.queue_size,
@@ -143,11 +143,11 @@ impl AreaLayout {
     }
 }
 
-/// The part of the area with the slots, mapped.
+/// A queue's area, mapped.
 #[derive(Debug)]
 pub(crate) struct Area {
     layout: AreaLayout,
-    /// A view of this region only, which contains all rings and tables.
+    /// A view of the area's region only, which contains all rings and tables.
     view: MemoryView,
     slot_words: SharedSlice<u64>,
     slot_bytes: SharedSlice<u8>,
@@ -158,7 +158,7 @@ pub(crate) struct Area {
 
 impl Area {
     /// # Errors
-    /// [`AccessError`] if the layout is not all inside `region`.
+    /// [`AccessError`] if the layout is not entirely inside `memory`.
     pub(crate) fn map(layout: AreaLayout, memory: Arc<GuestMemory>) -> Result<Self, AccessError> {
         let queue_size = usize::from(layout.queue_size);
         let (slots, segments) = (GuestAddress(layout.slots()), GuestAddress(layout.segments()));
@@ -191,7 +191,7 @@ impl Area {
         GuestRange { addr, len_bytes: 1 }
     }
 
-    /// Segments of slot `slot`, if it has `count` (at most [`MAX_SEGMENTS`]).
+    /// The first `count` segments of slot `slot` (at most [`MAX_SEGMENTS`]).
     pub(crate) fn segments(&self, slot: u16, count: usize) -> GuestRange {
         let addr = self.layout.segments() + (usize::from(slot) * SEGMENTS_BYTES) as u64;
         #[allow(clippy::cast_possible_truncation)] // at most `SEGMENTS_BYTES`
@@ -229,7 +229,7 @@ impl Area {
         }
     }
 
-    /// The status byte, read after the ring has shown that the device is done.
+    /// The status byte; valid only after the ring has shown that the device has completed the request.
     #[inline]
     pub(crate) fn load_status(&self, slot: u16) -> u8 {
         // Relaxed: the ring was read with acquire before.

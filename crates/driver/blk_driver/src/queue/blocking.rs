@@ -2,7 +2,7 @@
 //!
 //! `slice → buffer of the pool → request with the limit as its deadline → wait → slice`
 //!
-//! - Only for a queue without other users: a blocking call would lose the completion of another request.
+//! - They work only on a queue without other users: a blocking call would lose the completion of another request.
 //! - A call that times out leaves its buffer with the queue until the device releases it.
 
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ use crate::request::{Completion, Durability, Request, RequestError, Work};
 const CHUNK_BYTES: usize = 256 << 10;
 
 impl Queue {
-    /// Reads `out.len()` bytes (a multiple of 512) from `sector` on, copied through the pool; sleeps
-    /// meanwhile. Only on a queue without other requests in flight.
+    /// Reads `out.len()` bytes (a multiple of 512) from `sector` on, copied through the pool; sleeps until the read has
+    /// ended. The queue must have no other requests in flight.
     ///
     /// # Errors
     /// [`BlockingError`]; `out` may be partly filled.
@@ -54,7 +54,7 @@ impl Queue {
         let end = Instant::now().checked_add(limit);
         let count = data.len().div_ceil(CHUNK_BYTES);
         for (at, (sector, chunk)) in sectors_from(sector).zip(data.chunks(CHUNK_BYTES)).enumerate() {
-            // One flush makes all chunks durable.
+            // One flush, after the last chunk, makes all chunks durable.
             let durability = if at + 1 == count { durability } else { Durability::Cached };
             self.with_buffer(chunk.len(), |queue, buffer| {
                 buffer.write(0, chunk);
@@ -125,7 +125,7 @@ impl Queue {
         let called = call(self, &buffer);
         match &called {
             Err(BlockingError::Request(error)) if error.is_with_device() => self.slots.strand(Some(buffer)),
-            // The device may write to it at any later time.
+            // The device may write to the buffer at any later time.
             Err(BlockingError::Request(RequestError::Lost) | BlockingError::Queue(_)) => buffer.abandon(),
             _ => {}
         }

@@ -32,9 +32,9 @@ pub(crate) struct Limits {
     pub flush: bool,
     /// The device accepts no writes (`VIRTIO_BLK_F_RO`).
     pub read_only: bool,
-    /// Limits of a discard; 0 segments: the device has no discard (`VIRTIO_BLK_F_DISCARD`).
+    /// Limits of a discard; 0 segments if the device does not offer it (`VIRTIO_BLK_F_DISCARD`).
     pub discard: SegmentLimits,
-    /// Limits of a write zeroes; 0 segments: the device has no write zeroes (`VIRTIO_BLK_F_WRITE_ZEROES`).
+    /// Limits of a write zeroes; 0 segments if the device does not offer it (`VIRTIO_BLK_F_WRITE_ZEROES`).
     pub write_zeroes: SegmentLimits,
 }
 
@@ -71,10 +71,10 @@ pub(crate) enum Filled {
     Done,
 }
 
-/// Checks `request` and describes it in the free slot `slot`, which has number `index`.
+/// Checks `request` and describes it in the free slot `slot`, whose index is `index`.
 ///
 /// # Errors
-/// [`PushError`]; the contents of `slot` are meaningless then.
+/// [`PushError`]; after an error, the contents of `slot` are meaningless.
 #[inline]
 pub(crate) fn fill(
     slot: &mut Slot,
@@ -129,7 +129,7 @@ fn check_writable(limits: &Limits) -> Result<(), PushError> {
     if limits.read_only { Err(PushError::ReadOnly) } else { Ok(()) }
 }
 
-/// Returns the sum of all lengths.
+/// Adds the data buffers to the chain and returns their total length.
 #[inline]
 fn add_data(
     slot: &mut Slot,

@@ -3,15 +3,15 @@
 //! `session: offer_restart / gone → mailbox, signal → owner: its next call takes the mail → outcome →
 //! session`
 //!
-//! - The owner needs one load per call; the other state is behind a mutex that is only locked after an event.
-//! - An offer carries a new, empty ring, made by the session. The back-end can be started on it at once, long
-//!   before the owner's next call (the owner may sleep, or be idle for hours). The owner fills the ring and
-//!   rings the new doorbell.
+//! - The owner needs one load per call; all other state is behind a mutex that is locked only after an event.
+//! - An offer carries a new, empty ring, made by the session. The back-end can be started on that ring at once, long
+//!   before the owner's next call (the owner may sleep, or be idle for hours). The owner fills the ring and rings the
+//!   new doorbell.
 //! - A second offer replaces one that was not taken. The ring of an offer is never the one in use: while the
 //!   owner moves from one ring to the other, and reads the old one to its end, the session delays the next
 //!   offer.
-//! - A back-end that continues with the same ring (in-flight log) does not concern the owner: it gets the
-//!   ring of the last offer, taken or not, or the first ring.
+//! - A back-end that continues with the same ring (in-flight log) does not concern the owner: the back-end gets the
+//!   ring of the last offer, taken or not, or the first ring if there was no offer.
 //! - The owner is woken through the completion signal, which every back-end of the queue gets.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,8 @@ use virtqueue::{DriverQueue, RingFault, RingFeatures, RingLayout};
 use super::area::{AreaLayout, Side};
 use crate::kick::{Doorbell, EventFd};
 
-/// How long an offer waits for an owner that is moving. The owner needs microseconds, unless it failed meanwhile.
+/// How long an offer waits for an owner that is still moving to an earlier offer's ring. The owner needs microseconds,
+/// unless it failed meanwhile.
 const MOVE_LIMIT: Duration = Duration::from_secs(1);
 
 /// How the owner handled an offer.
@@ -41,11 +42,11 @@ pub(crate) struct RestartOutcome {
 pub(crate) struct RingPlace {
     /// Addresses and size.
     pub layout: RingLayout,
-    /// For `VHOST_USER_SET_VRING_BASE`.
+    /// The value for `VHOST_USER_SET_VRING_BASE`.
     pub base: u32,
 }
 
-/// The offer of another, empty ring.
+/// An offer of another, empty ring.
 #[derive(Debug)]
 pub(crate) struct Offer {
     pub ring: DriverQueue,
@@ -86,7 +87,7 @@ struct Mailbox {
     gone: bool,
     /// The ring that the owner uses.
     side: Side,
-    /// The owner has taken an offer and not reported yet: it uses both rings.
+    /// The owner has taken an offer and has not reported the outcome yet: it uses both rings.
     moving: bool,
     outcome: Option<RestartOutcome>,
     /// The device broke the ring.
@@ -138,11 +139,11 @@ impl QueueLink {
         }
     }
 
-    /// Offers another, empty ring. The owner moves to it in its next call, resends every unacknowledged request, and
-    /// rings `bell`. The session can announce the ring to the back-end at once.
+    /// Offers another, empty ring. In its next call, the owner moves to that ring, resends every unacknowledged
+    /// request, and rings `bell`. The session can announce the ring to the back-end at once.
     ///
     /// # Errors
-    /// [`RingFault`]: never for an existing queue.
+    /// [`RingFault`], but never for an existing queue.
     pub(crate) fn offer_restart(&self, bell: Arc<dyn Doorbell>) -> Result<RingPlace, RingFault> {
         let waited = self.changed.wait_timeout_while(self.lock(), MOVE_LIMIT, |mailbox| mailbox.moving);
         let mut mailbox = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -159,7 +160,7 @@ impl QueueLink {
         Ok(place)
     }
 
-    /// The back-end is gone for good: every request in flight ends with `Lost`.
+    /// Tells the owner that no back-end will follow: every request in flight ends with `Lost`.
     pub(crate) fn gone(&self) {
         let mut mailbox = self.lock();
         mailbox.gone = true;
@@ -173,7 +174,7 @@ impl QueueLink {
         self.call.ring();
     }
 
-    /// How the owner handled the last offer, once it has.
+    /// How the owner handled the last offer; `None` until it has done so.
     pub(crate) fn outcome(&self) -> Option<RestartOutcome> {
         self.lock().outcome
     }
@@ -186,7 +187,7 @@ impl QueueLink {
         waited.unwrap_or_else(PoisonError::into_inner).0.outcome
     }
 
-    /// Whether the device broke the ring. The queue cannot continue then, not even with a new back-end.
+    /// Whether the device broke the ring. A queue with a broken ring cannot continue, not even with a new back-end.
     pub(crate) fn is_broken(&self) -> bool {
         self.lock().broken
     }
@@ -219,7 +220,7 @@ impl QueueLink {
         Some(Mail::Restart(offer))
     }
 
-    /// Reports that an offer was followed.
+    /// Reports that the owner has followed an offer.
     pub(crate) fn report(&self, outcome: RestartOutcome) {
         self.tell_session(|mailbox| (mailbox.outcome, mailbox.moving) = (Some(outcome), false));
     }

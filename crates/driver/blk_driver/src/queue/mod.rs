@@ -3,12 +3,11 @@
 //! `push (slot, header, chain) → prepare_kick (publish, ask) → Kick::notify … completions (used ring →
 //! status)`
 //!
-//! - The queue trusts a status byte, but not a used length. It passes the length on
-//!   ([`Completion::stored_bytes`]); a read whose length is too small is an error only with
-//!   [`ShortReads::Refuse`]. A device should set the length, but some do not, and neither Linux nor QEMU's
-//!   own drivers look at it (virtio 1.3 §2.7.8.2, §2.7.8.3).
-//! - A length larger than the buffers, an unknown id, or an index that jumps means that the ring is broken;
-//!   the queue ends.
+//! - The queue trusts a status byte, but not a used length. It passes the length on ([`Completion::stored_bytes`]); a
+//!   read whose length is too small is an error only with [`ShortReads::Refuse`]. A device should set the length, but
+//!   some do not, and neither Linux nor QEMU's own drivers check it (virtio 1.3 §2.7.8.2, §2.7.8.3).
+//! - A length larger than the buffers, an unknown id, or an index that jumps means that the ring is broken; then the
+//!   queue ends.
 //! - Without a back-end, the queue still takes requests, into the old ring, until the next back-end connects
 //!   (`restart.rs`). Deadlines apply as usual.
 //!
@@ -65,7 +64,7 @@ pub enum ShortReads {
 pub struct QueueStats {
     /// Requests taken.
     pub pushed: u64,
-    /// Requests ended, without [`crate::RequestError::Returned`].
+    /// Requests ended, not counting [`crate::RequestError::Returned`].
     pub completed: u64,
     /// Notifications that the device requested.
     pub kicks: u64,
@@ -87,7 +86,7 @@ pub struct Queue {
     pub(crate) slots: Slots,
     pub(crate) area: Area,
     pub(crate) ring: DriverQueue,
-    /// Whether the device was asked for a signal.
+    /// Whether the queue has requested a signal from the device.
     pub(crate) armed: bool,
     pub(crate) bell: Arc<dyn Doorbell>,
     pub(crate) call: Arc<EventFd>,
@@ -96,7 +95,7 @@ pub struct Queue {
     pub(crate) pool: Pool,
     /// No live request has an earlier deadline than this.
     pub(crate) earliest: Option<Instant>,
-    /// The last call had no room for all requests whose deadline has passed.
+    /// Set if the last call had no room to report all requests whose deadline has passed.
     overdue: bool,
     pub(crate) dead: Option<QueueError>,
     pub(crate) stats: QueueStats,
@@ -196,7 +195,7 @@ impl Queue {
         self.slots.left().min(usize::from(self.ring.free_descriptors()) / per_request)
     }
 
-    /// Sets how to treat reads with a used length that is too small.
+    /// Sets how to treat successful reads whose used length is too small.
     pub fn set_short_reads(&mut self, policy: ShortReads) {
         self.short_reads = policy;
     }
@@ -275,7 +274,7 @@ impl Queue {
     /// sends the flush after a durable write (and notifies the device of it).
     ///
     /// # Errors
-    /// [`QueueError`], after everything in flight was handed out.
+    /// [`QueueError`], but only after all completions have been taken.
     #[inline]
     pub fn completions(&mut self, out: &mut [Completion]) -> Result<usize, QueueError> {
         let (taken, wanted) = self.take(out);
@@ -350,10 +349,10 @@ impl Queue {
         (popped, sent && self.publish())
     }
 
-    /// Handles a chain that the device is done with.
+    /// Handles a chain that the device has completed.
     #[inline]
     fn settle(&mut self, used: Used) -> Settled {
-        #[allow(clippy::cast_possible_truncation)] // as it was given to the ring
+        #[allow(clippy::cast_possible_truncation)] // the ring returns the `u16` that it was given
         let index = used.token as u16;
         let slot = self.slots.get_mut(index);
         match slot.stage {
@@ -380,7 +379,7 @@ impl Queue {
         }
     }
 
-    /// The result of the live request in slot `index`, which the device is done with.
+    /// The result of the live request in slot `index`, which the device has completed.
     pub(crate) fn outcome(&mut self, index: u16, written_bytes: u32) -> Result<(), RequestError> {
         let status = self.area.load_status(index);
         outcome(self.slots.get_mut(index), status, written_bytes, self.short_reads)
@@ -396,7 +395,7 @@ impl Queue {
         Settled::Flush
     }
 
-    /// Sends the requests that wait for room, in the order of the pushes. Returns their number.
+    /// Sends the requests that wait for room, in the order in which they were pushed. Returns how many it sent.
     pub(crate) fn send_waiting(&mut self) -> u64 {
         let mut sent = 0;
         while self.slots.waiting() > 0
@@ -438,9 +437,8 @@ impl Queue {
         self.slots.report(out)
     }
 
-    /// Ends the request(s) with this token now, with [`crate::RequestError::Cancelled`]. The device is not
-    /// asked (virtio-blk has no cancellation), so the buffers come back later. Returns whether there was such
-    /// a request.
+    /// Ends the request(s) with this token now, with [`crate::RequestError::Cancelled`]. The device is not informed
+    /// (virtio-blk has no cancellation), so it returns the buffers later. Returns whether there was such a request.
     pub fn cancel(&mut self, token: u64) -> bool {
         let mut found = false;
         while let Some(index) =
@@ -452,14 +450,14 @@ impl Queue {
         found
     }
 
-    /// The earliest deadline of a request in flight (or of one that was in flight until recently). For owners
-    /// that sleep by themselves, because only a call to this queue ends a request.
+    /// The earliest deadline of a request in flight (or of one that was in flight until recently). For owners that
+    /// sleep in their own event loop, because only a call to this queue ends a request at its deadline.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.earliest
     }
 
-    /// Counters.
+    /// The queue's counters.
     #[must_use]
     pub fn stats(&self) -> QueueStats {
         QueueStats { completed: self.slots.ended, ..self.stats }

@@ -1,4 +1,4 @@
-//! The owner's part when the back-end is gone: it moves to another ring, or gives up.
+//! What a queue's owner does after the back-end has disconnected: it moves to another ring, or gives up.
 //!
 //! `mail → the old ring's last completions → the new ring → everything not acknowledged, in order → doorbell`
 //!
@@ -14,7 +14,7 @@ use super::slots::{Phase, Stage};
 use crate::error::QueueError;
 
 impl Queue {
-    /// Handles the session's mail, if there is any. Costs one load if not.
+    /// Handles the session's mail. Costs one load if there is none.
     #[inline]
     pub(crate) fn read_mail(&mut self) {
         if self.link.has_mail() {
@@ -52,18 +52,18 @@ impl Queue {
         let resubmitted = self.send_waiting();
         if resubmitted > 0 {
             self.publish();
-            // Rings without being asked: a back-end that has just started may not have stored its event
-            // setting yet.
+            // Rings even if the device has not requested it: a back-end that has just started may not have stored its
+            // event setting yet.
             self.bell.ring();
         }
         RestartOutcome { completed, resubmitted }
     }
 
-    /// Takes the requests that the old ring shows as completed, to report them later. Returns their number.
+    /// Takes the requests that the old ring shows as completed, to report them later. Returns how many it took.
     fn take_acknowledged(&mut self) -> u64 {
         let mut completed = 0;
         while let Ok(Some(used)) = self.ring.pop_used() {
-            #[allow(clippy::cast_possible_truncation)] // as it was given to the ring
+            #[allow(clippy::cast_possible_truncation)] // the ring returns the `u16` that it was given
             let index = used.token as u16;
             if self.slots.get(index).stage != Stage::Live {
                 self.slots.returned(index);
@@ -71,7 +71,7 @@ impl Queue {
             }
             let result = self.outcome(index, used.written_bytes);
             if result.is_ok() && self.slots.get(index).phase == Phase::WriteBeforeFlush {
-                // Its flush is still missing, so the write is done again.
+                // Its flush is still missing, so the write is sent again.
                 self.slots.rewind(index);
                 continue;
             }

@@ -1,10 +1,11 @@
-//! Real threads: four threads submit and kick without the lock's protection while the queue is restarted.
+//! A stress test with real threads: four threads submit, and kick without holding the lock, while the queue is
+//! restarted.
 //!
 //! - Each restart stops a device in the middle of its work, with some requests taken and not answered, and
 //!   starts another device on the other ring, with another doorbell.
-//! - Each round ends without restarts: everything in flight must end by kicks and signals alone, so that the
-//!   next restart cannot repair a lost one.
-//! - `BAREBLK_LONG=1`: minutes instead of seconds.
+//! - Each round ends without restarts: everything in flight must end by kicks and signals alone, so that no restart can
+//!   hide a lost one.
+//! - With `BAREBLK_LONG=1`, the test runs for minutes instead of seconds.
 
 use std::collections::HashSet;
 use std::fs;
@@ -32,11 +33,11 @@ const QUEUE_SIZE: u16 = 32;
 const ROUND: Duration = Duration::from_millis(50);
 /// Long enough for any machine; a test that waits this long has failed.
 const LONG: Duration = Duration::from_secs(30);
-/// Allowed growth in descriptors since the first round; if each restart leaked its own, this would be
-/// exceeded within a second.
+/// Allowed growth in descriptors since the first round; if each restart leaked its descriptors, the test would exceed
+/// this within a second.
 const FDS_MORE: usize = 100;
 
-/// A slow doorbell, so that its ring is often still running when the queue has another one.
+/// A slow doorbell, so that a ring is often still in progress when the queue already has another doorbell.
 #[derive(Debug)]
 struct LateBell(Arc<EventFd>);
 
@@ -47,7 +48,7 @@ impl Doorbell for LateBell {
     }
 }
 
-/// Requests that a device has taken and not answered.
+/// A request that a device has taken and not answered.
 struct Taken {
     tag: u16,
     status_addr: u64,
@@ -123,9 +124,9 @@ impl Session {
         Self { bell, stop, thread: thread::spawn(move || device.run(&theirs)) }
     }
 
-    /// Stops it at any point.
+    /// Stops the device in the middle of its work.
     fn end(self) {
-        self.stop.store(true, Ordering::Relaxed); // the doorbell's write orders it
+        self.stop.store(true, Ordering::Relaxed); // the doorbell's write orders this store
         self.bell.ring();
         self.thread.join().unwrap();
     }
@@ -210,7 +211,7 @@ impl Rig {
         let outcome = loop {
             match self.link.wait_outcome(Duration::from_millis(1)) {
                 Some(outcome) => break outcome,
-                None => drop(self.wait(Duration::ZERO)), // the submitters may be done
+                None => drop(self.wait(Duration::ZERO)), // the submitters may have finished
             }
         };
         self.restarts.fetch_add(1, Ordering::Relaxed);

@@ -16,7 +16,7 @@ use guest_mem::{GuestAddress, GuestMemory, Region};
 use virtio_blk::kind;
 use virtqueue::RingFeatures;
 
-/// The session's part when a back-end is back: offers a ring and starts the device on it.
+/// Does what the session does after a reconnect: offers a ring and starts the device on it.
 pub(crate) fn restart(rig: &mut Rig) -> (Device, Arc<EventFd>) {
     let bell = Arc::new(EventFd::new().unwrap());
     let place = rig.queue.link().offer_restart(Arc::clone(&bell) as _).unwrap();
@@ -143,7 +143,7 @@ fn writes_that_no_longer_fit_beside_each_other_wait_for_room() {
     let (mut device, _) = restart(&mut rig);
     assert_eq!(rig.results(), []);
     assert_eq!(outcome(&rig), Some(RestartOutcome { completed: 0, resubmitted: 1 }));
-    // There is room for its two descriptors, but the write was pushed first.
+    // There is room for the flush's two descriptors, but the write was pushed first.
     let flush = Request::new(Work::Flush, 9);
     assert_eq!(rig.queue.push(&flush), Err(PushError::Full { in_flight: 2 }));
     let mut ended = Vec::new();
@@ -190,7 +190,7 @@ fn second_offer_before_the_owner_looked_replaces_the_first() {
     assert_eq!((rings(&first_bell), rings(&second_bell)), (0, 1));
     assert_eq!(first.end.layout, second.end.layout);
     assert_eq!(sectors(&mut second), [1]);
-    // Both devices were told of the same ring; the first one is gone.
+    // Both devices got the same ring; in reality, the first device no longer exists.
     first.pop_all();
 }
 

@@ -1,4 +1,4 @@
-//! The requests in flight: one slot per request, in private memory, as many as the queue has descriptors.
+//! The requests in flight: one slot per request, in private memory, and as many slots as the queue has descriptors.
 //!
 //! ```text
 //! Free → Live (its owner waits) ─ device answers ─→ reported, Free
@@ -7,7 +7,8 @@
 //! ```
 //!
 //! - A slot holds everything that is needed to send its request again, into another ring.
-//! - `unreported` counts the slots that have ended and were not yet reported: a caller with little room calls again.
+//! - `unreported` counts the slots that have ended and were not yet reported: a caller whose array has no room for all
+//!   of them calls again.
 //! - Chains keep their capacity: a warm queue does not allocate.
 
 use std::time::Instant;
@@ -34,7 +35,7 @@ pub(crate) enum Stage {
     Returning,
 }
 
-/// The step of a request that the device gets next.
+/// The part of a request that the device gets next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// The request alone.
@@ -54,7 +55,7 @@ pub(crate) struct Slot {
     pub phase: Phase,
     pub token: u64,
     pub deadline: Option<Instant>,
-    /// Position in the order of the pushes.
+    /// Position in the order in which requests were pushed.
     pub sequence: u64,
     /// The header's type.
     pub kind: u32,
@@ -67,7 +68,7 @@ pub(crate) struct Slot {
     pub segments: Vec<Segment>,
     /// Bytes that a read must store.
     pub wanted_bytes: u32,
-    /// Bytes that it did store, for a request that is `Ending`.
+    /// Bytes that the device stored, for a request that is `Ending`.
     pub stored_bytes: u32,
     /// The queue made the request for a blocking call, so it does not report the request's return.
     pub own: bool,
@@ -186,8 +187,8 @@ impl Slots {
         &mut self.slots[usize::from(index)]
     }
 
-    /// Makes the slot of the last [`Slots::next_free`] live: it is in the ring, or it has ended already with
-    /// `outcome`.
+    /// Takes the slot from the last [`Slots::next_free`] into use: without an `outcome`, it is live and in the ring;
+    /// with one, its request has already ended.
     #[inline]
     pub(crate) fn begin(&mut self, outcome: Option<Result<(), RequestError>>) {
         let Some(index) = self.free.pop() else { return };
@@ -268,7 +269,7 @@ impl Slots {
         0..count
     }
 
-    /// Ends the live slot `index` although the device is not done with it.
+    /// Ends the live slot `index` although the device has not completed it.
     pub(crate) fn end_early(&mut self, index: u16, error: RequestError) {
         if !self.get(index).in_ring {
             self.waiting -= 1;
@@ -276,7 +277,7 @@ impl Slots {
         self.end(index, Err(error));
     }
 
-    /// Reports ended slots, as many as `out` has room for; returns their number.
+    /// Reports ended slots, as many as `out` has room for; returns how many it reported.
     #[cold]
     pub(crate) fn report(&mut self, out: &mut [Completion]) -> usize {
         let mut reported = 0;
@@ -346,7 +347,7 @@ impl Slots {
         self.returned(index);
     }
 
-    /// Makes a live slot ready to be resent, from its beginning.
+    /// Prepares a live slot's request to be sent again from its beginning.
     pub(crate) fn rewind(&mut self, index: u16) {
         let slot = self.get_mut(index);
         if slot.phase == Phase::FlushAfterWrite {
@@ -369,12 +370,12 @@ impl Slots {
         }
     }
 
-    /// Attaches `buffer` to the queue's own request that ended before the device was done with it, until the device is
-    /// done. Without such a request, returns the buffer to the pool.
+    /// Attaches `buffer` to the queue's own request that ended before the device completed it; the slot keeps the
+    /// buffer until then. Without such a request, returns the buffer to the pool.
     pub(crate) fn strand(&mut self, buffer: Option<Buffer>) {
         let own = self.indices().filter(|&i| self.get(i).own && self.get(i).stage == Stage::Zombie);
-        // The one pushed last: an earlier one without a buffer (a flush, for example) completes at
-        // another time.
+        // The buffer belongs to the request that was pushed last. An earlier one may have no buffer either (a flush,
+        // for example).
         let last = own.max_by_key(|&index| self.get(index).sequence);
         if let Some(index) = last.filter(|&index| self.get(index).bounce.is_none()) {
             self.get_mut(index).bounce = buffer;

@@ -2,8 +2,8 @@
 //!
 //! `completions → arm (request a signal, check again) → poll(2) up to the limit or the next deadline → completions`
 //!
-//! - The signal is an eventfd that belongs to the queue for life: it survives changes of the back-end, and
-//!   the session's mail uses it too.
+//! - The signal is an eventfd that belongs to the queue for life: it survives changes of the back-end, and the session
+//!   uses it too, to announce its mail.
 //! - A device that signals needlessly costs wake-ups, but a call does not take longer than its limit.
 //!
 //! Spec: virtio 1.3 §2.7.7, §2.8.10.
@@ -20,7 +20,7 @@ use crate::kick::EventFd;
 use crate::request::Completion;
 
 impl Queue {
-    /// Like [`Queue::completions`], but sleeps up to `limit` if there is nothing; 0 when the time is up.
+    /// Like [`Queue::completions`], but sleeps up to `limit` if there are none; returns 0 when the time is up.
     ///
     /// # Errors
     /// Those of [`Queue::completions`].
@@ -55,7 +55,7 @@ impl Queue {
     }
 
     /// Makes the device signal [`Queue::completion_fd`] at the next completion. Returns `true` if there is a completion
-    /// already; no signal may arrive for it. After waking up, the owner clears the descriptor
+    /// already; there may be no signal for that one. After waking up, the owner clears the descriptor
     /// ([`Queue::clear_signal`]).
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Queue {
     pub fn arm(&mut self) -> Result<bool, QueueError> {
         self.read_mail();
         if self.dead.is_some() || self.slots.unreported() > 0 {
-            return Ok(true); // `completions` tells what it is
+            return Ok(true); // `completions` reports the reason
         }
         self.armed = true;
         // Any later mail signals the descriptor.
@@ -89,7 +89,7 @@ impl Queue {
 /// Sleeps until `signal` is set or `until` has passed; returns whether it is set.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub(crate) fn sleep_until(signal: &EventFd, until: Option<Instant>) -> Result<bool, Errno> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     // A time that the kernel cannot express means no limit.

@@ -8,17 +8,16 @@
 //!   (`turn.rs`).
 //!
 //! Why no thread sleeps through a completion, although any thread may take any completion:
-//! 1. The sleeper takes completions, asks for a signal and looks again, all under one lock. The device
-//!    signals every later completion, and the signal stays on the descriptor until it is cleared. Only the
-//!    sleeper clears it, and it takes completions after that, so each signal that it cleared stood for a
-//!    completion that could be taken.
-//! 2. Another thread that takes completions thereby withdraws the request for a signal. It asks again before
-//!    it unlocks. If there are more completions already, it wakes the sleeper itself ([`Guarded::must_wake_sleeper`]).
-//! 3. A thread also wakes the sleeper for requests that end without the device (a cancelled request, one that
-//!    was done at once, a broken ring), and for a deadline earlier than the sleeper's wake-up time. The
-//!    session writes its mail first and then wakes the sleeper through the same descriptor.
-//! 4. A thread that gets the turn looks first. A sleeper that took fewer completions than there were, or
-//!    whose time was up, gives the turn back on every path, and one of the waiting threads looks next.
+//! 1. The sleeper takes completions, requests a signal and checks again, all while it holds the lock. The device
+//!    signals every later completion, and the signal stays on the descriptor until it is cleared. Only the sleeper
+//!    clears the signal, and it takes completions afterwards, so a cleared signal never hides a completion.
+//! 2. Another thread that takes completions thereby withdraws the request for a signal. It renews the request before it
+//!    unlocks. If there are more completions already, it wakes the sleeper itself ([`Guarded::must_wake_sleeper`]).
+//! 3. A thread also wakes the sleeper for requests that end without the device (cancelled, completed at once, or lost
+//!    with a broken ring), and for a deadline earlier than the sleeper's wake-up time. The session writes its mail
+//!    first and then wakes the sleeper through the same descriptor.
+//! 4. A thread that gets the turn checks for completions before it sleeps. A sleeper that leaves completions untaken,
+//!    or whose time is up, still releases the turn, and one of the waiting threads checks next.
 //!
 //! Why a notification without the lock is correct: docs/decisions/0017. See also: the locks (`qspinlock`, or
 //! any lock with `lock_api`).
@@ -70,7 +69,7 @@ struct Sleeper {
     wake_up: Option<Instant>,
 }
 
-/// The notifications to give when a call ends.
+/// The notifications to send when a call ends.
 #[derive(Debug, Default)]
 struct Notifications {
     device: Option<Kick>,
@@ -86,8 +85,8 @@ impl<L: RawMutex> SharedQueue<L> {
         Self { guarded, policy, signal, turn: Turn::default() }
     }
 
-    /// Takes requests in order until one is refused, makes them visible and notifies; returns how many were
-    /// taken. Never waits for room.
+    /// Takes requests in order until one is refused, makes them visible to the device and notifies it; returns how many
+    /// it took. Never waits for room.
     ///
     /// # Errors
     /// Why the first request was refused. `Ok(n)` with n < len means that a later one was refused: the queue
@@ -113,8 +112,8 @@ impl<L: RawMutex> SharedQueue<L> {
         taken
     }
 
-    /// Like [`SharedQueue::completions`], but sleeps up to `limit` if there is nothing. One thread at a time
-    /// sleeps on the device's signal and the others wait for its turn; the lock is not held meanwhile.
+    /// Like [`SharedQueue::completions`], but sleeps up to `limit` if there are none. One thread at a time sleeps on
+    /// the device's signal, and the others wait for their turn; the lock is not held meanwhile.
     ///
     /// # Errors
     /// [`QueueError`].
@@ -146,7 +145,7 @@ impl<L: RawMutex> SharedQueue<L> {
         }
     }
 
-    /// One check by the sleeper. Breaks with completions or at the time limit; otherwise says whether to sleep or to
+    /// One check by the sleeper. Breaks with completions or at the time limit; otherwise returns whether to sleep or to
     /// check again.
     fn take_or_fall_asleep(
         &self,
@@ -200,15 +199,14 @@ impl<L: RawMutex> SharedQueue<L> {
         self.guarded.lock().queue.stats()
     }
 
-    /// The queue, when it is no longer shared.
+    /// Ends the sharing and returns the queue.
     #[must_use]
     pub fn into_inner(self) -> Queue {
         self.guarded.into_inner().queue
     }
 
-    /// The only place where the two policies differ. The kick owns a reference to its doorbell: whatever
-    /// other threads do to the queue after the unlock, the doorbell is open and belongs to the intended
-    /// session.
+    /// The only function in which the two policies differ. The kick owns a reference to its doorbell: whatever other
+    /// threads do to the queue after the unlock, the doorbell stays open and belongs to the intended session.
     #[inline]
     fn unlock_and_notify(&self, guarded: MutexGuard<'_, L, Guarded>, notifications: Notifications) {
         match self.policy {
@@ -263,7 +261,8 @@ impl Guarded {
         self.sleeper.is_some() && (self.queue.arm() != Ok(false) || self.sleeper_has_work())
     }
 
-    /// Whether the sleeper has work that the device does not know of.
+    /// Whether the sleeper must handle something that the device will not signal: an unreported end, or an earlier
+    /// deadline.
     #[inline]
     fn sleeper_has_work(&self) -> bool {
         let Some(sleeper) = self.sleeper else { return false };

@@ -167,7 +167,7 @@ fn with_memory(description: Vec<u8>) -> Reaction {
 #[test]
 fn log_that_its_memory_does_not_hold_is_an_error_with_the_sizes() {
     let error = failure(|asked| with_memory(log_description(asked, 4097, 0)));
-    assert!(error.to_string().contains("of 4097 bytes from byte 0 on, but its memory has 4096"), "{error}");
+    assert!(error.to_string().contains("of 4097 bytes from byte 0 on, but its file has 4096"), "{error}");
     let error = failure(|asked| with_memory(log_description(asked, 4096, 8)));
     assert!(matches!(error, ConnectError::LogOutside { offset_bytes: 8, .. }), "{error}");
     let error = failure(|asked| with_memory(log_description(asked, u64::MAX, u64::MAX)));

@@ -27,7 +27,7 @@ fn pool_without_room_in_one_piece_says_what_it_has() {
     let buffers: Vec<_> = (0..3).map(|_| pool.take(4096).unwrap()).collect();
     let [first, middle, last]: [Buffer; 3] = buffers.try_into().unwrap();
     drop((first, last));
-    let text = "the pool has no 8192 bytes in one piece (8192 of 12288 are free)";
+    let text = "the pool has no 8192 contiguous bytes (8192 of 12288 bytes are free)";
     assert_eq!(pool.take(4097).unwrap_err().to_string(), text);
     drop(middle);
     assert_eq!(pool.take(12288).unwrap().range().len_bytes, 12288);

@@ -111,12 +111,13 @@ static void buffers(bareblk_device *device)
     bareblk_buffer *buffer;
     char byte = 1;
     EXPECT(bareblk_buffer_take(device, 4096, NULL), BAREBLK_ERR_INVALID, "buffer is NULL");
-    EXPECT(bareblk_buffer_take(device, UINT32_MAX, &buffer), BAREBLK_ERR_MEMORY, "the pool has no 4294967296 bytes");
+    EXPECT(bareblk_buffer_take(device, UINT32_MAX, &buffer), BAREBLK_ERR_MEMORY,
+           "the pool has no 4294967296 contiguous bytes");
     EXPECT(buffer == NULL, 1, "");
     EXPECT(bareblk_buffer_take(device, 4096, &buffer), 0, "");
-    EXPECT(bareblk_buffer_write(buffer, 4096, &byte, 1), BAREBLK_ERR_INVALID, "not all inside a buffer of 4096 bytes");
-    EXPECT(bareblk_buffer_write(buffer, 4095, &byte, SIZE_MAX), BAREBLK_ERR_INVALID, "not all inside a buffer");
-    EXPECT(bareblk_buffer_read(buffer, UINT32_MAX, &byte, 1), BAREBLK_ERR_INVALID, "not all inside a buffer");
+    EXPECT(bareblk_buffer_write(buffer, 4096, &byte, 1), BAREBLK_ERR_INVALID, "not entirely inside a buffer of 4096 bytes");
+    EXPECT(bareblk_buffer_write(buffer, 4095, &byte, SIZE_MAX), BAREBLK_ERR_INVALID, "not entirely inside a buffer");
+    EXPECT(bareblk_buffer_read(buffer, UINT32_MAX, &byte, 1), BAREBLK_ERR_INVALID, "not entirely inside a buffer");
     EXPECT(bareblk_buffer_read(buffer, 0, NULL, 1), BAREBLK_ERR_INVALID, "out is NULL");
     bareblk_buffer_release(buffer);
 

@@ -25,7 +25,7 @@ fn server_that_stops_is_an_event_and_ends_the_queue() {
     assert_eq!((kind, reason.is_empty()), (BAREBLK_EVENT_GAVE_UP, false));
     assert_eq!(connected.wait(), Err(BAREBLK_ERR_DISCONNECTED as i32));
     assert_eq!(connected.push_flush(1, BAREBLK_FOREVER), BAREBLK_ERR_DISCONNECTED as i32);
-    assert_eq!(last_error(), "the queue accepts no more requests: queue 0: the back-end is gone");
+    assert_eq!(last_error(), "the queue accepts no more requests: queue 0: the back-end has disconnected");
 }
 
 #[test]
@@ -108,7 +108,10 @@ fn queue_takes_requests_until_it_is_full_and_all_of_them_end() {
     while connected.push_flush(pushed, limit_ns()) == 0 {
         pushed += 1;
     }
-    assert_eq!(last_error(), format!("the queue is full: {pushed} requests are in flight"));
+    assert_eq!(
+        last_error(),
+        format!("the queue is full ({pushed} requests are in flight): take completions first")
+    );
     // SAFETY: the queue is alive, and only this thread uses it.
     assert_eq!(unsafe { bareblk_queue_in_flight(connected.queue) }, 256);
 

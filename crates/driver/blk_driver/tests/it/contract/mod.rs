@@ -314,7 +314,7 @@ pub fn device_dropped_with_requests_in_flight_ends_them_and_another_connects(opt
             Err(error) => break error,
         }
     };
-    assert!(error.to_string().contains("back-end is gone"), "{error}");
+    assert!(error.to_string().contains("back-end has disconnected"), "{error}");
     let mut tokens: Vec<u64> = ended.iter().map(|completion| completion.token).collect();
     tokens.sort_unstable();
     assert_eq!(tokens, (0..16).collect::<Vec<u64>>(), "each ends once");
