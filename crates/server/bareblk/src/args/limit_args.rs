@@ -189,9 +189,7 @@ fn value(key: &str, text: &str) -> Result<u64> {
         settings.set(key, Some(value));
         !matches!(settings.check(), Err(InvalidLimits::OutOfRange { .. }))
     };
-    parsed
-        .filter(|value| alone(*value))
-        .with_context(|| format!("give {what}; for no limit, leave it out"))
+    parsed.filter(|value| alone(*value)).with_context(|| format!("give {what}; for no limit, leave it out"))
 }
 
 /// Parses `iops=5000`, `bps=200M`, `iops-max=off`, `weight=200`, `group=off` for `ctl limit`.
@@ -213,10 +211,7 @@ pub fn change(text: &str) -> Result<(String, Value)> {
         GROUP => given.into(),
         _ => value(key, given)
             .map_err(|error| {
-                anyhow::anyhow!(
-                    "{key}: {}",
-                    error.to_string().replace("leave it out", "give off")
-                )
+                anyhow::anyhow!("{key}: {}", error.to_string().replace("leave it out", "give off"))
             })?
             .into(),
     };

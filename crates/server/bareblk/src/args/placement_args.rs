@@ -96,7 +96,10 @@ pub fn engine_source(
         }
     }
     if config.depth < LEAST_DEPTH {
-        bail!("an engine depth of {} is too small for --placement {placement}: it must be at least {LEAST_DEPTH}", config.depth);
+        bail!(
+            "an engine depth of {} is too small for --placement {placement}: it must be at least {LEAST_DEPTH}",
+            config.depth
+        );
     }
     if let Some(WorkerId(worker)) = placement.completion_worker()
         && worker as usize >= workers

@@ -231,7 +231,12 @@ fn hangup_refuses_what_would_disturb_a_guest_and_does_the_rest() {
     let log = server.log();
     assert_says(
         &log,
-        &["replaced idle", "busy: queues cannot change", "gone: the file no longer has it", "serial=\"new\""],
+        &[
+            "replaced idle",
+            "busy: queues cannot change",
+            "gone: the file no longer has this disk",
+            "serial=\"new\"",
+        ],
     );
     end_of(busy);
     end_of(gone);
