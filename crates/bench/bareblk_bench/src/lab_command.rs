@@ -44,8 +44,8 @@ Examples:
       compares the queued locks with others, with more threads than cores
 
 Writes DIR/report.html (on all experiments in DIR), DIR/NAME/result.json (every
-sample) and DIR/NAME/*.svg. Test files of up to 1 GiB lie in --storage and in
-/dev/shm meanwhile. Ctrl-C ends it without results.";
+sample) and DIR/NAME/*.svg. During the run, test files of up to 1 GiB lie in --storage
+and in /dev/shm. Ctrl-C ends the run without results.";
 
 #[derive(Debug, Args)]
 pub struct RunArgs {

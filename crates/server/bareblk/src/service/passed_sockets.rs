@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 
 use crate::config::configuration::Configuration;
 
-/// The name of the control socket, if its path does not tell.
+/// The name of the control socket, if its path does not identify it.
 const CONTROL: &str = "control";
 
 /// One passed socket.
@@ -110,7 +110,7 @@ pub fn assign(
 #[derive(Debug)]
 struct PassedSockets {
     inner: Arc<dyn Opener>,
-    /// By path in the configuration.
+    /// The sockets, by their paths in the configuration.
     sockets: HashMap<PathBuf, OwnedFd>,
 }
 

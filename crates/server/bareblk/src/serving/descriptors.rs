@@ -32,7 +32,8 @@ pub fn raise_limit() -> Option<u64> {
     }
 }
 
-/// Warns at the start, before a guest cannot connect. `limit`: `None` is no limit.
+/// Warns at the start, so that the operator does not learn it from a guest that cannot connect. `limit`: `None` is no
+/// limit.
 pub fn warn_if_short(limit: Option<u64>, needed: u64) {
     if let Some(limit) = limit.filter(|limit| *limit < needed) {
         warn!(

@@ -460,7 +460,7 @@ fn shutdown_returns_when_the_server_has_stopped() {
     output(ctl(&place, &["shutdown"]));
     assert!(!place.socket("s").exists() && !place.socket("c").exists());
     server.wait_logged("everything is on stable storage");
-    assert_says(&server.log(), &["a control client asked for a stop"]);
+    assert_says(&server.log(), &["a control client requested a stop"]);
 }
 
 #[test]
