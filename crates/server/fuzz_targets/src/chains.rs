@@ -1,4 +1,4 @@
-//! `chains`: a driver that breaks every rule and restarts at any time, against a real device half.
+//! `chains`: a driver that breaks every rule and restarts at any time, against the real device side.
 //!
 //! `input → features, size, then actions: write anything, offer, pop, use, publish, die and restart with the log`
 //!

@@ -1,4 +1,4 @@
-//! Disks of a running server without guests: images that hang, workers that come and go.
+//! Disks of a running server without guests: images that hang, workers that are added and removed.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Without a terminal: a table per interval and server, or a line of JSON.
+//! The output without a terminal: for each interval and server tables, or a line of JSON.
 
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,17 +13,17 @@ use super::sample::Sample;
 use super::tables::Subject;
 use super::units::{NONE, short};
 
-/// Width for the choice of columns.
+/// The width for which columns are chosen.
 const WIDTH: u16 = 120;
 
-/// Which form.
+/// The form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     Tables,
     Json,
 }
 
-/// Prints the news of a server. False if the reader has closed standard output, which is no error.
+/// Prints the news of a server. Returns false if the reader has closed standard output, which is not an error.
 ///
 /// # Errors
 /// Standard output cannot be written.

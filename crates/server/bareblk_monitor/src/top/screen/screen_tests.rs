@@ -144,7 +144,7 @@ fn one_disk_shows_what_it_is_and_its_limits() {
         assert!(text.contains(part), "no {part}: {text}");
     }
     state.note(0, News::Sample(Box::default(), String::new()));
-    assert!(drawn(&mut state, 80, 24).join("\n").contains("the disk is gone"));
+    assert!(drawn(&mut state, 80, 24).join("\n").contains("the server no longer has this disk"));
 }
 
 #[test]
