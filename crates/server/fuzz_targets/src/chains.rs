@@ -20,7 +20,7 @@ use raced::Raced;
 
 /// Possible sizes: small, so that rings wrap.
 const SIZES: [u16; 4] = [2, 4, 8, 16];
-/// Limit of actions per run, however long the input is.
+/// Maximum number of actions per run, however long the input is.
 const MOST_ACTS: usize = 512;
 
 fn machine(choices: u8) -> Machine {

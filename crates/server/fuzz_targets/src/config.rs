@@ -5,7 +5,7 @@
 
 use bareblk::inputs::configuration;
 
-/// Limit of an error's length relative to the text: it repeats the invalid value with escapes.
+/// Maximum length of an error relative to the text: the error repeats the invalid value with escapes.
 const MOST_TIMES: usize = 16;
 const MOST_MORE: usize = 4096;
 

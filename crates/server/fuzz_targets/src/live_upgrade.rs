@@ -27,7 +27,7 @@ const MOST_FRAMES: usize = 16;
 const MOST_BODY_BYTES: u16 = 0xfff;
 const MOST_FDS: usize = 16;
 const MAGIC: &[u8] = b"bbto";
-/// Limit of an error's length relative to the input: it may repeat the input with escapes.
+/// Maximum length of an error relative to the input: the error may repeat the input with escapes.
 const MOST_TIMES: usize = 16;
 const MOST_MORE: usize = 4096;
 const MEMFD_BYTES: u64 = 0x1_0000;

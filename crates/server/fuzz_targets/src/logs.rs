@@ -33,7 +33,7 @@ const LOG_BYTES: u64 = 0x1000;
 /// How often a device starts in one run beside a second thread.
 const RACED_STARTS: usize = 4;
 
-/// The first numbers of an input.
+/// The shape of a run, from the first byte of its input.
 #[derive(Clone, Copy)]
 struct Shape {
     features: RingFeatures,
@@ -101,7 +101,10 @@ impl Bed {
         let device = DeviceQueue::with_log(&self.guest.view, self.shape.layout(), features, base, &area)?;
         let (redo, said) = (device.to_redo(), device.recovery());
         assert!(redo <= self.shape.size && redo == said.redone, "{redo} to do again, {said:?}");
-        assert!(redo == 0 || !said.was_foreign, "the log is of another ring, but {redo} requests are to be redone");
+        assert!(
+            redo == 0 || !said.was_foreign,
+            "the log is of another ring, but {redo} requests are to be redone"
+        );
         Ok(device)
     }
 
@@ -207,7 +210,7 @@ pub(crate) fn run_with_second_thread(bytes: &[u8]) {
 fn go_on(bed: &Bed, first: &DeviceQueue, fresh: usize) {
     let mut second = bed.start_again(first);
     let mut tags = bed.redo(&mut second);
-    assert_eq!(tags.len(), usize::from(first.to_redo()), "lost by a device that did nothing");
+    assert_eq!(tags.len(), usize::from(first.to_redo()), "a device that did nothing has lost requests");
     let mut third = bed.start_again(first);
     assert_eq!(bed.redo(&mut third), tags, "not what the previous device had to redo");
     for _ in 0..fresh {
@@ -224,7 +227,7 @@ fn go_on(bed: &Bed, first: &DeviceQueue, fresh: usize) {
     assert_eq!(last.to_redo(), 0, "requests to redo although all were used: {tags:?}");
 }
 
-/// The memory that a device leaves if it dies at several points, in both formats.
+/// The memory that a device leaves behind when it dies: at several points, in both formats.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let mut seeds = Vec::new();
     for choices in [0x20, 0x21, 0x42, 0x43, 0x4c, 0x4d, 0x50, 0x51, 0x7e, 0x7f] {

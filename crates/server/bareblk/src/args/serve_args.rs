@@ -211,7 +211,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "USER")]
     pub socket_owner: Option<String>,
 
-    /// Group of the socket, name or number [default: that user's group]
+    /// Group of the socket, name or number [default: the group of the user that starts bareblk]
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<String>,
 

@@ -92,7 +92,7 @@ impl fmt::Display for QemuVersion {
     }
 }
 
-/// "10", "7.2", "9.2.4".
+/// Parses versions such as "10", "7.2" and "9.2.4".
 impl FromStr for QemuVersion {
     type Err = anyhow::Error;
 

@@ -208,7 +208,7 @@ impl WorkerChoice {
     }
 }
 
-/// `2`, or `[0, 3]`.
+/// Parses `2` or `[0, 3]`.
 impl FromStr for WorkerChoice {
     type Err = anyhow::Error;
 

@@ -40,7 +40,7 @@ pub enum ControlError {
     /// See [`SocketError`].
     #[error("control socket")]
     Socket(#[from] SocketError),
-    /// Out of threads or descriptors.
+    /// There are no more threads or descriptors.
     #[error("cannot start the control socket's thread")]
     Thread(#[source] std::io::Error),
 }

@@ -24,7 +24,7 @@ const NONE: &str = "–";
 const PLACEMENT_HEADINGS: [&str; 8] =
     ["DISK", "PLACEMENT", "COMPLETION WORKER", "WANTED", "HAND-OVERS", "OPS", "PASSED ON", "MOVES"];
 const PERCENTILES: [&str; 3] = ["P50", "P99", "MAX"];
-/// Number of the balancer's decisions in the table, the latest first.
+/// Maximum number of the balancer's decisions in the table, the latest first.
 const SHOWN_DECISIONS: usize = 8;
 
 /// Left-aligns the columns before `first_figure`, right-aligns the others.
@@ -311,7 +311,7 @@ pub fn rates(before: &StatsAnswer, now: &StatsAnswer) -> String {
     let cpu = cpu.map_or_else(|| NONE.to_owned(), hundredths);
     let headings = ["WORKER", "QUEUES", "CPU %", "SUBMITTING %", "COMPLETING %", "SLEEPS/s"];
     let mut text = format!(
-        "{} requests/s, {cpu} µs of processor time each (the whole process), over {} s\n\n",
+        "{} requests/s, {cpu} µs of processor time per request (the whole process), over {} s\n\n",
         whole(requests_per_s),
         tenths(seconds)
     );
@@ -517,7 +517,7 @@ mod tests {
             ..StatsAnswer::default()
         };
         let text = rates(&before, &now);
-        assert!(text.starts_with("1000 requests/s, 3.00 µs of processor time each"), "{text}");
+        assert!(text.starts_with("1000 requests/s, 3.00 µs of processor time per request"), "{text}");
         let last: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(last, ["a", "1000", "1000", "4.1", "0", "0.0", "0", "0", "–", "–", "–", "2.00"]);
     }

@@ -26,8 +26,7 @@ pub struct OpenWatch {
 }
 
 impl OpenWatch {
-    /// # Errors
-    /// Out of threads.
+    /// # Errors There are no more threads.
     pub fn start() -> Result<Self> {
         let (images, begun) = channel();
         let thread = std::thread::Builder::new().name("bareblk-patience".into()).spawn(move || watch(&begun));

@@ -45,13 +45,13 @@ pub fn print(form: Form, server: &str, label: Option<&str>, news: &News) -> Resu
     }
 }
 
-/// `41.2k IOPS, 1.3 µs of processor time each (the whole process), over 1.0 s`, then workers and disks.
+/// `41.2k IOPS, 1.3 µs of processor time per request (the whole process), over 1.0 s`, then workers and disks.
 fn tables(label: Option<&str>, sample: &Sample) -> String {
     let cpu = sample.cpu_us_per_request.map_or_else(|| NONE.to_owned(), |us| format!("{us:.2}"));
     let label = label.map(|label| format!("{label}: ")).unwrap_or_default();
     let (iops, seconds) = (short(sample.iops()), sample.seconds);
     let mut text = format!(
-        "{label}{iops} IOPS, {cpu} µs of processor time each (the whole process), over {seconds:.1} s\n\n"
+        "{label}{iops} IOPS, {cpu} µs of processor time per request (the whole process), over {seconds:.1} s\n\n"
     );
     for subject in [Subject::Workers, Subject::Groups, Subject::Disks] {
         let mut grid = subject.grid(std::iter::once((0, None, sample)));

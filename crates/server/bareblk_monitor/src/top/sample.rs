@@ -14,7 +14,7 @@ use super::units::float;
 pub struct Sample {
     /// Length of the interval.
     pub seconds: f64,
-    /// The process's time per request; `None` without requests.
+    /// Processor time of the whole process per request; `None` without requests.
     pub cpu_us_per_request: Option<f64>,
     /// The disks, in the server's order.
     pub disks: Vec<DiskSample>,

@@ -23,7 +23,7 @@ const INTERVALS: [Duration; 10] = [
     Duration::from_secs(60),
     Duration::from_secs(300),
 ];
-/// Intervals that the heat map keeps: about as many as the widest terminals have columns.
+/// Number of intervals that the heat map keeps: about as many as the widest terminals have columns.
 pub const HISTORY: usize = 240;
 const LONGEST_FILTER: usize = 64;
 

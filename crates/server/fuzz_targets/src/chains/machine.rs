@@ -13,7 +13,7 @@ pub(super) const FIRST_REGION: u64 = 0x4000;
 /// Addresses of tables. The last two end in the second region; one of them is not aligned to words.
 pub(super) const TABLES: [u64; 4] = [0x1000, 0x1800, FIRST_REGION - 40, FIRST_REGION - 33];
 pub(super) const LOG_BYTES: u64 = 0x1000;
-/// Entries of the log. A front-end may announce more entries than any ring has.
+/// Number of entries of the log. A front-end may announce more entries than any ring has.
 pub(super) const LOG_ENTRIES: u16 = 20;
 
 /// The model of a running ring.
@@ -39,7 +39,7 @@ struct Running {
     /// The first used entry that is not published: position and bytes.
     unpublished_first: Option<(Place, [u8; 8])>,
     pushed: u16,
-    /// Descriptors that return to the log when they are published.
+    /// Number of descriptors whose log entries become free when they are published.
     freed: u16,
     /// The used index when the device last decided whether to notify.
     asked_at: u16,

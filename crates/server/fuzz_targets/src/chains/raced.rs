@@ -104,7 +104,7 @@ impl Raced {
         }
     }
 
-    /// Records the tag as in flight. A tag that already is stops the queue.
+    /// Records the tag as in flight. A tag that is already in flight stops the queue.
     fn take(&mut self, tag: u16) -> bool {
         assert!(tag < self.size, "tag {tag} of a ring of {}", self.size);
         self.stopped |= self.in_flight.contains(&tag);

@@ -112,7 +112,7 @@ pub struct HealthAnswer {
     pub silent_workers: Vec<u32>,
     /// Disks that accept no more writes, because a sync failed.
     pub failed_disks: Vec<String>,
-    /// Disks with parked requests. They count as healthy: their guests wait.
+    /// Disks with parked requests. They count as healthy, because their guests only wait.
     pub holding_disks: Vec<String>,
 }
 
