@@ -249,7 +249,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "adaptive|busy", value_enum, default_value_t = PollChoice::Adaptive, hide_possible_values = true)]
     poll: PollChoice,
 
-    /// Longest time that a worker polls before it sleeps, in microseconds; 0: no polling
+    /// Maximum time that a worker polls before it sleeps, in microseconds; 0: no polling
     #[arg(long, value_name = "US", default_value_t = values::default_poll_us(),
         value_parser = values::number("whole microseconds, without a unit,", 0..=1_000_000_u64))]
     poll_us: u64,
@@ -286,7 +286,7 @@ pub struct Confinement {
 }
 
 impl ServerArgs {
-    /// The longest time that a worker polls before it sleeps.
+    /// The maximum time that a worker polls before it sleeps.
     pub fn poll(&self) -> Duration {
         match self.poll {
             PollChoice::Adaptive => Duration::from_micros(self.poll_us),

@@ -18,7 +18,7 @@ use nix::unistd::{Uid, User};
 use crate::helper::accounts;
 use crate::helper::client::client;
 
-/// Longest timeout: a week. Anything longer is probably a typing mistake.
+/// Maximum timeout: a week. Anything longer is probably a typing mistake.
 pub const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
 /// Maximum length of a disk's name, which appears in log lines and commands.
 const MAX_NAME_CHARS: usize = 64;

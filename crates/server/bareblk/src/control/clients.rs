@@ -22,7 +22,7 @@ struct State {
     end: Option<End>,
 }
 
-/// Why the server ends a connection by itself.
+/// Why the server, not the client, ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     MadeRoom,

@@ -73,8 +73,8 @@ fn check(fd: OwnedFd, name: String) -> Result<PassedSocket> {
     }
 }
 
-/// Assigns each to the disk or control socket with the same path, else to the disk with its name. Returns the opener
-/// that returns them.
+/// Assigns each socket to the disk or control socket with the same path, else to the disk with its name. Returns an
+/// opener that returns these sockets.
 pub fn assign(
     passed: Vec<PassedSocket>,
     configuration: &Configuration,

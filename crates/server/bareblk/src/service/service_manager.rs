@@ -1,6 +1,6 @@
 //! Notifies the service manager (systemd or a compatible one): ready, reloading, stopping, alive, and a line of status.
 //!
-//! `READY=1 → (RELOADING=1 → READY=1)* → STOPPING=1`; `WATCHDOG=1` in between, only if the manager wants it
+//! `READY=1 → (RELOADING=1 → READY=1)* → STOPPING=1`; `WATCHDOG=1` in between, only if the manager requests it
 //!
 //! - The server creates and connects the socket once, at the start, because in its sandbox it cannot create sockets.
 //! - Without `NOTIFY_SOCKET` there are no notifications. If a notification fails, the server logs this and continues.

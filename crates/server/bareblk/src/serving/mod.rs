@@ -94,7 +94,7 @@ impl Opened {
     }
 
     /// Prepares the server; front-ends can connect after [`Serving::accept_front_ends`]. If this fails, the images that
-    /// this start created are removed. `manager` is told whenever the number of disks changes.
+    /// this start created are removed. `manager` is notified whenever the number of disks changes.
     pub fn start(self, manager: Arc<ServiceManager>) -> Result<Serving> {
         let Configuration { disks, server: settings, groups, file } = self.configuration;
         let sources = Arc::<EngineSources>::default();

@@ -13,7 +13,7 @@ use crate::config::configuration::Configuration;
 use crate::ctl::connection::Connection;
 use crate::service::passed_sockets::PassedSocket;
 
-/// How long a server that has just been told to stop may still answer.
+/// How long a server that was just asked to stop may still answer.
 const LEAVING: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(100);
 

@@ -92,7 +92,7 @@ pub fn start<M: Send + 'static>(
     });
 }
 
-/// Reports when it is dropped, even by a panic: otherwise nobody would notice that a thread has ended.
+/// Reports when it is dropped, even by a panic: otherwise no other thread would notice that this one has ended.
 struct Teller<M, F: Fn(News) -> M> {
     news: Sender<M>,
     tell: F,

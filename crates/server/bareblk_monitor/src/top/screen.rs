@@ -110,7 +110,7 @@ fn notes(state: &State, palette: Palette) -> Vec<Line<'static>> {
     if notes.len() > room {
         let more = notes.len() - room + 1;
         notes.truncate(room - 1);
-        notes.push(Line::styled(format!("! {more} servers are gone"), palette.of(Alarm::Failure)));
+        notes.push(Line::styled(format!("! {more} servers do not answer"), palette.of(Alarm::Failure)));
     }
     match (&state.typing, state.filter.as_str()) {
         (Some(_), filter) => {

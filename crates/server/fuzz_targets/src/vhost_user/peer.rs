@@ -245,7 +245,7 @@ impl Peer {
         let _ = socket.shutdown(Shutdown::Write);
         let server = match server {
             Serving::Here { server, mut session } => {
-                assert!(!session.serve(), "the session goes on without its front-end");
+                assert!(!session.serve(), "the session continues without its front-end");
                 assert_eq!(server.running_queues(), 0, "queues of a session that has ended");
                 return;
             }
@@ -257,7 +257,7 @@ impl Peer {
             assert!(reset, "the session did not end within {PATIENCE:?}: {error}");
         }
         let report = server.stop(PATIENCE);
-        assert!(report.unfinished.is_empty(), "requests in flight for ever: {report:?}");
+        assert!(report.unfinished.is_empty(), "requests that never completed: {report:?}");
     }
 }
 
