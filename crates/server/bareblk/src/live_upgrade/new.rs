@@ -286,8 +286,8 @@ fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result
     let name = &offered.name;
     let differ = |key: &str, theirs: &dyn std::fmt::Display, ours: &dyn std::fmt::Display| {
         anyhow!(
-            "disk `{name}`: {key} is {theirs} in the running server but {ours} in the new one: make them the same, or restart \
-             the server without --take-over"
+            "disk `{name}`: {key} is {theirs} in the running server but {ours} in the new one: make them the same, or \
+             restart the server without --take-over"
         )
     };
     let cache = ours.image.cache.to_string();
@@ -322,8 +322,8 @@ fn compare_opened(server: &Server, name: &str, theirs: &[Fact], sectors: u64) ->
         let here = ours.iter().find(|ours| ours.key == *key).map_or("not known", |ours| ours.value.as_str());
         if !fact.holds_with(here) {
             bail!(
-                "disk `{name}`: {key} is {value} in the running server but {here} in the new one: make them the same, or restart \
-                 the server without --take-over"
+                "disk `{name}`: {key} is {value} in the running server but {here} in the new one: make them \
+                 the same, or restart the server without --take-over"
             );
         }
     }

@@ -81,7 +81,8 @@ pub fn check(confinement: &Confinement, control: bool) -> Result<()> {
     let sandbox = *sandbox == Switch::On;
     if !sandbox && (user.is_some() || group.is_some()) {
         bail!(Contradiction(
-            "--user and --group need --sandbox on: only the sandbox's helper can open images and sockets for another user"
+            "--user and --group need --sandbox on: only the sandbox's helper can open images and sockets \
+             for another user"
         ));
     }
     if allow_folders.is_some() && !(sandbox && control) {

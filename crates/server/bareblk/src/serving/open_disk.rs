@@ -278,7 +278,8 @@ fn warn_of_long_waits(settings: &DiskSettings) {
     if waits_s > LONGEST_WAIT_S {
         warn!(
             %image,
-            "with {iops} IOPS the last of {queue_size} requests in a queue waits {waits_s} s, and guests report stuck requests: use a smaller --queue-size, or a higher limit"
+            "with {iops} IOPS the last of {queue_size} requests in a queue waits {waits_s} s, and guests report stuck \
+             requests: use a smaller --queue-size, or a higher limit"
         );
     }
 }

@@ -61,8 +61,8 @@ fn watch(begun: &Receiver<PathBuf>) {
                 let (image, seconds) = (image.display(), SAY_AFTER.as_secs());
                 warn!(
                     %image,
-                    "image not open after {seconds} s: another process holds its lock, or its file system does not respond; \
-                     still waiting (Ctrl-C gives up)"
+                    "image not open after {seconds} s: another process holds its lock, or its file system does not \
+                     respond; still waiting (Ctrl-C gives up)"
                 );
                 begun.recv().ok()
             }
