@@ -241,7 +241,7 @@ mod tests {
             let line = Line::try_parse_from(["line", &format!("--{key}"), given]).unwrap();
             let set = match line.limits.settings() {
                 Ok(settings) => settings.values().map(|(key, _)| key).collect(),
-                // A burst without its rate: the error names the option.
+                // A burst without its rate is refused, and the error names the option.
                 Err(error) => vec![error.to_string().split(' ').next().unwrap()[2..].to_owned()],
             };
             assert_eq!(set, [key]);

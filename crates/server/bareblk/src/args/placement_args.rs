@@ -9,7 +9,7 @@ use io_engine::{EngineConfig, EngineKind, EngineOptions, HandOver};
 
 use crate::args::usage::{Contradiction, Wrong};
 
-/// The minimum depth of an engine that several workers share: each of two workers still gets enough.
+/// The minimum depth of an engine with a placement: enough for two workers.
 const LEAST_DEPTH: u32 = 64;
 
 #[derive(Debug, Clone, Args)]

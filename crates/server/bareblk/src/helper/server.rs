@@ -255,7 +255,7 @@ impl State {
             self.allowed().image_beside(path, &location, written)?;
         }
         if FileId::from(&std::fs::metadata(path)?) != location.file {
-            let text = format!("{} is not the file that is served", path.display());
+            let text = format!("{} is not the file that the running server serves", path.display());
             return Err(io::Error::other(text));
         }
         self.change(|allowed| allowed.opened(path, location));

@@ -309,7 +309,10 @@ fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result
         HostOpener.file_id(&path).with_context(|| format!("disk `{name}`: image {}", path.display()))?;
     if named != (FileId { dev: stat.st_dev, ino: stat.st_ino }) {
         let image = Path::new(&offered.image).display();
-        bail!("disk `{name}`: image {} is not the file that is served, {image}", path.display());
+        bail!(
+            "disk `{name}`: image {} is not the file that the running server serves, {image}",
+            path.display()
+        );
     }
     Ok(())
 }

@@ -37,7 +37,7 @@ pub struct Disk {
     pub stats: DiskStats,
     /// Latencies by kind of request. Older servers do not send them.
     pub latency: Option<BTreeMap<String, Counted>>,
-    /// Older servers do not send this field.
+    /// The disk's limits, and how long its queues waited. Older servers do not send this field.
     pub throttling: Option<Throttling>,
 }
 

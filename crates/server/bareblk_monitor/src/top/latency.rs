@@ -30,11 +30,11 @@ pub struct Latencies {
 pub struct Percentiles {
     /// 50 % of the requests took at most this long.
     pub p50_ns: u64,
-    /// As above, for 90 %.
+    /// 90 % of the requests took at most this long.
     pub p90_ns: u64,
-    /// As above, for 99 %.
+    /// 99 % of the requests took at most this long.
     pub p99_ns: u64,
-    /// As above, for 99.9 %.
+    /// 99.9 % of the requests took at most this long.
     pub p999_ns: u64,
     /// The longest request.
     pub max_ns: u64,
