@@ -180,7 +180,8 @@ impl Connection {
 
     /// Waits until the server has stopped and thereby closed the connection.
     ///
-    /// # Errors The connection fails in any other way.
+    /// # Errors
+    /// The connection fails in any other way.
     pub fn wait_gone(mut self) -> Result<()> {
         let end = io::copy(&mut self.stream, &mut io::sink());
         match end {

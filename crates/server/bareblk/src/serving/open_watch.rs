@@ -26,7 +26,8 @@ pub struct OpenWatch {
 }
 
 impl OpenWatch {
-    /// # Errors There are no more threads.
+    /// # Errors
+    /// There are no more threads.
     pub fn start() -> Result<Self> {
         let (images, begun) = channel();
         let thread = std::thread::Builder::new().name("bareblk-patience".into()).spawn(move || watch(&begun));

@@ -20,7 +20,8 @@ type New = NewImage<Arc<dyn Opener>>;
 impl Serving {
     /// Returns how long the disks were paused.
     ///
-    /// # Errors After an error no file remains.
+    /// # Errors
+    /// After an error no file remains.
     pub fn snapshot(&self, wanted: &[(String, PathBuf)], timeout: Duration) -> Result<Duration> {
         check(wanted)?;
         let known = self.with_server(blk_server::Server::disk_names)?;

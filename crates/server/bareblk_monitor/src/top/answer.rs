@@ -90,7 +90,8 @@ struct Limits {
 impl Reading {
     /// Reads the answer to `stats`.
     ///
-    /// # Errors The value is not such an answer.
+    /// # Errors
+    /// The value is not such an answer.
     pub fn new(stats: Value) -> Result<Self> {
         let mut reading: Self =
             serde_json::from_value(stats).context("cannot read the server's answer to `stats`")?;
@@ -100,7 +101,8 @@ impl Reading {
 
     /// Reads the answer to `limit`.
     ///
-    /// # Errors The value is not such an answer.
+    /// # Errors
+    /// The value is not such an answer.
     pub fn add_limits(&mut self, limits: Value) -> Result<()> {
         let limits: Limits =
             serde_json::from_value(limits).context("cannot read the server's answer to `limit`")?;
