@@ -365,7 +365,7 @@ impl Taken {
     pub fn log(&self) {
         let pid = self.pid;
         for (disk, pause) in &self.pauses {
-            info!(disk, pid, pause_ms = pause.map(milliseconds), "taken over from another server");
+            info!(disk, pid, pause_ms = pause.map(milliseconds), "disk taken over from another server");
         }
     }
 }

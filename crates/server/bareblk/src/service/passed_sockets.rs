@@ -100,7 +100,7 @@ pub fn assign(
             );
             continue;
         };
-        info!(owner, socket = %wanted.display(), made_as = %path.display(), "socket from the service manager");
+        info!(owner, socket = %wanted.display(), made_as = %path.display(), "socket taken from the service manager");
         sockets.insert((*wanted).clone(), fd);
     }
     Arc::new(PassedSockets { inner: Arc::clone(opener), sockets })
