@@ -2,7 +2,7 @@
 //!
 //! `arguments → jobs (command line or file) → workload::run | compare (progress bar) → text or JSON → exit code`
 //!
-//! - SIGINT and SIGTERM end the run in order, with the result so far; a second one ends it at once (`ending.rs`).
+//! - SIGINT and SIGTERM end the run cleanly, with the result so far; a second signal ends it at once (`ending.rs`).
 //! - The file for `--json` is created before the run: an unwritable file must not waste the run.
 //! - A failure is one line on standard error, after the result so far.
 
@@ -27,13 +27,13 @@ use crate::ending::Ending;
 /// Steps of the progress bar.
 const RESOLUTION: u64 = 1000;
 
-/// Largest job file: far larger than any that people write, and far below what memory allows.
+/// Maximum size of a job file: far above what people write, and far below what memory allows.
 const MAX_JOB_FILE_BYTES: u64 = 1 << 20;
 
 /// Runs `bareblk bench`.
 pub fn execute(args: &BenchArgs) -> Result<ExitCode> {
     let jobs = jobs(args)?;
-    let ending = Ending::catch().context("cannot catch signals")?;
+    let ending = Ending::catch().context("cannot catch SIGINT and SIGTERM")?;
     let stop = Stop::new(ending.flag());
     if let Some([a, b]) = args.compare.as_deref() {
         return compare_two(args, &jobs, [a, b], &stop, &ending);
@@ -109,14 +109,16 @@ fn target(args: &BenchArgs, job: &Job) -> Result<Target> {
         (Some(socket), ..) => Ok(Target::Socket(socket.clone())),
         (_, Some(file), _) => Ok(Target::File(file.clone(), None)),
         (_, _, Some(name)) => Ok(Target::parse(name).map_err(|error| Wrong(format!("filename={error}")))?),
-        _ => bail!(Wrong("nothing to work on: give --socket PATH, --file PATH or --compare A B".to_owned())),
+        _ => {
+            bail!(Wrong("no target to measure: give --socket PATH, --file PATH or --compare A B".to_owned()))
+        }
     }
 }
 
 fn say_what_has_no_effect(jobs: &[Job]) {
     if let Some(scheduler) = jobs.iter().find_map(|job| job.io_scheduler.as_ref()) {
         eprintln_or_not(&format!(
-            "bareblk: note: ioscheduler={scheduler} is not set: the host's scheduler stays as it is"
+            "bareblk: note: ioscheduler={scheduler} has no effect: the host's I/O scheduler stays as it is"
         ));
     }
 }
@@ -137,7 +139,8 @@ fn run_one(job: &Job, target: &Target, client: &Client, stop: &Stop) -> Result<O
 fn explain(error: RunError) -> Error {
     match error {
         RunError::Connect { source: ConnectError::Queues { wanted, available }, .. } => {
-            Wrong(format!("--queues {wanted}: the device has {available}, give no more than that")).into()
+            Wrong(format!("--queues {wanted}: the device has {available} queues, give at most that many"))
+                .into()
         }
         RunError::Connect { source: source @ ConnectError::QueueSize { .. }, .. } => {
             Wrong(format!("--queue-size: {source}")).into()
@@ -160,7 +163,7 @@ fn compare_two(
     ending: &Ending,
 ) -> Result<ExitCode> {
     let [job] = jobs else {
-        bail!(Wrong("--compare takes one job: a job file with one section".to_owned()));
+        bail!(Wrong("--compare runs one job: give a job file with one section".to_owned()));
     };
     let parse = |name: &String| Target::parse(name).map_err(|error| Wrong(format!("--compare: {error}")));
     let targets = [parse(names[0])?, parse(names[1])?];
@@ -179,7 +182,7 @@ fn compare_two(
     }
 }
 
-/// Where the JSON result goes.
+/// Where the JSON result is written.
 enum Json {
     Stdout,
     File(File),
@@ -199,7 +202,9 @@ impl Json {
         let text = serde_json::to_string_pretty(&report(version, SystemTime::now(), outcomes))? + "\n";
         match self {
             Self::Stdout => command_line::print(&text),
-            Self::File(mut file) => file.write_all(text.as_bytes()).context("--json"),
+            Self::File(mut file) => {
+                file.write_all(text.as_bytes()).context("cannot write the result of --json")
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The command line of `bareblk bench`: fio's options under fio's names, and ours for sockets.
 //!
-//! - The table for job files also checks these options, so they mean the same.
+//! - The table for job files also checks these options, so they have the same meaning in both.
 //! - Their names have underscores, as in fio; hyphens work too.
 
 use std::path::PathBuf;
@@ -16,11 +16,11 @@ Examples:
   bareblk bench --socket /run/vm1.sock --rw randread --bs 4k --iodepth 32 --runtime 10
       what a guest would get, without the guest
   bareblk bench --file disk.raw --rw randread --bs 4k --iodepth 32 --runtime 10
-      the same load on the file itself, past the page cache
+      the same load on the file itself, bypassing the page cache
   bareblk bench --socket /run/vm1.sock --rw randwrite --size 1g --verify crc32c
       writes 1 GiB (the disk's contents are LOST) and reads it back
   bareblk bench --compare socket:/run/vm1.sock file:/mnt/other.raw --rw randread --iodepth 32 --runtime 20
-      in turns; says whether the difference exceeds the noise
+      measures both in turn; reports whether the difference exceeds the noise
   bareblk bench job.fio --socket /run/vm1.sock --json result.json
       a job file of fio; result.json has fio's layout
 
@@ -50,7 +50,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PATH")]
     pub file: Option<PathBuf>,
 
-    /// Two targets in turns: socket:PATH, file:PATH, file:PATH:ENGINE, or a path
+    /// Measure two targets in turn: socket:PATH, file:PATH, file:PATH:ENGINE, or a path
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     pub compare: Option<Vec<String>>,
 
@@ -58,7 +58,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000), requires = "compare")]
     pub rounds: u32,
 
-    /// The result in fio's JSON layout, to FILE or, without one, to standard output instead of the text
+    /// Write the result in fio's JSON layout to FILE; without FILE, to standard output instead of the text
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", conflicts_with = "compare")]
     pub json: Option<PathBuf>,
 
@@ -71,7 +71,7 @@ pub struct BenchArgs {
 
 /// The options as given, checked.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Load, in fio's words")]
+#[command(next_help_heading = "Load, with fio's options")]
 pub struct LoadArgs {
     /// Name of the job in reports [default: bench]
     #[arg(long, value_name = "TEXT", value_parser = fio!("name"))]
@@ -88,13 +88,13 @@ pub struct LoadArgs {
     /// Requests in flight per job [default: 1]
     #[arg(long, alias = "depth", value_name = "N", value_parser = fio!("iodepth"))]
     iodepth: Option<String>,
-    /// Requests per submission [default: files 1, as in fio; sockets all requests that are ready]
+    /// Requests per submission [default: for files 1, as in fio; for sockets all requests that are ready]
     #[arg(long = "iodepth_batch", aliases = ["iodepth-batch", "iodepth_batch_submit", "iodepth-batch-submit"], value_name = "N", value_parser = fio!("iodepth_batch"))]
     iodepth_batch: Option<String>,
-    /// Threads [default: as many as --queues, else 1]
+    /// Number of jobs, one thread each [default: as many as --queues, else 1]
     #[arg(long, alias = "numjobs", value_name = "N", value_parser = fio!("numjobs"))]
     pub jobs: Option<String>,
-    /// Stop after this long; without --size and --loops: run this long
+    /// Stop after this time; without --size and --loops: run for this time
     #[arg(long, value_name = "TIME", value_parser = fio!("runtime"))]
     runtime: Option<String>,
     /// Start again from the beginning until the runtime is over
@@ -106,10 +106,10 @@ pub struct LoadArgs {
     /// Start of the area that each job covers [default: 0]
     #[arg(long, value_name = "SIZE", value_parser = fio!("offset"))]
     offset: Option<String>,
-    /// How often each job covers its area [default: 1]
+    /// How many times each job covers its area [default: 1]
     #[arg(long, value_name = "N", value_parser = fio!("loops"))]
     loops: Option<String>,
-    /// crc32c: blocks carry a header and checksum, and are checked when read again
+    /// crc32c: write blocks with a header and a checksum, and check them when they are read back
     #[arg(long, value_name = "METHOD", value_parser = fio!("verify"))]
     verify: Option<String>,
     /// Flush after every N writes
@@ -172,12 +172,12 @@ impl LoadArgs {
         given.map(|(option, value)| (option.to_owned(), value.clone())).collect()
     }
 
-    /// Refuses options without effect. A job file may have them, because it is for both kinds of target.
+    /// Refuses options without effect on sockets. A job file may have them, because it serves both kinds of target.
     pub fn check_for_sockets(&self) -> Result<()> {
         let given = [("--direct", self.direct.is_some()), ("--ioengine", self.ioengine.is_some())];
         match given.iter().find(|(_, given)| *given) {
             Some((option, _)) => bail!(Wrong(format!(
-                "{option} is an option of files: leave it out, the back-end decides how it opens its image"
+                "{option} is only for files: leave it out, a socket's back-end decides how to open its image"
             ))),
             None => Ok(()),
         }
@@ -189,14 +189,14 @@ impl LoadArgs {
         for (option, value) in self.given() {
             job.set(&option, value.as_deref())?;
         }
-        // Only a time is given: it is the length of the run.
+        // If only a time is given, it is the length of the run.
         let amount = self.size.is_some() || self.loops.is_some() || self.time_based.is_some();
         job.time_based |= job.runtime.is_some() && !amount;
         Ok(job)
     }
 }
 
-/// The text, if the table accepts it.
+/// The text, if the table for job files accepts it.
 fn checked(option: &str, text: &str) -> Result<String> {
     match Job::default().set(option, Some(text)) {
         Ok(()) => Ok(text.to_owned()),
@@ -209,7 +209,7 @@ fn checked(option: &str, text: &str) -> Result<String> {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Client")]
 pub struct ClientArgs {
-    /// Sockets: number of queues; further jobs share them [default: one per job, up to the device's number]
+    /// Sockets: number of queues; further jobs share queues [default: one per job, as far as the device has them]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub queues: Option<u16>,
 
@@ -221,7 +221,7 @@ pub struct ClientArgs {
     #[arg(long, value_name = "split|packed", value_enum, hide_possible_values = true)]
     ring: Option<RingLayout>,
 
-    /// Sockets: notify the device while the queue's lock is held, or after its release
+    /// Sockets: notify the device while the queue's lock is held, or after its release [default: unlocked]
     #[arg(long, value_name = "locked|unlocked", value_enum, hide_possible_values = true)]
     kick: Option<Kick>,
 
@@ -234,19 +234,19 @@ pub struct ClientArgs {
     #[arg(long)]
     poll: bool,
 
-    /// CPUs for the jobs, one after the other, such as 0-3,8
+    /// Pin the jobs to these CPUs in turn, such as 0-3,8
     #[arg(long, value_name = "CPUS", value_parser = pin)]
     pin: Option<Cpus>,
 
-    /// Longest time for one request: a slower one ends the run with an error
+    /// Maximum time for one request: a slower request ends the run with an error
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = time)]
     deadline: Duration,
 
-    /// Sockets: if the back-end disconnects, wait this long for it to return, then continue
+    /// Sockets: if the back-end disconnects, wait at most this long for it to return, then continue
     #[arg(long, value_name = "TIME", value_parser = time)]
     reconnect: Option<Duration>,
 
-    /// Sockets: request an in-flight log from the back-end; with --compare also off,on: A without a log, B with one
+    /// Sockets: request an in-flight log from the back-end; with --compare also off,on: A has no log, B has one
     /// [default: on with --reconnect if the back-end supports it, else off]
     #[arg(long, value_name = "on|off", value_parser = in_flight)]
     inflight: Option<InFlight>,
@@ -312,7 +312,7 @@ impl ClientArgs {
         Ok(())
     }
 
-    /// Refuses options without effect.
+    /// Refuses options without effect on files.
     pub fn check_for_files(&self) -> Result<()> {
         let given = [
             ("--queues", self.queues.is_some()),
@@ -325,7 +325,7 @@ impl ClientArgs {
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((option, _)) => {
-                bail!(Wrong(format!("{option} is an option of sockets: leave it out, or use --socket")))
+                bail!(Wrong(format!("{option} is only for sockets: leave it out, or use --socket")))
             }
             None => Ok(()),
         }
@@ -433,6 +433,6 @@ mod tests {
     #[test]
     fn options_of_sockets_are_refused_for_files_by_name() {
         let line = parse(&["--file=d", "--queues=2"]).client.check_for_files().unwrap_err().to_string();
-        assert!(line.starts_with("--queues is an option of sockets"), "{line}");
+        assert!(line.starts_with("--queues is only for sockets"), "{line}");
     }
 }

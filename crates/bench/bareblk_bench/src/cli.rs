@@ -11,7 +11,7 @@ use crate::bench_args::{self, BenchArgs};
 use crate::lab_command::LabCommand;
 use crate::{bench, lab_command};
 
-/// Measures virtio disks: what `bareblk bench` and `bareblk lab` run.
+/// Measures virtio disks: the program behind `bareblk bench` and `bareblk lab`.
 #[derive(Debug, Parser)]
 #[command(name = "bareblk-bench", bin_name = "bareblk", version, max_term_width = 110)]
 pub struct Cli {
@@ -28,13 +28,13 @@ pub enum Command {
     /// Print a completion script for all commands of `bareblk`
     #[command(hide = true)]
     Completions {
-        /// Which shell
+        /// The shell that will run the script
         shell: Shell,
     },
     /// Write the manual pages of `bench` and `lab` into a folder
     #[command(hide = true)]
     Man {
-        /// The folder, which exists
+        /// An existing folder
         folder: PathBuf,
     },
 }
@@ -56,7 +56,7 @@ pub fn execute(cli: Cli) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `bareblk`, with the options of all its commands.
+/// The command line of `bareblk`, with the options of this program's commands.
 fn whole_command() -> clap::Command {
     let own = Cli::command();
     COMMANDS.iter().fold(command_line::command(), |whole, name| match own.find_subcommand(name) {

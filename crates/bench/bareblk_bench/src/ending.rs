@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM during a measurement: the first ends it in order, the second ends the process at once.
+//! SIGINT and SIGTERM during a measurement: the first signal ends it cleanly, the second ends the process at once.
 
 use std::io;
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Catches SIGINT and SIGTERM: the first asks for an end in order, the second has its usual effect.
+/// Catches SIGINT and SIGTERM: the first signal requests a clean end, the second ends the process.
 #[derive(Debug)]
 pub struct Ending {
     flag: Arc<AtomicBool>,
@@ -32,7 +32,7 @@ impl Ending {
         Arc::clone(&self.flag)
     }
 
-    /// Success, or the code with which shells report a program that a signal ended.
+    /// Success, or the exit code with which shells report that a signal ended a program.
     pub fn exit_code(&self) -> ExitCode {
         // Relaxed: it orders no other data, and either signal will do.
         match self.number.load(Relaxed) {

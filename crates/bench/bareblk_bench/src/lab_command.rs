@@ -2,8 +2,9 @@
 //!
 //! `arguments → lab::find_all → Output (folder) → lab::run (progress bar) → files → table on standard output`
 //!
-//! - A name may mean several experiments: they run one after another, and each is kept as soon as it is done.
-//! - SIGINT or SIGTERM ends the run in order: nothing is reported, and temporary files are removed. A second one ends
+//! - A name may mean several experiments: they run one after another, and each result is kept as soon as it is
+//!   complete.
+//! - SIGINT or SIGTERM ends the run cleanly: nothing is reported, and temporary files are removed. A second signal ends
 //!   it at once (`ending.rs`).
 
 use std::fmt::Write;
@@ -19,7 +20,7 @@ use lab::{Effort, Experiment, LabError, Output, Progress, Setup, Stop};
 
 use crate::ending::Ending;
 
-/// The bar is redrawn only between samples: a drawing thread would be measured too.
+/// Steps of the progress bar. It is redrawn only between samples: a drawing thread would be measured too.
 const RESOLUTION: u64 = 1000;
 
 #[derive(Debug, Subcommand)]
@@ -42,9 +43,9 @@ Examples:
   bareblk lab run qspinlock --out results
       compares the queued locks with others, with more threads than cores
 
-Writes DIR/report.html (over all experiments in DIR), DIR/NAME/result.json (every
-sample) and DIR/NAME/*.svg. Test files of up to 1 GiB lie in --storage and in
-/dev/shm meanwhile. Ctrl-C ends it without results.";
+Writes DIR/report.html (on all experiments in DIR), DIR/NAME/result.json (every
+sample) and DIR/NAME/*.svg. During the run, test files of up to 1 GiB lie in --storage
+and in /dev/shm. Ctrl-C ends the run without results.";
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -71,14 +72,17 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub storage: Option<PathBuf>,
 
-    /// A `qemu-img` with libblkio, an independent client for `vhost-…` [default: the one in PATH]
+    /// A `qemu-img` with libblkio, as an independent client in the experiments `vhost-…` [default: the one in PATH]
     #[arg(long, value_name = "PROGRAM")]
     pub qemu_img: Option<PathBuf>,
 }
 
 fn seconds(text: &str) -> Result<f64> {
-    let seconds: f64 =
-        text.parse().ok().filter(|s: &f64| (0.001..=3600.0).contains(s)).context("give 0.001 to 3600")?;
+    let seconds: f64 = text
+        .parse()
+        .ok()
+        .filter(|s: &f64| (0.001..=3600.0).contains(s))
+        .context("give seconds from 0.001 to 3600")?;
     Ok(seconds)
 }
 
@@ -104,7 +108,7 @@ fn list() -> String {
 
 fn run(args: &RunArgs) -> Result<ExitCode> {
     let experiments = lab::find_all(&args.name).map_err(|error| Wrong(error.to_string()))?;
-    let ending = Ending::catch().context("cannot catch signals")?;
+    let ending = Ending::catch().context("cannot catch SIGINT and SIGTERM")?;
     let output = Output::prepare(&args.out)?;
     for experiment in experiments {
         match run_one(args, &experiment, &output, Stop::new(ending.flag())) {

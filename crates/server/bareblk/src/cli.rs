@@ -29,10 +29,10 @@ See `bareblk COMMAND --help`.";
 const ENGINES_EXAMPLES: &str = "\
 Examples:
   bareblk engines                                  the engines of this host
-  bareblk engines disk.raw --cache writeback       and the one that `--engine auto` takes for this image";
+  bareblk engines disk.raw --cache writeback       and the one that `--engine auto` picks for this image";
 
-/// Only the reference page shows this text: `bareblk-bench` itself answers `--help`.
-const SECOND_PROGRAM: &str = "The program bareblk-bench runs this command and has its options.";
+/// Shown only on the reference page: `--help` is answered by `bareblk-bench` itself.
+const SECOND_PROGRAM: &str = "The program bareblk-bench runs this command and documents its options.";
 
 const COMPLETIONS_EXAMPLES: &str = "\
 Examples:
@@ -42,7 +42,7 @@ Examples:
   bareblk completions fish > ~/.config/fish/completions/bareblk.fish";
 
 /// Description of `bench`, a command of `bareblk-bench`.
-pub const BENCH: &str = "Put a load on a socket or file, in fio's words, and measure it";
+pub const BENCH: &str = "Run a load, described in fio's options, on a socket or file, and measure it";
 /// Description of `lab`, a command of `bareblk-bench`.
 pub const LAB: &str = "Repeat published experiments on this program's own parts";
 
@@ -80,7 +80,7 @@ pub enum Command {
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions {
-        /// Which shell
+        /// The shell that will run the script
         shell: Shell,
     },
     /// Write the manual pages, one for each command, into a folder

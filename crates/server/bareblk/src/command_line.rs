@@ -39,7 +39,7 @@ pub fn main<C: Parser>(run: impl FnOnce(C) -> Result<ExitCode>) -> ExitCode {
 #[must_use]
 pub fn exit_with(result: Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| match error.downcast_ref::<InvalidFile>() {
-        // All mistakes of a file at once, each in a line of its own.
+        // All mistakes of a file at once, each on its own line.
         Some(file @ InvalidFile::Problems { .. }) => {
             complain(&file.lines().join("\nbareblk: "), exit_code(&error))
         }
@@ -56,7 +56,7 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
     }
 }
 
-/// The user asked for help or the version, or gave no arguments at all.
+/// Whether the user asked for help or the version, or gave no arguments at all.
 fn is_help(error: &clap::Error) -> bool {
     !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
 }
@@ -71,7 +71,7 @@ pub fn complain(line: &str, code: ExitCode) -> ExitCode {
     code
 }
 
-/// Prints to standard output. It is no error if the reader closes it early (`| head`).
+/// Prints to standard output. It is not an error if the reader closes it early (`| head`).
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -82,7 +82,7 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// The command line of `bareblk`. Lists the commands of [`BENCH_PROGRAM`] without their options, which that program has.
+/// The command line of `bareblk`. The commands of [`BENCH_PROGRAM`] have no options here; that program defines them.
 #[must_use]
 pub fn command() -> Command {
     crate::cli::Cli::command()

@@ -1,16 +1,17 @@
 //! `bareblk completions SHELL`: a script that completes the words of a command line.
 //!
-//! clap generates the script. A few lines at its end (`completions/`) complete names of disks: they ask the server.
+//! clap generates the script. The lines in `completions/` are added to it: they complete disk names by asking the
+//! server.
 
 use anyhow::Result;
 use clap::{Command, ValueEnum};
 
 use crate::second_program;
 
-/// How zsh's script begins the line of an argument that is one disk, and of one that is several.
+/// How a line of zsh's script begins if its argument is one disk, and if it is several disks.
 const DISK: &str = "':disk -- ";
 const DISKS: &str = "'*::disks -- ";
-/// The action of an argument about which clap knows nothing.
+/// The action of an argument that clap cannot complete.
 const ZSH_DEFAULT: &str = ":_default";
 
 /// A shell that completes words.
@@ -24,8 +25,8 @@ pub enum Shell {
     Fish,
 }
 
-/// The script of `command`. If `bareblk-bench` is installed, it prints the whole script instead: it knows the options
-/// of its commands too.
+/// The script of `command`. If `bareblk-bench` is installed, it prints the whole script instead, because it also knows
+/// the options of its own commands.
 pub fn text(shell: Shell, command: Command) -> Result<String> {
     let name = shell.to_possible_value().map(|value| value.get_name().to_owned());
     second_program::BENCH.run_if_installed(&["completions".into(), name.unwrap_or_default().into()])?;
@@ -50,7 +51,8 @@ pub fn script(mut command: Command, shell: Shell) -> String {
     }
 }
 
-/// zsh's script has an action for each argument. The function must come before the script runs its own.
+/// Makes the completion of disk names the action of each argument that is a disk. The added function must be defined
+/// before the script calls its main function.
 fn with_disks_in_zsh(script: &str) -> String {
     let names_disks = |line: &str| [DISK, DISKS].iter().any(|begin| line.trim_start().starts_with(begin));
     let with_action = |line: &str| match line.rsplit_once(ZSH_DEFAULT) {

@@ -107,7 +107,7 @@ fn is_ill(reply: &Reply) -> bool {
     reply.answer.ok.as_ref().is_some_and(|ok| ok["healthy"] != true)
 }
 
-/// `json`: the user gets the answer itself, and not what it is needed for.
+/// `json`: the answer is printed as it is, so it needs no histograms for percentiles.
 fn verb(command: CtlCommand, json: bool) -> Result<Verb> {
     Ok(match command {
         CtlCommand::List | CtlCommand::Names => Verb::List,
@@ -159,28 +159,31 @@ fn verb(command: CtlCommand, json: bool) -> Result<Verb> {
 /// Makes the path absolute: the server may run in another folder.
 fn snapshot_file((disk, file): (String, PathBuf)) -> Result<SnapshotFile> {
     let path = std::path::absolute(file).context("DISK=FILE")?;
-    let file = path.to_str().context("the path of a snapshot is not UTF-8: choose another one")?.to_owned();
+    let file = path.to_str().context("the path of a snapshot is not UTF-8: choose another path")?.to_owned();
     Ok(SnapshotFile { disk, file })
 }
 
-/// The names that a shell completes, one a line.
+/// The names that a shell completes, one per line.
 fn names(ok: Value) -> Result<String> {
     let mut list: ListAnswer = read(ok)?;
     shorten(list.disks.iter_mut());
     Ok(list.disks.iter().map(|disk| format!("{}\n", tables::plain(&disk.name))).collect())
 }
 
-/// The size of a disk that gets `more_bytes` more. If someone else resizes it meanwhile, the server may refuse the sum,
-/// because it is then less than the size.
+/// The new size of a disk that grows by `more_bytes`. If another client enlarges the disk meanwhile, the server may
+/// refuse the new size, because the disk would shrink.
 fn grown(server: &mut Connection, disk: &str, more_bytes: u64) -> Result<u64> {
     let disks = read::<ListAnswer>(server.ask(&Verb::List)?.into_ok()?)?.disks;
     let name = disk_names::resolve(disk, &known(disks.iter())).map_err(|fault| NoDisk(fault.message))?;
-    let found = disks.iter().find(|other| other.name == name).context("the disk is gone")?;
+    let found =
+        disks.iter().find(|other| other.name == name).context("the server no longer has this disk")?;
     let (now_bytes, sum) = (found.size_bytes, found.size_bytes.checked_add(more_bytes));
-    sum.with_context(|| format!("{disk} has {now_bytes} bytes and cannot grow by {more_bytes}"))
+    sum.with_context(|| {
+        format!("disk {disk} has {now_bytes} bytes and cannot grow by {more_bytes}: the sum is too large")
+    })
 }
 
-/// Reads the limits twice.
+/// Reads the limits twice, to show how much they are used between the readings.
 fn limits_in_use(server: &mut Connection, verb: &Verb) -> Result<String> {
     let before = read(server.ask(verb)?.into_ok()?)?;
     std::thread::sleep(limits::PAUSE);
@@ -210,7 +213,7 @@ fn table(settings: Vec<(String, Value)>) -> Result<Map<String, Value>> {
     Ok(table)
 }
 
-/// A server that does not know the fields of `stats` is asked without them.
+/// An older server may refuse the fields of `stats`: it is asked again without them.
 fn ask(server: &mut Connection, verb: &Verb) -> Result<Reply> {
     let reply = server.ask(verb)?;
     let is_unknown = reply.answer.error.as_ref().is_some_and(|fault| fault.kind == ErrorKind::BadRequest);

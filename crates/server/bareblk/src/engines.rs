@@ -24,7 +24,7 @@ const NAME_WIDTH: usize = "fixed buffers (pinned guest memory)".len();
 
 #[derive(Debug, Args)]
 pub struct EnginesArgs {
-    /// Also say which engines can serve this image, and which one `--engine auto` takes
+    /// Also show which engines can serve this image, and which one `--engine auto` picks
     pub image: Option<std::path::PathBuf>,
 
     /// The cache mode in which the image would be served
@@ -91,7 +91,9 @@ fn open(path: &Path, cache: CacheMode) -> Result<FileSpec> {
     let instead = if cache.starts_writethrough() { CacheMode::Writethrough } else { CacheMode::Writeback };
     let hint = |error: &io::Error| match error.kind() {
         io::ErrorKind::InvalidInput if cache.is_direct() => {
-            format!(" with O_DIRECT (--cache {cache}), its file system refuses it: use --cache {instead}")
+            format!(
+                " with O_DIRECT (--cache {cache}), because its file system refuses O_DIRECT: use --cache {instead}"
+            )
         }
         _ => String::new(),
     };
@@ -106,7 +108,7 @@ fn open(path: &Path, cache: CacheMode) -> Result<FileSpec> {
         let line = cannot() + &hint(&error);
         anyhow::Error::from(error).context(line)
     })?;
-    // Only tries the engine: submits no request.
+    // This only tries the engine; no request is submitted.
     Ok(FileSpec { file: Arc::new(file.into()), alignment: Alignment::BUFFERED })
 }
 
@@ -126,7 +128,7 @@ fn engine_line(kind: EngineKind, file: Option<&FileSpec>) -> EngineLine {
 
 fn takes(kind: EngineKind, file: &FileSpec, config: &EngineConfig) -> Result<String, String> {
     match choose(Some(&kind.into()), file, config) {
-        Ok(_) => Ok("takes the image".to_owned()),
+        Ok(_) => Ok("can serve the image".to_owned()),
         Err(EngineError::Named { source, .. }) => Err(source.to_string()),
         Err(other) => Err(format!("{:#}", anyhow::Error::from(other))),
     }
@@ -160,6 +162,6 @@ fn image_text(line: &ImageLine) -> String {
     let ImageLine { image, cache, auto, why, chosen_in_us } = line;
     let auto = auto.unwrap_or("nothing");
     format!(
-        "\n{image}, --cache {cache}:\n  --engine auto takes {auto}: {why} (chosen in {chosen_in_us} µs)\n"
+        "\n{image}, --cache {cache}:\n  --engine auto picks {auto}: {why} (chosen in {chosen_in_us} µs)\n"
     )
 }

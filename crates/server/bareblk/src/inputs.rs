@@ -18,7 +18,7 @@ use crate::control::refused::Refused;
 use crate::control::{Control, dispatch};
 use crate::live_upgrade::{AT_ONCE, Message, receive};
 
-/// Longest line that a control client may send.
+/// Maximum length of a line that a control client may send.
 pub const MAX_LINE_BYTES: usize = crate::control::limits::MAX_LINE_BYTES;
 
 /// The answer of a server with one worker and no disks to a control client's line, without the line break.
@@ -34,7 +34,7 @@ pub fn control_answer(line: &[u8]) -> String {
     serde_json::to_string(&answer).unwrap_or_default()
 }
 
-/// The number of disks in a configuration. Looks the named paths up and opens nothing.
+/// The number of disks in a configuration. Looks up the named paths, but opens nothing.
 ///
 /// # Errors
 /// The error line.
@@ -44,12 +44,12 @@ pub fn configuration(text: &str) -> Result<usize, String> {
         .map_err(|error| format!("{:#}", anyhow::Error::from(error)))
 }
 
-/// A frame of a live upgrade, as it was parsed.
+/// A parsed frame of a live upgrade.
 #[derive(Debug)]
 pub struct LiveUpgradeFrame {
     /// The name of its message.
     pub name: &'static str,
-    /// The message as it would be passed on.
+    /// The message, written as JSON again.
     pub body: String,
     /// The number of descriptors that it carries.
     pub descriptors: usize,
@@ -57,8 +57,8 @@ pub struct LiveUpgradeFrame {
     pub session: Option<Result<(), String>>,
 }
 
-/// Reads what the old and new server read next from the channel of a live upgrade. `server`, which has the session's
-/// disk, rebuilds the session and drops it before it starts a ring.
+/// Reads the next frame from the channel of a live upgrade, as the old and the new server do. For a session, `server`,
+/// which has the session's disk, rebuilds the session and drops it before any ring starts.
 ///
 /// # Errors
 /// The error line.

@@ -1,5 +1,5 @@
-//! The commands that other programs run: replaces this program by the other one, so that a process that serves guests
-//! contains no code that only measures or shows.
+//! Runs the commands of two other programs: replaces this program by the other one, so that a process that serves
+//! guests contains no code that only measures or displays.
 //!
 //! `arguments → bareblk-bench or bareblk-monitor (beside this program, else in PATH) → exec`: signals and exit codes are
 //! that program's.
@@ -25,14 +25,14 @@ pub struct SecondProgram {
     package: &'static str,
 }
 
-/// Measures.
+/// The program that measures.
 pub const BENCH: SecondProgram = SecondProgram {
     name: "bareblk-bench",
     commands: &["bench", "lab"],
     built_from: "bareblk_bench",
     package: "bareblk-bench",
 };
-/// Shows running servers. `bareblk` knows the options of these commands, too (`args/monitor_args.rs`).
+/// The program that shows running servers. `bareblk` knows the options of these commands, too (`args/monitor_args.rs`).
 pub const MONITOR: SecondProgram = SecondProgram {
     name: "bareblk-monitor",
     commands: &["top"],
@@ -42,7 +42,7 @@ pub const MONITOR: SecondProgram = SecondProgram {
 
 const ALL: [&SecondProgram; 2] = [&BENCH, &MONITOR];
 
-/// Tells the other program which program started it, as cargo tells its subcommands.
+/// The variable that tells the other program which program started it, as cargo does for its subcommands.
 pub const PARENT_ENV: &str = "BAREBLK";
 
 /// The other program that runs the command of these arguments, if one does. It parses the rest, even `--help`.

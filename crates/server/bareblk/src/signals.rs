@@ -28,7 +28,7 @@ pub enum Request {
     Answer,
     /// Stop, and lose no requests.
     Stop,
-    /// Stop at once; the exit code.
+    /// Stop at once, with this exit code.
     Abort(i32),
 }
 
@@ -78,7 +78,7 @@ impl Requests {
         self.signals.handle()
     }
 
-    /// Sleeps until a request comes. `None`: closed.
+    /// Sleeps until a request arrives. `None`: the wait was ended by [`Requests::closer`].
     pub fn next(&mut self) -> Option<Request> {
         let history = &mut self.history;
         self.signals.forever().find_map(|signal| history.interpret(signal, Instant::now()))

@@ -6,8 +6,8 @@
 //!         terminal: state.rs → tables.rs, grid.rs → screen.rs          else: lines.rs (text, JSON) ◀┘
 //! ```
 //!
-//! - Names come from servers, so answer.rs escapes what a terminal would obey.
-//! - Between two intervals nothing runs.
+//! - Names come from servers, so answer.rs escapes what a terminal would interpret.
+//! - Between two intervals the program sleeps.
 
 mod answer;
 #[cfg(test)]
@@ -62,7 +62,7 @@ struct Server {
     connection: Option<Connection>,
 }
 
-/// One server that answers is enough: the others may come later.
+/// Connects to the servers. One that answers is enough: the others may start later.
 fn connect(paths: Vec<PathBuf>) -> Result<Vec<Server>> {
     let (mut servers, mut error) = (Vec::new(), None);
     for path in paths {
@@ -75,7 +75,7 @@ fn connect(paths: Vec<PathBuf>) -> Result<Vec<Server>> {
     }
 }
 
-/// A name for each server, if there are several: the file's if they differ, else the path.
+/// A name for each server, if there are several: the name of its socket's file if these differ, else the path.
 fn labels(servers: &[Server]) -> Vec<Option<String>> {
     let name = |server: &Server| {
         let stem = server.path.file_stem().unwrap_or(server.path.as_os_str());
@@ -155,7 +155,7 @@ fn show(servers: Vec<Server>, args: &TopArgs) -> Result<ExitCode> {
                     Effect::Quit => return Ok(ExitCode::SUCCESS),
                 },
                 Message::Input(Input::Resized) => {}
-                Message::Input(Input::Ended) => bail!("the terminal is gone"),
+                Message::Input(Input::Ended) => bail!("the terminal was closed"),
                 Message::Input(Input::Signal(signal)) => {
                     let signal = u8::try_from(signal).unwrap_or(0);
                     return Ok(ExitCode::from(128_u8.saturating_add(signal)));
@@ -165,7 +165,8 @@ fn show(servers: Vec<Server>, args: &TopArgs) -> Result<ExitCode> {
     }
 }
 
-/// Waits for a message; returns it with all that have come meanwhile, so that they cost one drawing.
+/// Waits for a message; returns it with all that have arrived meanwhile, so that the screen is drawn once for all of
+/// them.
 fn waiting(messages: &Receiver<Message>) -> impl Iterator<Item = Message> {
     messages.recv().into_iter().chain(messages.try_iter())
 }

@@ -1,4 +1,4 @@
-//! `chains`: a driver that breaks every rule and restarts at any time, against a real device half.
+//! `chains`: a driver that breaks every rule and restarts at any time, against the real device side.
 //!
 //! `input → features, size, then actions: write anything, offer, pop, use, publish, die and restart with the log`
 //!
@@ -20,7 +20,7 @@ use raced::Raced;
 
 /// Possible sizes: small, so that rings wrap.
 const SIZES: [u16; 4] = [2, 4, 8, 16];
-/// Limit of actions per run, however long the input is.
+/// Maximum number of actions per run, however long the input is.
 const MOST_ACTS: usize = 512;
 
 fn machine(choices: u8) -> Machine {

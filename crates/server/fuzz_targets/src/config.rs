@@ -5,7 +5,7 @@
 
 use bareblk::inputs::configuration;
 
-/// Limit of an error's length relative to the text: it repeats the invalid value with escapes.
+/// Maximum length of an error relative to the text: the error repeats the invalid value with escapes.
 const MOST_TIMES: usize = 16;
 const MOST_MORE: usize = 4096;
 
@@ -13,7 +13,7 @@ const MOST_MORE: usize = 4096;
 pub(crate) fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Err(line) = configuration(text) else { return };
-    assert!(!line.contains(char::is_control), "more than one line, or no line at all: {line:?}");
+    assert!(!line.contains(char::is_control), "not exactly one line: {line:?}");
     assert!(line.len() <= text.len() * MOST_TIMES + MOST_MORE, "{} bytes for {}", line.len(), text.len());
     let rest = line.strip_prefix("bareblk.toml:").expect("the file's name first");
     let (number, _) = rest.split_once(": ").expect("a line number, then what is wrong");

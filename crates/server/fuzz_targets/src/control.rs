@@ -9,7 +9,7 @@
 use bareblk::inputs::{MAX_LINE_BYTES, control_answer};
 use serde_json::Value;
 
-/// Limit of lines per run.
+/// Maximum number of lines per run.
 const MOST_LINES: usize = 64;
 /// An answer may repeat each byte as an escape such as `\u0000`, escaped twice.
 const MOST_TIMES: usize = 16;

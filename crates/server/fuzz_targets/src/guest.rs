@@ -40,7 +40,7 @@ impl Guest {
         Self { view: MemoryView::new(Arc::new(memory)), expected: vec![0; bytes] }
     }
 
-    /// Stores for the driver. Ignores the part outside the memory.
+    /// Stores bytes as the driver. Ignores the part outside the memory.
     pub fn store(&mut self, addr: u64, bytes: &[u8]) {
         let size = self.expected.len();
         let start = usize::try_from(addr).map_or(size, |addr| addr.min(size));

@@ -13,7 +13,7 @@ impl<'a> Input<'a> {
         Self(bytes)
     }
 
-    /// Nothing is left.
+    /// Whether nothing is left.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

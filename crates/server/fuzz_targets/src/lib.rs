@@ -99,7 +99,8 @@ fn mode_from_environment() -> Mode {
     }
 }
 
-/// In the order of a request (ring, request, session), then the operator's input, then data passed between servers.
+/// All targets: first in the order of a request (ring, request, session), then the operator's input, then data passed
+/// between servers.
 pub const TARGETS: [Target; 7] = [
     Target::new("chains", chains::run, chains::seeds).with_second_thread(chains::run_with_second_thread),
     Target::new("requests", requests::run, requests::seeds)

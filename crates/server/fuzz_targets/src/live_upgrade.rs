@@ -27,7 +27,7 @@ const MOST_FRAMES: usize = 16;
 const MOST_BODY_BYTES: u16 = 0xfff;
 const MOST_FDS: usize = 16;
 const MAGIC: &[u8] = b"bbto";
-/// Limit of an error's length relative to the input: it may repeat the input with escapes.
+/// Maximum length of an error relative to the input: the error may repeat the input with escapes.
 const MOST_TIMES: usize = 16;
 const MOST_MORE: usize = 4096;
 const MEMFD_BYTES: u64 = 0x1_0000;
@@ -60,7 +60,7 @@ pub(crate) fn run(bytes: &[u8]) {
     there.shutdown(Shutdown::Write).expect("a socket");
     let room = bytes.len() * MOST_TIMES + MOST_MORE;
     let one_line = |why: &str| {
-        assert!(!why.is_empty() && !why.contains(char::is_control), "more than one line, or none: {why:?}");
+        assert!(!why.is_empty() && !why.contains(char::is_control), "not exactly one line: {why:?}");
         assert!(why.len() <= room, "{} bytes for {}: {why}", why.len(), bytes.len());
     };
     loop {
@@ -82,7 +82,7 @@ fn check(frame: &LiveUpgradeFrame, server: &Server) {
     let (there, here) = UnixStream::pair().expect("a socket");
     let len = u32::try_from(frame.body.len()).expect("a small frame").to_le_bytes();
     send(&there, &[MAGIC, &len, &[0; 4], frame.body.as_bytes()].concat(), &[]);
-    let again = live_upgrade_frame(&here, server).expect("what was understood before");
+    let again = live_upgrade_frame(&here, server).expect("a frame that was read before");
     assert_eq!((again.name, &again.body, again.descriptors), (frame.name, &frame.body, 0));
 }
 

@@ -33,7 +33,7 @@ const LOG_BYTES: u64 = 0x1000;
 /// How often a device starts in one run beside a second thread.
 const RACED_STARTS: usize = 4;
 
-/// The first numbers of an input.
+/// The shape of a run, from the first byte of its input.
 #[derive(Clone, Copy)]
 struct Shape {
     features: RingFeatures,
@@ -64,7 +64,7 @@ impl Shape {
         }
     }
 
-    /// The range of its log in the memory for logs.
+    /// The range of the queue's log in the memory for logs.
     fn log(self) -> std::ops::Range<usize> {
         let end = |queues| bytes(LogArea::bytes(queues, self.entries, self.features.packed));
         end(self.queue)..end(self.queue + 1)
@@ -101,15 +101,18 @@ impl Bed {
         let device = DeviceQueue::with_log(&self.guest.view, self.shape.layout(), features, base, &area)?;
         let (redo, said) = (device.to_redo(), device.recovery());
         assert!(redo <= self.shape.size && redo == said.redone, "{redo} to do again, {said:?}");
-        assert!(redo == 0 || !said.was_foreign, "of another ring, and {redo} to do again");
+        assert!(
+            redo == 0 || !said.was_foreign,
+            "the log is of another ring, but {redo} requests are to be redone"
+        );
         Ok(device)
     }
 
-    /// Starts a device at the last one's position. A log that was accepted once must be accepted again.
+    /// Starts a device at the last device's position. A log that was accepted once must be accepted again.
     fn start_again(&self, before: &DeviceQueue) -> DeviceQueue {
         let again = self.start(before.position());
         again.unwrap_or_else(|fault| {
-            panic!("a log that the device before has accepted: {fault:?}, {before:?}")
+            panic!("a log that the previous device accepted is refused: {fault:?}, {before:?}")
         })
     }
 
@@ -117,7 +120,7 @@ impl Bed {
     fn redo(&self, device: &mut DeviceQueue) -> Vec<u16> {
         let mut tags = Vec::new();
         while device.to_redo() > 0 {
-            let tag = self.pop(device).expect("what was to be done again");
+            let tag = self.pop(device).expect("a request to redo");
             assert!(tag < self.shape.size && !tags.contains(&tag), "tag {tag} after {tags:?}");
             tags.push(tag);
         }
@@ -207,9 +210,9 @@ pub(crate) fn run_with_second_thread(bytes: &[u8]) {
 fn go_on(bed: &Bed, first: &DeviceQueue, fresh: usize) {
     let mut second = bed.start_again(first);
     let mut tags = bed.redo(&mut second);
-    assert_eq!(tags.len(), usize::from(first.to_redo()), "lost by a device that did nothing");
+    assert_eq!(tags.len(), usize::from(first.to_redo()), "a device that did nothing has lost requests");
     let mut third = bed.start_again(first);
-    assert_eq!(bed.redo(&mut third), tags, "not what the device before was to do again");
+    assert_eq!(bed.redo(&mut third), tags, "not what the previous device had to redo");
     for _ in 0..fresh {
         match bed.pop(&mut third) {
             Some(tag) if !tags.contains(&tag) => tags.push(tag),
@@ -221,10 +224,10 @@ fn go_on(bed: &Bed, first: &DeviceQueue, fresh: usize) {
     assert_eq!(third.publish(), !tags.is_empty());
     // After a driver that broke the rules, the ring may look like a different one.
     let Ok(last) = bed.start(third.position()) else { return };
-    assert_eq!(last.to_redo(), 0, "used and to be done again, of {tags:?}");
+    assert_eq!(last.to_redo(), 0, "requests to redo although all were used: {tags:?}");
 }
 
-/// The memory that a device leaves if it dies at several points, in both formats.
+/// The memory that a device leaves behind when it dies: at several points, in both formats.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let mut seeds = Vec::new();
     for choices in [0x20, 0x21, 0x42, 0x43, 0x4c, 0x4d, 0x50, 0x51, 0x7e, 0x7f] {

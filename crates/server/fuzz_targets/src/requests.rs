@@ -16,7 +16,7 @@ use crate::scribbler::{Scribbled, beside_a_scribbler};
 use bed::Bed;
 use model::SECTOR;
 
-/// Longest data of a request.
+/// Maximum length of a request's data.
 const MOST_BYTES: usize = 12 << 10;
 const MOST_REQUESTS: usize = 24;
 
@@ -119,7 +119,7 @@ fn room(input: &mut Input<'_>) -> usize {
     }
 }
 
-/// A request of each kind with each setting of the bed, whole and cut, then wrong ones.
+/// A request of each kind with each setting of the bed, whole and cut, then invalid ones.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let plain = [0, 0];
     let request = |shape: u8, sector: u8, more: &[u8], room: &[u8], cuts: &[u8]| {
@@ -157,7 +157,7 @@ pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
 mod tests {
     use super::*;
 
-    /// With other settings of the same bed and of others, after writes, discards and wrong requests.
+    /// Covers other settings of the same bed and other beds, after writes, discards and invalid requests.
     #[test]
     fn run_after_another_run_ends_as_it_does_alone() {
         let seeds: Vec<_> = seeds().into_iter().map(|(_, bytes)| bytes).collect();

@@ -21,7 +21,7 @@ const TURNS: usize = 16;
 /// The memory to overwrite.
 pub(crate) enum Scribbled {
     Mapped(MemoryView),
-    /// Files. Never writes beyond their ends, so that a truncated file stays truncated.
+    /// Files. They are never written beyond their ends, so that a truncated file stays truncated.
     Files(Vec<File>),
 }
 
@@ -35,7 +35,7 @@ impl Scribbled {
         }
     }
 
-    /// Stores where `read` has read.
+    /// Stores at the address that `read` has read.
     fn store(&self, at: u64, bytes: &[u8]) {
         match self {
             Self::Mapped(view) => drop(view.store(at, bytes)),
@@ -83,7 +83,7 @@ impl Drop for SetAtEnd<'_> {
     }
 }
 
-/// One, two, four or eight bytes at a multiple of their number.
+/// One, two, four or eight bytes, aligned to their length, and the value to store there.
 #[derive(Clone, Copy)]
 struct Place {
     at: u64,

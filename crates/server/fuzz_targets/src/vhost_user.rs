@@ -28,7 +28,7 @@ const RING_SIZE: u32 = 8;
 /// the other files, which may contain logs.
 const SHARED: [std::ops::Range<u64>; 5] =
     [0..0xc00, 0x1000..0x1c00, REQUEST..REQUEST + 0x400, 0x1_0000..0x1_0400, 0x2_0000..0x2_0400];
-/// Address of the queue's requests.
+/// Address of the first queue's requests; those of the second are one page later.
 const REQUEST: u64 = 0x4000;
 /// VERSION_1, FLUSH, MQ, DISCARD, WRITE_ZEROES, INDIRECT, EVENT_IDX, PROTOCOL_FEATURES; and RING_PACKED.
 const USUAL: u64 = 1 << 32 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 28 | 1 << 29 | 1 << 30;
@@ -120,7 +120,7 @@ fn negotiate(peer: &mut Peer, input: &mut Input<'_>) {
     }
 }
 
-/// One region of a message. Usually a whole file.
+/// One region of a message, usually a whole file.
 fn region(input: &mut Input<'_>, memfd: usize) -> Vec<u8> {
     let shape = input.u8();
     let guest = memfd as u64 * MEMFD_BYTES;
@@ -202,7 +202,7 @@ fn in_flight_log(peer: &mut Peer, input: &mut Input<'_>) {
     }
 }
 
-/// Any header, any body, any descriptors.
+/// Sends any header, any body and any descriptors.
 fn any_message(peer: &mut Peer, input: &mut Input<'_>) {
     let code = CODES[input.below(CODES.len())];
     let code = if code == 0x1_0000 { input.u32() } else { code };
@@ -238,7 +238,7 @@ fn request(peer: &mut Peer, input: &mut Input<'_>) {
     peer.kick(queue);
 }
 
-/// Typical sessions of front-ends, with a request in the middle, and with one wrong message each.
+/// Typical sessions of front-ends, with a request in the middle, and with one invalid message each.
 pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let start = |packed: u8, wish: u8| {
         let base = if packed == 0 { 0 } else { 1 };

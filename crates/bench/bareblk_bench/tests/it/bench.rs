@@ -437,7 +437,7 @@ fn file_that_is_not_there_is_not_blamed_on_options_of_the_server() {
 fn options_of_files_are_wrong_usage_for_sockets() {
     let place = Place::new();
     let line = wrong_usage(on_socket(&place.socket("s"), &["--ioengine=psync"]));
-    assert_says(&line, &["--ioengine", "option of files"]);
+    assert_says(&line, &["--ioengine", "only for files"]);
 }
 
 #[test]
@@ -446,7 +446,7 @@ fn options_of_sockets_and_missing_targets_are_wrong_usage() {
     assert_says(&wrong_usage(two), &["--inflight", "--compare", "give on or off"]);
     let place = Place::new();
     let file = place.image("disk.raw", MIB);
-    assert_says(&wrong_usage(on_file(&file, &["--kick=locked"])), &["--kick", "option of sockets"]);
+    assert_says(&wrong_usage(on_file(&file, &["--kick=locked"])), &["--kick", "only for sockets"]);
     assert_says(&wrong_usage(bench(&["--rw=read"])), &["--socket PATH", "--file PATH", "--compare"]);
     assert_says(&wrong_usage(bench(&["--compare", "/no/a", "/no/b"])), &["/no/a", "socket:PATH"]);
 }

@@ -15,7 +15,7 @@ use crate::control::limits::MAX_TIMEOUT_MS;
 
 /// The default path of a control socket.
 pub const DEFAULT_SOCKET: &str = "/run/bareblk/control.sock";
-/// Environment variable with another path.
+/// The environment variable that replaces the default path.
 pub const SOCKET_VARIABLE: &str = "BAREBLK_CONTROL";
 
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
@@ -44,7 +44,7 @@ Examples:
   bareblk ctl limit data iops=5000 bps=200M
   bareblk ctl limit --group acme iops=off
   bareblk ctl pause data -- cp data.raw copy.raw
-      copies an image while its guest waits; continues after 60 s at most
+      copies an image while its guest waits, for at most 60 s
   bareblk ctl snapshot root=/images/root.snap data=/images/data.snap
       both disks as of one instant
   bareblk ctl health && echo well
@@ -52,8 +52,8 @@ Examples:
   bareblk ctl stats --json | jq .ok.workers
 
 Disks:
-  By the name in the file or of --name. A disk without a name has its image's path: the
-  last parts of the path are enough, such as root.raw, if no other disk ends like this.
+  Give the name from the file or --name. A disk without a name goes by its image's path: the
+  last parts of the path are enough, such as root.raw, if no other disk's name ends like this.
 
 Permissions:
   Only root and the user who runs the server may connect. The protocol: docs/reference/control.md.
@@ -84,7 +84,7 @@ impl CtlArgs {
     }
 }
 
-/// The path that was given, else that of the environment, else the default.
+/// The given path, else the one from the environment, else the default.
 pub fn socket(given: Option<&Path>) -> PathBuf {
     let variable = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
     given.map(Path::to_owned).or_else(variable).unwrap_or_else(|| DEFAULT_SOCKET.into())
@@ -113,7 +113,7 @@ pub enum CtlCommand {
         #[command(subcommand)]
         command: Option<WorkersCommand>,
     },
-    /// Move a disk's queue to a worker; works under load
+    /// Move a disk's queue to a worker; safe while guests do I/O
     Attach {
         /// The disk's name, or the end of its image's path; from `bareblk ctl list`
         disk: String,
@@ -126,11 +126,11 @@ pub enum CtlCommand {
         #[command(flatten)]
         timeout: Timeout,
     },
-    /// Show a disk's placement, or choose its completion worker; works under load
+    /// Show a disk's placement, or choose its completion worker; safe while guests do I/O
     Placement {
         /// The disk's name
         disk: String,
-        /// The worker that handles its completions from now on; none: the workers choose
+        /// The worker that handles the disk's completions from now on; none: the workers choose
         #[arg(long, value_name = "N|none", value_parser = choice)]
         completion_worker: Option<Choice>,
         #[command(flatten)]
@@ -146,13 +146,13 @@ pub enum CtlCommand {
     Remove {
         /// The disk's name
         disk: String,
-        /// Remove it even if a front-end is connected
+        /// Remove the disk even if a front-end is connected
         #[arg(long)]
         force: bool,
         #[command(flatten)]
         timeout: Timeout,
     },
-    /// Resize a disk and tell its guest
+    /// Resize a disk and notify its guest
     Resize {
         /// The disk's name
         disk: String,
@@ -170,12 +170,13 @@ pub enum CtlCommand {
         #[command(flatten)]
         timeout: Timeout,
     },
-    /// Show limits of IOPS and bandwidth with their use, or change them at once
+    /// Show IOPS and bandwidth limits with their use, or change them immediately
     Limit {
-        /// The disk's name, and limits to change as in the configuration file; off removes one: data iops=5000 bps=off
+        /// The disk's name, and limits to change, named as in the configuration file; off removes a limit: data
+        /// iops=5000 bps=off
         #[arg(value_name = "DISK|KEY=VALUE")]
         words: Vec<String>,
-        /// A group instead of a disk
+        /// Show or change this group's limits instead of a disk's
         #[arg(long, value_name = "NAME")]
         group: Option<String>,
     },
@@ -184,31 +185,32 @@ pub enum CtlCommand {
         /// The disk's name
         disk: String,
     },
-    /// Ask every worker for a sign of life; exit code 1 if one does not answer, or a disk has failed
+    /// Check that every worker responds and no disk has failed; otherwise the exit code is 1
     Health {
         #[command(flatten)]
         timeout: Timeout,
     },
-    /// Make all writes durable that a disk has completed
+    /// Make all completed writes of a disk durable
     Flush {
         /// The disk's name
         disk: String,
         #[command(flatten)]
         timeout: Timeout,
     },
-    /// Pause a disk: finish its requests, flush it, run a command, continue. The guest waits, at most for 60 s
+    /// Pause a disk: finish its requests, flush it, run a command, continue; the guest waits for at most 60 s
     Pause {
         /// The disk's name
         disk: String,
         #[command(flatten)]
         timeout: Timeout,
-        /// Runs while the disk is paused; without a command, the pause ends with a line of standard input, or its end
+        /// Command to run while the disk is paused; without a command, the pause lasts until the next line, or the end,
+        /// of standard input
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
     /// Clone the images of disks at one instant, without copying data; needs XFS or btrfs
     Snapshot {
-        /// A disk and a new file, on the file system of the disk's image
+        /// A disk and a new file for its clone, on the same file system as the disk's image
         #[arg(value_name = "DISK=FILE", required = true, value_parser = snapshot_file)]
         files: Vec<(String, PathBuf)>,
         #[command(flatten)]
@@ -231,7 +233,7 @@ pub enum WorkersCommand {
     Add(WorkerArgs),
     /// Remove a worker; its queues move to the others first
     Remove {
-        /// Number of the worker
+        /// The worker's number, from `bareblk ctl workers`
         #[arg(value_parser = worker)]
         worker: u32,
         #[command(flatten)]
@@ -262,7 +264,7 @@ fn worker(text: &str) -> Result<u32> {
     text.parse().map_err(|_| anyhow!("give the number of a worker (from `bareblk ctl workers`)"))
 }
 
-/// The first `=` ends the disk's name.
+/// Parses `DISK=FILE`. The first `=` ends the disk's name.
 fn snapshot_file(text: &str) -> Result<(String, PathBuf)> {
     match text.split_once('=') {
         Some((disk, file)) if !disk.is_empty() && !file.is_empty() => Ok((disk.to_owned(), file.into())),
@@ -270,8 +272,7 @@ fn snapshot_file(text: &str) -> Result<(String, PathBuf)> {
     }
 }
 
-/// The time between two readings: a tenth of a second to an hour.
-/// Parses the time between two readings.
+/// Parses the time between two readings: a tenth of a second to an hour.
 pub fn pause(text: &str) -> Result<Duration> {
     let pause = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     match pause {

@@ -18,11 +18,11 @@ use crate::args::values::{number, whole};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "I/O engine")]
 pub struct EngineArgs {
-    /// How I/O reaches the kernel; `bareblk engines` shows what works on this host
+    /// How I/O reaches the kernel; `bareblk engines` shows which engines work on this host
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = engine())]
     pub engine: EngineChoice,
 
-    /// io_uring: a kernel thread submits; it sleeps after this many milliseconds without work [default: off]
+    /// io_uring: a kernel thread submits requests, and sleeps after this many milliseconds without work [default: off]
     #[arg(long, value_name = "MS", value_parser = number("whole milliseconds, without a unit,", 1..=60_000_u64))]
     pub sqpoll_ms: Option<u64>,
 
@@ -39,15 +39,15 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_FD_POOL))]
     pub fd_pool: Option<u32>,
 
-    /// Limit of threads for blocking calls (not with io_uring); with many disks, half of this number plus one per disk
-    /// if that is more [default: 64]
+    /// Maximum number of threads for blocking calls (not with io_uring); with many disks, half of this value plus one
+    /// thread per disk if that is more [default: 64]
     #[arg(long, value_name = "N", value_parser = whole(1..=1024_u32))]
     pub io_threads: Option<u32>,
 }
 
 impl EngineArgs {
-    /// The chosen engine with its options. `None`: the best that works, with its default options. `cache`: the disk's
-    /// mode.
+    /// The chosen engine with its options; `None`: the best engine that works, with its default options. `cache` is the
+    /// disk's cache mode.
     ///
     /// Refuses options that the chosen engine would ignore. `auto` takes none: it may choose any engine.
     pub fn options(&self, cache: CacheMode) -> Result<Option<EngineOptions>> {
@@ -76,14 +76,14 @@ impl EngineArgs {
         ];
         if *iopoll && !cache.is_direct() {
             bail!(Wrong(format!(
-                "--iopoll needs --cache none or directsync, and the cache mode is {cache}: the page cache has nothing \
-                 to poll"
+                "--iopoll needs --cache none or directsync, but the cache mode is {cache}: the page cache \
+                 has nothing to poll"
             )));
         }
         for (option, owner, given) in owners {
             if given && *engine != EngineChoice::Named(owner) {
                 bail!(Wrong(format!(
-                    "{option} is an option of engine {owner}, and the engine is {engine}: add --engine {owner}"
+                    "{option} is an option of engine {owner}, but the engine is {engine}: add --engine {owner}"
                 )));
             }
         }
@@ -102,7 +102,7 @@ impl EngineArgs {
     }
 }
 
-/// The engines' own names, with a line of help for each.
+/// Accepts the engines' names, with a line of help for each.
 fn engine() -> impl TypedValueParser<Value = EngineChoice> {
     let choices = std::iter::once(EngineChoice::Auto).chain(EngineKind::ALL.map(EngineChoice::Named));
     let values = choices.map(|choice| PossibleValue::new(name(choice)).help(help(choice)));
@@ -119,15 +119,15 @@ fn name(choice: EngineChoice) -> &'static str {
 fn help(choice: EngineChoice) -> &'static str {
     match choice {
         EngineChoice::Auto => "The best engine that works for the image; the log says which one and why",
-        EngineChoice::Named(EngineKind::IoUring) => "One ring shared with the kernel, for everything",
+        EngineChoice::Named(EngineKind::IoUring) => "One ring, shared with the kernel, for all I/O",
         EngineChoice::Named(EngineKind::LinuxAio) => "io_submit; needs --cache none or directsync",
         EngineChoice::Named(EngineKind::PosixAio) => "The C library's aio_read and aio_write",
         EngineChoice::Named(EngineKind::Threads) => "A pool of threads; works everywhere",
         EngineChoice::Named(EngineKind::Sync) => {
-            "Calls in the worker itself, which waits for the device if the image is not in memory"
+            "I/O calls in the worker itself, which waits for the device if the image is not in memory"
         }
         EngineChoice::Named(EngineKind::Mmap) => {
-            "Copies from and to a mapping, the fastest for images in memory (tmpfs); only for those and DAX"
+            "Copies to and from a mapping: the fastest engine for images in memory (tmpfs); only for those and DAX"
         }
     }
 }

@@ -15,83 +15,83 @@ const OFF: &str = "off";
 pub const GROUP: &str = "group";
 pub const WEIGHT: &str = "weight";
 
-/// The limits of a disk or a group. The words and their meanings are QEMU's.
+/// The limits of a disk or a group. Names and meanings are QEMU's.
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// Limit of requests per second [default: none, like all limits]
+    /// Limit of requests per second [default: no limit]
     #[arg(long, value_name = "N", value_parser = rate)]
     iops: Option<u64>,
 
-    /// Limit of requests per second in a burst, which --iops-max-length limits
+    /// Limit of requests per second in a burst, at least --iops [default: no burst]
     #[arg(long, value_name = "N", value_parser = rate)]
     iops_max: Option<u64>,
 
-    /// How long a full burst lasts, in seconds [default: 1]
+    /// Length in seconds of a full burst at --iops-max [default: 1]
     #[arg(long, value_name = "S", value_parser = seconds)]
     iops_max_length: Option<u64>,
 
-    /// Limit of reads per second; not beside --iops
+    /// Limit of reads per second; not together with --iops [default: no limit]
     #[arg(long, value_name = "N", value_parser = rate)]
     iops_read: Option<u64>,
 
-    /// The same for a burst of reads
+    /// Limit of reads per second in a burst, at least --iops-read [default: no burst]
     #[arg(long, value_name = "N", value_parser = rate)]
     iops_read_max: Option<u64>,
 
-    /// The same for a burst of reads
+    /// Length in seconds of a full burst of reads at --iops-read-max [default: 1]
     #[arg(long, value_name = "S", value_parser = seconds)]
     iops_read_max_length: Option<u64>,
 
-    /// Limit of writes, flushes and discards per second; not beside --iops
+    /// Limit of writes, flushes and discards per second; not together with --iops [default: no limit]
     #[arg(long, value_name = "N", value_parser = rate)]
     iops_write: Option<u64>,
 
-    /// The same for a burst of writes
+    /// Limit of writes, flushes and discards per second in a burst, at least --iops-write [default: no burst]
     #[arg(long, value_name = "N", value_parser = rate)]
     iops_write_max: Option<u64>,
 
-    /// The same for a burst of writes
+    /// Length in seconds of a full burst of writes at --iops-write-max [default: 1]
     #[arg(long, value_name = "S", value_parser = seconds)]
     iops_write_max_length: Option<u64>,
 
-    /// Limit of bytes per second (K, M, G, T: powers of 1024)
+    /// Limit of bytes per second (K, M, G, T: powers of 1024) [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     bps: Option<u64>,
 
-    /// Limit of bytes per second in a burst
+    /// Limit of bytes per second in a burst, at least --bps [default: no burst]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     bps_max: Option<u64>,
 
-    /// How long a full burst lasts, in seconds [default: 1]
+    /// Length in seconds of a full burst at --bps-max [default: 1]
     #[arg(long, value_name = "S", value_parser = seconds)]
     bps_max_length: Option<u64>,
 
-    /// Limit of bytes read per second; not beside --bps
+    /// Limit of bytes read per second; not together with --bps [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     bps_read: Option<u64>,
 
-    /// The same for a burst of reads
+    /// Limit of bytes read per second in a burst, at least --bps-read [default: no burst]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     bps_read_max: Option<u64>,
 
-    /// The same for a burst of reads
+    /// Length in seconds of a full burst of reads at --bps-read-max [default: 1]
     #[arg(long, value_name = "S", value_parser = seconds)]
     bps_read_max_length: Option<u64>,
 
-    /// Limit of bytes written per second; not beside --bps
+    /// Limit of bytes written per second; not together with --bps [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     bps_write: Option<u64>,
 
-    /// The same for a burst of writes
+    /// Limit of bytes written per second in a burst, at least --bps-write [default: no burst]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     bps_write_max: Option<u64>,
 
-    /// The same for a burst of writes
+    /// Length in seconds of a full burst of writes at --bps-write-max [default: 1]
     #[arg(long, value_name = "S", value_parser = seconds)]
     bps_write_max_length: Option<u64>,
 
-    /// Count a longer request as several, one for each part of this size [default: as one]
+    /// Count a longer request as several, one for each part of this size [default: every request counts as one]
     #[arg(long, value_name = "SIZE", value_parser = part)]
     iops_size: Option<u64>,
 }
@@ -132,7 +132,7 @@ impl LimitArgs {
     }
 }
 
-/// The text with its settings as options: `iops beside iops-read` becomes `--iops beside --iops-read`.
+/// The error's text, with settings written as options: `iops beside iops-read` becomes `--iops beside --iops-read`.
 fn as_options(error: &InvalidLimits) -> String {
     let is_key = |word: &str| is_setting(word.trim_end_matches([',', ':', ';']));
     let text = error.to_string();
@@ -143,12 +143,12 @@ fn as_options(error: &InvalidLimits) -> String {
     words.join(" ")
 }
 
-/// Whether this is the name of a limit.
+/// Whether `key` is the name of a limit.
 pub fn is_setting(key: &str) -> bool {
     LimitSettings::default().set(key, None)
 }
 
-/// Whether a reload changes the key of a disk through its limits.
+/// Whether a reload applies a change of this disk's key by changing the disk's limits.
 pub fn is_limit_key(key: &str) -> bool {
     is_setting(key) || key == GROUP || key == WEIGHT
 }
@@ -184,14 +184,12 @@ fn value(key: &str, text: &str) -> Result<u64> {
     };
     let parsed = if is_size { size_bytes(text).ok() } else { text.parse().ok() };
     let alone = |value| {
-        // A setting that needs another one is not checked alone.
+        // Only the range counts: some settings are valid only together with another one.
         let mut settings = LimitSettings::default();
         settings.set(key, Some(value));
         !matches!(settings.check(), Err(InvalidLimits::OutOfRange { .. }))
     };
-    parsed
-        .filter(|value| alone(*value))
-        .with_context(|| format!("give {what}; without a limit, leave it out"))
+    parsed.filter(|value| alone(*value)).with_context(|| format!("give {what}; for no limit, leave it out"))
 }
 
 /// Parses `iops=5000`, `bps=200M`, `iops-max=off`, `weight=200`, `group=off` for `ctl limit`.
@@ -213,10 +211,7 @@ pub fn change(text: &str) -> Result<(String, Value)> {
         GROUP => given.into(),
         _ => value(key, given)
             .map_err(|error| {
-                anyhow::anyhow!(
-                    "{key}: {}",
-                    error.to_string().replace("without a limit, leave it out", "for no limit, off")
-                )
+                anyhow::anyhow!("{key}: {}", error.to_string().replace("leave it out", "give off"))
             })?
             .into(),
     };
@@ -246,7 +241,7 @@ mod tests {
             let line = Line::try_parse_from(["line", &format!("--{key}"), given]).unwrap();
             let set = match line.limits.settings() {
                 Ok(settings) => settings.values().map(|(key, _)| key).collect(),
-                // A burst without its rate: the error names the option.
+                // A burst without its rate is refused, and the error names the option.
                 Err(error) => vec![error.to_string().split(' ').next().unwrap()[2..].to_owned()],
             };
             assert_eq!(set, [key]);
@@ -299,6 +294,6 @@ mod tests {
         for wrong in ["iops", "iop=5", "iops=0", "weight=0", "weight=off", "bps=fast", "=5"] {
             assert!(change(wrong).is_err(), "{wrong}");
         }
-        assert!(change("iops=0").unwrap_err().to_string().ends_with("for no limit, off"));
+        assert!(change("iops=0").unwrap_err().to_string().ends_with("for no limit, give off"));
     }
 }

@@ -1,6 +1,7 @@
 //! The commands of the program `bareblk-monitor`, with their options.
 //!
-//! They are defined here, so that pages and completions of `bareblk` have them. Only `bareblk-monitor` runs them.
+//! They are defined in this crate so that `bareblk`'s manual pages and completions include them. Only `bareblk-monitor`
+//! runs them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -39,7 +40,7 @@ pub struct TopArgs {
     #[arg(long, alias = "socket", value_name = "PATH", num_args = 1..)]
     control: Vec<PathBuf>,
 
-    /// Time between two readings, such as 0.5
+    /// Time between two readings in seconds, such as 0.5
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = pause)]
     pub interval: Duration,
 

@@ -1,4 +1,4 @@
-//! Options that say which worker submits and completes a disk's requests, and the engine source that they describe.
+//! Options that choose which worker submits and completes a disk's requests, and the engine source that they describe.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use io_engine::{EngineConfig, EngineKind, EngineOptions, HandOver};
 
 use crate::args::usage::{Contradiction, Wrong};
 
-/// The minimum depth: two workers each get enough of it.
+/// The minimum depth of an engine with a placement: enough for two workers.
 const LEAST_DEPTH: u32 = 64;
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Placement (experimental)")]
 pub struct PlacementArgs {
-    /// Where requests are submitted and completed
+    /// How requests are submitted and completed
     #[arg(long, value_name = "PLACEMENT", value_enum, default_value_t = PlacementChoice::Queue)]
     pub placement: PlacementChoice,
 
@@ -23,18 +23,18 @@ pub struct PlacementArgs {
     #[arg(long)]
     pub no_reap_on_submit: bool,
 
-    /// shared, completion: the worker that handles completions [default: the first to serve the disk]
+    /// shared, completion: the worker that handles completions [default: the first worker that serves the disk]
     #[arg(long, value_name = "N")]
     pub completion_worker: Option<u32>,
 
-    /// completion: when workers hand requests over: count:N, time:MICROSECONDS or adaptive [default: adaptive]
+    /// completion: when workers hand over their requests: count:N, time:MICROSECONDS or adaptive [default: adaptive]
     #[arg(long, value_name = "POLICY")]
     pub hand_over: Option<HandOver>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlacementChoice {
-    /// By the worker of the queue, with its own engine
+    /// By the queue's worker, with its own engine
     Queue,
     /// With one engine for all workers of the disk, behind a lock; only io_uring and linux-aio
     Shared,
@@ -70,7 +70,7 @@ impl PlacementArgs {
     }
 }
 
-/// A disk's own engine source; `None`: it uses the server's. `workers`: the server's number of workers.
+/// A disk's own engine source; `None`: the disk uses the server's. `workers`: the server's number of workers.
 pub fn engine_source(
     placement: Placement,
     options: &EngineOptions,
@@ -96,7 +96,10 @@ pub fn engine_source(
         }
     }
     if config.depth < LEAST_DEPTH {
-        bail!("a depth of {} is too small for --placement {placement}: at least {LEAST_DEPTH}", config.depth);
+        bail!(
+            "an engine depth of {} is too small for --placement {placement}: it must be at least {LEAST_DEPTH}",
+            config.depth
+        );
     }
     if let Some(WorkerId(worker)) = placement.completion_worker()
         && worker as usize >= workers

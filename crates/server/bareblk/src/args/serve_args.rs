@@ -19,7 +19,7 @@ use crate::args::values::{self, Folders, ServerUser};
 use crate::args::worker_args::WorkersArgs;
 use crate::logging::LogArgs;
 
-/// Time between retries of parked requests: an operator who has just made room does not wait long.
+/// Time between retries of parked requests: short, so that an operator who has made room does not wait long.
 const DEFAULT_RETRY_AFTER_S: u64 = 10;
 
 pub const EXAMPLES: &str = "\
@@ -45,7 +45,7 @@ Examples:
   bareblk serve --config bareblk.toml --take-over /run/bareblk/control.sock
       a live upgrade: takes over the disks and the guests of the running server
   bareblk serve --config bareblk.toml --check
-      lists all mistakes of the file, or says what it serves; exit code 0 or 1
+      lists all mistakes in the file, or shows what it would serve; exit code 0 or 1
   bareblk serve --config bareblk.toml
       serves many disks: the file has a table for each, with these options as keys
 
@@ -75,8 +75,8 @@ Signals:
 
 Environment:
   RUST_LOG         log filter, instead of -v: debug, or blk_server=trace,warn
-  NO_COLOR         if set, the log is not coloured; it never is outside a terminal
-  NOTIFY_SOCKET    the service manager's socket, which gets start, reload and stop
+  NO_COLOR         if set, the log has no colours; it has colours only in a terminal
+  NOTIFY_SOCKET    the service manager's socket: start, reload and stop are reported to it
   WATCHDOG_USEC    the service manager expects a sign of life from workers and main
                    loop at least once in this many microseconds
   WATCHDOG_PID     the process to which WATCHDOG_USEC applies
@@ -94,7 +94,7 @@ Exit codes:
   159       ended by the sandbox: standard error names the refused system call,
             unless the kernel's SIGSYS ended the process";
 
-/// Refuses on the command line settings that a file has: it would be unclear which one applies.
+/// Refuses options that the configuration file also has: it would be unclear which value applies.
 fn not_beside_a_file(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "config" | "check" | "take_over" | "take_over_cut" | "verbose" | "log_format" => arg,
@@ -109,15 +109,15 @@ pub struct ServeArgs {
     #[arg(required_unless_present = "config")]
     pub image: Option<PathBuf>,
 
-    /// Socket for virtual machines; the server creates it, and replaces the socket of a dead server
+    /// Socket to which virtual machines connect; the server creates it, and replaces one that a dead server left behind
     #[arg(long, value_name = "PATH", required_unless_present = "config")]
     pub socket: Option<PathBuf>,
 
-    /// Serve the disks in this file (TOML), one table for each; the file has all settings except those of the log
+    /// Serve the disks in this TOML file, one table for each; all settings except those of the log must be in the file
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
 
-    /// Check the command line or the file, and the images, print what would be served, and exit: nothing is started
+    /// Check the command line or the file, and the images; print what would be served, and exit without serving it
     #[arg(long, conflicts_with = "take_over")]
     pub check: bool,
 
@@ -146,27 +146,28 @@ pub struct DiskArgs {
     #[arg(long, value_name = "NAME", value_parser = values::disk_name)]
     pub name: Option<String>,
 
-    /// Limit of queues that a guest may use; QEMU uses one per vCPU by default; unused queues cost nothing
+    /// Maximum number of queues for the guest; QEMU uses one per vCPU by default; unused queues cost nothing
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = values::queues)]
     pub queues: u16,
 
-    /// Longest queue, in descriptors, a power of two; a request has at most N - 2 segments
+    /// Maximum size of a queue in descriptors, a power of two; a request has at most N - 2 segments
     #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE, value_parser = values::queue_size)]
     pub queue_size: u16,
 
-    /// The host's page cache, and when writes are durable; see below
+    /// Whether to use the host's page cache, and when writes become durable; see below
     #[arg(long, value_name = "MODE", default_value = "none", value_parser = values::cache_mode())]
     pub cache: CacheMode,
 
-    /// Whether the guest may switch the disk's write cache (guest), or --cache alone decides (fixed)
+    /// Whether the guest may switch the disk's write cache on and off (guest), or --cache alone decides (fixed)
     #[arg(long, value_name = "guest|fixed", value_enum, default_value_t = WceChoice::Guest, hide_possible_values = true)]
     pub wce: WceChoice,
 
-    /// One interrupt for N completions, or US microseconds after the first: less guest CPU, more latency [default: off]
+    /// Interrupt the guest once per N completions, or US microseconds after the first: less guest CPU, more latency
+    /// [default: off]
     #[arg(long, value_name = "N,US")]
     pub coalesce: Option<Coalescing>,
 
-    /// Requests that fail on the host: report the error to the guest, or park and retry them (hold); see below
+    /// When a request fails on the host: report the error to the guest, or park and retry the request (hold); see below
     #[arg(long, value_name = "report|hold|hold-on-enospc", value_enum, default_value_t = OnError::Report, hide_possible_values = true)]
     on_error: OnError,
 
@@ -202,7 +203,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SIZE", value_parser = values::image_bytes)]
     pub create: Option<u64>,
 
-    /// Permissions of the socket, octal
+    /// Permissions of the socket, in octal
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = values::socket_mode)]
     pub socket_mode: u32,
 
@@ -210,11 +211,11 @@ pub struct DiskArgs {
     #[arg(long, value_name = "USER")]
     pub socket_owner: Option<String>,
 
-    /// Group of the socket, name or number [default: that user's group]
+    /// Group of the socket, name or number [default: the group of the user that starts bareblk]
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<String>,
 
-    /// How long to wait for an image that another process uses, in seconds
+    /// How long to wait for an image that another process has locked, in seconds
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = values::timeout_s)]
     pub lock_timeout: u64,
 
@@ -248,7 +249,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "adaptive|busy", value_enum, default_value_t = PollChoice::Adaptive, hide_possible_values = true)]
     poll: PollChoice,
 
-    /// Longest time that a worker polls before it sleeps, in microseconds; 0: no polling
+    /// Maximum time that a worker polls before it sleeps, in microseconds; 0: no polling
     #[arg(long, value_name = "US", default_value_t = values::default_poll_us(),
         value_parser = values::number("whole microseconds, without a unit,", 0..=1_000_000_u64))]
     poll_us: u64,
@@ -265,7 +266,7 @@ pub struct ServerArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Privileges")]
 pub struct Confinement {
-    /// Drop all privileges that serving does not need; off only to find a fault
+    /// Drop all privileges that serving does not need; turn this off only to find a fault
     #[arg(long, value_name = "on|off", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
     pub sandbox: Switch,
 
@@ -274,17 +275,18 @@ pub struct Confinement {
     pub user: Option<ServerUser>,
 
     /// Serve as this group, name or number [default: the user's primary group]
-    // A file with [[group]] tables cannot have a key `group`, too.
+    // A file with [[group]] tables cannot also have a key `group`, so the option has an alias.
     #[arg(long, alias = "server-group", value_name = "GROUP", value_parser = values::group_id)]
     pub group: Option<u32>,
 
-    /// Folders where `bareblk ctl add` may find images and create sockets, besides those of the disks named at the start
+    /// Folders in which `bareblk ctl add` may open images and create sockets, besides those of the disks given at the
+    /// start
     #[arg(long, value_name = "DIR[:DIR]")]
     pub allow_folders: Option<Folders>,
 }
 
 impl ServerArgs {
-    /// The longest time that a worker polls before it sleeps.
+    /// The maximum time that a worker polls before it sleeps.
     pub fn poll(&self) -> Duration {
         match self.poll {
             PollChoice::Adaptive => Duration::from_micros(self.poll_us),
@@ -317,12 +319,12 @@ pub enum Format {
 }
 
 impl DiskArgs {
-    /// The time from which a request is slow; `None`: no request is.
+    /// Requests that take at least this long are slow; `None`: no request is.
     pub fn slow_limit(&self) -> Option<Duration> {
         self.slow_ms.map(Duration::from_millis)
     }
 
-    /// Whether the operator says that the image is raw: by `--format`, or because this program creates it.
+    /// Whether the image is known to be raw: the operator gave `--format raw`, or this program creates the image.
     pub fn is_known_raw(&self) -> bool {
         self.format == Some(Format::Raw) || self.create.is_some()
     }

@@ -33,8 +33,8 @@ impl std::fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// The line for standard error: `error` is about the `words` given to `command`. It names the help of the innermost
-/// subcommand among them.
+/// The line for standard error about `error`, which clap found in the `words` given to `command`. The line refers to
+/// the help of the innermost subcommand among the words.
 pub fn line(mut command: Command, error: &Error, words: impl IntoIterator<Item = OsString>) -> String {
     let mut path = command.get_bin_name().unwrap_or_else(|| command.get_name()).to_owned();
     for word in words {
@@ -60,7 +60,7 @@ fn reason(error: &Error) -> String {
     }
 }
 
-/// Without the usage and the hint at `--help` with which clap ends.
+/// `text` without the usage and the hint at `--help` at its end.
 fn first_paragraphs(text: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(text);
     let end = text.rfind("\n\nUsage:").or_else(|| text.rfind("\n\nFor more information"));

@@ -1,6 +1,6 @@
 //! Parses and checks single values from the command line, a configuration file or `bareblk ctl add`.
 //!
-//! `text → value parser → checked value`. Limits come from the server or engine that has them.
+//! `text → value parser → checked value`. Limits come from the server or engine that enforces them.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -18,19 +18,20 @@ use nix::unistd::{Uid, User};
 use crate::helper::accounts;
 use crate::helper::client::client;
 
-/// Longest timeout: a week. Anything longer is probably a typing mistake.
+/// Maximum timeout: a week. Anything longer is probably a typing mistake.
 pub const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
-/// Longest name of a disk: it appears in log lines and commands.
+/// Maximum length of a disk's name, which appears in log lines and commands.
 const MAX_NAME_CHARS: usize = 64;
 
-/// Maximum number of digits after the point of a size: more never make a whole number of bytes, and would overflow.
+/// Maximum number of digits after the point of a size: more digits never give a whole number of bytes, and would
+/// overflow.
 const MAX_DECIMALS: usize = 18;
 
-/// A value that never makes the settings invalid.
+/// A serial number that never makes the settings invalid.
 const GOOD_SERIAL: &str = "-";
 const GOOD_QUEUES: u16 = 1;
 
-/// Parses a whole number in `range`. The option declares the range where it declares its value parser.
+/// Parses a whole number in `range`. Each option declares its range beside its value parser.
 pub fn whole<N>(range: RangeInclusive<N>) -> impl Fn(&str) -> Result<N> + Clone + Send + Sync
 where
     N: FromStr + PartialOrd + Display + Clone + Send + Sync,
@@ -38,7 +39,7 @@ where
     number("a whole number", range)
 }
 
-/// Parses a number in `range`; the error asks for `what`.
+/// Parses a number in `range`; otherwise the error asks for `what`.
 pub fn number<N>(
     what: &'static str,
     range: RangeInclusive<N>,
@@ -82,7 +83,7 @@ pub fn queue_size(text: &str) -> Result<u16> {
         .with_context(|| format!("give a power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}"))
 }
 
-/// The user as whom to serve.
+/// The user that the server runs as.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerUser {
     pub id: u32,
@@ -100,8 +101,8 @@ impl Eq for ServerUser {}
 
 pub fn user(text: &str) -> Result<ServerUser> {
     let id = user_id(text)?;
-    // A number need not belong to a known user. Inside the sandbox the process can neither look users up nor change
-    // its own.
+    // A number need not belong to a known user. Inside the sandbox the process can neither look up users nor change its
+    // own user.
     let known = match client() {
         None => User::from_uid(Uid::from_raw(id)).ok().flatten(),
         Some(_) => None,
@@ -119,13 +120,13 @@ impl FromStr for Folders {
     fn from_str(text: &str) -> Result<Self> {
         let folders: Vec<PathBuf> = text.split(':').map(PathBuf::from).collect();
         match folders.iter().find(|folder| !folder.is_absolute()) {
-            Some(folder) => bail!("'{}' does not begin with a slash", folder.display()),
+            Some(folder) => bail!("'{}' is not an absolute path: begin it with a slash", folder.display()),
             None => Ok(Self(folders)),
         }
     }
 }
 
-/// Looks up the number of a user. Inside the sandbox the helper does it: names may come over a network.
+/// Looks up a user's number. Inside the sandbox the helper process does this, because the lookup may need the network.
 pub fn user_id(text: &str) -> Result<u32> {
     if let Ok(number) = text.parse() {
         return Ok(number);
@@ -198,7 +199,7 @@ pub fn size_bytes(text: &str) -> Result<u64> {
 pub fn image_bytes(text: &str) -> Result<u64> {
     match size_bytes(text)? {
         bytes if bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES) => Ok(bytes),
-        _ => bail!("give a multiple of {SECTOR_BYTES}"),
+        _ => bail!("give a multiple of {SECTOR_BYTES} bytes, above 0"),
     }
 }
 
@@ -292,7 +293,7 @@ mod tests {
     fn new_image_has_whole_sectors_and_at_least_one() {
         assert_eq!(image_bytes("1K").unwrap(), 1024);
         assert!(image_bytes("0").is_err());
-        assert_eq!(image_bytes("1000").unwrap_err().to_string(), "give a multiple of 512");
+        assert_eq!(image_bytes("1000").unwrap_err().to_string(), "give a multiple of 512 bytes, above 0");
     }
 
     #[test]

@@ -27,11 +27,11 @@ pub struct VmmArgs {
     #[arg(value_name = "SOCKET")]
     pub path: Option<PathBuf>,
 
-    /// The same as SOCKET
+    /// The socket given to `bareblk serve`, as an option
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
-    /// A disk of a running server, which knows its socket and queue size
+    /// Ask a running server for the socket and queue size of this disk
     #[arg(long, value_name = "NAME", value_parser = disk_name)]
     pub disk: Option<String>,
 
@@ -39,19 +39,20 @@ pub struct VmmArgs {
     #[arg(long, value_name = "PATH", requires = "disk", conflicts_with_all = ["path", "socket"])]
     pub control: Option<PathBuf>,
 
-    /// Which virtual machine monitor
+    /// The virtual machine monitor that needs the arguments
     #[arg(long, value_enum, default_value_t = Vmm::Qemu)]
     pub vmm: Vmm,
 
-    /// QEMU's version, which decides between `reconnect` and `reconnect-ms` [default: the installed one's]
+    /// QEMU's version, which decides between `reconnect` and `reconnect-ms` [default: that of the installed QEMU]
     #[arg(long, value_name = "X.Y")]
     pub qemu_version: Option<QemuVersion>,
 
-    /// Queues, at most one per vCPU [default: QEMU, libvirt and crosvm: their own choice; cloud-hypervisor: 1]
+    /// Number of queues, at most one per vCPU [default: QEMU, libvirt and crosvm: their own choice; cloud-hypervisor:
+    /// 1]
     #[arg(long, value_name = "N", value_parser = queues)]
     pub queues: Option<u16>,
 
-    /// Size of each queue, at most `--queue-size` of `bareblk serve` [default: 1024, or what the disk of --disk allows]
+    /// Size of each queue, at most `--queue-size` of `bareblk serve` [default: 1024, or what --disk allows]
     #[arg(long, value_name = "N", value_parser = queue_size)]
     pub queue_size: Option<u16>,
 
@@ -91,7 +92,7 @@ impl fmt::Display for QemuVersion {
     }
 }
 
-/// "10", "7.2", "9.2.4".
+/// Parses versions such as "10", "7.2" and "9.2.4".
 impl FromStr for QemuVersion {
     type Err = anyhow::Error;
 

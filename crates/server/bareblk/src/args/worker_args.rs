@@ -3,7 +3,7 @@
 //! `--workers 2 --cpus 2-5 … → WorkersArgs → options() → one WorkerOptions each`
 //! `[[worker]]` of a configuration file, or `ctl workers add` → [`WorkerArgs`] → one `WorkerOptions`
 //!
-//! While there are enough CPUs, each worker gets its own, so that workers of one server do not wait for each other.
+//! If there are enough CPUs, each worker gets its own, so that workers of one server do not wait for each other.
 
 use std::path::{Path, PathBuf};
 
@@ -22,12 +22,13 @@ const NUMBER: &str = "{}";
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Workers")]
 pub struct WorkersArgs {
-    /// Threads that serve queues; each disk's queues are spread over them [default: 1, or one per CPU of --cpus]
+    /// Number of threads that serve queues; each disk's queues are spread over them [default: 1, or one per CPU of
+    /// --cpus]
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_WORKERS))]
     pub workers: Option<u16>,
 
-    /// Distribute these CPUs (2-5,8) among the workers: one each; several neighbouring ones if there are fewer
-    /// workers; in turn if there are more [default: the process's affinity mask]
+    /// Distribute these CPUs (such as 2-5,8) among the workers: one each; several neighbouring ones each if there are
+    /// fewer workers than CPUs; in turn if there are more [default: the process's affinity mask]
     #[arg(long, value_name = "LIST", value_parser = Cpus::parse)]
     pub cpus: Option<Cpus>,
 
@@ -39,8 +40,8 @@ pub struct WorkersArgs {
     #[arg(long, value_name = "CLASS")]
     pub worker_class: Option<SchedulingClass>,
 
-    /// Control group (v2, threaded) of each worker, {} is its number; with a leading slash from the root of the
-    /// hierarchy, else below bareblk's own group
+    /// Control group (v2, threaded) of each worker; {} stands for the worker's number. A path with a leading slash
+    /// starts at the root of the hierarchy, any other path at bareblk's own group
     #[arg(long, value_name = "PATH", value_parser = cgroup)]
     pub worker_cgroup: Option<PathBuf>,
 }
@@ -63,7 +64,7 @@ impl WorkersArgs {
 /// One worker: the keys of a `[[worker]]` table and the options of `ctl workers add`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct WorkerArgs {
-    /// CPUs it may run on, such as 2-5,8 [default: the server's]
+    /// CPUs that the worker may run on, such as 2-5,8 [default: the server's]
     #[arg(long, value_name = "LIST", value_parser = Cpus::parse)]
     pub cpus: Option<Cpus>,
 

@@ -1,5 +1,5 @@
 
-# Names of disks: asks the server, and completes everything else as above.
+# Completes disk names by asking the server, and everything else as above.
 _bareblk_with_disks() {
     _bareblk "$@"
     local word verb= disks=0 control=() i
@@ -14,7 +14,7 @@ _bareblk_with_disks() {
             *) if [[ -z $verb ]]; then verb="$word"; else ((disks++)); fi ;;
         esac
     done
-    # The value of an option.
+    # The current word is the value of an option.
     [[ $i -eq $COMP_CWORD ]] || return 0
     case "$verb" in
         stats) ;;

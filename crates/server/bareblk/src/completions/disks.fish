@@ -1,5 +1,5 @@
 
-# Names of disks: asks the server.
+# Completes disk names by asking the server.
 function __bareblk_disks
     set -l words (commandline -opc)
     set -l control

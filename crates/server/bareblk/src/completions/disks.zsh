@@ -1,5 +1,5 @@
 
-# Names of disks: asks the server.
+# Completes disk names by asking the server.
 _bareblk_disks() {
     # `words` lacks the options before a subcommand.
     local -a control disks line=(${(Q)${(z)BUFFER}})

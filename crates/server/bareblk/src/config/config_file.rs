@@ -28,7 +28,7 @@ use crate::helper::policy::MAX_CONFIGURATION_BYTES;
 /// Keys that disks cannot share.
 const OWN_KEYS: [&str; 3] = ["image", "name", "socket"];
 const TABLES: [&str; 4] = ["defaults", "disk", GROUP, "worker"];
-/// Number of mistakes that an error lists: a wrong default may have a follow-up in each of many disks.
+/// Maximum number of mistakes that an error lists: one wrong default may cause a mistake in each of many disks.
 const SHOWN_PROBLEMS: usize = 50;
 
 /// Why a file cannot be used.
@@ -38,7 +38,7 @@ pub enum InvalidFile {
     Unreadable { path: PathBuf, source: io::Error },
     #[error("configuration {} is longer than {max} bytes", path.display())]
     TooLong { path: PathBuf, max: u64 },
-    /// In one line, for a log and for `ctl reload`.
+    /// All mistakes in one line, for a log and for `ctl reload`.
     #[error("{}", self.lines().join("; "))]
     Problems { path: PathBuf, problems: Vec<Problem> },
 }
@@ -91,7 +91,7 @@ struct FileServer {
     server: ServerArgs,
 }
 
-/// Reads and checks a file. `running`: the numbers of the present workers, which a disk may name too.
+/// Reads and checks a file. `running`: the numbers of the workers that run now, which a disk may also name.
 pub fn read(path: &Path, running: &[u32], opener: &dyn Opener) -> Result<Configuration, InvalidFile> {
     let unreadable = |source| InvalidFile::Unreadable { path: path.to_owned(), source };
     let file = File::from(opener.open_configuration(path).map_err(unreadable)?);
@@ -105,7 +105,7 @@ pub fn read(path: &Path, running: &[u32], opener: &dyn Opener) -> Result<Configu
     Ok(configuration)
 }
 
-/// Like [`read`], from the file's content. `path`: for messages.
+/// Like [`read`], but from the file's contents. `path` only appears in messages.
 pub fn read_text(
     path: &Path,
     text: &str,
@@ -237,7 +237,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The options of each `[[worker]]`; `None` if the top-level keys describe the workers.
+    /// The options of each `[[worker]]` table; empty if the top-level keys describe the workers.
     fn workers(&mut self, tables: &[(usize, DeTable<'_>)], top: &Words) -> Vec<WorkerOptions> {
         let alike: Vec<String> = Schema::of::<WorkersArgs>(&[]).keys().map(str::to_owned).collect();
         let given = top.iter().find(|(key, _)| alike.contains(key));
@@ -277,7 +277,7 @@ impl<'a> Reader<'a> {
             key.get_ref() == GROUP && !matches!(value.get_ref(), DeValue::Array(_))
         };
         if document.iter().any(is_key) {
-            // The group as which the server runs.
+            // This key is the Unix group that the server runs as.
             return Vec::new();
         }
         let mut schema = Schema::of::<FileGroup>(&[]);
@@ -338,7 +338,7 @@ impl<'a> Reader<'a> {
             return Vec::new();
         };
         let line = self.source.line(&key.span());
-        let wrong = Problem { line, text: format!("{name}: write [[{name}]], once for each") };
+        let wrong = Problem { line, text: format!("{name}: write [[{name}]] tables, one for each {name}") };
         let DeValue::Array(array) = value.get_ref() else {
             self.problems.push(wrong);
             return Vec::new();
@@ -357,7 +357,7 @@ impl<'a> Reader<'a> {
         let defaults = self.defaults(document);
         let tables = self.tables(document, "disk");
         if tables.is_empty() && !document.iter().any(|(key, _)| key.get_ref() == "disk") {
-            self.problem(1, "there is no disk: write a [[disk]] table with image and socket for each");
+            self.problem(1, "there is no disk: write a [[disk]] table with image and socket for each disk");
         }
         tables.iter().filter_map(|(line, table)| self.disk(table, *line, &defaults)).collect()
     }
@@ -386,8 +386,8 @@ impl<'a> Reader<'a> {
         words
     }
 
-    /// `None` without an image or a socket, or if the keys contradict each other. After any other mistake the disk has
-    /// the valid keys, so that they are checked too.
+    /// `None` without an image or a socket, or if the keys contradict each other. After any other mistake the disk
+    /// keeps its valid keys, so that they are also checked.
     fn disk(&mut self, table: &DeTable<'_>, line: usize, defaults: &Words) -> Option<ReadDisk> {
         let own = self.schema.words(table, &self.source, &mut self.problems);
         let has = |key: &str| table.iter().any(|(known, _)| known.get_ref() == key);
@@ -396,7 +396,7 @@ impl<'a> Reader<'a> {
                 self.problem(line, format!("[[disk]] has no `{key}`: each disk needs image and socket"));
             }
         }
-        // Without the key that was refused, the image would have to exist.
+        // If `create` itself was refused, a missing image is not a further mistake.
         let lacks_size = has("create") && !own.contains_key("create");
         let mut words = defaults.clone();
         words.extend(own);
@@ -442,7 +442,7 @@ impl<'a> Reader<'a> {
         // The disk's workers may get disks with other engines later.
         settings.engine_config.pollable = true;
         settings.words = self.schema.effective(&matches);
-        // The image exists: the server reads the file at each start but creates the image only once.
+        // An existing image is not created again: the server reads the file at each start.
         if self.opener.file_kind(&settings.image.path).is_ok() {
             settings.image.create_bytes = None;
         }
@@ -473,7 +473,7 @@ impl<'a> Reader<'a> {
     }
 
     fn clash(&mut self, disk: &ReadDisk, key: &str, other: &ReadDisk) {
-        let readers = if key == "image" { ", and not both are readonly" } else { "" };
+        let readers = if key == "image" { ", and they are not both readonly" } else { "" };
         let text = format!(
             "{key} = {}: the disk in line {} has the same {key}{readers}",
             disk.shown(key),
@@ -482,7 +482,7 @@ impl<'a> Reader<'a> {
         self.problem(disk.line_of(key), text);
     }
 
-    /// A disk may name workers of the file, and workers that run now.
+    /// Refuses workers that are neither in the file nor running now.
     fn refuse_missing_workers(&mut self, disks: &[ReadDisk], workers: Option<usize>, running: &[u32]) {
         let Some(count) = workers.and_then(|count| u32::try_from(count).ok()) else { return };
         let mut known: Vec<u32> = (0..count).chain(running.iter().copied()).collect();
@@ -492,7 +492,7 @@ impl<'a> Reader<'a> {
             let beyond = disk.settings.workers.as_ref().and_then(|choice| choice.beyond(&known));
             if let Some(beyond) = beyond {
                 let text = format!(
-                    "workers = {}: {beyond}, and the server has {}, numbered {}",
+                    "workers = {}: {beyond}, but the server has {} workers, numbered {}",
                     disk.shown("workers"),
                     known.len(),
                     format_cpus(&known)
@@ -503,7 +503,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The options that a text names: "--cache none or --iopoll" → "cache", "iopoll".
+/// The names of the options in a text: "--cache none or --iopoll" → "cache", "iopoll".
 fn options_in(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
     words.filter_map(|word| word.strip_prefix("--"))

@@ -118,9 +118,9 @@ fn each_mistake_is_told_with_its_line_its_key_and_its_limit() {
         (format!("{A}name = 'x'\n{B}name = 'x'"), 8, "name = 'x': the disk in line 4 has the same name"),
         (second("/b.sock", "/./a.sock"), 6, "the disk in line 3 has the same socket"),
         (second("/b'", "/./a'"), 5, "the disk in line 2 has the same image"),
-        (format!("{}readonly = true\n{}", A, B.replace("/b'", "/a'")), 6, "not both are readonly"),
-        (format!("workers = 2\n{A}workers = 3"), 5, "workers = 3: 3 workers, and the server has 2"),
-        (format!("workers = 2\n{A}workers = [0, 2]"), 5, "workers = [0, 2]: worker 2, and the server has 2"),
+        (format!("{}readonly = true\n{}", A, B.replace("/b'", "/a'")), 6, "they are not both readonly"),
+        (format!("workers = 2\n{A}workers = 3"), 5, "workers = 3: 3 workers, but the server has 2"),
+        (format!("workers = 2\n{A}workers = [0, 2]"), 5, "workers = [0, 2]: worker 2, but the server has 2"),
         (format!("workers = 0\n{A}"), 1, "workers = 0: give a whole number from 1 to 1024"),
         (format!("workers = 2\n{A}[[worker]]\n"), 5, "`workers` (line 1) describes all workers"),
         (format!("{A}[[worker]]\nnice = 20\n"), 5, "nice = 20: give a whole number from -20"),
@@ -144,7 +144,10 @@ fn worker_that_was_added_while_the_server_runs_may_be_named() {
     let text = format!("workers = 2\n{A}workers = [0, 5]").replace('@', &here);
     assert!(parse(&text, &HostOpener, &[1, 5]).is_ok());
     let problems = parse(&text, &HostOpener, &[1, 4]).unwrap_err();
-    assert!(problems[0].text.ends_with("worker 5, and the server has 3, numbered 0-1,4"), "{problems:?}");
+    assert!(
+        problems[0].text.ends_with("worker 5, but the server has 3 workers, numbered 0-1,4"),
+        "{problems:?}"
+    );
 }
 
 #[test]

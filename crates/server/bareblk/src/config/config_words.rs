@@ -12,7 +12,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// The error suggests only known keys at least this similar.
+/// An error suggests a known key only if it is at least this similar.
 const MIN_LIKENESS: f64 = 0.7;
 /// An error shows at most this much of a value.
 const SHOWN_CHARS: usize = 80;
@@ -61,7 +61,7 @@ pub fn one_line(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// One key, its value as on the command line, and its line.
+/// The value of a key, as on the command line and as written, and the key's line.
 #[derive(Clone, Debug)]
 pub struct Word {
     pub text: String,
@@ -69,12 +69,12 @@ pub struct Word {
     pub line: usize,
 }
 
-/// The values of a table that are not the defaults, by key. A server keeps one for each disk, so it is small.
+/// The values of a table that are not the defaults, by key. A server keeps one set for each disk, so the set is small.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyValues(Box<[(Box<str>, Box<str>)]>);
 
 impl KeyValues {
-    /// The keys whose values differ, in order.
+    /// The keys whose values differ, sorted.
     pub fn differing<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a str> {
         let keys: BTreeSet<&str> = self.0.iter().chain(&other.0).map(|(key, _)| &**key).collect();
         keys.into_iter().filter(|key| self.get(key) != other.get(key))
@@ -150,7 +150,7 @@ impl Schema {
             DeValue::Boolean(on) if on_off => if *on { "on" } else { "off" }.to_owned(),
             DeValue::Boolean(on) => on.to_string(),
             _ if flag => return Err(wrong("give true or false")),
-            // Keeps the integer's radix and sign, so that the option refuses them: 0o600 must not become 384.
+            // The integer's radix and sign are kept, so that the option refuses them: 0o600 must not become 384.
             DeValue::Integer(number) => number.to_string(),
             DeValue::String(text) => text.clone().into_owned(),
             DeValue::Array(_) if key == "workers" => shown.clone(),
@@ -198,7 +198,7 @@ fn takes_on_off(option: &Arg) -> bool {
     !is_flag(option) && option.get_possible_values().iter().any(is("on"))
 }
 
-/// Joined by `=`, so that clap takes a value that begins with a dash.
+/// The option and its value, joined by `=` so that clap accepts a value that begins with a dash.
 fn argument(key: &str, word: &Word, flag: bool) -> Option<String> {
     match (flag, word.text.as_str()) {
         (true, "true") => Some(format!("--{key}")),

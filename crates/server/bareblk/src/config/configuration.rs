@@ -16,7 +16,7 @@ pub struct Configuration {
     pub server: ServerSettings,
     /// Groups of disks that share limits, by name.
     pub groups: Vec<(String, LimitSettings)>,
-    /// The file with these settings, if any. The server can read it again.
+    /// The file that has these settings, if any. A reload reads it again.
     pub file: Option<PathBuf>,
 }
 
@@ -26,7 +26,7 @@ pub struct ServerSettings {
     pub options: ServerArgs,
     /// One entry for each worker.
     pub workers: Vec<WorkerOptions>,
-    /// The keys with other values than the defaults, as written: a reload compares them. Empty without a file.
+    /// The keys whose values are not the defaults, as written: a reload compares them. Empty without a file.
     pub words: KeyValues,
 }
 

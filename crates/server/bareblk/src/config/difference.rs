@@ -18,7 +18,7 @@ use crate::config::disk_settings::DiskSettings;
 const FOR_OPENING: [&str; 4] = ["create", "format", "lock-timeout", "name"];
 /// Keys that the server changes on the running disk, besides its limits.
 const IN_PLACE: [&str; 5] = ["slow-ms", "socket-group", "socket-mode", "socket-owner", "workers"];
-/// Keys of the process that it changes while it runs (`ServerSettings::follow`).
+/// Keys of the process that a running server can change (`ServerSettings::follow`).
 const SERVER_IN_PLACE: [&str; 1] = ["stop-timeout"];
 
 /// A disk, with the name that the server uses for it.
@@ -80,9 +80,9 @@ pub struct Applied {
 /// the control socket, which must stay.
 pub fn when_applied(keys: &[String]) -> &'static str {
     if keys.iter().any(|key| key == "control") {
-        "not changed before the next start"
+        "applied only at the next start"
     } else {
-        "not changed before the next start or a live upgrade (--take-over)"
+        "applied only at the next start or live upgrade (--take-over)"
     }
 }
 
@@ -145,7 +145,8 @@ impl Difference {
         for name in self.removed.extract_if(.., |name| busy(name)) {
             refused.push(Refused {
                 disk: name,
-                why: "the file no longer has it, but a front-end is connected: stop its guest first".into(),
+                why: "the file no longer has this disk, but a front-end is connected: stop its guest first"
+                    .into(),
             });
         }
         for changed in self.replaced.extract_if(.., |changed| busy(&changed.disk.name)) {
@@ -170,7 +171,8 @@ impl Difference {
             let others = stays.iter().filter(|other| other.name != disk.name);
             others.into_iter().find_map(|other| {
                 let shared = disk.settings.conflict(&other.settings, opener)?;
-                let why = format!("its {shared} still belongs to disk {}, which stays for now", other.name);
+                let why =
+                    format!("its {shared} still belongs to disk {}, which cannot be changed now", other.name);
                 Some(Refused { disk: disk.name.clone(), why })
             })
         };
@@ -203,8 +205,8 @@ pub fn changed_server_keys(before: &ServerSettings, after: &ServerSettings) -> V
     changed.filter(waits).map(str::to_owned).chain(workers).collect()
 }
 
-/// The disks whose new `create` differs from their size: it says how large a new image is, and resizes none.
-/// `size_bytes`: of a running disk.
+/// The disks whose changed `create` differs from their size: the key sets the size of a new image, and resizes no
+/// existing one. `size_bytes` returns the size of a running disk.
 pub fn sizes_not_followed(
     running: &[NamedDisk],
     wanted: &[NamedDisk],
@@ -217,8 +219,8 @@ pub fn sizes_not_followed(
         let size_bytes = size_bytes(&disk.name).filter(|size_bytes| is_new && *size_bytes != create)?;
         let (name, word) = (&disk.name, disk.settings.words.get("create").unwrap_or_default());
         let why = format!(
-            "create = {word} is for an image that does not exist, and this one has {size_bytes} bytes: resize it with \
-             bareblk ctl resize {name} {word}"
+            "create = {word} applies only to a new image, but this image exists and has {size_bytes} bytes: resize it \
+             with bareblk ctl resize {name} {word}"
         );
         Some(Refused { disk: name.clone(), why })
     });
@@ -337,7 +339,7 @@ mod tests {
         applied.refuse("z", "it is in use");
         applied.needs_restart = vec!["poll-us".into()];
         let line = "added x, y; not changed: z: it is in use; \
-                    not changed before the next start or a live upgrade (--take-over): poll-us";
+                    applied only at the next start or live upgrade (--take-over): poll-us";
         assert_eq!(
             (applied.to_string(), Applied::default().to_string()),
             (line.into(), "nothing to change".into())

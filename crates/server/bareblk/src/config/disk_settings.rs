@@ -23,7 +23,7 @@ use crate::config::config_words::KeyValues;
 pub struct DiskSettings {
     pub image: ImageOptions,
     pub socket: SocketConfig,
-    /// The chosen engine with its options. `None`: the best that works.
+    /// The chosen engine with its options. `None`: the best engine that works.
     pub engine: Option<EngineOptions>,
     pub engine_config: EngineConfig,
     pub placement: Placement,
@@ -32,7 +32,7 @@ pub struct DiskSettings {
     pub limits: DiskLimits,
     /// The disk's options, including those from which the fields above are made.
     pub options: DiskArgs,
-    /// The keys with other values than the defaults, as written: a reload compares them. Empty without a file.
+    /// The keys whose values are not the defaults, as written: a reload compares them. Empty without a file.
     pub words: KeyValues,
 }
 
@@ -108,7 +108,7 @@ impl DiskSettings {
         self.image.access == Access::ReadOnly
     }
 
-    /// The path that both disks name; they cannot be served at the same time.
+    /// The path that both disks use, if any: such disks cannot be served at the same time.
     pub fn conflict(&self, other: &Self, opener: &dyn Opener) -> Option<Shared> {
         if real_path(opener, &self.socket.path) == real_path(opener, &other.socket.path) {
             return Some(Shared::Socket);
@@ -129,7 +129,7 @@ impl DiskSettings {
             (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
                 Err(ImageError::Missing { path: path() })
             }
-            // The error of opening the image will say more.
+            // Opening the image will report the error in more detail.
             (Err(_), _) => Ok(()),
         }
     }
@@ -195,7 +195,7 @@ pub enum WorkerChoice {
 }
 
 impl WorkerChoice {
-    /// Names the first worker that is not among `workers`.
+    /// Names what the choice needs beyond `workers`: a larger number of workers, or the first missing worker.
     pub fn beyond(&self, workers: &[u32]) -> Option<String> {
         match self {
             Self::Count(count) if *count > workers.len() => Some(format!("{count} workers")),
@@ -208,7 +208,7 @@ impl WorkerChoice {
     }
 }
 
-/// `2`, or `[0, 3]`.
+/// Parses `2` or `[0, 3]`.
 impl FromStr for WorkerChoice {
     type Err = anyhow::Error;
 

@@ -18,7 +18,7 @@ impl ServeArgs {
         let image = self.image.ok_or_else(|| anyhow!("no image is given"))?;
         let socket = self.socket.ok_or_else(|| anyhow!("no --socket is given"))?;
         let mut disk = DiskSettings::new(image, socket, self.disk)?;
-        // A control client may add disks with other engines.
+        // A control client may later add disks with other engines.
         disk.engine_config.pollable = self.server.control.is_some();
         let (disks, server, groups) = (vec![disk], ServerSettings::new(self.server), Vec::new());
         Ok(Configuration { disks, server, groups, file: None })

@@ -22,7 +22,7 @@ struct State {
     end: Option<End>,
 }
 
-/// Why the server ends a connection by itself.
+/// Why the server, not the client, ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     MadeRoom,
@@ -34,7 +34,7 @@ impl End {
         match self {
             Self::MadeRoom => Fault::new(
                 ErrorKind::MadeRoom,
-                "another client needed this place, and this client never sent a request: connect again",
+                "this client never sent a request and was disconnected to make room for another: connect again",
             ),
             Self::Stop => Fault::new(ErrorKind::Stopping, "the server is stopping"),
         }
@@ -46,7 +46,7 @@ impl Client {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The client sent a request.
+    /// Notes that the client has sent a request.
     pub fn spoke(&self) {
         self.state().has_spoken = true;
     }
@@ -56,7 +56,7 @@ impl Client {
         self.state().end
     }
 
-    /// Wakes the client's thread, which reads nothing more and finds `end`.
+    /// Wakes the client's thread, which then reads no further request and finds `end`.
     fn tell(&self, end: End) {
         self.state().end.get_or_insert(end);
         // Fails if the client has disconnected, which has the same effect.
@@ -74,7 +74,7 @@ impl Client {
 pub struct Clients {
     all: Mutex<Vec<Arc<Client>>>,
     gone: Condvar,
-    /// Connections that stay open until the server has stopped: their end tells the client.
+    /// Connections that stay open until the server has stopped: their end tells the client that it has.
     until_stopped: Mutex<Vec<Arc<Client>>>,
 }
 
@@ -83,8 +83,8 @@ impl Clients {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a client, or returns its connection. At the limit, disconnects the oldest client that never sent a request,
-    /// so that forgotten connections do not keep the operator out.
+    /// Adds a client, or returns its connection if there is no room. At the limit, disconnects the oldest client that
+    /// never sent a request, so that forgotten connections do not keep the operator out.
     pub fn add(&self, stream: UnixStream) -> Result<Arc<Client>, UnixStream> {
         let mut all = self.all();
         if all.len() >= MAX_CLIENTS {

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::protocol::{ErrorKind, Fault};
 
-/// Number of names that an error lists.
+/// Maximum number of names that an error lists.
 const SHOWN_NAMES: usize = 8;
 
 /// A served disk.
@@ -33,11 +33,11 @@ pub fn resolve(wanted: &str, disks: &[KnownDisk]) -> Result<String, Fault> {
         [name] => Ok((*name).to_owned()),
         [] => {
             let names: Vec<&str> = disks.iter().map(|disk| disk.name.as_str()).collect();
-            let known = if names.is_empty() { "the server has none" } else { "the disks are " };
+            let known = if names.is_empty() { "the server has no disks" } else { "the disks are " };
             Err(no_disk(format!("there is no disk `{shown}`: {known}{}", list(&names))))
         }
         several => Err(no_disk(format!(
-            "`{shown}` may be any of several disks: give more of the path; they are {}",
+            "`{shown}` matches several disks: give more of the path; they are {}",
             list(several)
         ))),
     }
@@ -64,7 +64,7 @@ fn list(names: &[&str]) -> String {
     }
 }
 
-/// The file name of each disk that has no name of its own, if no other disk is meant by it.
+/// For each disk without a name of its own: its image's file name, if this name matches no other disk.
 pub fn short(disks: &[KnownDisk]) -> HashMap<String, String> {
     let unnamed = disks.iter().filter(|disk| disk.name == disk.image);
     let file_name = |disk: &KnownDisk| Some(Path::new(&disk.image).file_name()?.to_str()?.to_owned());
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn unknown_disk_is_answered_with_some_of_those_that_exist() {
         let message = |disks: &[KnownDisk]| resolve("x\n", disks).unwrap_err().message;
-        assert_eq!(message(&[]), r"there is no disk `x\n`: the server has none");
+        assert_eq!(message(&[]), r"there is no disk `x\n`: the server has no disks");
         assert!(
             message(&three())
                 .ends_with("the disks are `/images/vm1/root.raw`, `/images/vm2/root.raw`, `data`")

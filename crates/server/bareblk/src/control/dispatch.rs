@@ -18,7 +18,7 @@ use super::protocol::{
 use super::refused::Refused;
 use super::{Control, disk_names, worker_settings};
 
-/// Carries out `verb`, whose disk may be given by the end of its path.
+/// Carries out `verb`, whose disks may be given by the last parts of their paths.
 pub fn execute(mut verb: Verb, control: &dyn Control) -> Result<Value, Fault> {
     name_disks(&mut verb, control)?;
     match &verb {
@@ -36,7 +36,7 @@ pub fn execute(mut verb: Verb, control: &dyn Control) -> Result<Value, Fault> {
         }
         Verb::Unpause => Err(Fault::new(
             ErrorKind::NotPaused,
-            "this connection pauses no disk: a pause ends with the next request, or at its limit",
+            "this connection has no paused disk: a pause ends with the next request, or at its time limit",
         )),
         Verb::Placement(Placement { disk, completion_worker: None, .. }) => {
             value(&PlacementAnswer::of(disk, &control.report())?)
@@ -57,7 +57,7 @@ pub fn execute(mut verb: Verb, control: &dyn Control) -> Result<Value, Fault> {
     }
 }
 
-/// Replaces the words for disks by their names.
+/// Replaces each disk in the request by its full name.
 pub fn name_disks(verb: &mut Verb, control: &dyn Control) -> Result<(), Fault> {
     let named = verb.disks_mut();
     if named.is_empty() {
@@ -121,7 +121,7 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
         Verb::Reload => {
             serde_json::to_value(control.reload()?).map_err(|error| Refused::Failed(error.into()))
         }
-        // The others are no changes, or the session carries them out.
+        // The other verbs change nothing, or the session carries them out.
         Verb::List
         | Verb::Stats(_)
         | Verb::Slow(_)
@@ -144,7 +144,7 @@ fn set_limits(limit: &Limit, control: &dyn Control) -> Result<bool, Refused> {
     }
 }
 
-/// The request for the log, which records all changes. The limit of a line also limits its length.
+/// The request as text for the log, which records all changes. The limit of a line also limits this text.
 fn shown(verb: &Verb) -> String {
     serde_json::to_string(verb).unwrap_or_default()
 }

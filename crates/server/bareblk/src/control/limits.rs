@@ -1,20 +1,21 @@
-//! The limits for clients, which docs/reference/control.md states.
+//! The limits for control clients, documented in docs/reference/control.md.
 
 use std::time::Duration;
 
-/// Longest request, without its line break. It has room for a disk with two paths of 4 KiB.
+/// Maximum length of a request, without its line break: enough for a disk with two paths of 4 KiB.
 pub const MAX_LINE_BYTES: usize = 64 << 10;
-/// Maximum number of clients at once. At the limit, a client that never sent a request makes room for the next.
+/// Maximum number of clients at once. At the limit, a client that never sent a request is disconnected to make room for
+/// the next.
 pub const MAX_CLIENTS: usize = 32;
-/// Maximum number of clients that are ending to make room.
+/// Maximum number of clients that were disconnected to make room and have not ended yet.
 pub const MAX_ENDING: usize = 32;
-/// The time from a line's first byte to its line break.
+/// Maximum time from a line's first byte to its line break.
 pub const LINE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time from an answer's first byte to its last.
+/// Maximum time from an answer's first byte to its last.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The highest `timeout_ms`: a stop waits for running requests.
+/// The highest `timeout_ms`. It is bounded because a stop of the server waits for running requests.
 pub const MAX_TIMEOUT_MS: u64 = 60_000;
-/// Longest pause of a disk: after this time the disk continues by itself.
+/// Maximum length of a disk's pause: after this time the disk continues on its own.
 pub const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// The `timeout_ms` of a request that has none.
 pub const DEFAULT_TIMEOUT_MS: u64 = 10_000;

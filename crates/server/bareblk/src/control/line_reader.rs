@@ -1,6 +1,6 @@
 //! Reads a client's lines, and limits their length and the time that each takes.
 //!
-//! Between lines it sleeps without a limit, so an idle client causes no wake-ups.
+//! Between lines it sleeps without a time limit, so an idle client causes no wake-ups.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -77,7 +77,7 @@ impl<'a> LineReader<'a> {
         if line.len() > max { Err(NoLine::TooLong { max }) } else { Ok(line) }
     }
 
-    /// False at the end of the connection.
+    /// Returns false at the end of the connection.
     fn read_more(&mut self, begun: Option<Instant>) -> Result<bool, NoLine> {
         let limit = self.limits.time;
         let left = begun.map(|begun| limit.saturating_sub(begun.elapsed()));
@@ -92,7 +92,7 @@ impl<'a> LineReader<'a> {
                 Ok(bytes > 0)
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
-            // The time is over: the caller's next call finds that none is left.
+            // The read timed out: the caller's next call finds that no time is left.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(false),
             Err(error) => Err(NoLine::Io(error)),

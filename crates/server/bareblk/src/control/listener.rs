@@ -29,7 +29,7 @@ use crate::live_upgrade;
 
 /// Stack size of a client's thread: enough to parse the deepest JSON that the parser accepts, and to open a disk.
 const CLIENT_STACK_BYTES: usize = 1 << 20;
-/// root's user number.
+/// root's user id.
 const ROOT: u32 = 0;
 /// The pause after an `accept` that failed for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -40,7 +40,7 @@ pub enum ControlError {
     /// See [`SocketError`].
     #[error("control socket")]
     Socket(#[from] SocketError),
-    /// Out of threads or descriptors.
+    /// There are no more threads or descriptors.
     #[error("cannot start the control socket's thread")]
     Thread(#[source] std::io::Error),
 }
@@ -99,9 +99,9 @@ pub struct ControlServer {
 
 impl ControlServer {
     /// Removes the socket and ends all connections except those of clients that asked for the stop. Waits up to
-    /// `timeout` for running requests. False: some still run, and may use the [`Control`].
+    /// `timeout` for running requests. Returns false if some still run: they may use the [`Control`].
     pub fn close(&mut self, timeout: Duration) -> bool {
-        // The write fails only if the counter is full; then the event was signalled before.
+        // The write fails only if the counter is full, because the event was signalled before.
         let _ = rustix::io::write(&self.quit, &1_u64.to_ne_bytes());
         let _ = self.thread.take().map(JoinHandle::join);
         self.clients.end_all(timeout)
@@ -155,8 +155,9 @@ impl Acceptor {
         match self.clients.add(stream) {
             Ok(client) => self.start(client),
             Err(stream) => {
-                let message =
-                    format!("{MAX_CLIENTS} clients are connected, which is the limit: end one, or try again");
+                let message = format!(
+                    "{MAX_CLIENTS} clients are connected, which is the limit: disconnect one, or try again later"
+                );
                 self.warn(&message);
                 refuse(&stream, Fault::new(ErrorKind::TooManyClients, message));
             }
@@ -204,8 +205,9 @@ fn check_peer(stream: &UnixStream) -> Result<(), Fault> {
     match getsockopt(stream, PeerCredentials).map(|peer| peer.uid()) {
         Ok(peer) if peer == ROOT || peer == own => Ok(()),
         Ok(peer) => {
-            let message =
-                format!("user {peer} may not control this server: become root or user {own}, who runs it");
+            let message = format!(
+                "user {peer} may not control this server: connect as root or as user {own}, who runs the server"
+            );
             Err(Fault::new(ErrorKind::NotAllowed, message))
         }
         Err(errno) => {

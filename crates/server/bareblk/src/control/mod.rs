@@ -1,6 +1,6 @@
 //! The control socket: a versioned protocol that shows and changes a running server.
 //!
-//! `listener.rs (who may) → session.rs (one client, one line at a time) → protocol.rs (line → verb) →
+//! `listener.rs (who may connect) → session.rs (one client, one line at a time) → protocol.rs (line → verb) →
 //! dispatch.rs (verb → Control) → answers/ (JSON) → one line back`
 //!
 //! - An idle client costs one sleeping thread and no wake-ups.
@@ -58,7 +58,7 @@ pub trait Control: Send + Sync {
     /// Reads all counters.
     fn report(&self) -> ServerReport;
 
-    /// Returns the limit from which requests of the disk are slow, and the latest slow ones.
+    /// Returns the time from which requests of the disk count as slow, and the latest slow requests.
     fn slow_requests(&self, disk: &str) -> Result<(Option<Duration>, Vec<SlowRequest>), Refused>;
 
     /// Starts one more worker.
@@ -97,7 +97,7 @@ pub trait Control: Send + Sync {
     fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, Refused>;
 
     /// Changes the limits of a disk. `set`: the keys of a `[[disk]]` table; null removes a limit. Returns whether a
-    /// reload will restore those of the configuration file.
+    /// reload will restore the limits of the configuration file.
     fn limit_disk(&self, name: &str, set: &Map<String, Value>) -> Result<bool, Refused>;
 
     /// Like [`Control::limit_disk`], for a group.
@@ -109,7 +109,7 @@ pub trait Control: Send + Sync {
     /// A disk's settings, as keys of a `[[disk]]` table.
     fn settings(&self, name: &str) -> Result<BTreeMap<String, String>, Refused>;
 
-    /// Asks the workers for a sign of life. Returns those that did not answer in time.
+    /// Checks that the workers respond. Returns those that did not respond in time.
     fn silent_workers(&self, timeout: Duration) -> Result<Vec<WorkerId>, Refused>;
 
     /// Runs `hold` while a disk is drained and flushed. Returns how long the disk was paused.
@@ -118,7 +118,7 @@ pub trait Control: Send + Sync {
     /// Clones the disks' images to new files at one instant: all or none. Returns how long the disks were paused.
     fn snapshot(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Duration, Refused>;
 
-    /// Reads the configuration file, and the images' sizes, again.
+    /// Reads the configuration file and the images' sizes again.
     fn reload(&self) -> Result<ReloadAnswer, Refused>;
 
     /// Hands all disks to the server at the other end of `channel`, and ends the process on success. Calls `agree`,
@@ -130,6 +130,6 @@ pub trait Control: Send + Sync {
         agree: &mut dyn FnMut() -> io::Result<()>,
     ) -> Result<(), Refused>;
 
-    /// Asks for a stop, and does not wait for it.
+    /// Requests a stop of the server without waiting for it.
     fn shutdown(&self);
 }

@@ -35,7 +35,7 @@ impl Greeting {
 /// A client's line.
 #[derive(Debug, PartialEq)]
 pub struct Request {
-    /// The answer repeats it.
+    /// A number that the answer repeats.
     pub id: u64,
     pub verb: Verb,
 }
@@ -110,7 +110,7 @@ impl Verb {
     }
 }
 
-/// A time in an answer; 584 years fit.
+/// A time in an answer, in nanoseconds; `u64` holds 584 years.
 pub(super) fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -154,7 +154,7 @@ pub struct Slow {
     pub disk: String,
 }
 
-/// How a new worker runs. Without a field, the worker keeps the process's setting.
+/// How a new worker runs. If a field is missing, the worker keeps the process's setting.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerSettings {
@@ -201,7 +201,7 @@ pub struct Placement {
     pub timeout_ms: TimeoutMs,
 }
 
-/// Tells null from a missing field.
+/// Distinguishes null from a missing field.
 fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Option<u32>>, D::Error> {
     Option::deserialize(value).map(Some)
 }
@@ -246,7 +246,7 @@ pub struct Resume {
 pub struct Limit {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
-    /// Not beside `disk`.
+    /// Not together with `disk`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// Keys of a `[[disk]]` or `[[group]]` table; null removes a limit.
@@ -276,7 +276,7 @@ pub struct Health {
     pub timeout_ms: TimeoutMs,
 }
 
-/// The pause lasts from the answer until the client's next request, the connection's end, or the limit.
+/// The pause lasts from the answer until the client's next request, the connection's end, or the time limit.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pause {
@@ -305,7 +305,7 @@ pub struct SnapshotFile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LiveUpgrade {
-    /// The version of that protocol.
+    /// The version of the live-upgrade protocol.
     pub version: u32,
     /// Disks whose front-ends the old server disconnects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -414,7 +414,7 @@ pub enum ErrorKind {
     Other,
 }
 
-/// A line that is no request, with its `id` if it has one.
+/// A line that is not a valid request, with its `id` if it has one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadLine {
     pub id: Option<u64>,
@@ -436,7 +436,7 @@ pub fn parse(line: &[u8]) -> Result<Request, BadLine> {
     };
     let id = fields.remove("id");
     let Some(id) = id.as_ref().and_then(Value::as_u64) else {
-        let what = "`id` is missing or not a whole number from 0: give a number for the answer to repeat";
+        let what = "`id` is missing or not a whole number from 0: give a number, which the answer repeats";
         return Err(bad(None, ErrorKind::BadRequest, what.into()));
     };
     let name = fields.remove("do");

@@ -7,13 +7,13 @@ use super::protocol::{ErrorKind, Fault};
 /// Why the server refused a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// From the server.
+    /// The server's own reason.
     #[error(transparent)]
     Server(#[from] AdminError),
     /// Settings that are invalid in themselves; the text names them.
     #[error("{0}")]
     Settings(String),
-    /// Anything else.
+    /// Any other error.
     #[error(transparent)]
     Failed(anyhow::Error),
 }

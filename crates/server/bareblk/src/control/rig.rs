@@ -1,4 +1,4 @@
-//! A server for tests that records its calls. It carries out changes of every disk except `none`.
+//! A server for tests that records its calls. It accepts changes of every disk except `none`.
 
 use std::collections::BTreeMap;
 use std::io;

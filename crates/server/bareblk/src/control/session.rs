@@ -55,7 +55,7 @@ pub fn greet(stream: &UnixStream) {
     let _ = say(stream, &Greeting::ours());
 }
 
-/// The last answer to a client that sent no whole line; `None` if it has disconnected.
+/// The last answer to a client that did not send a complete line; `None` if it has disconnected.
 fn last_words(no_line: NoLine) -> Option<Fault> {
     let kind = match &no_line {
         NoLine::Ended | NoLine::Io(_) => return None,
@@ -66,20 +66,20 @@ fn last_words(no_line: NoLine) -> Option<Fault> {
     Some(Fault::new(kind, no_line.to_string()))
 }
 
-/// After an answer: read the next line, or end the session.
+/// What follows an answer: the next line, or the end of the session.
 enum Next {
     Line,
     End,
 }
 
-/// What an answer may need.
+/// What `answer` needs besides the line.
 struct Answering<'a> {
     client: &'a Arc<Client>,
     clients: &'a Clients,
     control: &'a dyn Control,
-    /// The client has sent more than this line.
+    /// Whether the client has sent more than this line.
     has_more: bool,
-    /// The pause that the last request began.
+    /// The pause that the previous request began, which is over now.
     pausing: &'a mut Option<Pausing>,
 }
 
@@ -99,7 +99,7 @@ fn answer(line: &[u8], answering: &mut Answering<'_>) -> io::Result<Next> {
         // Answers first: the stop may end this thread.
         let said = say(&client.stream, &Answer::new(id, Ok(Value::Object(serde_json::Map::new()))));
         clients.keep_until_stopped(client);
-        info!("a control client asked for a stop");
+        info!("a control client requested a stop");
         control.shutdown();
         return said.map(|()| Next::End);
     }
@@ -167,7 +167,7 @@ fn write_within(mut stream: &UnixStream, mut bytes: &[u8], limit: Duration) -> i
         match stream.write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => bytes = &bytes[written..],
-            // The buffer is full: the next iteration finds that the time is over.
+            // If the buffer is full, the next iteration checks whether time is left.
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
             Err(error) => return Err(error),
         }

@@ -5,7 +5,7 @@ use blk_server::{InvalidClass, SchedulingClass, WorkerOptions};
 use super::protocol::WorkerSettings;
 use super::refused::Refused;
 
-/// The server's form.
+/// Converts the clients' form to the server's.
 pub fn options(settings: &WorkerSettings) -> Result<WorkerOptions, Refused> {
     let WorkerSettings { cpus, nice, class, cgroup } = settings;
     let mut cpus = cpus.clone();
@@ -15,7 +15,7 @@ pub fn options(settings: &WorkerSettings) -> Result<WorkerOptions, Refused> {
     Ok(WorkerOptions { cpus, nice: *nice, class, cgroup: cgroup.as_ref().map(Into::into) })
 }
 
-/// The clients' form.
+/// Converts the server's form to the clients'.
 pub fn settings(options: &WorkerOptions) -> WorkerSettings {
     let WorkerOptions { cpus, nice, class, cgroup } = options;
     let cgroup = cgroup.as_ref().map(|path| path.to_string_lossy().into_owned());

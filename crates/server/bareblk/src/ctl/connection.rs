@@ -16,11 +16,11 @@ use super::tables::plain;
 use crate::args::ctl_args::SOCKET_VARIABLE;
 use crate::control::protocol::{self, Answer, Greeting, PROTOCOL, Verb};
 
-/// A server greets at once, so a longer wait means another program.
+/// A server greets at once, so a longer wait means that another program listens.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest greeting.
+/// Maximum length of a greeting.
 const MAX_GREETING_BYTES: u64 = 4096;
-/// The statistics of 1,000 disks with 256 running queues each take 80 MB.
+/// Maximum length of an answer: the statistics of 1,000 disks with 256 running queues each take 80 MB.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
 
 /// There is no server, or it cannot be used.
@@ -42,7 +42,7 @@ pub struct Connection {
 pub struct Reply {
     /// As the server sent it, without its line break.
     pub line: String,
-    /// What it says.
+    /// The parsed line.
     pub answer: Answer,
 }
 
@@ -95,18 +95,18 @@ impl Connection {
         Ok(greeting.bareblk)
     }
 
-    /// The server's process number, if the kernel tells it.
+    /// The server's process id, if the kernel reports it.
     pub fn pid(&self) -> Option<i32> {
         getsockopt(self.stream.get_ref(), PeerCredentials).ok().map(|peer| peer.pid()).filter(|pid| *pid > 0)
     }
 
-    /// The server's version, as it wrote it.
+    /// The server's version, from its greeting.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// From now on, a server that sends nothing for this long counts as gone.
+    /// From now on, a request fails if the server neither reads nor sends anything for this long.
     ///
     /// # Errors
     /// The kernel refuses the limit.
@@ -126,7 +126,7 @@ impl Connection {
     /// Like [`Self::ask`], for a request that not every version of the server knows. Changes nothing on the server.
     ///
     /// # Errors
-    /// The same.
+    /// As for [`Self::ask`].
     pub fn ask_json(&mut self, request: &Value) -> Result<Reply> {
         self.exchange(request, what_now(&Verb::List))
     }
@@ -135,7 +135,8 @@ impl Connection {
         let id = self.next_id;
         self.next_id += 1;
         let line = protocol::line(id, request)?;
-        // A server that refuses this client writes the reason before it closes the connection: read it all the same.
+        // A server that refuses this client writes the reason before it closes the connection: it is read even if the
+        // write failed.
         let sent = self.stream.get_mut().write_all(&line);
         let answer = self.read_line(MAX_ANSWER_BYTES);
         let path = self.path.display();
@@ -180,12 +181,12 @@ impl Connection {
     /// Waits until the server has stopped and thereby closed the connection.
     ///
     /// # Errors
-    /// The connection fails otherwise.
+    /// The connection fails in any other way.
     pub fn wait_gone(mut self) -> Result<()> {
         let end = io::copy(&mut self.stream, &mut io::sink());
         match end {
             Err(error) if error.kind() != io::ErrorKind::ConnectionReset => {
-                Err(anyhow!(error).context("the server is stopping, but this connection failed, so it is unknown when the server has stopped"))
+                Err(anyhow!(error).context("the server is stopping, but this connection failed, so it is unknown whether the server has stopped"))
             }
             _ => Ok(()),
         }
@@ -210,7 +211,7 @@ fn what_now(verb: &Verb) -> &'static str {
             "see its log"
         }
         Verb::Shutdown => "it may have stopped before it could answer; see its log",
-        _ => "it may have carried out the request; see its log, and `bareblk ctl list` once it runs",
+        _ => "it may have carried out the request; see its log, and `bareblk ctl list` once it runs again",
     }
 }
 
@@ -228,7 +229,7 @@ fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
         }
         io::ErrorKind::ConnectionRefused => anyhow!("{shown} is not a socket: {advice}"),
         io::ErrorKind::PermissionDenied => {
-            anyhow!("you may not connect to {shown}: become root, or the user who runs the server")
+            anyhow!("you may not connect to {shown}: connect as root, or as the user who runs the server")
         }
         _ => anyhow!("cannot connect to {shown}: {error}: {advice}"),
     }

@@ -23,7 +23,7 @@ pub fn line(error: &anyhow::Error) -> String {
     object(kind, &format!("{error:#}"))
 }
 
-/// The line for words that are wrong usage; `None` if they are not for `ctl --json`.
+/// The line about wrong usage in `words`; `None` if these are not arguments of `ctl --json`.
 pub fn of_usage(words: impl IntoIterator<Item = OsString>, message: &str) -> Option<String> {
     let words: Vec<OsString> = words.into_iter().collect();
     let is_json =

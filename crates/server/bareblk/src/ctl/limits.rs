@@ -23,7 +23,7 @@ pub fn request(words: Vec<String>, group: Option<String>) -> Result<Limit> {
     let mut words = words.into_iter().peekable();
     let disk = words.next_if(|word| !word.contains('='));
     if let (Some(disk), Some(group)) = (&disk, &group) {
-        bail!(Wrong(format!("{disk} beside --group {group}: give a disk or a group")));
+        bail!(Wrong(format!("{disk} together with --group {group}: give either a disk or a group")));
     }
     let mut request = Limit { disk, group, ..Limit::default() };
     for word in words {
@@ -34,7 +34,7 @@ pub fn request(words: Vec<String>, group: Option<String>) -> Result<Limit> {
         request.set.insert(key, value);
     }
     if request.disk.is_none() && request.group.is_none() && !request.set.is_empty() {
-        bail!(Wrong("give the disk whose limits change, or --group NAME".into()));
+        bail!(Wrong("no disk is given: give the disk whose limits to change, or --group NAME".into()));
     }
     Ok(request)
 }
@@ -84,7 +84,7 @@ pub fn shown(before: &LimitAnswer, now: &LimitAnswer) -> String {
     table(&HEADINGS, 3, rows.into_iter())
 }
 
-/// What a change says.
+/// The text printed after a change.
 pub fn changed(ok: &Value) -> String {
     match ok["until_reload"].as_bool() {
         Some(true) => "changed; a reload restores the limits of the configuration file\n".into(),
@@ -92,7 +92,7 @@ pub fn changed(ok: &Value) -> String {
     }
 }
 
-/// A size with a unit, a power of 1024, rounded down: for people.
+/// A size with a unit (powers of 1024), rounded down: for people.
 fn bytes(bytes: u64) -> String {
     let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let unit = units.into_iter().find(|(shift, _)| bytes >> shift > 0);

@@ -9,12 +9,12 @@ use anyhow::Result;
 #[error("{0}")]
 pub struct ServerError(pub String);
 
-/// This client looked for the disk itself.
+/// This client, not the server, looked for the disk and did not find it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NoDisk(pub String);
 
-/// False if the reader has closed standard output, which is no error.
+/// Returns false if the reader has closed standard output, which is not an error.
 pub fn print(text: &str) -> Result<bool> {
     let mut out = io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

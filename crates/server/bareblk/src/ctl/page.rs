@@ -41,7 +41,7 @@ pub fn disk(shown: &ShowAnswer) -> String {
     text
 }
 
-/// One line, or one for each fault.
+/// A line if the server is healthy, and a line for each worker or disk that is not well.
 pub fn health(answer: &HealthAnswer) -> String {
     let HealthAnswer { healthy, workers, disks, silent_workers, failed_disks, holding_disks } = answer;
     let mut text = String::new();
@@ -55,7 +55,7 @@ pub fn health(answer: &HealthAnswer) -> String {
         let disk = plain(disk);
         let _ = writeln!(
             text,
-            "disk {disk} has failed: a sync failed, and it accepts no writes before a restart"
+            "disk {disk} has failed: a sync failed, so the disk accepts no writes until the server is restarted"
         );
     }
     for disk in holding_disks {

@@ -16,7 +16,7 @@ use crate::control::protocol::{Pause, Verb};
 /// The exit code of a command that a signal ended, as in a shell.
 const SIGNALLED: u8 = 128;
 
-/// The exit code is the command's.
+/// Pauses the disk while the command runs. The exit code is the command's.
 pub fn run(server: &mut Connection, pause: Pause, command: &[OsString], json: bool) -> Result<ExitCode> {
     let disk = tables::plain(&pause.disk);
     let reply = server.ask(&Verb::Pause(pause))?;
@@ -50,7 +50,7 @@ fn run_command(program: &OsString, words: &[OsString]) -> Result<ExitCode> {
 
 fn wait_for_line(disk: &str, json: bool) -> Result<ExitCode> {
     if !json {
-        print(&format!("disk {disk} is paused, for 60 s at most: press Enter to continue\n"))?;
+        print(&format!("disk {disk} is paused for at most 60 s: press Enter to continue\n"))?;
     }
     io::stdin().read_line(&mut String::new()).context("cannot read standard input")?;
     Ok(ExitCode::SUCCESS)

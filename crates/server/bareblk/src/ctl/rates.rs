@@ -11,11 +11,11 @@ use crate::control::answers::reports::{DiskStats, Queue, StatsAnswer, WorkerStat
 pub struct DiskRates {
     /// Reads.
     pub reads_per_s: f64,
-    /// 10^6 bytes.
+    /// In 10^6 bytes.
     pub read_mb_per_s: f64,
     /// Writes.
     pub writes_per_s: f64,
-    /// 10^6 bytes.
+    /// In 10^6 bytes.
     pub written_mb_per_s: f64,
     /// Flushes.
     pub flushes_per_s: f64,
@@ -23,7 +23,7 @@ pub struct DiskRates {
     pub errors_per_s: f64,
     /// Requests of any kind.
     pub requests_per_s: f64,
-    /// Time on the workers, estimated from samples.
+    /// Worker time per request, estimated from samples.
     pub worker_us_per_request: Option<f64>,
 }
 
@@ -32,13 +32,13 @@ pub struct DiskRates {
 pub struct WorkerRates {
     /// Share of one CPU, in percent.
     pub cpu_percent: f64,
-    /// Share of the time for which it was ready to run and waited for a CPU, in percent.
+    /// Share of the time during which the worker was ready to run but waited for a CPU, in percent.
     pub wait_percent: f64,
     /// Share of the time spent on submitting, in percent.
     pub submission_percent: f64,
     /// Share of the time spent on completing, in percent.
     pub completion_percent: f64,
-    /// How often it slept.
+    /// How often the worker slept.
     pub sleeps_per_s: f64,
 }
 
@@ -47,12 +47,12 @@ pub fn seconds(before: &StatsAnswer, now: &StatsAnswer) -> f64 {
     (float(now.at_ns.saturating_sub(before.at_ns)) / 1e9).max(1e-9)
 }
 
-/// The rates of a disk: of all its queues.
+/// The rates of a disk, over all its queues.
 pub fn of_disk(before: Option<&DiskStats>, now: &DiskStats, seconds: f64) -> DiskRates {
     if let Some(totals) = now.totals {
         return rates(&[totals.since(&before.and_then(|before| before.totals).unwrap_or_default())], seconds);
     }
-    // A server without totals.
+    // An older server sends no totals.
     let old = |queue: &Queue| before?.queues.iter().find(|old| old.queue == queue.queue);
     let done: Vec<_> = now.queues.iter().map(|queue| difference(old(queue), queue)).collect();
     rates(&done, seconds)

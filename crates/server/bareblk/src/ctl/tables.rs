@@ -24,7 +24,7 @@ const NONE: &str = "–";
 const PLACEMENT_HEADINGS: [&str; 8] =
     ["DISK", "PLACEMENT", "COMPLETION WORKER", "WANTED", "HAND-OVERS", "OPS", "PASSED ON", "MOVES"];
 const PERCENTILES: [&str; 3] = ["P50", "P99", "MAX"];
-/// Number of the balancer's decisions in the table, the latest first.
+/// Maximum number of the balancer's decisions in the table, the latest first.
 const SHOWN_DECISIONS: usize = 8;
 
 /// Left-aligns the columns before `first_figure`, right-aligns the others.
@@ -83,7 +83,7 @@ pub fn workers(workers: &[Worker]) -> String {
     table(&["WORKER", "CPUS", "CLASS", "CGROUP", "NICE", "QUEUES"], 4, workers.iter().map(row))
 }
 
-/// One row, for a disk.
+/// A table with one row: the disk's placement.
 pub fn placement(disk: &str, placement: Option<&Placement>) -> String {
     let worker = |worker: Option<u32>| worker.map_or_else(|| NONE.to_owned(), |worker| worker.to_string());
     let row = match placement {
@@ -125,7 +125,7 @@ fn headings(of: &[&'static str], counters: &'static [CounterInfo]) -> Vec<&'stat
     of.iter().copied().chain(shown).collect()
 }
 
-/// The figures below these headings.
+/// The cells below the headings of these counters.
 fn cells(values: impl Iterator<Item = (&'static CounterInfo, u64)>) -> impl Iterator<Item = String> {
     let shown = values.filter(|(counter, _)| !counter.heading.is_empty());
     shown.map(|(counter, number)| match counter.unit {
@@ -211,7 +211,7 @@ pub fn slow(disk: &str, answer: &SlowAnswer, now: SystemTime) -> String {
     let limit = match (answer.slow_ms, answer.requests.is_empty()) {
         (None, true) => return format!("{} has no limit for slow requests: set slow-ms\n", plain(disk)),
         (Some(ms), true) => return format!("no request of {} has taken {ms} ms or longer\n", plain(disk)),
-        (None, false) => "now off".to_owned(),
+        (None, false) => "slow-ms is now off".to_owned(),
         (Some(ms), false) => format!("from {ms} ms on"),
     };
     let now_ms = now.duration_since(UNIX_EPOCH).map_or(0, milliseconds_of);
@@ -240,7 +240,7 @@ fn throttled(disk: &DiskStats) -> String {
     }
     let credits = throttling.limits.iter().map(|rate| format!(", {} credit {}", rate.limit, rate.credit));
     format!(
-        "{}: {} requests waited for limits, its queues {} s{}\n",
+        "{}: {} requests waited for limits, its queues waited {} s{}\n",
         plain(&disk.disk.name),
         throttling.throttled_requests,
         tenths(rates::float(throttling.throttled_ns) / 1e9),
@@ -311,7 +311,7 @@ pub fn rates(before: &StatsAnswer, now: &StatsAnswer) -> String {
     let cpu = cpu.map_or_else(|| NONE.to_owned(), hundredths);
     let headings = ["WORKER", "QUEUES", "CPU %", "SUBMITTING %", "COMPLETING %", "SLEEPS/s"];
     let mut text = format!(
-        "{} requests/s, {cpu} µs of processor time each (the whole process), over {} s\n\n",
+        "{} requests/s, {cpu} µs of processor time per request (the whole process), over {} s\n\n",
         whole(requests_per_s),
         tenths(seconds)
     );
@@ -336,7 +336,7 @@ pub fn changes(answer: &ReloadAnswer) -> String {
     if text.is_empty() { "nothing to change\n".into() } else { text }
 }
 
-/// The text in one line. Escapes characters that a terminal obeys, and those that hide or reorder others.
+/// The text in one line. Escapes characters that a terminal interprets, and those that hide or reorder others.
 pub fn plain(text: &str) -> String {
     let is_harmful = |c: char| {
         let has_no_width = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
@@ -346,7 +346,7 @@ pub fn plain(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// Prints the size with units that are powers of 1024, as users give sizes.
+/// The size with a unit (powers of 1024), as users write sizes.
 pub fn size(bytes: u64) -> String {
     let unit = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let whole = |shift: &&(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= shift.0;
@@ -517,7 +517,7 @@ mod tests {
             ..StatsAnswer::default()
         };
         let text = rates(&before, &now);
-        assert!(text.starts_with("1000 requests/s, 3.00 µs of processor time each"), "{text}");
+        assert!(text.starts_with("1000 requests/s, 3.00 µs of processor time per request"), "{text}");
         let last: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(last, ["a", "1000", "1000", "4.1", "0", "0.0", "0", "0", "–", "–", "–", "2.00"]);
     }

@@ -1,4 +1,4 @@
-//! The server's end: an [`Opener`] that has the helper do everything.
+//! The server's end: an [`Opener`] that passes every operation to the helper.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use crate::logging::{LogArgs, LogFormat};
 
 /// The hidden command that runs the helper.
 pub const SUBCOMMAND: &str = "sandbox-helper";
-/// Paths in one message when the policy is sent.
+/// Maximum number of paths in one message of the policy.
 const PATHS_AT_A_TIME: usize = 4;
 
 /// The connection to the helper.
@@ -28,22 +28,22 @@ pub struct Helper {
 
 static HELPER: OnceLock<Arc<Helper>> = OnceLock::new();
 
-/// This process's helper, once there is one.
+/// This process's helper, once it has started.
 pub fn client() -> Option<&'static Arc<Helper>> {
     HELPER.get()
 }
 
-/// Starts the helper, with this process's present rights.
+/// Starts the helper, with this process's current rights.
 pub fn start(policy: &Policy, log: &LogArgs) -> Result<Arc<Helper>> {
-    let (channel, theirs) = messages::pair().context("cannot make the socket for the sandbox's helper")?;
+    let (channel, theirs) = messages::pair().context("cannot create the socket for the sandbox's helper")?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("bareblk").arg(SUBCOMMAND).stdin(Stdio::from(theirs)).stdout(Stdio::null());
     command.args((0..log.verbose).map(|_| "-v"));
     if log.log_format == LogFormat::Json {
         command.args(["--log-format", "json"]);
     }
-    // The server does not wait for it: it ends with the server, or after it.
-    command.spawn().context("cannot start the sandbox's helper (--sandbox off serves without)")?;
+    // The server does not wait for the helper, which ends with the server or after it.
+    command.spawn().context("cannot start the sandbox's helper (--sandbox off serves without it)")?;
     let helper = Arc::new(Helper { channel });
     helper.allow(policy).context("the sandbox's helper does not answer")?;
     let _ = HELPER.set(Arc::clone(&helper));
@@ -55,10 +55,14 @@ impl Helper {
         policy.pieces(PATHS_AT_A_TIME).into_iter().try_for_each(|piece| self.done(&Ask::Allow(piece)))
     }
 
-    /// Sends the question, with `file`, and waits for the answer and until the helper has closed all descriptors of it.
+    /// Sends the request, with `file`. Waits for the answer, and until the helper has closed its copies of the answer's
+    /// descriptors.
     fn ask(&self, ask: &Ask, file: Option<BorrowedFd<'_>>) -> io::Result<(Answer, Option<OwnedFd>)> {
-        let gone =
-            || io::Error::other("the sandbox's helper is gone: nothing can be opened until the next start");
+        let gone = || {
+            io::Error::other(
+                "the sandbox's helper has ended: nothing can be opened until the server is restarted",
+            )
+        };
         let (ours, theirs) = messages::pair()?;
         let fds: Vec<BorrowedFd<'_>> = [theirs.as_fd()].into_iter().chain(file).collect();
         messages::send(&self.channel, ask, &fds).map_err(|error| match error.kind() {
@@ -82,12 +86,12 @@ impl Helper {
         self.ask(ask, file)?.1.ok_or_else(unexpected)
     }
 
-    /// The number of the user with this name.
+    /// The id of the user with this name.
     pub fn user_id(&self, name: &str) -> io::Result<u32> {
         self.id(&Ask::UserId { name: name.to_owned() })
     }
 
-    /// The number of the group with this name.
+    /// The id of the group with this name.
     pub fn group_id(&self, name: &str) -> io::Result<u32> {
         self.id(&Ask::GroupId { name: name.to_owned() })
     }
@@ -101,7 +105,7 @@ impl Helper {
 }
 
 fn unexpected() -> io::Error {
-    io::Error::other("the sandbox's helper answers a different request")
+    io::Error::other("the answer of the sandbox's helper does not fit the request")
 }
 
 impl Opener for Helper {

@@ -1,4 +1,4 @@
-//! The messages between server and helper: each is one datagram in JSON, which carries descriptors.
+//! The messages between server and helper: each is one datagram of JSON, and may carry descriptors.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::policy::Policy;
 
-/// Longest message: some paths, in which each byte may take four.
+/// Maximum length of a message: enough for a few paths, each byte of which may take four.
 pub const MAX_MESSAGE_BYTES: usize = 128 << 10;
-/// An answer's socket, and the file to reopen.
+/// Maximum number of descriptors in a message: the socket for the answer, and the file to reopen.
 const MAX_FDS: usize = 2;
 
 /// A request: the methods of `disk_image::Opener`, and the other operations on the host's files.
@@ -68,7 +68,7 @@ pub enum Ask {
         uid: Option<u32>,
         gid: Option<u32>,
     },
-    /// Whether a server listens there. The helper closes the connection itself.
+    /// Whether a server listens on this socket. The helper closes the connection itself.
     ConnectSocket {
         path: OsString,
     },
@@ -94,7 +94,7 @@ pub enum Answer {
         dev: u64,
         ino: u64,
     },
-    /// In the order of the fields.
+    /// The fields of [`QueueAttributes`], in their order.
     Queue([u64; 8]),
     /// Process ids and names.
     Holders(Vec<(u32, String)>),
@@ -184,7 +184,7 @@ pub fn queue_of_numbers(numbers: [u64; 8]) -> QueueAttributes {
     }
 }
 
-/// A pair of connected sockets that keep messages apart.
+/// A pair of connected sockets that preserve message boundaries.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
@@ -193,7 +193,10 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = serde_json::to_vec(message).map_err(io::Error::other)?;
     if bytes.len() > MAX_MESSAGE_BYTES {
-        let text = format!("{} bytes in one message; at most {MAX_MESSAGE_BYTES} are possible", bytes.len());
+        let text = format!(
+            "a message to or from the sandbox's helper has {} bytes; at most {MAX_MESSAGE_BYTES} are possible",
+            bytes.len()
+        );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     vhost_user::send(socket, &bytes, fds, SendFlags::empty())?;

@@ -2,14 +2,14 @@
 //!
 //! - Allows images, sockets and the configuration file named at the start, and those that the file names on a reload:
 //!   the helper reads the file itself.
-//! - Opens an image that was named readonly only for reading.
+//! - Opens an image that was named as readonly only for reading.
 //! - With a control socket, also allows what clients add: images in and below the folders of the named images and of
-//!   `--allow-folders`; sockets in the folders of the named sockets and of `--allow-folders`, not below. It cannot tell
-//!   a client's request from that of a server that an attacker controls.
+//!   `--allow-folders`; sockets in the folders of the named sockets and of `--allow-folders`, not below. The helper
+//!   cannot distinguish a client's request from one of a server that an attacker controls.
 //! - Reopens only files that it opened before. Changes only sockets that it created. Removes only these, images that it
 //!   created, and sockets on which no process listens.
-//! - Recognizes an image named readonly by the place and file that it had when it was opened: a new look-up might hang
-//!   with its file system.
+//! - Recognizes an image named as readonly by the path and the file that it had when it was opened: a new look-up might
+//!   hang with the image's file system.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -21,7 +21,8 @@ use std::path::{Path, PathBuf};
 use disk_image::{FileId, HostOpener, Opener};
 use serde::{Deserialize, Serialize};
 
-/// The server refuses a longer configuration file. Ten thousand disks with every key take less.
+/// Maximum length of a configuration file: the server refuses a longer one. Ten thousand disks with every key take
+/// less.
 pub const MAX_CONFIGURATION_BYTES: u64 = 16 << 20;
 /// Folders of the kernel's virtual file systems: their files may look like images but are none.
 const NEVER: [&str; 2] = ["/proc", "/sys"];
@@ -34,13 +35,13 @@ pub struct Policy {
     pub readonly_images: Vec<OsString>,
     pub sockets: Vec<OsString>,
     pub configuration: Option<OsString>,
-    /// Below these folders it may open or create any image.
+    /// Below these folders the server may open or create any image.
     pub image_folders: Vec<OsString>,
-    /// In these folders, not below them, it may create any socket.
+    /// In these folders, not below them, the server may create any socket.
     pub socket_folders: Vec<OsString>,
-    /// The server takes over from another: it adopts that server's images and sockets.
+    /// Whether the server takes over from another server, and may adopt that server's images and sockets.
     pub adopts: bool,
-    /// The policy is complete: nothing can be added.
+    /// Whether the policy is complete: then nothing can be added.
     pub complete: bool,
 }
 
@@ -83,7 +84,7 @@ impl Policy {
 pub enum Found {
     /// The operator named its path.
     Named,
-    /// The image's present path is in one of the folders.
+    /// The image's current path is in one of the folders.
     Beside,
 }
 
@@ -95,7 +96,7 @@ pub struct FileLocation {
 }
 
 impl FileLocation {
-    /// Describes an open file without a look-up of its path.
+    /// Describes an open file without looking up its path.
     pub fn of(file: &OwnedFd) -> io::Result<Self> {
         let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
         let file = FileId::from(&File::from(file.try_clone()?).metadata()?);
@@ -107,7 +108,7 @@ impl FileLocation {
 #[derive(Debug, Clone, Default)]
 struct Named {
     may_write: bool,
-    /// The image's place and file when the helper last opened it.
+    /// The image's path and file when the helper last opened it.
     opened: Option<FileLocation>,
 }
 
@@ -151,7 +152,7 @@ impl Allowed {
         Ok(())
     }
 
-    /// Allows what a configuration file names now. The server reports mistakes in it.
+    /// Allows what the configuration file names now. The server reports mistakes in the file.
     pub fn extend_from_file(&mut self, text: &str) {
         let Ok(table) = text.parse::<toml::Table>() else { return };
         let disks = table.get("disk").and_then(toml::Value::as_array);
@@ -187,7 +188,7 @@ impl Allowed {
         Ok(())
     }
 
-    /// Checks that the server may open an image in one of the folders that turned out to be this file.
+    /// Checks that the server may open an image in one of the folders: `location` is the file found at `path`.
     pub fn image_beside(&self, path: &Path, location: &FileLocation, written: bool) -> io::Result<()> {
         self.in_a_folder(path, &location.real)?;
         let is_it = |(path, named): (&PathBuf, &Named)| match &named.opened {
@@ -202,7 +203,7 @@ impl Allowed {
 
     /// Checks that the server may create this socket or connect to it.
     pub fn socket(&self, path: &Path) -> io::Result<()> {
-        // A link at the socket's own name is never followed: its folder counts.
+        // A link at the socket's own name is never followed, so only the folder is resolved.
         if self.sockets.contains(path) || self.socket_folders.contains(&real_folder(path)?) {
             return Ok(());
         }
@@ -213,7 +214,7 @@ impl Allowed {
         if self.configuration.as_deref() == Some(path) {
             return Ok(());
         }
-        Err(denied(format!("{} is not the configuration file", path.display())))
+        Err(denied(format!("{} is not the configuration file named at the start", path.display())))
     }
 
     /// Remembers an image that the helper opened.
@@ -246,7 +247,11 @@ impl Allowed {
 
     /// Whether the server may adopt images and sockets of another server.
     pub fn adopts(&self) -> io::Result<()> {
-        if self.adopts { Ok(()) } else { Err(denied("this server takes over from no other".to_owned())) }
+        if self.adopts {
+            Ok(())
+        } else {
+            Err(denied("this server was not started with --take-over".to_owned()))
+        }
     }
 
     /// Checks that the server may adopt a socket for this path: once, and only if the helper created none there.
@@ -254,7 +259,10 @@ impl Allowed {
         self.adopts()?;
         self.socket(path)?;
         if self.had_sockets.contains(path) {
-            return Err(denied(format!("there is already a socket at {}", path.display())));
+            return Err(denied(format!(
+                "the sandbox's helper has already created or adopted a socket at {}",
+                path.display()
+            )));
         }
         Ok(())
     }
@@ -275,7 +283,7 @@ impl Allowed {
         if self.bound.contains(&(file.dev, file.ino)) {
             return Ok(());
         }
-        Err(denied(format!("{} is not a socket that the sandbox's helper made", path.display())))
+        Err(denied(format!("{} is not a socket that the sandbox's helper created", path.display())))
     }
 
     /// Checks that the server may remove the socket at `path`: the helper created it, or no process listens on it.
@@ -283,27 +291,27 @@ impl Allowed {
         use std::os::unix::fs::FileTypeExt;
         let metadata = std::fs::symlink_metadata(path)?;
         if !metadata.file_type().is_socket() {
-            return Err(denied(format!("{} is no socket", path.display())));
+            return Err(denied(format!("{} is not a socket", path.display())));
         }
         self.socket(path)?;
         let file = FileId::from(&metadata);
         if self.bound.contains(&(file.dev, file.ino)) || is_dead(path) {
             return Ok(file);
         }
-        Err(denied(format!("{} is in use by another process", path.display())))
+        Err(denied(format!("socket {} is in use by another process", path.display())))
     }
 }
 
 fn outside(path: &Path, what: &str) -> String {
     format!(
-        "the sandbox does not allow {}: {what} must be in the folder of one that was named at the start, \
+        "the sandbox does not allow {}: {what} must be in the folders of {what} named at the start, \
          or in a folder of --allow-folders",
         path.display()
     )
 }
 
 fn readonly(path: &Path) -> String {
-    format!("{} was named readonly: the sandbox does not open it for writing", path.display())
+    format!("{} was named as readonly: the sandbox does not open it for writing", path.display())
 }
 
 fn is_dead(socket: &Path) -> bool {

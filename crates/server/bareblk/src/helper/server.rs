@@ -26,7 +26,7 @@ use super::accounts;
 use super::messages::{self, Answer, Ask, kind_to_number, queue_to_numbers};
 use super::policy::{Allowed, FileLocation, Found, MAX_CONFIGURATION_BYTES};
 
-/// Maximum number of requests at a time: more than the server has threads that send any.
+/// Maximum number of requests at a time: more than the number of server threads that send requests.
 const MAX_REQUESTS: usize = 256;
 
 /// An answer, with a descriptor if the request opened something.
@@ -37,9 +37,12 @@ pub fn run() -> Result<()> {
     // Signals to the process group, or to a whole unit, are for the server, which needs its helper in order to stop.
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))
-            .context("cannot catch signals")?;
+            .context("cannot catch SIGHUP, SIGINT and SIGTERM")?;
     }
-    let channel = io::stdin().as_fd().try_clone_to_owned().context("started without a server")?;
+    let channel = io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .context("the sandbox's helper was started without a server")?;
     let _ = rustix::thread::set_name(c"bareblk-helper");
     sandbox::keep_out_of_core_files()?;
     sandbox::drop_privileges(Identity::default(), Kept::Files)?;
@@ -65,7 +68,7 @@ impl State {
         self.allowed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A snapshot of the policy. A check with it may take as long as a file system does.
+    /// A snapshot of the policy. A check against it may have to wait for a file system.
     fn allowed(&self) -> Arc<Allowed> {
         Arc::clone(&self.lock())
     }
@@ -96,7 +99,8 @@ fn begin(state: &Arc<State>, ask: Ask, file: Option<OwnedFd>, back: OwnedFd) {
     }
 }
 
-/// Closes what was opened, and then the socket, so that the peer knows that nothing is left open here.
+/// Sends the answer, then closes what was opened, and last the socket: this tells the server that the helper keeps
+/// nothing open.
 fn reply(result: Reply, back: OwnedFd) {
     let (answer, opened) = result.unwrap_or_else(|error| (Answer::Failed(error.into()), None));
     let fds: Vec<_> = opened.iter().map(AsFd::as_fd).collect();
@@ -194,14 +198,16 @@ impl State {
             Ask::Unlink { path } => {
                 let path: &Path = path.as_ref();
                 let made = self.change(|allowed| allowed.forget_made(path));
-                // Another process has put this file there in the meantime.
+                // If another process has replaced the file meanwhile, only a socket may be removed.
                 if made.is_none() || made != Some(host.file_id(path)?) {
                     let file = self.allowed().unlink(path)?;
                     self.change(|allowed| allowed.forget_bound(file));
                 }
                 host.unlink(path).map(|()| said(Answer::Done))
             }
-            other => Err(io::Error::other(format!("the sandbox's helper does not know {other:?}"))),
+            other => {
+                Err(io::Error::other(format!("the sandbox's helper does not know the request {other:?}")))
+            }
         }
     }
 
@@ -226,7 +232,7 @@ impl State {
         Ok(opened(image))
     }
 
-    /// Another process may have changed links on the way between the look and the creation.
+    /// Checks an image that was created: another process may have changed links in its path after the first check.
     fn check_made(&self, path: &Path, location: &FileLocation) -> io::Result<()> {
         let allowed = self.allowed().image_beside(path, location, true);
         if allowed.is_err() {
@@ -235,7 +241,7 @@ impl State {
         allowed
     }
 
-    /// Allows an image to be reopened, if the path names it and the policy lets the path be opened like this.
+    /// Allows an image to be reopened, if `path` names it and the policy allows `path` to be opened in this mode.
     fn adopt_image(&self, path: &Path, file: &OwnedFd) -> Reply {
         self.allowed().adopts()?;
         let flags = rustix::fs::fcntl_getfl(file)?;
@@ -249,15 +255,15 @@ impl State {
             self.allowed().image_beside(path, &location, written)?;
         }
         if FileId::from(&std::fs::metadata(path)?) != location.file {
-            let text = format!("{} is not the file that is served", path.display());
+            let text = format!("{} is not the file that the running server serves", path.display());
             return Err(io::Error::other(text));
         }
         self.change(|allowed| allowed.opened(path, location));
         Ok(said(Answer::Done))
     }
 
-    /// Looks before it opens: opening a device that is no disk may act on the device. It opens exactly what it looked
-    /// at, even if another process changes links meanwhile.
+    /// Checks the file before it opens it, because opening a device that is not a disk may act on the device. It opens
+    /// exactly the file that it checked, even if another process changes links meanwhile.
     fn open_beside(&self, path: &Path, request: &OpenRequest, written: bool) -> io::Result<OwnedFd> {
         let pinned = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         accept_kind(&pinned)?;
@@ -278,7 +284,7 @@ impl State {
     }
 }
 
-/// The file of a listening socket.
+/// The file of a listening socket, which must have been created at `path`.
 fn adopted_socket(path: &Path, socket: &OwnedFd) -> io::Result<FileId> {
     let address = SocketAddrUnix::try_from(getsockname(socket)?)?;
     let made_as = PathBuf::from(OsStr::from_bytes(address.path_bytes().unwrap_or_default()));
@@ -288,7 +294,7 @@ fn adopted_socket(path: &Path, socket: &OwnedFd) -> io::Result<FileId> {
     };
     if !socket_acceptconn(socket)? || place(&made_as)? != place(path)? {
         let (path, made_as) = (path.display(), made_as.display());
-        return Err(io::Error::other(format!("the socket for {path} was made as {made_as}")));
+        return Err(io::Error::other(format!("the socket for {path} was created as {made_as}")));
     }
     HostOpener.file_id(path)
 }

@@ -11,7 +11,7 @@ mod hanging;
 
 use hanging::{Call, HangingFolder};
 
-/// Only a hang takes longer: no test passes because of it.
+/// Only a hang takes longer; no test passes by waiting this long.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn policy() -> Policy {
@@ -63,12 +63,12 @@ fn folder_that_hangs_holds_up_nobody_elses_image_or_socket() {
     assert!(matches!(answer.unwrap(), (Answer::Opened, Some(_))));
     assert!(hangs.try_recv().is_err());
     hanging.let_go();
-    // The kernel serves look-ups in one folder one after the other; it chooses which of them hangs.
+    // The kernel serves look-ups in one folder one after the other, and chooses which of them hangs.
     drop(hangs.recv_timeout(PATIENCE).expect("an answer"));
     drop(removed.recv_timeout(PATIENCE).expect("an answer"));
 }
 
-/// Opening some devices acts on them, so the helper looks before it opens.
+/// Opening some devices acts on them, so the helper checks a file before it opens it.
 #[test]
 fn device_that_is_no_disk_is_refused_wherever_it_lies_and_whatever_it_is_called() {
     let folder = tempfile::tempdir().unwrap();
@@ -83,7 +83,7 @@ fn device_that_is_no_disk_is_refused_wherever_it_lies_and_whatever_it_is_called(
         let refused = state.carry_out(open(path, true), None).unwrap_err();
         assert!(refused.to_string().contains("not an image but a character device"), "{refused}");
     }
-    // The server cannot make the helper reopen it by passing a descriptor of it either.
+    // Nor can the server make the helper reopen the device by passing a descriptor of it.
     let null = File::open("/dev/null").unwrap();
     assert!(state.carry_out(Ask::Reopen, Some(null.into())).is_err());
     let pinned = rustix::fs::open("/dev/null", OFlags::PATH, Mode::empty()).unwrap();

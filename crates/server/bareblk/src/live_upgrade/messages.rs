@@ -1,4 +1,4 @@
-//! The messages between old and new server, in their order (`mod.rs`).
+//! The messages between the old and the new server, in their order (`mod.rs`). Each says which of the two sends it.
 
 use std::ffi::OsString;
 
@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum Message {
     /// New: frames begin here.
     Begin,
-    /// New, instead of `Begin`, if the old server's answer to `take-over` listed extras: those that it wants.
+    /// New, instead of `Begin`, if the old server's answer to `take-over` listed extras: the extras that the new server
+    /// wants.
     BeginWith { extras: Vec<String> },
     /// Old: its control socket. Carries the socket.
     Control(Listener),
@@ -31,12 +32,12 @@ pub enum Message {
     Prepared,
     /// Old: the disks belong to the new server.
     Yours,
-    /// Either: it gives up, and says why.
+    /// Either: the sender gives up, for this reason.
     No { why: String },
 }
 
 impl Message {
-    /// The name, for the error if another message was expected.
+    /// The message's name, for the error if a different message was expected.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Begin => "Begin",
@@ -61,7 +62,7 @@ impl Message {
 #[serde(deny_unknown_fields)]
 pub struct Listener {
     pub path: OsString,
-    /// A service manager owns its file.
+    /// Whether a service manager owns the socket's file.
     pub managed: bool,
 }
 
@@ -74,6 +75,6 @@ pub struct OfferedDisk {
     pub socket: Listener,
     pub facts: Vec<Fact>,
     pub capacity_sectors: u64,
-    /// The message carries a third descriptor.
+    /// Whether the message carries a third descriptor.
     pub claimed: bool,
 }

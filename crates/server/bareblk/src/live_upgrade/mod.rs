@@ -10,9 +10,9 @@
 //! rings run
 //! ```
 //!
-//! - `Yours` transfers ownership. Until then the old server can resume, and does if the new one says no, disconnects,
-//!   or takes too long. Until then the new server touches nothing, and it waits for `Yours` without a limit, because
-//!   only the old one knows who owns the disks.
+//! - `Yours` transfers ownership. Until then the old server can resume, and does so if the new server refuses,
+//!   disconnects or takes too long. Until then the new server touches no ring, and it waits for `Yours` without a time
+//!   limit, because only the old server knows who owns the disks.
 //! - The descriptors are the old server's own: images keep their locks, front-ends their connections.
 //!
 //! For users: docs/how-to/live-upgrade.md. Sessions and queues are in `blk_server`.

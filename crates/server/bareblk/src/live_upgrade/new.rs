@@ -2,7 +2,7 @@
 //!
 //! `connect (before the sandbox) → opener → … everything open … → take → Taken`
 //!
-//! It refuses a configuration that would change a guest's disk before anything has stopped.
+//! A configuration that would change a guest's disk is refused before anything has stopped.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -44,7 +44,7 @@ pub struct Wanted {
 pub struct Taker {
     cut: Vec<String>,
     channel: UnixStream,
-    /// The old server's process number.
+    /// The old server's process id.
     pid: i32,
     disks: Vec<(String, Vec<Fact>, u64)>,
     images: Vec<Image>,
@@ -60,13 +60,13 @@ pub struct Taken {
     pauses: Vec<(String, Option<Duration>)>,
     /// Disks whose front-ends were cut off on request.
     cut: Vec<String>,
-    /// Disks of which a front-end could not be continued.
+    /// Disks with a front-end whose session could not be continued.
     lost: Vec<String>,
 }
 
 impl Taker {
-    /// Asks the server behind this control socket, and compares its disks with those of the configuration. Existing
-    /// images of its disks are not created again.
+    /// Asks the server behind this control socket for its disks, and compares them with those of the configuration. The
+    /// images of its disks exist, so the configuration no longer creates them.
     pub fn connect(wanted: Wanted, configuration: &mut Configuration) -> Result<Self> {
         let Wanted { control, cut } = wanted;
         let cut = names_of(&cut, configuration);
@@ -146,7 +146,7 @@ impl Taker {
         let name = &offered.name;
         let known = configuration.disks.iter_mut().find(|disk| disk.name(&HostOpener) == *name);
         let known = known.with_context(|| {
-            format!("disk `{name}` is served and not in the new configuration: add it, or take it from the server \
+            format!("disk `{name}` is served but not in the new configuration: add it, or remove it from the server \
                      with bareblk ctl remove")
         })?;
         let mut fds = fds.into_iter();
@@ -168,14 +168,16 @@ impl Taker {
         opener
     }
 
-    /// Call it when everything is open and `server` accepts no front-end yet. When it returns, the old server has given
-    /// up everything, and the guests continue here.
+    /// Completes the live upgrade. To be called when everything is open and `server` accepts no front-end yet. After
+    /// success, the old server has given up everything, and this server serves the guests.
     pub fn take(&self, server: &Server) -> Result<Taken> {
         let prepared = self.prepare(server).map_err(|error| self.refuse(error))?;
         match receive(&self.channel, None) {
             Ok((Message::Yours, _)) => {}
             Ok((Message::No { why }, _)) => bail!("not taken over: the running server says: {why}"),
-            Ok((message, _)) => bail!("not taken over: the running server sent {}", message.name()),
+            Ok((message, _)) => {
+                bail!("not taken over: the running server sent {}, but Yours was expected", message.name())
+            }
             Err(error) => return Err(anyhow!(error).context("not taken over")),
         }
         prepared.iter().for_each(|(_, _, session)| session.go());
@@ -185,7 +187,7 @@ impl Taker {
             let started_ns = match session.wait_started() {
                 Ok(started_ns) => started_ns,
                 Err(why) => {
-                    error!(disk, "taken over, but one of its front-ends is not served: {why}");
+                    error!(disk, "disk taken over, but one of its front-ends is not served: {why}");
                     lost.push(disk.clone());
                     continue;
                 }
@@ -209,7 +211,7 @@ impl Taker {
         send(&self.channel, &Message::Ready, &[], AT_ONCE)?;
         let mut prepared = Vec::new();
         loop {
-            // The old server's own limits for this step are shorter.
+            // The old server's own time limits for this step are shorter.
             let (message, fds) = receive(&self.channel, Some(READY_TIMEOUT))?;
             match message {
                 Message::State { disk, state } => server.restore_disk(&disk, &state)?,
@@ -228,15 +230,16 @@ impl Taker {
     }
 }
 
-/// Asks for those of the old server's extras that this one knows. Older servers have none, and know only `Begin`.
+/// Asks for those of the old server's extras that this server knows. Older servers offer no extras, and know only
+/// `Begin`.
 fn begin(theirs: &[Value]) -> Message {
     let known = theirs.iter().filter_map(Value::as_str).filter(|extra| EXTRAS.contains(extra));
     let extras: Vec<_> = known.map(str::to_owned).collect();
     if extras.is_empty() { Message::Begin } else { Message::BeginWith { extras } }
 }
 
-/// The disks of `--take-over-cut`, which may be given by the end of their paths. A word that means no disk stays: the
-/// offers of the running server decide.
+/// The disks of `--take-over-cut`, which may be given by the end of their paths. A word that matches no disk stays as
+/// it is, and is compared with the running server's offers.
 fn names_of(cut: &[String], configuration: &Configuration) -> Vec<String> {
     let known = |disk: &DiskSettings| KnownDisk {
         name: disk.name(&HostOpener),
@@ -246,8 +249,8 @@ fn names_of(cut: &[String], configuration: &Configuration) -> Vec<String> {
     cut.iter().map(|disk| disk_names::resolve(disk, &known).unwrap_or_else(|_| disk.clone())).collect()
 }
 
-/// Checks the old server's user, because images from it are served without a new look at their locks. Returns its
-/// process number.
+/// Checks the old server's user, because its images are served without checking their locks again. Returns its process
+/// id.
 fn check_peer(channel: &UnixStream, configuration: &Configuration) -> Result<i32> {
     let peer = getsockopt(channel, PeerCredentials).context("cannot find out who owns the control socket")?;
     let user = configuration.server.options.confinement.user.as_ref().map(|user| user.id);
@@ -262,7 +265,7 @@ fn check_peer(channel: &UnixStream, configuration: &Configuration) -> Result<i32
 }
 
 fn wrong(fds: Vec<OwnedFd>) -> anyhow::Error {
-    anyhow!("an offer came with {} descriptors, which is the wrong number", fds.len())
+    anyhow!("an offer of the running server came with {} descriptors, which is the wrong number", fds.len())
 }
 
 /// The control socket is handed over with the disks, so its path must stay.
@@ -283,8 +286,8 @@ fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result
     let name = &offered.name;
     let differ = |key: &str, theirs: &dyn std::fmt::Display, ours: &dyn std::fmt::Display| {
         anyhow!(
-            "disk `{name}`: {key} is {theirs} in the running server and {ours} here: make them the same, or restart it \
-             without --take-over"
+            "disk `{name}`: {key} is {theirs} in the running server but {ours} in the new one: make them the same, or \
+             restart the server without --take-over"
         )
     };
     let cache = ours.image.cache.to_string();
@@ -293,7 +296,7 @@ fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result
         match offered.facts.iter().find(|fact| fact.key == key) {
             Some(fact) if fact.value == *ours => {}
             Some(fact) => return Err(differ(key, &fact.value, ours)),
-            None => bail!("disk `{name}`: the running server does not say its {key}"),
+            None => bail!("disk `{name}`: the running server does not report its {key}"),
         }
     }
     let socket = Path::new(&offered.socket.path);
@@ -306,7 +309,10 @@ fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result
         HostOpener.file_id(&path).with_context(|| format!("disk `{name}`: image {}", path.display()))?;
     if named != (FileId { dev: stat.st_dev, ino: stat.st_ino }) {
         let image = Path::new(&offered.image).display();
-        bail!("disk `{name}`: image {} is not the file that is served, {image}", path.display());
+        bail!(
+            "disk `{name}`: image {} is not the file that the running server serves, {image}",
+            path.display()
+        );
     }
     Ok(())
 }
@@ -319,8 +325,8 @@ fn compare_opened(server: &Server, name: &str, theirs: &[Fact], sectors: u64) ->
         let here = ours.iter().find(|ours| ours.key == *key).map_or("not known", |ours| ours.value.as_str());
         if !fact.holds_with(here) {
             bail!(
-                "disk `{name}`: {key} is {value} in the running server and {here} here: make them the same, or restart it \
-                 without --take-over"
+                "disk `{name}`: {key} is {value} in the running server but {here} in the new one: make them \
+                 the same, or restart the server without --take-over"
             );
         }
     }
@@ -359,7 +365,7 @@ impl Taken {
     pub fn log(&self) {
         let pid = self.pid;
         for (disk, pause) in &self.pauses {
-            info!(disk, pid, pause_ms = pause.map(milliseconds), "taken over from another server");
+            info!(disk, pid, pause_ms = pause.map(milliseconds), "disk taken over from another server");
         }
     }
 }

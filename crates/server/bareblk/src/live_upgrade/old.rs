@@ -39,7 +39,7 @@ pub fn hand_over(
         serving.with_server(|server| converse(serving, server, listener, cut, channel)).and_then(|done| done);
     if let Err(error) = &outcome {
         warn!("live upgrade failed, this server keeps its disks: {error:#}");
-        // Fails if the new server has disconnected, or has itself said no.
+        // This fails if the new server has disconnected, or has refused first.
         let _ = send(channel, &Message::No { why: format!("{error:#}") }, &[], AT_ONCE);
     }
     if outcome.is_ok() {
@@ -78,8 +78,8 @@ fn begin(channel: &UnixStream) -> Result<Vec<String>> {
     match receive(channel, Some(AT_ONCE))?.0 {
         Message::Begin => Ok(Vec::new()),
         Message::BeginWith { extras } => Ok(extras),
-        Message::No { why } => Err(anyhow!("the new server cannot: {why}")),
-        message => bail!("the new server says {}, but Begin was expected", message.name()),
+        Message::No { why } => Err(anyhow!("the new server cannot take over: {why}")),
+        message => bail!("the new server sent {}, but Begin was expected", message.name()),
     }
 }
 

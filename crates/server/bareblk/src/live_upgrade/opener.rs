@@ -31,7 +31,7 @@ pub struct Image {
 pub struct Socket {
     pub fd: OwnedFd,
     pub managed: bool,
-    /// The new server has taken it.
+    /// Whether the new server has taken it.
     taken: bool,
 }
 
@@ -40,7 +40,7 @@ impl Socket {
         Self { fd, managed, taken: false }
     }
 
-    /// Pretends that the file exists, so that it is not created.
+    /// Whether this opener still returns the socket instead of creating one.
     fn is_there(&self) -> bool {
         self.managed || !self.taken
     }
@@ -53,9 +53,9 @@ type Owner = (u32, Option<u32>, Option<u32>);
 struct State {
     files: Vec<(PathBuf, OwnedFd)>,
     claims: Vec<(PathBuf, OwnedFd)>,
-    /// The image opened last, which was handed over with its lock.
+    /// The image opened last, if it was handed over with its lock.
     locked: Option<PathBuf>,
-    /// By path in the new server's configuration.
+    /// The sockets, by their paths in the new server's configuration.
     sockets: HashMap<PathBuf, Socket>,
     owners: Vec<(PathBuf, Owner)>,
     committed: bool,
@@ -83,8 +83,8 @@ impl HandedOver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The old server has given up: gives sockets the owners of the configuration, and makes the kernel tell front-ends
-    /// that this process listens.
+    /// To be called when the old server has given up: gives the sockets their configured owners, and makes the kernel
+    /// tell front-ends that this process listens.
     pub fn commit(&self) {
         let mut state = self.state();
         state.committed = true;

@@ -5,19 +5,21 @@ use std::time::Duration;
 use anyhow::anyhow;
 use blk_server::LiveUpgradeError;
 
-/// The version of the frames and of what they hold.
+/// The version of the frames and their contents.
 ///
-/// 2: with half messages, dirty logs and the holder of the lease of a disk's rings; disks can be cut off.
+/// Version 2 also hands over half-received messages, dirty logs and the holder of a disk's ring lease; disks can be cut
+/// off.
 pub const VERSION: u32 = 2;
 
-/// What an old server also sends if the new one knows it and asks for it: both may be of versions without it.
+/// Data that an old server also sends if the new one knows it and asks for it. Either server may be of a version
+/// without it.
 pub const EXTRAS: [&str; 1] = [TOTALS];
 /// The disks' totals.
 pub const TOTALS: &str = "totals";
 
 /// Time limit for a message that the other server sends or reads at once.
 pub const AT_ONCE: Duration = Duration::from_secs(5);
-/// Time limit for the new server to open everything: it may wait for locks of disks that are new.
+/// Time limit for the new server to open everything: it may wait for the locks of newly added disks.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit for the requests of sessions that are cut off. All other guests run meanwhile.
 pub const CUT_TIMEOUT: Duration = Duration::from_secs(30);

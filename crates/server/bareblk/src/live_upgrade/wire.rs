@@ -6,7 +6,7 @@
 //!
 //! - Little-endian. Both ends are on one host, and may have different versions.
 //! - The receiver checks lengths and counts before it allocates, and accepts descriptors only where they belong.
-//! - Each wait has a limit, unless the caller says otherwise.
+//! - Each wait has a time limit, unless the caller passes none.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -21,9 +21,9 @@ use super::messages::Message;
 
 const MAGIC: [u8; 4] = *b"bbto";
 const HEADER_BYTES: usize = 12;
-/// Limit of a body. A session with 256 queues and 512 memory regions needs a quarter of it.
+/// Maximum length of a body. A session with 256 queues and 512 memory regions needs a quarter of it.
 const MAX_BODY_BYTES: usize = 1 << 20;
-/// Limit of a message's descriptors, enough for the same session: three per queue and one per region.
+/// Maximum number of descriptors of a message, enough for the same session: three per queue and one per region.
 const MAX_FDS: usize = 2048;
 /// Descriptors per byte; Linux accepts at most 253.
 const FDS_AT_A_TIME: usize = 64;
@@ -123,14 +123,14 @@ fn send_some(
         match vhost_user::send(stream, bytes, fds, SendFlags::DONTWAIT) {
             Ok(sent) => return Ok(sent),
             Err(Errno::AGAIN) => {}
-            // Waits until the peer has received some of them.
+            // Too many descriptors are in flight: wait until the peer has received some.
             Err(Errno::TOOMANYREFS) => std::thread::sleep(PAUSE),
             Err(errno) => return Err(errno.into()),
         }
     }
 }
 
-/// Waits for one message. `limit`: until its last byte; `None`: no limit.
+/// Waits for one message. `limit` applies until its last byte; `None`: no limit.
 pub fn receive(stream: &UnixStream, limit: Option<Duration>) -> Result<(Message, Vec<OwnedFd>), WireError> {
     let deadline = Deadline::new(limit);
     let mut header = [0; HEADER_BYTES];
@@ -157,7 +157,7 @@ pub fn receive(stream: &UnixStream, limit: Option<Duration>) -> Result<(Message,
     Ok((serde_json::from_slice(&body)?, fds))
 }
 
-/// Closes descriptors that arrive with these bytes.
+/// Fills `out`, and closes descriptors that arrive with these bytes.
 fn fill(stream: &UnixStream, mut out: &mut [u8], deadline: Deadline) -> Result<(), WireError> {
     while !out.is_empty() {
         let received = receive_some(stream, out, deadline, drop)?;

@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 
 use crate::config::configuration::Configuration;
 
-/// The name of the control socket, if its path does not tell.
+/// The name of the control socket, if its path does not identify it.
 const CONTROL: &str = "control";
 
 /// One passed socket.
@@ -73,8 +73,8 @@ fn check(fd: OwnedFd, name: String) -> Result<PassedSocket> {
     }
 }
 
-/// Assigns each to the disk or control socket with the same path, else to the disk with its name. Returns the opener
-/// that returns them.
+/// Assigns each socket to the disk or control socket with the same path, else to the disk with its name. Returns an
+/// opener that returns these sockets.
 pub fn assign(
     passed: Vec<PassedSocket>,
     configuration: &Configuration,
@@ -100,7 +100,7 @@ pub fn assign(
             );
             continue;
         };
-        info!(owner, socket = %wanted.display(), made_as = %path.display(), "socket from the service manager");
+        info!(owner, socket = %wanted.display(), made_as = %path.display(), "socket taken from the service manager");
         sockets.insert((*wanted).clone(), fd);
     }
     Arc::new(PassedSockets { inner: Arc::clone(opener), sockets })
@@ -110,7 +110,7 @@ pub fn assign(
 #[derive(Debug)]
 struct PassedSockets {
     inner: Arc<dyn Opener>,
-    /// By path in the configuration.
+    /// The sockets, by their paths in the configuration.
     sockets: HashMap<PathBuf, OwnedFd>,
 }
 

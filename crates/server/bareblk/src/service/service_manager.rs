@@ -1,10 +1,11 @@
 //! Notifies the service manager (systemd or a compatible one): ready, reloading, stopping, alive, and a line of status.
 //!
-//! `READY=1 → (RELOADING=1 → READY=1)* → STOPPING=1`; `WATCHDOG=1` in between, only if the manager wants it
+//! `READY=1 → (RELOADING=1 → READY=1)* → STOPPING=1`; `WATCHDOG=1` in between, only if the manager requests it
 //!
-//! - The server creates and connects the socket once, at the start: in its sandbox it can create none.
-//! - Without `NOTIFY_SOCKET` there are no notifications. The server logs one that fails, and continues.
-//! - It reads the environment and never changes it: `LISTEN_PID` and `WATCHDOG_PID` say for which process it is.
+//! - The server creates and connects the socket once, at the start, because in its sandbox it cannot create sockets.
+//! - Without `NOTIFY_SOCKET` there are no notifications. If a notification fails, the server logs this and continues.
+//! - It reads the environment and never changes it: `LISTEN_PID` and `WATCHDOG_PID` say for which process the variables
+//!   are.
 //!
 //! Source: sd_notify(3), sd_watchdog_enabled(3).
 
@@ -18,7 +19,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{debug, warn};
 
-/// The longest time for which the server waits if the manager does not read.
+/// Maximum time for which the server waits if the manager does not read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The service manager, if there is one.
@@ -70,7 +71,8 @@ impl ServiceManager {
         self.tell("STOPPING=1\nSTATUS=stopping: waiting for requests in flight");
     }
 
-    /// Process `pid` replaces this one. It has no watchdog, so the manager must stop expecting signs of life.
+    /// Notifies that process `pid` replaces this one. The new process has no watchdog, so the manager must stop
+    /// expecting signs of life.
     pub fn main_process(&self, pid: i32) {
         let watchdog = if self.watchdog.is_some() { "\nWATCHDOG_USEC=0" } else { "" };
         self.tell(&format!("MAINPID={pid}{watchdog}\nSTATUS=taken over by process {pid}"));
@@ -89,7 +91,7 @@ impl ServiceManager {
     fn tell(&self, message: &str) {
         let Some(socket) = &self.socket else { return };
         match socket.send(message.as_bytes()) {
-            Ok(_) => debug!("service manager told: {}", message.replace('\n', ", ")),
+            Ok(_) => debug!("service manager notified: {}", message.replace('\n', ", ")),
             Err(error) => warn!("cannot send {} to the service manager: {error}", one_line(message)),
         }
     }

@@ -3,8 +3,8 @@
 //! `every third of the time → asked: workers, main loop → all have answered → WATCHDOG=1`
 //!
 //! - It runs only if the manager sets `WATCHDOG_USEC`: otherwise an idle server has no wake-ups.
-//! - A thread may take the manager's whole time to answer. The watchdog does not ask it again before.
-//! - The watchdog ends when a stop begins, for which the manager has another time limit.
+//! - A thread may take the manager's whole watchdog time to answer. It is not asked again before it has answered.
+//! - The watchdog ends when a stop begins, for which the manager has a different time limit.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
@@ -21,7 +21,7 @@ use crate::signals;
 /// Rounds per watchdog time: question and answer take at most two.
 const ROUNDS: u32 = 3;
 
-/// Shortest round, because each round wakes the workers.
+/// Minimum length of a round, because each round wakes the workers.
 const MIN_ROUND: Duration = Duration::from_millis(10);
 
 /// Starts the watchdog if the manager asks for it. Returns the main loop's channel for answers.

@@ -1,4 +1,4 @@
-//! `bareblk serve --check`: says what would be served, or all that is wrong. Starts, creates and locks nothing.
+//! `bareblk serve --check`: shows what would be served, or every mistake. Starts, creates and locks nothing.
 //!
 //! `configuration (the file's mistakes are known by now) → each image and socket → lines, or errors → exit code`
 

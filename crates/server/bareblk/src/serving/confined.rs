@@ -22,7 +22,7 @@ use crate::helper::client;
 use crate::helper::policy::Policy;
 use crate::logging::LogArgs;
 
-const NOT_UP: &str = "cannot set up the sandbox (--sandbox off serves without)";
+const NOT_UP: &str = "cannot set up the sandbox (--sandbox off serves without it)";
 
 /// The rights that the process keeps.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Confined {
         Ok(())
     }
 
-    /// Call it once disks are served: a failed start writes only its error.
+    /// Logs which rights remain. To be called once disks are served, so that a failed start writes only its error.
     pub fn log(&self) {
         let Identity { user, group } = self.identity;
         match self.files {
@@ -58,7 +58,7 @@ impl Confined {
     }
 }
 
-/// Call it before the server opens anything, while the process has one thread.
+/// Gives up rights as configured. To be called before the server opens anything, while the process has one thread.
 pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs) -> Result<Confined> {
     let server = &configuration.server;
     let confinement = &server.options.confinement;
@@ -81,20 +81,23 @@ pub fn check(confinement: &Confinement, control: bool) -> Result<()> {
     let sandbox = *sandbox == Switch::On;
     if !sandbox && (user.is_some() || group.is_some()) {
         bail!(Contradiction(
-            "--user and --group need --sandbox on: only its helper can open images and sockets after the change"
+            "--user and --group need --sandbox on: only the sandbox's helper can open images and sockets \
+             for another user"
         ));
     }
     if allow_folders.is_some() && !(sandbox && control) {
         bail!(Contradiction("--allow-folders has no effect without --control and --sandbox on"));
     }
     if user.is_some_and(|user| user.group.is_none()) && group.is_none() {
-        bail!(Contradiction("--user is a number that belongs to no user: add --group"));
+        bail!(Contradiction(
+            "--user is a number that belongs to no user, so its group is unknown: add --group"
+        ));
     }
     Ok(())
 }
 
 /// Allows the files that the configuration names and, with a control socket, their folders, for disks that clients add.
-/// `adopts`: this start is a live upgrade.
+/// `adopts`: whether this start is a live upgrade.
 fn policy(configuration: &Configuration, adopts: bool) -> Policy {
     let Configuration { disks, server, file, .. } = configuration;
     let images: Vec<&Path> = disks.iter().map(|disk| disk.image.path.as_path()).collect();
@@ -132,14 +135,15 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
     }
 }
 
-/// For a device, clients may not name the files beside it: other disks of the host, and devices that are no disks.
+/// Whether the image is a device. Clients may not name the files beside a device: these are other disks of the host,
+/// and devices that are not disks.
 fn is_device(image: &Path) -> bool {
     let below_dev = |path: &Path| path.canonicalize().is_ok_and(|real| real.starts_with("/dev"));
     let is_block_device = image.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     is_block_device || below_dev(image) || below_dev(&folder(image))
 }
 
-/// "." if the path is only a name.
+/// The path's folder: "." if the path is only a name.
 fn folder(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     folder.unwrap_or(Path::new(".")).to_path_buf()
@@ -157,7 +161,7 @@ fn kept(server: &ServerSettings, locked_memory: bool) -> Kept {
 }
 
 /// Raises the limit of locked memory, which limits io_uring's rings and pinned guest memory, before the process loses
-/// CAP_IPC_LOCK. False: the limit stays, as for a container's root that may not raise it.
+/// CAP_IPC_LOCK. Returns false if the limit stays, as for a container's root that may not raise it.
 fn allow_locked_memory() -> bool {
     if !capabilities(None).is_ok_and(|now| now.effective.contains(CapabilitySet::IPC_LOCK)) {
         return true;

@@ -5,18 +5,19 @@ use tracing::{debug, warn};
 
 use crate::config::configuration::Configuration;
 
-/// Descriptors of the process: standard streams, the log, signals, the control socket and its clients, and reads of
-/// /proc.
+/// Number of descriptors of the process itself: standard streams, the log, signals, the control socket and its clients,
+/// and reads of /proc.
 const PROCESS: u64 = 64;
-/// Descriptors of a worker: its wakeup fd, and an engine's ring, eventfds and epolls.
+/// Number of descriptors of a worker: its wakeup fd, and an engine's ring, eventfds and epolls.
 const PER_WORKER: u64 = 16;
-/// Descriptors of a disk: the listening socket and the image.
+/// Number of descriptors of a disk: the listening socket and the image.
 const PER_DISK: u64 = 2;
-/// Descriptors of a session: its socket and its wakeup fds.
+/// Number of descriptors of a session: its socket and its wakeup fds.
 const PER_SESSION: u64 = 3;
-/// Descriptors from a front-end: its log for migration, its channel, and the memory regions of a typical guest.
+/// Number of descriptors that a front-end passes: its log for migration, its channel, and the memory regions of a
+/// typical guest.
 const PASSED: u64 = 10;
-/// Descriptors of a queue: kick, call and err.
+/// Number of descriptors of a queue: kick, call and err.
 const PER_QUEUE: u64 = 3;
 
 /// Raises the soft limit, usually 1024, to the hard limit. Returns the limit that applies now.
@@ -32,7 +33,8 @@ pub fn raise_limit() -> Option<u64> {
     }
 }
 
-/// Warns at the start, before a guest cannot connect. `limit`: `None` is no limit.
+/// Warns at the start, so that the operator does not learn it from a guest that cannot connect. `limit`: `None` is no
+/// limit.
 pub fn warn_if_short(limit: Option<u64>, needed: u64) {
     if let Some(limit) = limit.filter(|limit| *limit < needed) {
         warn!(

@@ -1,6 +1,6 @@
-//! Limits of disks and groups: of the configuration, and as `bareblk ctl limit` changes them.
+//! The limits of disks and groups: from the configuration, and changed by `bareblk ctl limit`.
 //!
-//! A reload restores the limits of the configuration, also those that a control client has changed.
+//! A reload restores the limits of the configuration, even where a control client has changed them.
 
 use anyhow::{Result, bail};
 use blk_server::{AdminError, DiskLimits, GroupReport, LimitSettings};
@@ -18,7 +18,7 @@ fn settings_of(groups: Vec<GroupReport>) -> Groups {
 }
 
 impl Serving {
-    /// Adds groups, and keeps those that exist.
+    /// Adds groups; existing groups stay as they are.
     pub(super) fn add_groups(&self, wanted: &Groups) -> Result<()> {
         let report = self.with_server(|server| server.report())?;
         let disks: Vec<_> =
@@ -47,7 +47,7 @@ impl Serving {
             groups.extend(known.iter().find(|(name, _)| name == group).cloned());
             applied.refuse(
                 disk,
-                format!("it still needs group {group}, which the file no longer has: the group stays"),
+                format!("the disk still needs group {group}, which the file no longer has: the group stays"),
             );
         }
         for disk in self.with_server(|server| server.limit_all(&groups, &disks))?? {

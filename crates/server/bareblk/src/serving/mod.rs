@@ -57,8 +57,8 @@ pub struct Opened {
 }
 
 /// Opens every image, existing ones first, so that an interrupted wait for a lock leaves no new images behind. The log
-/// names an image that hangs. Of several disks, one that looks like another format is left out: its guest may have
-/// written these bytes, and the other guests need their disks.
+/// names an image that hangs. If one of several images looks like another format, its disk is left out: its guest may
+/// have written these bytes, and the other guests need their disks.
 pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Result<Opened> {
     let makes = |disk: &DiskSettings| disk.image.create_bytes.is_some();
     let watch = OpenWatch::start()?;
@@ -74,7 +74,7 @@ pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Resul
                     left -= 1;
                     error!(
                         disk = disk.name(opener.as_ref()),
-                        "not served, unlike the other disks: {error:#}"
+                        "this disk is not served, unlike the other disks: {error:#}"
                     );
                 }
                 Err(error) => return Err(error),
@@ -93,8 +93,8 @@ impl Opened {
         &self.configuration
     }
 
-    /// Prepares the server; front-ends can connect after [`Serving::accept_front_ends`]. After a failure it removes the
-    /// images that this start created. It reports each change of the number of disks to `manager`.
+    /// Prepares the server; front-ends can connect after [`Serving::accept_front_ends`]. If this fails, the images that
+    /// this start created are removed. `manager` is notified whenever the number of disks changes.
     pub fn start(self, manager: Arc<ServiceManager>) -> Result<Serving> {
         let Configuration { disks, server: settings, groups, file } = self.configuration;
         let sources = Arc::<EngineSources>::default();
@@ -262,7 +262,7 @@ impl Serving {
     pub fn add(&self, settings: DiskSettings) -> Result<String> {
         let disk = NamedDisk::new(settings, self.opener.as_ref());
         self.check_new(&disk)?;
-        // Without a lock: a file system that hangs must not delay other changes.
+        // Opened without a lock, because a file system that hangs must not delay other changes.
         let ready = self.open_disk(&disk, Origin::New)?;
         let _change = self.begin_change()?;
         let name = disk.name.clone();
@@ -340,12 +340,12 @@ impl Serving {
     /// Reads the file again and applies it. A file with a mistake changes nothing.
     pub fn reload(&self) -> Result<Applied> {
         let Some(file) = &self.file else {
-            bail!("there is no file to read again: the server was started without --config");
+            bail!("there is no configuration file to read again: the server was started without --config");
         };
         self.apply(config_file::read(file, &self.workers()?, self.opener.as_ref())?)
     }
 
-    /// Applies those parts of a configuration that disturb no guest.
+    /// Applies the parts of a configuration that disturb no guest.
     pub fn apply(&self, wanted: Configuration) -> Result<Applied> {
         let _change = self.begin_change()?;
         let opener = self.opener.as_ref();
@@ -442,7 +442,7 @@ impl Serving {
         // The image exists by now.
         before.settings.image.create_bytes = None;
         match self.serve_disk(before, Origin::ServedBefore) {
-            Ok(()) => format!("{error:#}; it is served as before"),
+            Ok(()) => format!("{error:#}; the disk is served as before"),
             Err(again) => {
                 format!(
                     "{error:#}; the disk is no longer served, because its old settings fail too: {again:#}"
@@ -478,7 +478,7 @@ impl Serving {
         set.with_context(|| format!("cannot set owner and mode of socket {}", socket.path.display()))
     }
 
-    /// Runs `act`; a stop that begins meanwhile waits.
+    /// Runs `act` unless the server is stopping; a stop that begins meanwhile waits.
     pub fn unless_stopping(&self, act: impl FnOnce() -> Result<()>) -> Result<()> {
         let fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_stopping() {
@@ -511,7 +511,8 @@ fn set_slow_limit(server: &Server, disk: &NamedDisk) -> Result<()> {
     Ok(server.set_slow_limit(&disk.name, disk.settings.options.slow_limit())?)
 }
 
-/// Attaches the disk's queues in turn to the workers that its settings list. The server itself applies a number.
+/// Attaches the disk's queues in turn to the workers that its settings list. A number of workers is applied by the
+/// server itself.
 fn attach_to_named_workers(server: &Server, disk: &NamedDisk) -> Result<()> {
     let Some(WorkerChoice::These(numbers)) = &disk.settings.workers else { return Ok(()) };
     let workers: Vec<_> = numbers.iter().copied().map(WorkerId).collect();

@@ -2,7 +2,8 @@
 //!
 //! `DiskSettings → image → engine (tried on it) → DiskConfig`; then the "serving" line
 //!
-//! - In a running server another thread does this: a file system that hangs must not delay a stop or other changes.
+//! - In a running server this happens on another thread: a file system that hangs must not delay a stop or other
+//!   changes.
 //! - Disks with the same engine and options share one [`EngineSource`], and thereby one engine in each worker.
 
 use std::num::NonZeroUsize;
@@ -23,9 +24,9 @@ use crate::args::placement_args::engine_source;
 use crate::args::serve_args::WceChoice;
 use crate::config::disk_settings::{DiskSettings, WorkerChoice};
 
-/// How long opening an image and trying an engine on it may take, without the wait for its lock.
+/// How long opening an image and trying an engine on it may take, not counting the wait for its lock.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest wait of a request in a full queue without a warning, in seconds: Linux's default timeout for many disks.
+/// Maximum wait of a request in a full queue without a warning, in seconds: Linux's default timeout for many disks.
 const LONGEST_WAIT_S: u64 = 30;
 /// The pause between two checks whether the server is stopping.
 const STOP_PAUSE: Duration = Duration::from_millis(50);
@@ -33,7 +34,7 @@ const STOP_PAUSE: Duration = Duration::from_millis(50);
 /// The engine sources that disks use now.
 #[derive(Debug, Default)]
 pub struct EngineSources {
-    /// The key is the kind and options in debug form, which contains every option.
+    /// The key is the kind and options in debug form, which includes every option.
     known: Mutex<Vec<(String, Weak<EngineSource>)>>,
 }
 
@@ -53,7 +54,7 @@ impl EngineSources {
     }
 }
 
-/// An open image. A failed start removes it if it created it.
+/// An open image. A failed start removes the image if this start created it.
 #[derive(Debug)]
 pub struct OpenImage {
     image: Image,
@@ -94,7 +95,7 @@ pub fn open_within(
             }
             Err(RecvTimeoutError::Timeout) if begin.elapsed() >= limit => {
                 let limit_s = limit.as_secs();
-                bail!("image {image} is not open after {limit_s} s: does its file system answer?")
+                bail!("image {image} could not be opened within {limit_s} s: is its file system responding?")
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
@@ -129,7 +130,7 @@ fn check_format(image: &Image, settings: &DiskSettings, origin: Origin) -> Resul
     }
     warn!(
         image = %image.path().display(),
-        "the image looks like {format}, and is served as raw as before: the next start refuses it without format raw"
+        "the image looks like {format}, but is served as raw as before: the next start refuses it without format = raw"
     );
     Ok(())
 }
@@ -197,7 +198,8 @@ impl ReadyDisk {
     }
 }
 
-/// The limit that a number of workers sets. A list sets none: `serving/mod.rs` attaches its workers.
+/// The maximum number of workers, if the choice is a number. A list sets none: `serving/mod.rs` attaches the disk to
+/// its workers.
 pub fn most_workers(choice: Option<&WorkerChoice>) -> Option<NonZeroUsize> {
     match choice {
         Some(WorkerChoice::Count(count)) => NonZeroUsize::new(*count),
@@ -217,7 +219,7 @@ pub struct DiskLogLine {
 }
 
 impl DiskLogLine {
-    /// Call it once the disk is served: a failed start writes only its error.
+    /// Logs the line. To be called once the disk is served, so that a failed start writes only its error.
     pub fn log(&self, settings: &DiskSettings) {
         warn_of_passed_over(&self.chosen);
         warn_of_unsafe_cache(settings);
@@ -260,7 +262,7 @@ impl DiskLogLine {
     }
 }
 
-/// Warns about better engines that do not work here.
+/// Warns about better engines that do not work on this host.
 fn warn_of_passed_over(chosen: &Chosen) {
     for passed_over in &chosen.passed_over {
         warn!("engine {} is used instead of {}: {}", chosen.kind(), passed_over.kind, passed_over.error);
@@ -277,7 +279,7 @@ fn warn_of_long_waits(settings: &DiskSettings) {
         warn!(
             %image,
             "with {iops} IOPS the last of {queue_size} requests in a queue waits {waits_s} s, and guests report stuck \
-             requests; use a smaller --queue-size, or a higher limit"
+             requests: use a smaller --queue-size, or a higher limit"
         );
     }
 }
@@ -285,6 +287,6 @@ fn warn_of_long_waits(settings: &DiskSettings) {
 fn warn_of_unsafe_cache(settings: &DiskSettings) {
     if settings.image.cache.ignores_flushes() && !settings.read_only() {
         let image = settings.image.path.display();
-        warn!(%image, "--cache unsafe: flushes are ignored, and writes are lost if the host goes down");
+        warn!(%image, "--cache unsafe: flushes are ignored, and writes are lost if the host crashes");
     }
 }

@@ -27,7 +27,7 @@ pub struct OpenWatch {
 
 impl OpenWatch {
     /// # Errors
-    /// Out of threads.
+    /// There are no more threads.
     pub fn start() -> Result<Self> {
         let (images, begun) = channel();
         let thread = std::thread::Builder::new().name("bareblk-patience".into()).spawn(move || watch(&begun));
@@ -62,8 +62,8 @@ fn watch(begun: &Receiver<PathBuf>) {
                 let (image, seconds) = (image.display(), SAY_AFTER.as_secs());
                 warn!(
                     %image,
-                    "not open after {seconds} s: another process holds its lock, or its file system does not answer; \
-                     still waiting, Ctrl-C gives up"
+                    "image not open after {seconds} s: another process holds its lock, or its file system does not \
+                     respond; still waiting (Ctrl-C gives up)"
                 );
                 begun.recv().ok()
             }

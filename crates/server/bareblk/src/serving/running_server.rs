@@ -1,7 +1,7 @@
-//! Detects a second start of a server that runs already, before the start waits for the images' locks.
+//! Detects a second start of a server that is already running, before the start waits for the images' locks.
 //!
 //! A server that stops closes its control socket first. So a control socket that still answers after a moment belongs
-//! to a server that goes on, and waiting for the locks would be in vain.
+//! to a server that is not stopping, and waiting for the locks would be in vain.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,14 +13,15 @@ use crate::config::configuration::Configuration;
 use crate::ctl::connection::Connection;
 use crate::service::passed_sockets::PassedSocket;
 
-/// How long a server that has just been told to stop may still answer.
+/// How long a server that was just asked to stop may still answer.
 const LEAVING: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Refuses to start beside a server that has the same control socket. Call it while the process may connect.
+/// Refuses to start beside a server that has the same control socket. To be called while the process may still connect
+/// to sockets.
 pub fn refuse_second(configuration: &Configuration, passed: &[PassedSocket]) -> Result<()> {
     let Some(control) = &configuration.server.options.control else { return Ok(()) };
-    // The service manager listens there, and nobody answers before this process does.
+    // If the service manager listens on the socket, nothing answers before this process does.
     if passed.iter().any(|socket| socket.path() == control) {
         return Ok(());
     }
@@ -40,7 +41,7 @@ pub fn refuse_second(configuration: &Configuration, passed: &[PassedSocket]) -> 
     )
 }
 
-/// The process number of the server that answers at this control socket, if one does.
+/// The process id of the server that answers at this control socket, if one does.
 fn server_at(control: &Path) -> Option<i32> {
     Connection::open(control).ok()?.pid()
 }

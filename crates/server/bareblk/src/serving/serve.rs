@@ -3,7 +3,7 @@
 //! `configuration → images (locked) → server → "serving" on standard output, READY → signals → stop → exit code`
 //!
 //! - Signals are caught only after the images are locked, so that a signal can interrupt the wait for a lock.
-//! - A start that fails removes the image that `--create` made.
+//! - A start that fails removes the image that `--create` created.
 //! - A reload runs on its own thread: it may wait for locks or for a file system that hangs, and the main loop must
 //!   still receive a stop.
 //! - The process ends after the stop, and with it any threads that hang.
@@ -88,7 +88,7 @@ fn serve_control(socket: ControlSocket, serving: &Arc<Serving>) -> Result<Contro
     Ok(socket.serve(Arc::new(ServingControl::new(Arc::clone(serving), listener)))?)
 }
 
-/// Call it before the server opens, creates or waits for anything.
+/// Checks the options of all workers. To be called before the server opens, creates or waits for anything.
 pub fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
     workers
         .iter()
@@ -96,7 +96,7 @@ pub fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
         .try_for_each(|(number, options)| options.check().with_context(|| format!("worker {number}")))
 }
 
-/// Scripts wait for the last of these lines.
+/// The lines that announce the disks. Scripts wait for the last line.
 fn ready_lines(configuration: &Configuration) -> String {
     let disks = configuration.disks.iter().map(|disk| {
         let (image, socket) = (disk.image.path.display(), disk.socket.path.display());
@@ -129,7 +129,7 @@ fn run(service: Service, control: Option<ControlServer>, mut requests: Requests)
     loop {
         match requests.next() {
             Some(Request::Refresh) => reload(&service, &mut reloads),
-            // The channel is full: an earlier answer still waits for the watchdog.
+            // If the channel is full, an earlier answer still waits for the watchdog.
             Some(Request::Answer) => drop(service.answer.as_ref().map(|answer| answer.try_send(()))),
             Some(Request::Stop) => return stop(service, control, requests),
             Some(Request::Abort(code)) => std::process::exit(code),
@@ -141,7 +141,7 @@ fn run(service: Service, control: Option<ControlServer>, mut requests: Requests)
 /// Wakes the reloading thread. Starts it on the first call, and again if it has died.
 fn reload(service: &Service, reloads: &mut Option<SyncSender<()>>) {
     service.manager.reloading();
-    // The channel is full: a reload that has not begun yet will also see this change.
+    // If the channel is full, a reload that has not begun yet will also see this change.
     let is_told =
         |reloads: &SyncSender<()>| !matches!(reloads.try_send(()), Err(TrySendError::Disconnected(())));
     if reloads.as_ref().is_some_and(is_told) {
@@ -177,7 +177,7 @@ impl Drop for ToldAtTheEnd<'_> {
     }
 }
 
-/// Starts the thread that, on each request, reads the sizes and the configuration file if there is one.
+/// Starts the thread that, on each request, reads the sizes, and the configuration file if there is one.
 fn start_reloader(service: &Service) -> Result<SyncSender<()>> {
     let (sender, requests) = sync_channel(1);
     let (serving, manager) = (Arc::clone(&service.serving), Arc::clone(&service.manager));

@@ -23,7 +23,7 @@ use crate::control::refused::Refused;
 use crate::live_upgrade::{self, ControlListener, VERSION};
 use crate::serving::Serving;
 
-/// A running server.
+/// A running server, as control clients see and change it.
 #[derive(Debug)]
 pub struct ServingControl {
     serving: Arc<Serving>,
@@ -162,7 +162,7 @@ impl Control for ServingControl {
         };
         live_upgrade::hand_over(&self.serving, &self.listener, &wanted.cut, channel, agree)?;
         let pid = getsockopt(channel, PeerCredentials).map_or(0, |peer| peer.pid());
-        info!(pid, "another server has taken over all disks and connections; this one ends");
+        info!(pid, "another server has taken over all disks and connections; this server ends");
         self.serving.manager().main_process(pid);
         // No destructors: the other process owns the images, sockets and sessions.
         std::process::exit(0)
@@ -171,7 +171,7 @@ impl Control for ServingControl {
     /// Raises SIGTERM, so that every stop runs the same code.
     fn shutdown(&self) {
         if let Err(error) = signal_hook::low_level::raise(SIGTERM) {
-            error!("cannot stop as a control client asked: {error}");
+            error!("cannot stop as a control client requested: {error}");
         }
     }
 }

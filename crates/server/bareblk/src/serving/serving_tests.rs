@@ -1,4 +1,4 @@
-//! Disks of a running server without guests: images that hang, workers that come and go.
+//! Disks of a running server without guests: images that hang, workers that are added and removed.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -15,8 +15,8 @@ use super::*;
 /// Long enough for a slow machine: only a hang takes longer.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The host's files, except that opening an image called `hangs` reports it and waits for the test; removing one is
-/// reported too.
+/// The host's files, except that opening an image called `hangs` is reported and waits for the test; removing one is
+/// also reported.
 #[derive(Debug)]
 struct Hanging {
     begun: Mutex<Sender<()>>,

@@ -14,14 +14,14 @@ use tracing::info;
 
 use crate::serving::Serving;
 
-/// A file that a failure removes again.
+/// A new file that is removed again after a failure.
 type New = NewImage<Arc<dyn Opener>>;
 
 impl Serving {
     /// Returns how long the disks were paused.
     ///
     /// # Errors
-    /// No file remains.
+    /// After an error no file remains.
     pub fn snapshot(&self, wanted: &[(String, PathBuf)], timeout: Duration) -> Result<Duration> {
         check(wanted)?;
         let known = self.with_server(blk_server::Server::disk_names)?;

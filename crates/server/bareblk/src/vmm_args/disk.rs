@@ -34,12 +34,15 @@ impl Disk {
         let served = ask(name, ctl_args::socket(args.control.as_deref()))?;
         let offered = served.disk.disk.queues_offered;
         let longest = served.settings.get("queue-size").and_then(|size| size.parse().ok());
-        let longest: u16 = longest.context("the server does not say the disk's queue size")?;
+        let longest: u16 = longest.context("the server does not report the disk's queue size")?;
         let (queues, size) = (args.queues.unwrap_or(1), args.queue_size.unwrap_or(longest));
-        ensure!(queues <= offered, "--queues {queues}: disk {name} offers {offered} (queues of the disk)");
+        ensure!(
+            queues <= offered,
+            "--queues {queues}: disk {name} offers only {offered} (its setting `queues`)"
+        );
         ensure!(
             size <= longest,
-            "--queue-size {size}: disk {name} allows {longest} (queue-size of the disk)"
+            "--queue-size {size}: disk {name} allows only {longest} (its setting `queue-size`)"
         );
         let socket = absolute(Path::new(&served.disk.disk.socket))?;
         Ok(Self { socket, queues: args.queues, queue_size: size })
@@ -48,7 +51,7 @@ impl Disk {
 
 fn absolute(socket: &Path) -> Result<String> {
     let path = std::path::absolute(socket).context("the socket's path")?;
-    let path = path.to_str().context("the socket's path is not UTF-8: choose another one")?;
+    let path = path.to_str().context("the socket's path is not UTF-8: choose another path")?;
     Ok(path.to_owned())
 }
 
@@ -57,9 +60,10 @@ fn ask(disk: &str, control: PathBuf) -> Result<ShowAnswer> {
     let answer = server.ask(&Verb::Show(Show { disk: disk.to_owned() }))?.answer;
     match (answer.ok, answer.error) {
         (Some(ok), None) => serde_json::from_value(ok).context("cannot read the server's answer"),
-        (_, Some(fault)) if fault.kind == ErrorKind::UnknownVerb => {
-            Err(anyhow!("the server at {} is too old to describe a disk: give the socket", control.display()))
-        }
+        (_, Some(fault)) if fault.kind == ErrorKind::UnknownVerb => Err(anyhow!(
+            "the server at {} is too old to describe a disk: give the disk's socket instead of --disk",
+            control.display()
+        )),
         (_, fault) => Err(anyhow!(fault.map_or("no answer".to_owned(), |fault| fault.message))),
     }
 }

@@ -23,7 +23,7 @@ use disk::Disk;
 
 /// The first QEMU with `reconnect-ms`.
 const WITH_RECONNECT_MS: QemuVersion = QemuVersion { major: 9, minor: 2 };
-/// The memory of the example, if none is given.
+/// The memory in the example, if --memory is not given.
 const EXAMPLE_MEMORY: u64 = 4 << 30;
 /// Firecracker's only queue has this size.
 const FIRECRACKER_QUEUE_SIZE: u16 = 256;
@@ -42,7 +42,7 @@ pub fn text(args: &VmmArgs) -> Result<String> {
     }
 }
 
-/// The second line of the comment, if the memory is only an example.
+/// A line of the comment, if the memory is only an example.
 fn about_memory(args: &VmmArgs, comment: &str) -> String {
     let note = "4G is an example: replace it with your guest's memory, or give --memory.";
     if args.memory.is_some() { String::new() } else { format!("{comment}{note}\n") }
@@ -71,9 +71,9 @@ fn qemu(args: &VmmArgs, disk: &Disk, memory_bytes: u64) -> String {
     let (chardev, about_memory) = (shell_word(&chardev), about_memory(args, "# "));
     format!(
         "\
-# Add to QEMU's command line. The memory is the guest's (-m), once for all disks; bareblk shares it.
+# Add to QEMU's command line. The guest's memory (-m) is given once for all disks; bareblk shares it.
 {about_memory}{about_version}\
-# QEMU makes one queue per vCPU unless num-queues says otherwise.
+# QEMU creates one queue per vCPU unless num-queues is given.
 # Without disable-legacy=on, firmware such as OVMF uses the disk as a legacy device, and does not boot.
 -m {memory} \\
 -object memory-backend-memfd,id=bareblk-mem,size={memory},share=on \\
@@ -137,15 +137,15 @@ fn firecracker(args: &VmmArgs, disk: &Disk) -> Result<String> {
     if let Some(queues) = queues.filter(|queues| *queues > 1) {
         bail!("--queues {queues}: Firecracker's drives have one queue; leave the option out");
     }
-    // The option asks for a size; the disk of a server limits it.
+    // --queue-size requests a size, which the disk of --disk may limit.
     if args.queue_size.is_some_and(|size| size != FIRECRACKER_QUEUE_SIZE)
         || *queue_size < FIRECRACKER_QUEUE_SIZE
     {
         bail!(
-            "queue size {queue_size}: Firecracker's is always {FIRECRACKER_QUEUE_SIZE}, and the disk must allow it"
+            "queue size {queue_size}: Firecracker always uses {FIRECRACKER_QUEUE_SIZE}, and the disk must allow it"
         );
     }
-    // Firecracker takes letters, digits and underscores.
+    // Firecracker accepts letters, digits and underscores.
     let id: String =
         device_id(socket).chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).take(64).collect();
     let body = json!({"drive_id": id, "is_root_device": false, "cache_type": "Writeback", "socket": socket});
@@ -182,7 +182,7 @@ fn crosvm(args: &VmmArgs, disk: &Disk, memory_bytes: u64) -> Result<String> {
 fn refuse_in_path(socket: &str, chars: &[char], vmm: &str) -> Result<()> {
     ensure!(
         !socket.contains(chars),
-        "socket {socket}: {vmm} takes no path with a comma, quote or bracket: choose another one"
+        "socket {socket}: {vmm} accepts no path with a comma, quote or bracket: choose another path"
     );
     Ok(())
 }

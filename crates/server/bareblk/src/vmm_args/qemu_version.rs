@@ -7,7 +7,7 @@ use crate::args::vmm_args::QemuVersion;
 /// Fedora's and Debian's other names of the program for this host's processor.
 const OTHER_NAMES: [&str; 2] = ["/usr/libexec/qemu-kvm", "kvm"];
 
-/// `None`: there is no QEMU, or it does not tell.
+/// The version of the installed QEMU; `None`: there is no QEMU, or its version is not recognized.
 pub fn installed() -> Option<QemuVersion> {
     let own = format!("qemu-system-{}", std::env::consts::ARCH);
     [own.as_str()].into_iter().chain(OTHER_NAMES).find_map(|program| {

@@ -302,7 +302,7 @@ fn fixed_write_cache_is_logged() {
 #[test]
 fn unsafe_cache_warns_when_it_starts_and_claims_nothing_when_it_stops() {
     let log = log_of(&["--cache", "unsafe"]);
-    assert_says(&log, &["WARN", "lost if the host goes down", "nothing was flushed (--cache unsafe)"]);
+    assert_says(&log, &["WARN", "lost if the host crashes", "nothing was flushed (--cache unsafe)"]);
     assert!(!log.contains("stable storage"), "{log}");
 }
 

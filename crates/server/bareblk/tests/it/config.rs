@@ -231,7 +231,12 @@ fn hangup_refuses_what_would_disturb_a_guest_and_does_the_rest() {
     let log = server.log();
     assert_says(
         &log,
-        &["replaced idle", "busy: queues cannot change", "gone: the file no longer has it", "serial=\"new\""],
+        &[
+            "replaced idle",
+            "busy: queues cannot change",
+            "gone: the file no longer has this disk",
+            "serial=\"new\"",
+        ],
     );
     end_of(busy);
     end_of(gone);
@@ -281,6 +286,6 @@ fn disk_that_cannot_be_as_it_is_wanted_is_served_as_before() {
     // The engine `mmap` refuses this image. The server detects that only when it tries.
     write(&place, &disk(&place, "a", "cache = 'writeback'\nengine = 'mmap'"));
     server.signal(Signal::HUP);
-    server.wait_logged("it is served as before");
+    server.wait_logged("the disk is served as before");
     works(&place, "a");
 }

@@ -174,7 +174,7 @@ fn watched_stats_are_printed_until_nobody_reads_them() {
     let _server = controlled(&place);
     let mut watcher = ctl(&place, &["stats", "--watch", "0.5"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(watcher.stdout.take().unwrap()).lines();
-    assert_says(&lines.next().unwrap().unwrap(), &["0 requests/s", "– µs of processor time each"]);
+    assert_says(&lines.next().unwrap().unwrap(), &["0 requests/s", "– µs of processor time per request"]);
     drop(lines);
     let status = eventually("the watcher ends", || watcher.try_wait().unwrap());
     assert!(status.success());
@@ -460,7 +460,7 @@ fn shutdown_returns_when_the_server_has_stopped() {
     output(ctl(&place, &["shutdown"]));
     assert!(!place.socket("s").exists() && !place.socket("c").exists());
     server.wait_logged("everything is on stable storage");
-    assert_says(&server.log(), &["a control client asked for a stop"]);
+    assert_says(&server.log(), &["a control client requested a stop"]);
 }
 
 #[test]

@@ -223,7 +223,7 @@ fn engines_with_an_image_that_is_served_answers() {
     let server = Server::start(place.serve(&image, "s"));
     let mut command = with(bareblk(), &["engines"]);
     command.arg(&image);
-    assert_says(&output(command), &["--engine auto takes io_uring"]);
+    assert_says(&output(command), &["--engine auto picks io_uring"]);
     stop(server);
 }
 

@@ -396,7 +396,7 @@ fn without_its_helper_a_server_goes_on_and_says_what_it_cannot_do() {
     kill_process(helper, Signal::KILL).unwrap();
     let image = format!("image={}", place.image("more.raw", MIB).display());
     let socket = format!("socket={}", place.socket("m").display());
-    assert_says(&refusal(ctl(&place, &["add", &image, &socket])), &["helper is gone"]);
+    assert_says(&refusal(ctl(&place, &["add", &image, &socket])), &["helper has ended"]);
     verify(&place);
 }
 

@@ -155,7 +155,7 @@ fn start_that_waits_for_a_file_system_that_hangs_names_the_image_and_can_be_inte
     };
     let image = folder.join("disk.raw");
     let waiting = Starting::new(with_interrupts_ignored(place.serve(&image, "s")));
-    waiting.wait_logged("its file system does not answer; still waiting, Ctrl-C gives up");
+    waiting.wait_logged("its file system does not respond; still waiting (Ctrl-C gives up)");
     waiting.wait_logged(&image.display().to_string());
     waiting.signal(Signal::INT);
     assert_eq!(waiting.wait_ended().signal(), Some(Signal::INT.as_raw()));

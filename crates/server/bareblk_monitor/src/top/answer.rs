@@ -1,6 +1,6 @@
-//! One answer of a server, with the fields that older servers lack.
+//! One answer of a server, including the fields that older servers lack.
 //!
-//! `JSON → Reading`; names become harmless for a terminal here, once.
+//! `JSON → Reading`; this is the one place where names are made harmless for a terminal.
 
 use std::collections::BTreeMap;
 
@@ -32,12 +32,12 @@ pub struct Reading {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Disk {
-    /// What all servers report.
+    /// The fields that all servers report.
     #[serde(flatten)]
     pub stats: DiskStats,
-    /// By kind of request. Missing from older servers.
+    /// Latencies by kind of request. Older servers do not send them.
     pub latency: Option<BTreeMap<String, Counted>>,
-    /// Missing from older servers.
+    /// The disk's limits, and how long its queues waited. Older servers do not send this field.
     pub throttling: Option<Throttling>,
 }
 
@@ -49,7 +49,7 @@ pub struct Throttling {
     pub limits: Vec<Limit>,
     /// The group whose limits the disk shares.
     pub group: Option<String>,
-    /// Time that queues waited, all together.
+    /// How long queues waited, in total.
     pub throttled_ns: u64,
 }
 
@@ -75,9 +75,9 @@ pub struct Limit {
 pub struct Group {
     /// The group's name.
     pub group: String,
-    /// Its limits.
+    /// The group's limits.
     pub limits: Vec<Limit>,
-    /// The names of its disks.
+    /// The names of the group's disks.
     pub disks: Vec<String>,
 }
 
@@ -91,9 +91,10 @@ impl Reading {
     /// Reads the answer to `stats`.
     ///
     /// # Errors
-    /// It is not such an answer.
+    /// The value is not such an answer.
     pub fn new(stats: Value) -> Result<Self> {
-        let mut reading: Self = serde_json::from_value(stats).context("cannot read its answer to `stats`")?;
+        let mut reading: Self =
+            serde_json::from_value(stats).context("cannot read the server's answer to `stats`")?;
         reading.make_plain();
         Ok(reading)
     }
@@ -101,15 +102,16 @@ impl Reading {
     /// Reads the answer to `limit`.
     ///
     /// # Errors
-    /// It is not such an answer.
+    /// The value is not such an answer.
     pub fn add_limits(&mut self, limits: Value) -> Result<()> {
-        let limits: Limits = serde_json::from_value(limits).context("cannot read its answer to `limit`")?;
+        let limits: Limits =
+            serde_json::from_value(limits).context("cannot read the server's answer to `limit`")?;
         self.groups = limits.groups;
         self.groups.iter_mut().for_each(Group::make_plain);
         Ok(())
     }
 
-    /// Escapes what a terminal would obey.
+    /// Escapes characters that a terminal would interpret.
     fn make_plain(&mut self) {
         for Disk { stats, throttling, .. } in &mut self.disks {
             let disk = &mut stats.disk;
@@ -194,7 +196,7 @@ mod tests {
         reading.add_limits(groups).unwrap();
         let shown = format!("{reading:?}");
         assert!(shown.contains("]0;x"), "{shown}");
-        // Debug would escape the characters: look for what they would be escaped to, without a second backslash.
+        // Debug output escapes these characters, so look for their escaped form with only one backslash.
         let harmless = shown.replace("\\\\", "");
         assert!(
             !harmless.contains("\\u{1b}") && !harmless.contains("\\n") && !harmless.contains("\\u{202e}"),
@@ -206,7 +208,7 @@ mod tests {
     fn answer_of_another_program_is_an_error() {
         for wrong in [json!(5), json!({"disks": 5}), json!({"disks": [{"size_bytes": -1}]})] {
             let error = format!("{:#}", Reading::new(wrong.clone()).unwrap_err());
-            assert!(error.contains("cannot read its answer to `stats`"), "{wrong}: {error}");
+            assert!(error.contains("cannot read the server's answer to `stats`"), "{wrong}: {error}");
         }
     }
 }

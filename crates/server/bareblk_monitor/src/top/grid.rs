@@ -1,4 +1,4 @@
-//! The tables of all screens: columns, typed cells, filter and order. Text and screen show the same ones.
+//! The tables of all screens: columns, typed cells, filter and order. Text output and screen show the same tables.
 
 use std::cmp::Ordering;
 
@@ -7,11 +7,11 @@ use super::units::{NONE, float, short, time};
 /// A column.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
-    /// Its heading.
+    /// The column's heading.
     pub heading: &'static str,
-    /// The narrowest terminal that has room for it.
+    /// The width of a terminal from which the column is shown.
     pub from_width: u16,
-    /// The order in which `s` first shows it: figures begin with the largest.
+    /// Whether the column holds figures: sorted by `s`, these begin with the largest.
     pub is_figure: bool,
 }
 
@@ -30,17 +30,17 @@ impl Column {
 /// A cell.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Harmless for a terminal.
+    /// Text that is harmless for a terminal.
     Words(String),
-    /// With a unit of thousands.
+    /// A figure that is shown with a unit of thousands.
     Figure(f64),
-    /// A number that is shown whole.
+    /// A number that is shown in full.
     Number(u64),
-    /// In nanoseconds.
+    /// A time in nanoseconds.
     Time(u64),
-    /// Without its unit.
+    /// A percentage, shown without its unit.
     Percent(f64),
-    /// Nothing is known.
+    /// The value is not known.
     Missing,
 }
 
@@ -62,7 +62,7 @@ impl Value {
         }
     }
 
-    /// What is missing is less than any figure.
+    /// Compares two cells of a column. A missing value is less than any figure.
     fn compare(&self, other: &Self) -> Ordering {
         let figure = |value: &Self| match value {
             Self::Words(_) | Self::Missing => f64::NEG_INFINITY,
@@ -86,19 +86,19 @@ fn natural(one: &str, other: &str) -> Ordering {
     split(one).cmp(&split(other)).then_with(|| one.cmp(other))
 }
 
-/// How urgent a row is. The row says so in words, too.
+/// How urgent a row is. The row also says it in words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Alarm {
     #[default]
     None,
-    /// Held or throttled.
+    /// Requests are parked or throttled.
     Attention,
     /// Failed.
     Failure,
 }
 
 impl Alarm {
-    /// Stands before the name where no column says it.
+    /// The mark before the name, for tables without a column for the state.
     pub fn mark(self) -> &'static str {
         match self {
             Self::None => "",
@@ -108,14 +108,14 @@ impl Alarm {
     }
 }
 
-/// Which thing a row shows: server and name, as far as the screen needs them.
+/// Identifies what a row shows: the number of the server, and a name.
 pub type RowId = (usize, String);
 
 /// A row.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub id: RowId,
-    /// The name that the filter looks at.
+    /// The name to which the filter applies.
     pub name: String,
     pub alarm: Alarm,
     /// One for each column.
@@ -143,7 +143,7 @@ impl Grid {
         self.rows.retain(|row| row.name.to_lowercase().contains(&text));
     }
 
-    /// Figures begin with the largest, words with the first; reversed, the other way.
+    /// Sorts the rows. Figures begin with the largest, words with the first; a reversed order is the opposite.
     pub fn sort(&mut self, order: Order) {
         let Some(column) = self.columns.get(order.column) else { return };
         let value = |row: &Row| row.cells.get(order.column).cloned().unwrap_or(Value::Missing);
@@ -154,7 +154,7 @@ impl Grid {
         });
     }
 
-    /// The columns that a terminal of this width shows. Leaves out those without any value.
+    /// The columns that a terminal of this width shows. Columns without any value are left out.
     pub fn visible(&self, width: u16) -> Vec<usize> {
         let has_value = |column: usize| {
             self.rows.is_empty() || self.rows.iter().any(|row| row.cells.get(column) != Some(&Value::Missing))

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The highest power of two of nanoseconds that the heat map tells apart: 69 s and longer.
+/// The highest power of two of nanoseconds that the heat map distinguishes: 69 s and longer.
 const LAST_OCTAVE: u8 = 36;
 
 /// The latencies of one kind of request, as a server reports them.
@@ -14,7 +14,7 @@ const LAST_OCTAVE: u8 = 36;
 #[serde(default)]
 pub struct Counted {
     max_ns: u64,
-    /// A time that all requests of the bucket stayed below, and their number. Missing from older servers.
+    /// Each bucket's upper bound and its number of requests. Older servers do not send buckets.
     buckets: Option<Vec<(u64, u64)>>,
 }
 
@@ -28,15 +28,15 @@ pub struct Latencies {
 /// Some percentiles, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Percentiles {
-    /// Half of the requests took at most so long.
+    /// 50 % of the requests took at most this long.
     pub p50_ns: u64,
-    /// 90 %.
+    /// 90 % of the requests took at most this long.
     pub p90_ns: u64,
-    /// 99 %.
+    /// 99 % of the requests took at most this long.
     pub p99_ns: u64,
-    /// 99.9 %.
+    /// 99.9 % of the requests took at most this long.
     pub p999_ns: u64,
-    /// All of them.
+    /// The longest request.
     pub max_ns: u64,
 }
 
@@ -71,7 +71,7 @@ impl Latencies {
         self.buckets.values().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
-    /// `None` without requests.
+    /// The percentiles; `None` without requests.
     pub fn percentiles(&self) -> Option<Percentiles> {
         let all = self.count();
         let at = |per_mille: u64| {
@@ -92,7 +92,7 @@ impl Latencies {
         })
     }
 
-    /// The number of requests in each power of two that has any.
+    /// The number of requests in each power of two of nanoseconds that has any.
     pub fn octaves(&self) -> Vec<(u8, u64)> {
         let mut octaves: Vec<(u8, u64)> = Vec::new();
         for (below, count) in &self.buckets {

@@ -1,4 +1,4 @@
-//! Without a terminal: a table per interval and server, or a line of JSON.
+//! The output without a terminal: for each interval and server tables, or a line of JSON.
 
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,17 +13,17 @@ use super::sample::Sample;
 use super::tables::Subject;
 use super::units::{NONE, short};
 
-/// Width for the choice of columns.
+/// The width for which columns are chosen.
 const WIDTH: u16 = 120;
 
-/// Which form.
+/// The form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     Tables,
     Json,
 }
 
-/// Prints the news of a server. False if the reader has closed standard output, which is no error.
+/// Prints the news of a server. Returns false if the reader has closed standard output, which is not an error.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -45,13 +45,13 @@ pub fn print(form: Form, server: &str, label: Option<&str>, news: &News) -> Resu
     }
 }
 
-/// `41.2k IOPS, 1.3 µs of processor time each (the whole process), over 1.0 s`, then workers and disks.
+/// `41.2k IOPS, 1.3 µs of processor time per request (the whole process), over 1.0 s`, then workers and disks.
 fn tables(label: Option<&str>, sample: &Sample) -> String {
     let cpu = sample.cpu_us_per_request.map_or_else(|| NONE.to_owned(), |us| format!("{us:.2}"));
     let label = label.map(|label| format!("{label}: ")).unwrap_or_default();
     let (iops, seconds) = (short(sample.iops()), sample.seconds);
     let mut text = format!(
-        "{label}{iops} IOPS, {cpu} µs of processor time each (the whole process), over {seconds:.1} s\n\n"
+        "{label}{iops} IOPS, {cpu} µs of processor time per request (the whole process), over {seconds:.1} s\n\n"
     );
     for subject in [Subject::Workers, Subject::Groups, Subject::Disks] {
         let mut grid = subject.grid(std::iter::once((0, None, sample)));

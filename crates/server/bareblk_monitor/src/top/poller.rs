@@ -1,9 +1,9 @@
-//! One thread per server: asks for statistics once per interval, and connects again when the server is gone.
+//! One thread per server: asks for statistics once per interval, and reconnects after the connection has failed.
 //!
 //! `Pace (interval, pause) → stats, limit → Reading → difference → News`
 //!
 //! - Each interval brings one piece of news per server: a sample, or why there is none.
-//! - A server may never answer. It keeps only its own thread waiting.
+//! - A server that never answers keeps only its own thread waiting.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
@@ -21,18 +21,18 @@ use super::sample::Sample;
 /// A server that does not answer for this long counts as gone.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a poller tells.
+/// What a poller reports.
 #[derive(Debug)]
 pub enum News {
     /// What happened in an interval, and the server's version.
     Sample(Box<Sample>, String),
-    /// There is no answer, and why; in one line.
+    /// There is no answer, for this reason (one line).
     Gone(String),
-    /// The poller has ended, which it never should.
+    /// The poller has ended, which should never happen.
     Ended,
 }
 
-/// How often the pollers ask; one for all of them.
+/// How often the pollers ask. All of them share it.
 #[derive(Clone, Debug)]
 pub struct Pace {
     shared: Arc<(Mutex<Setting>, Condvar)>,
@@ -50,7 +50,7 @@ impl Pace {
         Self { shared: Arc::new((Mutex::new(setting), Condvar::new())) }
     }
 
-    /// Changes it for the next question.
+    /// Changes the pace from the next request on.
     pub fn set(&self, interval: Duration, is_paused: bool) {
         *self.lock() = Setting { interval, is_paused };
         self.shared.1.notify_all();
@@ -60,7 +60,7 @@ impl Pace {
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until one interval after `begin`, and to the end of a pause.
+    /// Waits until one interval after `begin`, and until a pause ends.
     fn wait(&self, begin: Instant) {
         let mut setting = self.lock();
         loop {
@@ -78,7 +78,7 @@ impl Pace {
     }
 }
 
-/// Starts the thread. `connection`: if there is one already. `tell` wraps the news for the channel.
+/// Starts the thread. `connection`: the existing connection, if any. `tell` wraps the news for the channel.
 pub fn start<M: Send + 'static>(
     path: PathBuf,
     connection: Option<Connection>,
@@ -92,14 +92,14 @@ pub fn start<M: Send + 'static>(
     });
 }
 
-/// Tells when it is dropped, even by a panic: nobody else would notice that a thread is gone.
+/// Reports when it is dropped, even by a panic: otherwise no other thread would notice that this one has ended.
 struct Teller<M, F: Fn(News) -> M> {
     news: Sender<M>,
     tell: F,
 }
 
 impl<M, F: Fn(News) -> M> Teller<M, F> {
-    /// False if nobody listens any more.
+    /// Returns false if nobody receives the news any more.
     fn tell(&self, news: News) -> bool {
         self.news.send((self.tell)(news)).is_ok()
     }
@@ -147,7 +147,7 @@ fn ask(path: &Path, server: &mut Option<Server>) -> Result<(Reading, String)> {
     Ok((server.read()?, plain(server.connection.version())))
 }
 
-/// A connected server, and what it has turned out not to know.
+/// A connected server, and which newer requests it has not refused so far.
 #[derive(Debug)]
 struct Server {
     connection: Connection,
@@ -173,7 +173,7 @@ impl Server {
         Ok(reading)
     }
 
-    /// Versions before the histograms refuse the field.
+    /// Versions without histograms refuse the field.
     fn stats(&mut self) -> Result<Value> {
         if self.has_histograms {
             let reply = self.connection.ask_json(&json!({"do": "stats", "histograms": true}))?;

@@ -14,7 +14,7 @@ use super::units::float;
 pub struct Sample {
     /// Length of the interval.
     pub seconds: f64,
-    /// The process's time per request; `None` without requests.
+    /// Processor time of the whole process per request; `None` without requests.
     pub cpu_us_per_request: Option<f64>,
     /// The disks, in the server's order.
     pub disks: Vec<DiskSample>,
@@ -27,9 +27,9 @@ pub struct Sample {
 /// One disk.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DiskSample {
-    /// Its name, harmless for a terminal.
+    /// The disk's name, harmless for a terminal.
     pub name: String,
-    /// What the operator must know first.
+    /// What the operator most needs to know about the disk.
     pub state: State,
     /// Requests per second.
     pub iops: f64,
@@ -39,22 +39,22 @@ pub struct DiskSample {
     pub errors_per_s: f64,
     pub read_mb_per_s: f64,
     pub written_mb_per_s: f64,
-    /// Time on the workers.
+    /// Worker time per request.
     pub worker_us_per_request: Option<f64>,
-    /// Of all requests; missing without requests, or from older servers.
+    /// Latencies of all requests; missing without requests, and from older servers.
     pub latency: Option<Percentiles>,
-    /// By kind of request.
+    /// Latencies by kind of request.
     pub latencies: Vec<(String, Percentiles)>,
     /// Requests of each power of two of nanoseconds.
     #[serde(skip)]
     pub octaves: Vec<(u8, u64)>,
     /// Requests in flight now.
     pub in_flight: u64,
-    /// Of them, how many are held.
+    /// How many of the requests in flight are parked.
     pub held: u64,
-    /// Share of the interval for which the running queues waited for limits. Missing without limits.
+    /// Share of the interval during which the running queues waited for limits. Missing without limits.
     pub throttled_percent: Option<f64>,
-    /// What is left of the scarcest limit, of its capacity. Missing without limits.
+    /// The credit of the scarcest limit, as a share of its capacity. Missing without limits.
     pub credit_percent: Option<f64>,
     pub group: Option<String>,
     pub image: String,
@@ -73,14 +73,14 @@ pub struct DiskSample {
 pub enum State {
     /// A sync failed: the disk accepts no more writes.
     Failed,
-    /// It holds requests that the host failed.
+    /// Requests that failed on the host are parked.
     Holding,
     /// Requests waited for limits.
     Throttled,
     /// It has a guest and serves it.
     #[default]
     Ok,
-    /// The same, for reads only.
+    /// It has a guest and serves it, for reads only.
     ReadOnly,
     /// No front-end is connected.
     NoGuest,
@@ -125,7 +125,7 @@ pub struct WorkerSample {
     pub cpus: Vec<u32>,
     /// Share of one CPU.
     pub cpu_percent: f64,
-    /// Share of the interval for which it was ready to run and other threads had its CPU.
+    /// Share of the interval during which the worker was ready to run but other threads had its CPU.
     pub wait_percent: f64,
     pub submission_percent: f64,
     pub completion_percent: f64,
@@ -223,7 +223,7 @@ fn state(now: &Disk, throttled_percent: Option<f64>) -> State {
     match () {
         () if disk.failed => State::Failed,
         () if disk.held > 0 => State::Holding,
-        // Less than this is the grain of a bucket.
+        // Less than this may only be the granularity of a limit's bucket.
         () if throttled_percent.is_some_and(|percent| percent >= 1.0) => State::Throttled,
         () if disk.sessions == 0 => State::NoGuest,
         () if disk.read_only => State::ReadOnly,
@@ -231,7 +231,7 @@ fn state(now: &Disk, throttled_percent: Option<f64>) -> State {
     }
 }
 
-/// Of all requests, and by kind.
+/// The latencies of all requests, and by kind.
 fn latencies(before: Option<&Disk>, now: &Disk) -> (Latencies, Vec<(String, Percentiles)>) {
     let (mut all, mut by_kind) = (Latencies::default(), Vec::new());
     for (kind, counted) in now.latency.iter().flatten() {
@@ -289,7 +289,7 @@ fn samples(
 ) -> Vec<LimitSample> {
     let sample = |limit: &Limit| {
         let old = before.and_then(|before| before.iter().find(|old| old.limit == limit.limit));
-        // A limit that was set anew counts from 0.
+        // A limit that was set again counts from 0.
         let old = old.map_or(0, |old| old.used).min(limit.used);
         LimitSample {
             scope,

@@ -25,7 +25,7 @@ use palette::Palette;
 
 /// Narrower terminals show one line per disk.
 const NARROW: u16 = 40;
-/// Terminals with room for words beside keys.
+/// Terminals of this width have room for words beside the keys.
 const WORDS: u16 = 120;
 
 /// Draws everything.
@@ -78,7 +78,7 @@ fn heading(state: &State, width: u16) -> Line<'static> {
     Line::from(vec![Span::raw(left), Span::raw(" ".repeat(gap)), Span::raw(right)]).bold()
 }
 
-/// Processor time per request of all servers together.
+/// Processor time per request, over all servers.
 fn cpu_time(state: &State) -> String {
     let requests = |sample: &Sample| sample.iops() * sample.seconds;
     let known = || state.samples().filter_map(|sample| Some((sample.cpu_us_per_request?, requests(sample))));
@@ -87,7 +87,7 @@ fn cpu_time(state: &State) -> String {
     if all > 0.0 { format!("{:.1}µs/IO", spent / all) } else { format!("{NONE} µs/IO") }
 }
 
-/// The keys of the screens; the shown one is in brackets. Wide terminals have words beside them.
+/// The keys of the screens; that of the current screen is in brackets. Wide terminals have words beside them.
 fn keys(state: &State, width: u16) -> String {
     let words = |key: char, word: &str| if width < WORDS { key.to_string() } else { format!("{key} {word}") };
     let key = |(key, screen): (char, Screen)| {
@@ -98,7 +98,7 @@ fn keys(state: &State, width: u16) -> String {
     format!("{screens} {} {}", words('?', "help "), words('q', "quit"))
 }
 
-/// What the user types, and which servers are gone.
+/// What the user types, and which servers do not answer.
 fn notes(state: &State, palette: Palette) -> Vec<Line<'static>> {
     let mut notes: Vec<_> = state
         .servers
@@ -110,10 +110,12 @@ fn notes(state: &State, palette: Palette) -> Vec<Line<'static>> {
     if notes.len() > room {
         let more = notes.len() - room + 1;
         notes.truncate(room - 1);
-        notes.push(Line::styled(format!("! {more} servers are gone"), palette.of(Alarm::Failure)));
+        notes.push(Line::styled(format!("! {more} servers do not answer"), palette.of(Alarm::Failure)));
     }
     match (&state.typing, state.filter.as_str()) {
-        (Some(_), filter) => notes.push(Line::raw(format!("/{filter}_  (Enter keeps it, Esc does not)"))),
+        (Some(_), filter) => {
+            notes.push(Line::raw(format!("/{filter}_  (Enter keeps the filter, Esc discards it)")))
+        }
         (None, "") => {}
         (None, filter) => notes.push(Line::raw(format!("only names with \"{filter}\"  (Esc shows all)"))),
     }

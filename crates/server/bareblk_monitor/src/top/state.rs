@@ -23,7 +23,7 @@ const INTERVALS: [Duration; 10] = [
     Duration::from_secs(60),
     Duration::from_secs(300),
 ];
-/// Intervals that the heat map keeps: about as many as the widest terminals have columns.
+/// Number of intervals that the heat map keeps: about as many as the widest terminals have columns.
 pub const HISTORY: usize = 240;
 const LONGEST_FILTER: usize = 64;
 
@@ -35,7 +35,7 @@ pub enum Screen {
 }
 
 impl Screen {
-    /// Its name beside its key.
+    /// The screen's name, beside its key.
     pub fn word(self) -> &'static str {
         match self {
             Self::Table(Subject::Disks) => "disks",
@@ -70,14 +70,14 @@ pub type Octaves = Box<[(u8, u64)]>;
 /// A server.
 #[derive(Debug, Default)]
 pub struct Server {
-    /// Its name, if there are several.
+    /// The server's name, if there are several servers.
     pub label: Option<String>,
     pub version: String,
     /// The last interval.
     pub sample: Option<Sample>,
-    /// Why there is no newer one.
+    /// Why there is no newer sample.
     pub gone: Option<String>,
-    /// Of each disk, the latest last.
+    /// The intervals of each disk, the latest last.
     history: HashMap<String, VecDeque<Octaves>>,
 }
 
@@ -87,9 +87,9 @@ pub struct State {
     pub servers: Vec<Server>,
     pub screen: Screen,
     pub view: View,
-    /// A part of names; empty: all.
+    /// Only names that contain this text are shown; empty: all.
     pub filter: String,
-    /// The filter before, while the user types a new one.
+    /// The previous filter, while the user types a new one.
     pub typing: Option<String>,
     orders: HashMap<Subject, Order>,
     pub selected: Option<RowId>,
@@ -116,7 +116,7 @@ impl State {
         }
     }
 
-    /// Takes what a poller told.
+    /// Records what a poller reported.
     pub fn note(&mut self, server: usize, news: News) {
         let Some(server) = self.servers.get_mut(server) else { return };
         match news {
@@ -154,7 +154,7 @@ impl State {
         screens
     }
 
-    /// The table of the subject: filtered and in order.
+    /// The table of the subject, filtered and sorted.
     pub fn grid(&self, subject: Subject) -> Grid {
         let servers = self.servers.iter().enumerate();
         let mut grid =
@@ -219,7 +219,7 @@ impl Server {
 // ---- keys
 
 impl State {
-    /// Does what the key says.
+    /// Carries out the key's command.
     pub fn key(&mut self, key: KeyEvent) -> Effect {
         if key.kind == KeyEventKind::Release {
             return Effect::None;
@@ -289,7 +289,7 @@ impl State {
         }
     }
 
-    /// Keys of tables only.
+    /// Handles the keys that only tables have.
     fn table_key(&mut self, code: KeyCode) {
         let (Screen::Table(subject), View::None) = (self.screen, &self.view) else { return };
         let page = isize::try_from(self.size.1.saturating_sub(4).max(1)).unwrap_or(1);
@@ -326,7 +326,7 @@ impl State {
         let rows = self.grid(subject).rows;
         let now = self.selected.as_ref().and_then(|id| rows.iter().position(|row| row.id == *id));
         let next = now.unwrap_or(0).saturating_add_signed(by).min(rows.len().saturating_sub(1));
-        // The first key only shows where the mark is.
+        // The first key only shows the mark, on the first row.
         let next = if now.is_none() && by.unsigned_abs() == 1 { 0 } else { next };
         self.selected = rows.get(next).map(|row| row.id.clone());
     }

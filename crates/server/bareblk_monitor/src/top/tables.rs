@@ -65,7 +65,7 @@ const GROUPS: &[Column] = &[
     Column::figures("CREDIT%", USUAL),
 ];
 
-/// A server's name, if there are several, and its interval.
+/// A server's number, its name if there are several servers, and its last interval.
 pub type Of<'s> = (usize, Option<&'s str>, &'s Sample);
 
 /// What a table shows.
@@ -100,7 +100,7 @@ impl Subject {
         }
     }
 
-    /// The order before the user chooses another one: what is busiest comes first, workers by number.
+    /// The order until the user chooses a different one: the busiest first, but workers by number.
     pub fn usual_order(self) -> Order {
         let heading = match self {
             Self::Disks | Self::Queues => "IOPS",

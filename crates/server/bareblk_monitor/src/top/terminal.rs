@@ -1,6 +1,6 @@
 //! The terminal: raw mode and its end, keys and signals.
 //!
-//! The terminal is restored when [`Terminal`] is dropped, and by a panic of any thread.
+//! The terminal is restored when [`Terminal`] is dropped, and when any thread panics.
 
 use std::io;
 use std::sync::mpsc::Sender;
@@ -11,15 +11,15 @@ use ratatui::crossterm::event::{self, Event, KeyEvent};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// What the user or the system wants.
+/// Input from the user or the system.
 #[derive(Debug)]
 pub enum Input {
     Key(KeyEvent),
-    /// The terminal has another size.
+    /// The terminal's size has changed.
     Resized,
     /// A signal that ends the program.
     Signal(i32),
-    /// The terminal is gone.
+    /// The terminal was closed.
     Ended,
 }
 
@@ -28,7 +28,7 @@ pub enum Input {
 pub struct Terminal(pub DefaultTerminal);
 
 impl Terminal {
-    /// Begins. The hook for panics comes with it.
+    /// Enters raw mode, and installs a panic hook that restores the terminal.
     ///
     /// # Errors
     /// There is no terminal.

@@ -1,4 +1,4 @@
-//! Figures and names as tables show them: short, with units, harmless for a terminal.
+//! Figures as tables show them: short, with units.
 
 /// A missing figure.
 pub const NONE: &str = "–";
@@ -43,7 +43,7 @@ pub fn bar(percent: f64, cells: u16) -> String {
     (0..cells).map(|cell| if f64::from(cell) < full { '█' } else { '░' }).collect()
 }
 
-/// A size as users give it: `20G`.
+/// A size as users write it: `20G`.
 pub fn size(bytes: u64) -> String {
     let unit = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let found = unit.into_iter().find(|(shift, _)| bytes >> shift > 0);

@@ -87,7 +87,7 @@ fn wrong_answers_are_told_and_the_server_is_asked_again() {
     for (answer, told) in [
         ("{}\n", "neither `ok` nor `error`"),
         ("garbage\n", "cannot read the answer"),
-        ("{\"id\":1,\"ok\":{\"disks\":7}}\n", "cannot read its answer to `stats`"),
+        ("{\"id\":1,\"ok\":{\"disks\":7}}\n", "cannot read the server's answer to `stats`"),
         ("{\"id\":1,\"error\":{\"kind\":\"failed\",\"message\":\"no\\u001b[2J\"}}\n", "no\\u{1b}[2J"),
         ("\u{0}", "does not answer"),
     ] {

@@ -1,4 +1,4 @@
-//! A real device half and its model. Both perform each action, and the results are compared.
+//! The real device side and its model. Both perform each action, and the results are compared.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub(super) const FIRST_REGION: u64 = 0x4000;
 /// Addresses of tables. The last two end in the second region; one of them is not aligned to words.
 pub(super) const TABLES: [u64; 4] = [0x1000, 0x1800, FIRST_REGION - 40, FIRST_REGION - 33];
 pub(super) const LOG_BYTES: u64 = 0x1000;
-/// Entries of the log. A front-end may announce more entries than any ring has.
+/// Number of entries of the log. A front-end may announce more entries than any ring has.
 pub(super) const LOG_ENTRIES: u16 = 20;
 
 /// The model of a running ring.
@@ -36,14 +36,14 @@ struct Running {
     /// The next used descriptor of a packed ring, or the next used entry of a split one.
     used_place: Place,
     used_idx: u16,
-    /// The first unpublished one: position and bytes.
+    /// The first used entry that is not published: position and bytes.
     unpublished_first: Option<(Place, [u8; 8])>,
     pushed: u16,
-    /// Descriptors that return to the log when they are published.
+    /// Number of descriptors whose log entries become free when they are published.
     freed: u16,
     /// The used index when the device last decided whether to notify.
     asked_at: u16,
-    /// The ring is broken, so the device takes nothing more.
+    /// Whether the ring is broken, so that the device takes nothing more.
     stopped: bool,
 }
 
@@ -117,7 +117,7 @@ impl Machine {
         };
         let Ok(device) = started else { return };
         let device = device.with_indirect_limit(self.limit);
-        assert!(device.to_redo() <= self.size, "more to redo than the ring has");
+        assert!(device.to_redo() <= self.size, "more requests to redo than the ring has descriptors");
         self.running = Some(Running::new(device, self.rules(), with_log, &self.guest));
     }
 
@@ -224,7 +224,7 @@ impl Running {
         let (next, used_place) = (Place::of_bits(low), Place::of_bits(high));
         let model = if matches!(device, DeviceQueue::Packed(_)) {
             let taken = next.since(used_place, rules.size);
-            assert!(taken <= rules.size, "a position that cannot be: {position:#x}");
+            assert!(taken <= rules.size, "an impossible position: {position:#x}");
             let log_room = has_log.then(|| LOG_ENTRIES - taken);
             Model::Packed(Packed {
                 rules,
@@ -265,17 +265,17 @@ impl Running {
         let popped = self.device.pop(&mut self.chain);
         let said = match (&mut self.model, is_again) {
             (Model::Split(model), true) => popped_tag(&popped).map(|tag| {
-                assert!(tag < model.rules.size, "head {tag} from the log is none of the ring");
+                assert!(tag < model.rules.size, "head {tag} from the log is outside the ring");
                 Said::Taken { tag, buffers: model.walk(guest, tag) }
             }),
-            // Only the log may have a packed ring's chain.
+            // A packed ring's chain may exist only in the log.
             (Model::Packed(_), true) => None,
             (Model::Split(model), false) => Some(model.pop(guest)),
             (Model::Packed(model), false) => Some(model.pop(guest)),
         };
         match said {
             Some(said) => self.compare(&popped, &said, &before),
-            None => assert!(popped_tag(&popped).is_some(), "nothing of what was to redo, but {popped:?}"),
+            None => assert!(popped_tag(&popped).is_some(), "a request to redo was expected, not {popped:?}"),
         }
         self.account(&popped, is_again);
     }
@@ -435,7 +435,8 @@ impl Running {
         assert_eq!(ask(&mut self.device).ok(), wanted, "whether anything is available");
     }
 
-    /// virtio 1.3 §2.7.7.2. Packed rings have too many rules for a simple model, so their decisions are not checked.
+    /// Checks a split ring's decision to notify (virtio 1.3 §2.7.7.2). Packed rings have too many rules for a simple
+    /// model, so their decisions are not checked.
     fn ask_notification(&mut self, guest: &Guest, event_idx: bool) {
         let says = self.device.needs_notification();
         if let Model::Split(model) = &self.model {

@@ -45,7 +45,7 @@ pub(super) struct Buffers {
     pub writable: Vec<(u64, u32)>,
 }
 
-/// One descriptor. `last`: next in a split ring, buffer id in a packed one.
+/// One descriptor. `other`: the next descriptor in a split ring, the buffer id in a packed one.
 #[derive(Clone, Copy, Debug)]
 struct Descriptor {
     addr: u64,
@@ -171,7 +171,7 @@ impl Split {
     }
 }
 
-/// A place in a packed ring.
+/// A position in a packed ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub slot: u16,
@@ -189,7 +189,7 @@ impl Place {
         Self { slot, wrap: self.wrap ^ (wraps % 2 == 1) }
     }
 
-    /// Descriptors from `from` to here, at most one lap.
+    /// Number of descriptors from `from` to this place, at most one lap.
     pub fn since(self, from: Self, size: u16) -> u16 {
         let lap = if self.wrap == from.wrap { 0 } else { size };
         (self.slot + lap).wrapping_sub(from.slot)

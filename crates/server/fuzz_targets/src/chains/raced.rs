@@ -1,4 +1,4 @@
-//! A real device half whose ring and log a second thread overwrites, so that no model can predict its reads.
+//! The real device side, whose ring and log a second thread overwrites, so that no model can predict what it reads.
 //!
 //! Even then, each tag belongs to the ring, a chain has at most the allowed number of buffers with a matching number of
 //! bytes, and there are never more requests to redo than the ring has descriptors.
@@ -26,7 +26,7 @@ pub(super) struct Raced {
     in_flight: Vec<u16>,
     /// Whether the last pop can be undone.
     popped_last: bool,
-    /// The ring is broken. The test, like a queue's owner, takes nothing more from it.
+    /// Whether the ring is broken. The test, like a queue's owner, then takes nothing more from it.
     stopped: bool,
 }
 
@@ -86,7 +86,7 @@ impl Raced {
         };
         let Ok(device) = started else { return };
         let device = device.with_indirect_limit(self.limit);
-        assert!(device.to_redo() <= self.size, "more to do again than the ring has");
+        assert!(device.to_redo() <= self.size, "more requests to redo than the ring has descriptors");
         self.running = Some(device);
     }
 
@@ -104,7 +104,7 @@ impl Raced {
         }
     }
 
-    /// Records the tag as in flight. A tag that already is stops the queue.
+    /// Records the tag as in flight. A tag that is already in flight stops the queue.
     fn take(&mut self, tag: u16) -> bool {
         assert!(tag < self.size, "tag {tag} of a ring of {}", self.size);
         self.stopped |= self.in_flight.contains(&tag);

@@ -45,7 +45,7 @@ pub(super) const SHARED: [Range<u64>; 5] =
 const DISK_CHOICES: u8 = 0x18;
 
 thread_local! {
-    /// One for each value of `DISK_CHOICES`.
+    /// One bed for each value of the bits in `DISK_CHOICES`.
     static KEPT: RefCell<Vec<(u8, Bed)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -170,8 +170,8 @@ impl Bed {
         Some((readable, writable))
     }
 
-    /// Waits for the result. For a flush, the worker sleeps until the engine's thread is done. A missing completion
-    /// hangs here.
+    /// Waits for the result. For a flush, the worker sleeps until the engine's thread is done. If the completion is
+    /// missing, this hangs.
     fn wait(&mut self) -> Used {
         loop {
             self.worker.serve();

@@ -96,7 +96,7 @@ impl World<'_> {
         parts.iter().all(|&part| place(self.memory, part).is_some())
     }
 
-    /// Stores `bytes` in `parts`, one after another. All of them are in memory.
+    /// Stores `bytes` in `parts`, one after another. All parts must be in memory.
     fn put(&mut self, parts: &[Part], mut bytes: &[u8]) {
         for &part in parts {
             let range = place(self.memory, part).expect("inside the memory");

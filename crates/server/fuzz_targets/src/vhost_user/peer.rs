@@ -26,8 +26,9 @@ use vhost_user::{FrameError, FrontEnd, message_bytes};
 
 use crate::guest::memory_folder;
 
-/// Files for memory; each has the length below.
+/// Number of files for memory.
 pub(super) const MEMFDS: usize = 3;
+/// Length of each of these files.
 pub(super) const MEMFD_BYTES: u64 = 0x1_0000;
 /// The disk's number of queues.
 pub(super) const QUEUES: usize = 2;
@@ -123,7 +124,7 @@ pub(crate) fn is_settled(before: usize) -> bool {
 }
 
 impl Peer {
-    /// With a server that this thread steps.
+    /// A peer of a server that this thread steps.
     pub fn new() -> Self {
         let path = IMAGE.with(|(_, path)| path.clone());
         let (engine, disk) = disk(&path);
@@ -133,7 +134,7 @@ impl Peer {
         Self::of(socket, &path, Serving::Here { server, session })
     }
 
-    /// With a server that has its own threads.
+    /// A peer of a server that has its own threads.
     pub fn of_a_real_server(polls: bool) -> Self {
         let (folder, path) = image();
         let socket = folder.path().join("disk.sock");
@@ -202,7 +203,7 @@ impl Peer {
         if let Serving::Here { server, session } = &mut self.server {
             session.serve();
             server.serve();
-            // A fault of its memory ends the session.
+            // A fault in the session's memory ends the session.
             session.serve();
         }
     }
@@ -244,7 +245,7 @@ impl Peer {
         let _ = socket.shutdown(Shutdown::Write);
         let server = match server {
             Serving::Here { server, mut session } => {
-                assert!(!session.serve(), "the session goes on without its front-end");
+                assert!(!session.serve(), "the session continues without its front-end");
                 assert_eq!(server.running_queues(), 0, "queues of a session that has ended");
                 return;
             }
@@ -256,7 +257,7 @@ impl Peer {
             assert!(reset, "the session did not end within {PATIENCE:?}: {error}");
         }
         let report = server.stop(PATIENCE);
-        assert!(report.unfinished.is_empty(), "requests in flight for ever: {report:?}");
+        assert!(report.unfinished.is_empty(), "requests that never completed: {report:?}");
     }
 }
 

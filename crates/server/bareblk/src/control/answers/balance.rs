@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::protocol::ns;
 
-/// Null in `stats` where queues are not balanced.
+/// What the balancer has done; null in `stats` if queues are not balanced.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Balance {
@@ -31,7 +31,7 @@ pub struct Decision {
     pub to: u32,
     /// The reason as a sentence with figures.
     pub why: String,
-    /// Time from the decision until the other worker served the queue; null if the queue was not moved.
+    /// Time from the decision until the new worker served the queue; null if the queue was not moved.
     pub took_ns: Option<u64>,
     /// The reason why the queue was not moved.
     pub error: Option<String>,

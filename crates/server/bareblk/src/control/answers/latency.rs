@@ -26,7 +26,8 @@ pub struct Latencies {
     pub p99_ns: u64,
     pub p999_ns: u64,
     pub max_ns: u64,
-    /// Each bucket with requests: the time that all of them stayed below, and their number. Only on request.
+    /// Each bucket that has requests: its upper bound in nanoseconds, and its number of requests. Sent only if the
+    /// client asks for histograms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub buckets: Option<Vec<(u64, u64)>>,
 }
@@ -43,7 +44,7 @@ impl DiskLatency {
         [("read", &self.read), ("write", &self.write), ("flush", &self.flush), ("other", &self.other)]
     }
 
-    /// The requests of all kinds together; without requests if the answer has no buckets.
+    /// The histogram of all kinds together; empty if the answer has no buckets.
     pub fn all(&self) -> LatencyHistogram {
         let mut all = LatencyHistogram::default();
         self.kinds().iter().for_each(|(_, latencies)| all.add(&latencies.histogram()));
@@ -65,7 +66,7 @@ impl Latencies {
         }
     }
 
-    /// Without requests if the answer has no buckets.
+    /// The histogram of these latencies; empty if the answer has no buckets.
     pub fn histogram(&self) -> LatencyHistogram {
         let buckets = self.buckets.iter().flatten().copied();
         LatencyHistogram::from_buckets(buckets, self.sum_ns, self.max_ns)

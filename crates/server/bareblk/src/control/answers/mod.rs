@@ -1,4 +1,4 @@
-//! The answers of the control socket: structures that become JSON, and that `ctl` reads again.
+//! The answers of the control socket: structures that become JSON, and that `ctl` parses.
 //!
 //! `ServerReport (blk_server) → answer → JSON`. `reports.golden.json` lists the fields on which clients may rely.
 

@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 use super::super::protocol::{Fault, ns};
 use super::super::refused::Refused;
 
-/// Null in a report if every worker completes what it submits.
+/// A disk's placement; null in a report if every worker completes the requests that it submits.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Placement {
     /// The placement as configured, for example `completion, adaptive`.
     pub placement: String,
-    /// The present completion worker; null while no queue runs.
+    /// The current completion worker; null while no queue runs.
     pub completion_worker: Option<u32>,
     /// The configured completion worker; null: the workers choose.
     pub wanted_completion_worker: Option<u32>,
-    /// The number of batches, and of operations in them.
+    /// The number of batches handed over; `ops` counts the operations in them.
     pub hand_overs: u64,
     pub ops: u64,
     pub completion_worker_wake_ups: u64,
@@ -52,7 +52,7 @@ impl Placement {
     }
 }
 
-/// The answer to `placement` that changes nothing.
+/// The answer to a `placement` request that changes nothing.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PlacementAnswer {

@@ -1,9 +1,9 @@
-//! The answers to `list`, `stats` and `workers`: the server's report in JSON, which the client reads again.
+//! The answers to `list`, `stats` and `workers`: the server's report in JSON. The client parses the same structures.
 //!
 //! - A field's name states its unit; times are nanoseconds, sizes are bytes. A rate is the difference of a counter in
 //!   two answers over the difference of their `at_ns`.
-//! - One version of the protocol may get new fields but never loses one. `reports.golden.json` lists those on which
-//!   clients may rely.
+//! - Within one version of the protocol, answers may gain fields but never lose one. `reports.golden.json` lists the
+//!   fields on which clients may rely.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -112,7 +112,7 @@ pub struct HealthAnswer {
     pub silent_workers: Vec<u32>,
     /// Disks that accept no more writes, because a sync failed.
     pub failed_disks: Vec<String>,
-    /// Disks that hold requests. They count as healthy: their guests wait.
+    /// Disks with parked requests. They count as healthy, because their guests only wait.
     pub holding_disks: Vec<String>,
 }
 
@@ -144,7 +144,7 @@ pub struct ReloadAnswer {
     pub replaced: Vec<String>,
     pub changed: Vec<String>,
     pub refused: Vec<NotChanged>,
-    /// Keys of the process that apply at the next start.
+    /// Keys of the process that take effect at the next start.
     pub needs_restart: Vec<String>,
 }
 
@@ -168,7 +168,7 @@ pub struct Disk {
     pub failed: bool,
     /// `report`, `hold` or `hold-on-enospc`.
     pub on_error: String,
-    /// Time between retries of parked requests; null: only `resume` retries, or the disk parks none.
+    /// Time between retries of parked requests; null: only `resume` retries them, or the disk parks no requests.
     pub retry_after_ns: Option<u64>,
     /// The number of requests parked now.
     pub held: u64,
@@ -204,11 +204,11 @@ impl Disk {
 #[serde(default)]
 pub struct Worker {
     pub worker: u32,
-    /// The NUMA node of its CPUs; null if there are several, or it is unknown.
+    /// The NUMA node of the worker's CPUs; null if there are several nodes, or the node is unknown.
     pub node: Option<u32>,
-    /// The number of queues that it serves.
+    /// The number of queues that the worker serves.
     pub queues: usize,
-    /// The settings with which it was started.
+    /// The settings with which the worker was started.
     pub settings: WorkerSettings,
 }
 
@@ -245,11 +245,12 @@ pub struct DiskStats {
     pub disk: Disk,
     /// Null: each worker completes the requests that it submits.
     pub placement: Option<Placement>,
-    /// What all queues have done since the disk was added; a live upgrade keeps it. Missing from older servers.
+    /// The counters of all queues since the disk was added; a live upgrade keeps them. Older servers do not send this
+    /// field.
     pub totals: Option<QueueCounters>,
-    /// From the same time on.
+    /// The latencies since the disk was added, as for `totals`.
     pub latency: DiskLatency,
-    /// Requests are slow from this time on; null: none is.
+    /// Requests that take at least this long are slow; null: no request is.
     pub slow_ms: Option<u64>,
     /// The disk's limits, and how long requests waited for them.
     pub throttling: DiskThrottling,
@@ -289,7 +290,7 @@ impl Queue {
     }
 }
 
-/// JSON is UTF-8: replacement characters stand for other bytes of a path.
+/// The path as UTF-8, which JSON requires: replacement characters stand for all other bytes.
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

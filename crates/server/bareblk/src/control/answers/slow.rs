@@ -1,4 +1,4 @@
-//! The answer to `slow`: the latest slow requests of a disk in JSON, which the client reads again.
+//! The answer to `slow`: the latest slow requests of a disk in JSON. The client parses the same structures.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use super::super::protocol::ns;
 pub struct SlowAnswer {
     /// The disk's `slow-ms`; null: no request is slow.
     pub slow_ms: Option<u64>,
-    /// The latest ones, oldest first.
+    /// The latest slow requests, oldest first.
     pub requests: Vec<Slow>,
 }
 
@@ -30,7 +30,7 @@ pub struct Slow {
     pub bytes: u64,
     pub took_ns: u64,
     pub tries: u32,
-    /// It was answered with an error.
+    /// Whether it was answered with an error.
     pub failed: bool,
 }
 

@@ -18,7 +18,7 @@ pub struct Rate {
     pub rate: u64,
     /// Units per second in a burst; null: no burst.
     pub max: Option<u64>,
-    /// Seconds of a burst; null: one second.
+    /// Length of a full burst in seconds; null: one second.
     pub max_length: Option<u64>,
     /// Units that may be used at once.
     pub credit: u64,
@@ -51,7 +51,7 @@ pub struct DiskThrottling {
     /// The group whose limits the disk shares.
     pub group: Option<String>,
     pub weight: u32,
-    /// Requests that waited for the limits at the head of their queue, and the time that queues waited.
+    /// Requests that waited for a limit at the head of their queue, and how long queues waited in total.
     pub throttled_requests: u64,
     pub throttled_ns: u64,
 }
@@ -79,7 +79,7 @@ pub struct LimitedDisk {
     pub throttling: DiskThrottling,
 }
 
-/// A group.
+/// A group in the answer to `limit`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Group {
@@ -112,7 +112,7 @@ pub struct LimitAnswer {
 }
 
 impl LimitAnswer {
-    /// Of one disk, of one group, or of all.
+    /// The answer about one disk, one group, or all of them.
     pub fn of(disk: Option<&str>, group: Option<&str>, report: &ServerReport) -> Result<Self, Fault> {
         let wanted = |name: &str, this: Option<&str>, other: Option<&str>| match this {
             Some(this) => name == this,

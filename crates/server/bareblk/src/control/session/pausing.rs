@@ -1,4 +1,5 @@
-//! A client's pause of a disk: from its answer to the client's next request, or the end of its connection.
+//! A client's pause of a disk: from the answer to `pause` until the client's next request, or the end of its
+//! connection.
 //!
 //! `pause → drained, flushed → answer … the client works … → any byte, the end, or the limit → the disk continues`
 
@@ -18,7 +19,7 @@ use crate::control::protocol::{ErrorKind, Fault, Pause, Verb, ns};
 #[derive(Clone, Copy, Debug)]
 pub struct Pausing {
     paused: Duration,
-    /// The limit ended it, before the client did.
+    /// Whether the time limit ended the pause before the client did.
     timed_out: bool,
 }
 
@@ -28,14 +29,15 @@ impl Pausing {
         if self.timed_out {
             let limit_s = MAX_PAUSE.as_secs();
             let text =
-                format!("the disk has continued by itself after {limit_s} s: it was not paused to the end");
+                format!("the disk continued on its own after {limit_s} s, so it was not paused until now");
             return Err(Fault::new(ErrorKind::NotPaused, text));
         }
         Ok(json!({"paused_ns": ns(self.paused)}))
     }
 }
 
-/// Pauses the disk. `answer` tells the client that it is paused; `has_more`: the client has sent its next request.
+/// Pauses the disk. `answer` tells the client that the disk is paused. `has_more`: whether the client has already sent
+/// its next request.
 pub fn pause(
     pause: Pause,
     has_more: bool,
@@ -46,20 +48,20 @@ pub fn pause(
     let mut verb = Verb::Pause(pause);
     dispatch::name_disks(&mut verb, control)?;
     let Verb::Pause(Pause { disk, timeout_ms }) = verb else {
-        return Err(Fault::new(ErrorKind::BadRequest, "pause: no disk"));
+        return Err(Fault::new(ErrorKind::BadRequest, "pause: no disk is given"));
     };
     let mut timed_out = false;
     let paused = control.pause(&disk, timeout_ms.into(), &mut || {
-        // A client that does not take the answer does not know that the disk is paused.
+        // If the answer cannot be sent, the client does not know that the disk is paused, so the pause ends at once.
         timed_out = answer().is_ok() && !has_more && !wait_for_client(stream);
     })?;
     Ok(Pausing { paused, timed_out })
 }
 
-/// False if the limit passes without a byte from the client and without its end.
+/// Returns false if the time limit passes before the client sends a byte or disconnects.
 fn wait_for_client(stream: &UnixStream) -> bool {
     let end = Instant::now() + MAX_PAUSE;
     let interest = PollFlags::IN | PollFlags::RDHUP;
-    // After an error the client cannot end the pause, so it ends now.
+    // After an error the client cannot end the pause, so the pause ends now.
     !matches!(vhost_user::wait(&mut [PollFd::new(stream, interest)], Some(end)), Ok(0))
 }

@@ -236,7 +236,7 @@ fn other_image_socket_name_or_control_socket_is_refused() {
     let refused = |command| refusal(command);
     assert_says(
         &refused(with_name(disk.place.serve(&other, "s"), "root")),
-        &["is not the file that is served"],
+        &["is not the file that the running server serves"],
     );
     assert_says(
         &refused(with_name(disk.place.serve(&disk.image, "t"), "root")),

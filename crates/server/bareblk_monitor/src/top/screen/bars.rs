@@ -9,9 +9,9 @@ use crate::top::tables::Subject;
 use crate::top::units::bar;
 
 const BAR: u16 = 8;
-/// Lines for bars, at most.
+/// Maximum number of lines for bars.
 const MOST_LINES: usize = 4;
-/// Lower terminals have no bars.
+/// Terminals with fewer lines have no bars.
 const LOWEST: u16 = 8;
 
 /// The bars of all workers, as many as fit into a few lines.

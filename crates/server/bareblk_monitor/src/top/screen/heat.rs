@@ -1,5 +1,5 @@
-//! The heat map: a column for each interval, a row for each power of two of time. Shade: the share of the interval's
-//! requests.
+//! The heat map: a column for each interval, a row for each power of two of time. The shade is the share of the
+//! interval's requests.
 
 use std::collections::HashMap;
 
@@ -12,10 +12,10 @@ use crate::top::grid::RowId;
 use crate::top::state::State;
 use crate::top::units::{float, time};
 
-/// From this share of the requests on.
+/// Each shade, with the share of the requests from which it is used.
 const SHADES: [(f64, char); 5] = [(0.5, '█'), (0.2, '▓'), (0.05, '▒'), (0.01, '░'), (0.0, '·')];
 const LEGEND: &str = "share of the requests: · less than 1%  ░ 1%  ▒ 5%  ▓ 20%  █ 50%";
-/// For the times on the left.
+/// Columns for the times on the left.
 const MARGIN: usize = 7;
 
 /// Draws the map of one disk, or of all that the filter keeps.
@@ -32,7 +32,7 @@ fn lines(columns: &[HashMap<u8, u64>], area: Rect) -> Vec<Line<'static>> {
     };
     let rows = usize::from(area.height).saturating_sub(1).max(1);
     let mut lines: Vec<_> = (lowest..=highest).rev().map(|octave| line(columns, octave)).collect();
-    // The slowest are at the top: they matter most where the terminal is too low for all.
+    // The slowest are at the top, because they matter most if the terminal is too low for all.
     lines.truncate(rows);
     lines.push(Line::raw(LEGEND));
     lines

@@ -12,22 +12,22 @@ const KEYS: &[(&str, &str)] = &[
     ("g h", "limits of groups and disks; heat map of latencies"),
     ("Tab", "the next screen"),
     ("↑ ↓ PgUp PgDn", "select a row; also k j Home End"),
-    ("Enter", "one disk"),
+    ("Enter", "show one disk"),
     ("s r", "sort by the next column; reverse the order"),
-    ("/", "show only names with a text"),
-    ("p", "pause, and go on"),
+    ("/", "show only names that contain a text"),
+    ("p", "pause, or continue"),
     ("+ -", "a longer or shorter interval"),
     ("Esc", "go back; on a screen, show all names again"),
     ("q", "go back; on a screen, quit"),
 ];
 const WORDS: &[(&str, &str)] = &[
     ("QD", "requests in flight now"),
-    ("p50 p99", "half and 99% of the requests took at most so long"),
-    ("THR%", "share of the time for which queues waited for limits"),
-    ("CREDIT%", "what is left of the scarcest limit"),
-    ("µs/IO", "processor time per request, of workers (at the top: of all)"),
-    ("WAIT%", "share of the time for which a worker waited for a CPU"),
-    ("* !", "before a name: holding or throttled; failed"),
+    ("p50 p99", "half and 99% of the requests took at most this long"),
+    ("THR%", "share of the time during which queues waited for limits"),
+    ("CREDIT%", "remaining credit of the scarcest limit"),
+    ("µs/IO", "processor time per request: of workers; at the top: of all threads"),
+    ("WAIT%", "share of the time during which a worker waited for a CPU"),
+    ("* !", "before a name: * means holding or throttled, ! means failed"),
 ];
 
 /// Draws the page.

@@ -14,13 +14,13 @@ use crate::top::sample::{DiskSample, LimitSample, State as DiskState};
 use crate::top::state::State;
 use crate::top::units::{NONE, float, short, size, time};
 
-/// Queues that are listed, at most; the screen of queues has all.
+/// Maximum number of queues listed; the screen of queues shows all.
 const MOST_QUEUES: usize = 8;
 
 /// Draws the disk.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, id: &RowId, palette: Palette) {
     let Some(disk) = state.disk(id) else {
-        frame.render_widget(Paragraph::new("the disk is gone  (Esc goes back)"), area);
+        frame.render_widget(Paragraph::new("the server no longer has this disk  (Esc goes back)"), area);
         return;
     };
     let alarm = match disk.state {

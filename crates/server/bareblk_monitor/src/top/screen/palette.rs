@@ -11,12 +11,12 @@ pub struct Palette {
 }
 
 impl Palette {
-    /// The user's wish: <https://no-color.org>.
+    /// As the environment asks: <https://no-color.org>.
     pub fn of_environment() -> Self {
         Self { has_colour: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) }
     }
 
-    /// The style of what raises the alarm.
+    /// The style of text with this alarm.
     pub fn of(self, alarm: Alarm) -> Style {
         match alarm {
             Alarm::Failure if self.has_colour => Style::new().fg(Color::Red).bold(),

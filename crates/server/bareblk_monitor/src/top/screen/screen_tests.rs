@@ -144,7 +144,7 @@ fn one_disk_shows_what_it_is_and_its_limits() {
         assert!(text.contains(part), "no {part}: {text}");
     }
     state.note(0, News::Sample(Box::default(), String::new()));
-    assert!(drawn(&mut state, 80, 24).join("\n").contains("the disk is gone"));
+    assert!(drawn(&mut state, 80, 24).join("\n").contains("the server no longer has this disk"));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn many_servers_have_a_column_and_few_lines_about_those_that_are_gone() {
     let lines = drawn(&mut state, 80, 24);
     assert_eq!(words(&lines[1])[0], "SERVER");
     assert_eq!(words(&lines[2])[..2], ["s19", "root"]);
-    assert!(lines.iter().any(|line| line == "! 14 servers are gone"), "{lines:?}");
+    assert!(lines.iter().any(|line| line == "! 14 servers do not answer"), "{lines:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A table, and one line for each disk on narrow terminals.
+//! One table on the screen.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
@@ -11,9 +11,9 @@ use crate::top::grid::{self, Grid};
 use crate::top::state::State;
 use crate::top::tables::Subject;
 
-/// The widest column of words.
+/// Maximum width of a column of words.
 const LONGEST_WORDS: usize = 32;
-/// Before the selected row.
+/// The mark before the selected row.
 const MARK: &str = "▸";
 
 /// Draws the table, scrolled to the selected row.
@@ -39,7 +39,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, subject: Subject, 
     frame.render_stateful_widget(table, area, &mut place);
 }
 
-/// The sorted column has an arrow.
+/// The headings. That of the sorted column has an arrow.
 fn headings(grid: &Grid, state: &State, subject: Subject, columns: &[usize]) -> Vec<String> {
     let order = state.order(subject);
     let heading = |column: &usize| {
