@@ -381,7 +381,7 @@ fn two_sessions_that_both_claim_the_rings_are_refused() {
     let rebuilt: Vec<_> = rebuilt.collect();
     assert!(rebuilt[0].is_ok());
     let why = rebuilt[1].as_ref().unwrap_err().to_string();
-    assert!(why.contains("rings of this disk are started in session"), "{why}");
+    assert!(why.contains("has started rings of this disk and did not stop them"), "{why}");
 }
 
 #[test]

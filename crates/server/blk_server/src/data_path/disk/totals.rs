@@ -40,7 +40,7 @@ struct Parts {
 }
 
 impl Totals {
-    /// A meter for a queue that starts.
+    /// Creates the meter of a queue that starts.
     pub(crate) fn start_queue(&self) -> Arc<QueueMeter> {
         let mut parts = self.parts();
         let meter = Arc::<QueueMeter>::default();
@@ -62,7 +62,7 @@ impl Totals {
         ended.latency.add(&totals.latency);
     }
 
-    /// Locks the parts, and adds up the queues that have ended.
+    /// Locks the parts, and adds the queues that have ended to `ended`.
     fn parts(&self) -> MutexGuard<'_, Parts> {
         let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Parts { ended, running } = &mut *parts;

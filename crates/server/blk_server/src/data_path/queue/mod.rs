@@ -48,10 +48,10 @@ use fault_log::log_refused;
 use starter::{Outcome, Starter};
 use submit_context::{MAX_OPS, SubmitContext};
 
-/// Limit of requests taken from a queue before the next queue is served and completions are published. Without it,
-/// guest and worker would alternate between working and idling (docs/decisions/0031).
+/// Maximum number of requests taken from a queue before the next queue is served and completions are published. Without
+/// this limit, guest and worker would alternate between working and idling (docs/decisions/0031).
 const BATCH: usize = 32;
-/// The cost of one request in a timed pass; zero in other passes.
+/// The measured cost of one request in a timed pass; zero in other passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TimeSample {
     taken: Duration,
@@ -71,16 +71,16 @@ impl TimeSample {
 pub(crate) struct Done {
     /// The beginning of the pass.
     pub(crate) now: Instant,
-    /// The time with which latencies are computed (`process_ns`).
+    /// The time from which latencies are computed (`process_ns`).
     pub(crate) ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
-    /// Takes no requests; those in flight complete.
+    /// Takes no requests; the requests in flight complete.
     Draining,
-    /// Like draining, but the queue never runs again.
+    /// Like `Draining`, but the queue never runs again.
     Stopping,
     /// Takes no requests until the front-end stops or resets the queue.
     Broken,
@@ -91,7 +91,7 @@ pub(crate) struct Queue {
     disk: Arc<Disk>,
     session: Arc<SessionLink>,
     index: u16,
-    /// The worker's number for this queue, part of every op's token.
+    /// The worker's id for this queue, which is part of every op's token.
     id: u32,
     view: MemoryView,
     ring: DeviceQueue,
@@ -114,7 +114,7 @@ pub(crate) struct Queue {
     state: State,
     /// The queue is about to stop, and parks failed requests only if `leaves_parked`.
     ends: bool,
-    /// Parked requests stay in the log for the next server.
+    /// Whether parked requests stay in the in-flight log for the next server.
     leaves_parked: bool,
     /// The queue stopped taking requests because the engine or the pool had no room for the disk.
     waits_for_room: bool,
@@ -244,7 +244,7 @@ impl Queue {
             self.break_ring(&RingFault::HeadInFlight { head: tag });
             return true;
         }
-        // Step 3: chain to request, or a status byte.
+        // Step 3: turn the chain into a request, or into a status byte.
         let parsed = match parse(&self.chain, &self.view, &mut self.segments) {
             Ok(parsed) => parsed,
             Err(fault) => {
@@ -445,7 +445,7 @@ impl Queue {
         }
     }
 
-    /// The latest time to call the driver.
+    /// The latest time to call the driver. `None`: no interrupt is pending.
     #[inline]
     pub(crate) fn call_due(&self) -> Option<Instant> {
         self.pending_interrupt.due()
@@ -457,7 +457,7 @@ impl Queue {
         }
     }
 
-    /// The worker polls the ring, so the driver need not kick.
+    /// Tells the driver not to kick, because the worker polls the ring.
     pub(crate) fn disable_kicks(&mut self) {
         self.ring.disable_kicks();
     }
