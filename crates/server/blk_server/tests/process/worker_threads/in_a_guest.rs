@@ -202,7 +202,7 @@ fn cpuset_of_the_group_binds_and_limits_what_can_be_bound_to() {
 
     let outside = WorkerOptions { cpus: vec![2, 3], ..in_group("two") }.check().unwrap_err().to_string();
     assert!(
-        outside.starts_with("CPU 3 is outside the process's affinity mask: it may run on 1-2"),
+        outside.starts_with("CPU 3 is outside the process's affinity mask: the process may run on 1-2"),
         "{outside}"
     );
 }
@@ -259,6 +259,6 @@ fn cpu_that_was_switched_off_is_refused_until_it_is_back() {
     switch("0");
     let error = on(&[1, 3]).check().unwrap_err().to_string();
     switch("1");
-    assert_eq!(error, "CPU 3 is offline or does not exist: online are 0-2");
+    assert_eq!(error, "CPU 3 is offline or does not exist: the online CPUs are 0-2");
     on(&[1, 3]).check().unwrap();
 }
