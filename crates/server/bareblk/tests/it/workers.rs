@@ -88,7 +88,10 @@ fn workers_that_cannot_be_are_refused_before_an_image_is_made() {
     let place = Place::new();
     let image = place.path("new.raw");
     for (args, parts) in [
-        (["--cpus", "1023"], ["worker 0: CPU 1023", "CPU 1023 is offline or does not exist: the online CPUs are"]),
+        (
+            ["--cpus", "1023"],
+            ["worker 0: CPU 1023", "CPU 1023 is offline or does not exist: the online CPUs are"],
+        ),
         (["--worker-cgroup", "/no/such/group{}"], ["worker 0", "group0"]),
     ] {
         let mut command = place.serve(&image, "s");

@@ -185,12 +185,23 @@ impl BalancerThread {
         let result = self.balanced.move_queue(&name.disk, name.queue, wanted.to, DRAIN_LIMIT);
         let outcome = match result {
             Ok(()) => {
-                info!(disk = name.disk, queue = name.queue, "queue moved to worker {}: {}", wanted.to, wanted.why);
+                info!(
+                    disk = name.disk,
+                    queue = name.queue,
+                    "queue moved to worker {}: {}",
+                    wanted.to,
+                    wanted.why
+                );
                 MoveOutcome::Moved { took: start.elapsed() }
             }
             Err(error) => {
                 let error = error_line(&*error);
-                warn!(disk = name.disk, queue = name.queue, "queue not moved to worker {}: {error}", wanted.to);
+                warn!(
+                    disk = name.disk,
+                    queue = name.queue,
+                    "queue not moved to worker {}: {error}",
+                    wanted.to
+                );
                 MoveOutcome::Failed { error }
             }
         };

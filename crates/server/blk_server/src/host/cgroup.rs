@@ -2,8 +2,8 @@
 //!
 //! `mountinfo → mount point of the hierarchy → directory → this thread's id into cgroup.threads`
 //!
-//! - The kernel decides. After a refusal, the group's own files show the reason.
-//! - Refuses a frozen group in advance: a thread that joins one stops silently.
+//! - The kernel decides whether a thread may join. After a refusal, the group's own files show the reason.
+//! - A frozen group is refused in advance, because a thread that joins one stops silently.
 //!
 //! Operators create groups and set their limits (docs/how-to/workers.md).
 
@@ -56,7 +56,7 @@ pub enum CgroupError {
     },
     /// All threads of one process must be in the same threaded domain.
     #[error(
-        "cgroup {} is in another threaded domain than this process, which is in {}: make it below that, or start the process in the domain's topmost group",
+        "cgroup {} is in another threaded domain than this process, which is in {}: make the group below that one, or start the process in the domain's topmost group",
         path.display(),
         own.display()
     )]
@@ -246,7 +246,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let elsewhere = join(folder.path()).unwrap_err();
         let missing = join(Path::new("/no/such/group")).unwrap_err();
-        // A host without version 2 says so.
+        // On a host without version 2, the error is that one.
         let known = |error: &CgroupError| matches!(error, CgroupError::NoHierarchy { .. });
         assert!(known(&elsewhere) || matches!(elsewhere, CgroupError::NotVersion2 { .. }), "{elsewhere}");
         assert!(

@@ -1,7 +1,7 @@
 //! Finds the NUMA node of CPUs in `/sys/devices/system/node`.
 //!
-//! - It only reads. The kernel allocates memory on the node of the CPU that touches it first, and a bound worker
-//!   touches its own memory first.
+//! - No memory is bound to a node. The kernel allocates memory on the node of the CPU that touches it first, and a
+//!   bound worker touches its own memory first.
 //! - A host without these files (no NUMA in the kernel, or no sysfs) has no nodes; this is not an error.
 
 use std::path::Path;

@@ -14,7 +14,7 @@ use rustix::io::ReadWriteFlags;
 /// block a worker (a full pipe, a socket that lingers, a file on FUSE).
 ///
 /// # Errors
-/// `InvalidInput` if the descriptor is not an eventfd; `fcntl`'s.
+/// `InvalidInput` if the descriptor is not an eventfd; errors of `fcntl`.
 pub(crate) fn adopt_passed(fd: PassedFd) -> std::io::Result<PassedFd> {
     prepare(fd.shared())?;
     Ok(fd)

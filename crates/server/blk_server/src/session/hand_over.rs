@@ -290,7 +290,9 @@ impl Session {
         running.filter_map(|vring| vring.call.as_ref()).for_each(signal_shared);
         let _ = started.send(match (&reconciled, fails_here) {
             (Err(error), _) => Err(error_line(error)),
-            (Ok(()), Some(queue)) => Err(format!("the new server cannot serve queue {queue}; its log says why")),
+            (Ok(()), Some(queue)) => {
+                Err(format!("the new server cannot serve queue {queue}; its log says why"))
+            }
             (Ok(()), None) => Ok(monotonic_ns()),
         });
         if let Err(error) = reconciled {

@@ -163,7 +163,11 @@ impl Session {
         match reason {
             EndReason::Stop => debug!(disk, session, "session told to end"),
             EndReason::MadeRoom => {
-                debug!(disk, session, "session ended to make room for another front-end, because this one had sent nothing")
+                debug!(
+                    disk,
+                    session,
+                    "session ended to make room for another front-end, because this one had sent nothing"
+                )
             }
             EndReason::MemoryFault(what) => self.log_ended(what),
         }

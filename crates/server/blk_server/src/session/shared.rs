@@ -162,7 +162,11 @@ impl SessionShared {
             return;
         };
         if let Err(error) = wire::send_backend_request(&channel, BACKEND_CONFIG_CHANGE) {
-            warn!(session = self.id(), "cannot announce the configuration change to the front-end: {}", error_line(&error));
+            warn!(
+                session = self.id(),
+                "cannot announce the configuration change to the front-end: {}",
+                error_line(&error)
+            );
         }
     }
 

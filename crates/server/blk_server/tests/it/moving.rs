@@ -233,12 +233,15 @@ fn what_does_not_exist_is_named() {
     let attach =
         |disk: &str, queue, worker| server.attach(disk, queue, WorkerId(worker), ENOUGH).unwrap_err();
     assert_eq!(attach("other", 0, 0).to_string(), "there is no disk `other`");
-    assert_eq!(attach("test0", 4, 0).to_string(), "disk `test0` has no queue 4: it has 4, counted from 0");
+    assert_eq!(
+        attach("test0", 4, 0).to_string(),
+        "disk `test0` has no queue 4: it has 4 queues, counted from 0"
+    );
     assert_eq!(attach("test0", 0, 7).to_string(), "there is no worker 7");
     let gone = server.remove_worker(WorkerId(7), ENOUGH).unwrap_err();
     assert!(matches!(gone, AdminError::NoWorker { .. }));
     let last = server.remove_worker(WorkerId(0), ENOUGH).unwrap_err();
-    assert_eq!(last.to_string(), "worker 0 is the last one: add another first");
+    assert_eq!(last.to_string(), "worker 0 is the last worker: add another worker first");
     assert!(serves(&mut guest));
 }
 

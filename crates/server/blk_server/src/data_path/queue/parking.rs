@@ -208,7 +208,10 @@ impl Queue {
             .sum();
         if lost > 0 {
             let (disk, queue) = (self.disk.name(), self.index);
-            warn!(disk, queue, lost, "the front-end removed the memory of parked requests, so these requests fail");
+            warn!(
+                disk,
+                queue, lost, "the front-end removed the memory of parked requests, so these requests fail"
+            );
             self.parked.retry_all();
         }
     }

@@ -63,7 +63,11 @@ fn log_other_position(start: &QueueStart, ring: &DeviceQueue) {
         let (disk, queue, base, position) = (start.disk.name(), start.index, start.base, ring.position());
         warn!(
             disk,
-            queue, suppressed, base, position, "the front-end's ring base is stale; using the ring's own position"
+            queue,
+            suppressed,
+            base,
+            position,
+            "the front-end's ring base is stale; using the ring's own position"
         );
     }
 }

@@ -134,7 +134,9 @@ impl BufferPool {
         if !self.shares.take(file) {
             return Err(NoBuffers::Exhausted);
         }
-        let Some(mut large) = self.large.pop() else { unreachable!("there is a large description for each share") };
+        let Some(mut large) = self.large.pop() else {
+            unreachable!("there is a large description for each share")
+        };
         match large.fill(view, ranges) {
             Ok(()) => Ok(large),
             Err(refused) => {

@@ -119,7 +119,11 @@ pub enum WorkerOptionsError {
         cpu: u32,
     },
     /// The CPU is off or does not exist.
-    #[error("CPU {} is offline or does not exist: the online CPUs are {}", format_cpus(cpus), format_cpus(online))]
+    #[error(
+        "CPU {} is offline or does not exist: the online CPUs are {}",
+        format_cpus(cpus),
+        format_cpus(online)
+    )]
     Offline {
         /** The CPUs that are not online. */
         cpus: Vec<u32>,

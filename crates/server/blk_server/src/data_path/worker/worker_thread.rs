@@ -221,8 +221,10 @@ mod tests {
             (on(&cpus[..1]).check().unwrap_err().to_string(), cpus)
         });
         let (error, cpus) = refused.join().unwrap();
-        let expected =
-            format!("CPU {} is outside the process's affinity mask: the process may run on {}", cpus[0], cpus[1]);
+        let expected = format!(
+            "CPU {} is outside the process's affinity mask: the process may run on {}",
+            cpus[0], cpus[1]
+        );
         assert!(error.starts_with(&expected), "{error}");
     }
 }
