@@ -340,7 +340,7 @@ impl<'a> Frozen<'a> {
     }
 
     /// Gives the disks to the other process. This process never accesses them again and must end. The caller keeps the
-    /// returned value until then, because it prevents all changes.
+    /// returned value until then, because the value prevents all changes.
     #[must_use]
     pub fn give_up(mut self) -> GivenUp<'a> {
         self.given_up = true;
@@ -479,7 +479,7 @@ fn begin(
         list.forget(&shared);
     });
     spawned.map_err(|error| error.to_string())?;
-    // Waits here because the upgrade can still fail at this point.
+    // Waits for the thread's report, because the upgrade can still fail at this point.
     let entry = confined.recv().map_err(|_| "its thread has ended".to_owned())?;
     entry.map_err(|error| error_line(&error))?;
     Ok(Rebuilt { go, started })

@@ -112,7 +112,7 @@ impl Server {
     /// Like [`Server::start`], but accepts no front-end until [`Server::accept_front_ends`]: new front-ends wait.
     ///
     /// # Errors
-    /// Those of [`Server::start`].
+    /// The errors of [`Server::start`].
     pub fn prepare(
         config: &ServerConfig,
         opener: &Arc<dyn Opener>,
@@ -125,7 +125,7 @@ impl Server {
     /// costs two clock readings and two shared counters per worker pass.
     ///
     /// # Errors
-    /// Those of [`Server::start`].
+    /// The errors of [`Server::start`].
     pub fn start_counting(
         config: &ServerConfig,
         opener: &Arc<dyn Opener>,
@@ -448,7 +448,7 @@ impl Server {
     /// workers, or over all, within `timeout`. The balancer may then move them.
     ///
     /// # Errors
-    /// Those of [`Server::attach_all`]. The limit takes effect nevertheless.
+    /// The errors of [`Server::attach_all`]. The limit takes effect nevertheless.
     pub fn spread(
         &self,
         disk: &str,

@@ -5,8 +5,8 @@
 //! - A line of [`counters!`] declares a counter: its field, JSON key, unit and column. The macro generates the plain
 //!   struct with serde, the atomic copy, and all functions that treat every counter alike. A new counter needs a line
 //!   here and the code that counts it.
-//! - Loads and stores are relaxed: no other data depends on a counter, and it has one writer at a time. The channel
-//!   through which a queue moves orders its two writers.
+//! - Loads and stores are relaxed: no other data depends on a counter, and a counter has one writer at a time. The
+//!   channel through which a queue moves orders the queue's two writers.
 //! - A counter starts at 0 with its queue or worker and never decreases. A queue's counters move with it, and its disk
 //!   keeps them when it ends (`disk/totals.rs`).
 

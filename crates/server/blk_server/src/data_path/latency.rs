@@ -4,8 +4,8 @@
 //!
 //! - A power of two has [`BUCKETS_PER_OCTAVE`] buckets, so a percentile is at most an eighth too high. Each time below
 //!   16 ns has a bucket of its own; all times of 69 s and more share the last one.
-//! - A queue's cells have one writer at a time, like its counters (`counters.rs`). docs/decisions/0055 says why this is
-//!   not a crate.
+//! - A queue's cells have one writer at a time, like its counters (`counters.rs`). docs/decisions/0055 explains why no
+//!   crate is used for this.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -47,7 +47,7 @@ pub struct LatencyHistogram {
 }
 
 impl LatencyHistogram {
-    /// Makes a histogram from [`LatencyHistogram::buckets`] of another one.
+    /// Makes a histogram from the [`LatencyHistogram::buckets`] of another histogram.
     pub fn from_buckets(buckets: impl IntoIterator<Item = (u64, u64)>, sum_ns: u64, max_ns: u64) -> Self {
         let mut histogram = Self { counts: Vec::new(), sum_ns, max_ns };
         for (below_ns, requests) in buckets {

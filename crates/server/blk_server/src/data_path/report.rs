@@ -108,7 +108,7 @@ pub struct GroupReport {
 pub struct QueueReport {
     /// The queue's number on the disk.
     pub index: u16,
-    /// The worker that serves it.
+    /// The worker that serves the queue.
     pub worker: WorkerId,
     /// Number of descriptors.
     pub size: u16,

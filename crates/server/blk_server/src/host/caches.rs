@@ -36,7 +36,8 @@ impl Caches {
         caches
     }
 
-    /// The index of the cache that all `cpus` share. `None` for several caches, an unknown one, or no CPUs.
+    /// The index of the cache that all `cpus` share. `None` if the CPUs use several caches or an unknown cache, or if
+    /// there are no CPUs.
     pub(crate) fn of(&self, cpus: &[u32]) -> Option<usize> {
         if cpus.is_empty() {
             return None;

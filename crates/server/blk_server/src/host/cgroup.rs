@@ -68,7 +68,7 @@ pub enum CgroupError {
     },
     /// The user may not move this process's threads into the group.
     #[error(
-        "no permission to join cgroup {}: this user must be able to write its cgroup.threads, and cgroup.procs of the group above both (chown, or Delegate=yes in a systemd unit); a server in its sandbox joins only groups named at its start, and those below its own",
+        "no permission to join cgroup {}: this user must be able to write its cgroup.threads, and cgroup.procs of the group above both (chown, or Delegate=yes in a systemd unit); a sandboxed server can join only groups that were named at its start and groups below its own",
         path.display()
     )]
     Denied {
@@ -246,7 +246,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let elsewhere = join(folder.path()).unwrap_err();
         let missing = join(Path::new("/no/such/group")).unwrap_err();
-        // On a host without version 2, the error is that one.
+        // On a host without version 2, the error says that.
         let known = |error: &CgroupError| matches!(error, CgroupError::NoHierarchy { .. });
         assert!(known(&elsewhere) || matches!(elsewhere, CgroupError::NotVersion2 { .. }), "{elsewhere}");
         assert!(

@@ -11,7 +11,7 @@ use crate::host::cpu_list::parse_kernel_list;
 /// Linux's list of nodes.
 const NODES: &str = "/sys/devices/system/node";
 
-/// The node of all `cpus`. `None` for several nodes, an unknown one, or no CPUs.
+/// The node of all `cpus`. `None` if the CPUs are on several nodes or an unknown node, or if there are no CPUs.
 pub(crate) fn node_of(cpus: &[u32]) -> Option<u32> {
     node_in(Path::new(NODES), cpus)
 }

@@ -47,8 +47,8 @@ pub(super) fn mapped(
 }
 
 impl DirtyLogging {
-    /// The data that another server needs to mark the same log. The front-end's other messages determine whether the
-    /// server marks stores in it.
+    /// The data that another server needs to continue the same log. The front-end's other messages determine whether
+    /// the server marks stores in it.
     pub(super) fn state(&self, fds: &mut Outgoing) -> (Option<DirtyLogState>, Option<Place>) {
         let log = self.bits.as_ref().map(|bits| bits.region()).map(|region| DirtyLogState {
             fd: fds.put(region.fd()),

@@ -12,9 +12,10 @@
 //!   its session in the old process (docs/decisions/0045).
 //! - The lease of the disk's rings is handed over. In the new process, a session without the lease starts no ring
 //!   before its front-end's next message.
-//! - The new process checks the state as if a front-end had sent it, because the other server received it from one.
+//! - The new process checks the state as if a front-end had sent it, because the old process received the state from
+//!   one.
 //!
-//! All sessions of a server: `live_upgrade.rs`. Queues and workers: `assignment/frozen.rs`.
+//! `live_upgrade.rs` hands over all sessions of a server. `assignment/frozen.rs` freezes the queues.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -11,7 +11,8 @@
 //!   makes each log large enough for the disk's longest ring (docs/decisions/0042). A ring that is longer than its log
 //!   runs without one.
 //! - A running ring records its requests only in the log with which it started. The session therefore refuses another
-//!   log until the rings are stopped. It accepts the same log again and changes nothing.
+//!   log until the rings are stopped. If the front-end passes the same log again, the session accepts it and changes
+//!   nothing.
 //!
 //! Spec: vhost-user, "Inflight description". The logs' content is in `virtqueue`.
 

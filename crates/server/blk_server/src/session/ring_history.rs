@@ -2,8 +2,8 @@
 //!
 //! - The server knows a ring if this session or an earlier one of the disk has opened it (`write_cache.rs`), or if the
 //!   guest has chosen a mode in this session.
-//! - It does not know a ring that ran in another server, even if that ring has once failed to start in this one. If
-//!   such a ring is in use, writes are durable until the guest chooses (`ring_start.rs`).
+//! - The server does not know a ring that ran in another server, even if that ring has once failed to start in this
+//!   one. If such a ring is in use, writes are durable until the guest chooses (`ring_start.rs`).
 
 use virtio_blk::Negotiated;
 

@@ -4,10 +4,10 @@
 //! the number of these CPUs, is higher, that value counts instead: a queue gains nothing from another worker on the
 //! same CPU.
 //!
-//! Demand is load, except on a fully busy worker. There, a queue that uses about as much as the largest one is
-//! *hungry*: it uses all the time that it gets, so its demand cannot be measured. The model assumes that all hungry
-//! queues are alike, and counts each with the largest share that any of them gets on any worker. This distinguishes ten
-//! queues on one full worker from ninety on another.
+//! Demand is load, except on a fully busy worker. On such a worker, a queue that uses about as much as the largest
+//! queue is *hungry*: it uses all the time that it gets, so its demand cannot be measured. The model assumes that all
+//! hungry queues are alike, and counts each with the largest share that any of them gets on any worker. This
+//! distinguishes ten queues on one full worker from ninety on another.
 
 use std::collections::HashMap;
 

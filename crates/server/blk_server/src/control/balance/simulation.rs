@@ -1,7 +1,7 @@
 //! A small deterministic simulation of CPUs, workers and queues, for tests of the rule. Each step takes 100 ms.
 //!
-//! A worker divides its time as a real one does: a queue with little demand gets it all, and the others share the rest
-//! evenly. Queues may demand more than is available.
+//! A worker divides its time as a real one does: a queue with little demand gets all that it demands, and the others
+//! share the rest evenly. Queues may demand more than is available.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_precision_loss,

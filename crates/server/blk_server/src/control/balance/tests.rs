@@ -207,7 +207,7 @@ fn caches_that_are_unknown_or_all_the_same_change_no_decision() {
     let moves = World::new(3, &demands).run(SOON);
     assert!(!moves.is_empty());
     assert_eq!(World::new(3, &demands).cached(&[7; 3]).run(SOON), moves);
-    // Two workers are not bound to CPUs of one cache.
+    // Two of the workers have no known cache.
     assert_eq!(World::new(3, &demands).cached(&[7]).run(SOON), moves);
 }
 

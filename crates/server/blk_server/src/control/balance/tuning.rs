@@ -14,8 +14,8 @@ pub(super) const PATIENCE: u32 = 3;
 pub(super) const MOST_MOVES: usize = 8;
 /// What a move costs the queue: it stops until its slowest request has completed, and then runs with cold caches.
 pub(super) const MOVE_COST: Duration = Duration::from_millis(2);
-/// Minimum delay that the batches of other queues cause to a request on a fully busy worker. It makes moving a queue
-/// with few requests worthwhile, but not a queue with almost none.
+/// Minimum delay that the batches of other queues cause to a request on a fully busy worker. This delay makes moving a
+/// queue with few requests worthwhile, but not a queue with almost none.
 pub(super) const CROWD_DELAY: Duration = Duration::from_micros(100);
 /// How long a queue stays on its worker after its first move.
 pub(super) const FIRST_STAY: Duration = Duration::from_secs(2);

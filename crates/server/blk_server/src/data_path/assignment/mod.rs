@@ -403,7 +403,7 @@ impl WorkerSet {
         }
     }
 
-    /// Moves the queue to `worker`, or records that it must start there.
+    /// Moves the queue to `worker`, or records that it must start on that worker.
     pub(crate) fn attach(
         &self,
         disk: &Disk,

@@ -58,7 +58,7 @@ pub struct DiskConfig {
     pub queues: u16,
     /// Largest accepted queue size: a power of two from 2 to 1024 descriptors.
     pub queue_size: u16,
-    /// Whether the guest may change the write-cache mode. The image's cache mode is the initial one.
+    /// Whether the guest may change the write-cache mode. The image's cache mode is the initial mode.
     pub wce: Wce,
     /// The disk's engine; `None`: the server's engine.
     pub engine: Option<Arc<EngineSource>>,
@@ -261,14 +261,14 @@ impl Disk {
         most.into_iter().chain(placed).min()
     }
 
-    /// Applies to queues that start from now on. The caller moves running ones.
+    /// Applies to queues that start from now on. The caller moves running queues.
     pub(crate) fn set_most_workers(&self, most: Option<NonZeroUsize>) {
         self.most_workers.store(most.map_or(0, NonZeroUsize::get), Ordering::Relaxed);
     }
 
     /// The image for one worker, with a separate file description. The kernel reports lost pages once to each
-    /// description. If workers shared one, the first sync would get the report, and another worker's sync would succeed
-    /// although data was lost. All descriptions share the locks.
+    /// description. If workers shared a description, the first sync would get the report, and another worker's sync
+    /// would succeed although data was lost. All descriptions share the locks.
     pub(crate) fn file_for(&self, worker: WorkerId) -> Arc<File> {
         if self.takes_own_file(worker) {
             return Arc::clone(self.image.file());

@@ -19,11 +19,11 @@ pub struct SlowRequest {
     pub at: SystemTime,
     /// The queue's number.
     pub queue: u16,
-    /// Its type: `read`, `write`, `flush`, `discard` or `write zeroes`.
+    /// The request's type: `read`, `write`, `flush`, `discard` or `write zeroes`.
     pub kind: &'static str,
-    /// Its first sector.
+    /// The request's first sector.
     pub sector: u64,
-    /// Its length.
+    /// The request's length.
     pub bytes: u64,
     /// The time from taking the request to answering it, including the time for which it was parked.
     pub took: Duration,

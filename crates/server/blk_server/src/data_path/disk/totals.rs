@@ -55,7 +55,7 @@ impl Totals {
         totals
     }
 
-    /// Adds the totals of the previous server. Its gauges no longer apply.
+    /// Adds the totals of the previous server. The previous server's gauges are left out, because they no longer apply.
     pub(crate) fn restore(&self, totals: &DiskTotals) {
         let ended = &mut self.parts().ended;
         ended.counters = ended.counters.plus(&totals.counters.without_gauges());

@@ -83,7 +83,7 @@ impl PendingInterrupt {
         (self.count, self.since) = (0, None);
     }
 
-    /// The latest time to call the driver. `None`: no interrupt is pending.
+    /// The time by which the driver must be called. `None`: no interrupt is pending.
     #[inline]
     pub(crate) fn due(&self) -> Option<Instant> {
         let time = self.coalescing?.time;

@@ -445,7 +445,7 @@ impl Queue {
         }
     }
 
-    /// The latest time to call the driver. `None`: no interrupt is pending.
+    /// The time by which the driver must be called. `None`: no interrupt is pending.
     #[inline]
     pub(crate) fn call_due(&self) -> Option<Instant> {
         self.pending_interrupt.due()

@@ -103,7 +103,8 @@ impl Queue {
         self.has_retries()
     }
 
-    /// Whether the next pass retries parked requests. It does not during a drain, which would take longer.
+    /// Whether the next pass retries parked requests. During a drain it does not, because a retry would prolong the
+    /// drain.
     #[inline]
     pub(crate) fn has_retries(&self) -> bool {
         self.parked.has_retries() && self.state != State::Draining

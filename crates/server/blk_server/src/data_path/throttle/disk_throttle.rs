@@ -115,7 +115,7 @@ impl BucketSet {
         kinds.filter_map(|(kind, buckets)| Some((kind, buckets.as_ref()?.paid_at()))).collect()
     }
 
-    /// Takes over the state from another process, as far as the same quantities are limited.
+    /// Takes over the state from another process, for each quantity that both processes limit.
     pub(crate) fn take_over(&self, state: &PaidAt, now: u64) {
         for (kind, paid_at) in state {
             if let Some(Some(buckets)) = self.kinds.get(*kind) {

@@ -199,7 +199,7 @@ mod tests {
         lane.owe(10);
         let mine = lane.book();
         assert_eq!(lane.reach(mine, NOW), Err(NOW + 10 * MS));
-        // A queue that asks late loses nothing, apart from the time beyond the credit.
+        // A queue that asks late loses only the time beyond the credit.
         assert!((1..10).all(|ms| lane.reach(mine, NOW + ms * MS).is_err()));
         assert_eq!(lane.reach(mine, NOW + 10 * MS), Ok(()));
     }

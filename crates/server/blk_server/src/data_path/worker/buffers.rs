@@ -2,8 +2,8 @@
 //!
 //! - The pool has enough small descriptions for all requests of the engine. A few large descriptions serve requests
 //!   with many pieces.
-//! - Each disk has its share of the large descriptions (`io_engine::Shares`). A request that gets none waits in its
-//!   ring until its disk returns one.
+//! - Each disk has its share of the large descriptions (`io_engine::Shares`). A request that gets no description waits
+//!   in its ring until its disk returns one.
 //! - The pool grows when queues start, not per request. All queues that use the engine share it.
 
 use std::sync::Arc;

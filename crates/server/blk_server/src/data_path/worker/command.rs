@@ -1,6 +1,6 @@
 //! Commands for a worker, and how other threads send them.
 //!
-//! A worker shares no state with other threads. They send it a [`Command`] and signal its wakeup fd. The command
+//! A worker shares no state with other threads, which send it a [`Command`] and signal its wakeup fd. The command
 //! contains a channel for the answer. `worker/commands.rs` carries commands out.
 
 use std::io;
@@ -67,7 +67,8 @@ pub(crate) enum Command {
     Cancel(Option<u64>),
     /// The disk's limits have changed.
     Limits(u64),
-    /// Starts the worker's engine of this source, even if no queue of the worker uses it. Answers whether it runs.
+    /// Starts the worker's engine of this source, even if no queue of the worker uses it. Answers whether the engine
+    /// runs.
     StartEngine(Arc<EngineSource>, Option<SyncSender<io::Result<()>>>),
     /// Retries the disk's parked requests. Answers with their number.
     Resume(u64, SyncSender<usize>),

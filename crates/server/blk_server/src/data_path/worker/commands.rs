@@ -250,7 +250,7 @@ impl Worker {
     }
 
     /// Announces the new memory to the engine first, so that regions in both tables stay registered. Ops may therefore
-    /// be in the engine meanwhile, unless regions are removed: then the queue was drained first.
+    /// be in the engine meanwhile, except if regions are removed: the queue has then been drained first.
     fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         let Some(engine) = self.engines.get_mut(entry.engine) else { return };

@@ -54,7 +54,7 @@ use engines::{ENGINE, Engines};
 
 /// Number of empty passes after which a queue enables its kicks and becomes inactive.
 const IDLE_PASSES: u32 = 64;
-/// How often a worker with requests in flight checks for stuck ones.
+/// How often a worker with requests in flight checks whether any of them is stuck.
 const STUCK_CHECK: Duration = Duration::from_secs(10);
 /// Watch token of the worker's wakeup fd. Queue ids have 32 bits, so none equals this token.
 const WAKEUP: WatchToken = WatchToken(1 << 32);

@@ -82,7 +82,7 @@ pub(crate) fn warn_if_crowded(workers: &[WorkerOptions]) {
     }
 }
 
-/// The CPUs of `workers` if there are fewer CPUs than workers.
+/// Returns the CPUs that `workers` may use, if they are fewer than the workers.
 fn crowded(workers: &[WorkerOptions], allowed: &[u32]) -> Option<Vec<u32>> {
     let cpus_of = |worker: &WorkerOptions| {
         if worker.cpus.is_empty() { allowed.to_vec() } else { worker.cpus.clone() }
