@@ -73,7 +73,7 @@ fn queues_that_move_under_load_lose_nothing(ring: Format) {
     let rounds: Vec<u64> = std::thread::scope(|scope| {
         let loads: Vec<_> = guests.into_iter().map(|guest| scope.spawn(|| load(guest, &end))).collect();
         for step in 0..200_u32 {
-            // Each queue visits each worker, in another order each time.
+            // Each queue visits each worker, in a different order each time.
             attach(&rig, (step % 4) as u16, (step.wrapping_mul(2_654_435_761) >> 8) % 3).unwrap();
             attach(&rig, (step % 4) as u16, (step / 4) % 3).unwrap();
         }

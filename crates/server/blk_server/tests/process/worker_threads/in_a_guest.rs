@@ -41,7 +41,7 @@ fn in_guest() -> bool {
     in_guest
 }
 
-/// The NUMA node of `cpu`, from another kernel file than the one that bareblk reads.
+/// The NUMA node of `cpu`, from a different kernel file than bareblk reads.
 fn node_of(cpu: u32) -> u32 {
     let links = fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}")).unwrap();
     let names = links.map(|link| link.unwrap().file_name().into_string().unwrap());
@@ -75,7 +75,7 @@ fn threaded(name: &str) {
     write(&format!("{name}/cgroup.type"), "threaded");
 }
 
-/// A number in a group's `cpu.stat`.
+/// Returns a value from a group's `cpu.stat`.
 fn cpu_stat(group: &str, key: &str) -> u64 {
     let stat = read(&format!("{group}/cpu.stat"));
     let words = stat.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')).unwrap();
