@@ -201,7 +201,7 @@ pub enum AdminError {
     },
     /// Requests in flight did not complete in time; the completion worker is unchanged.
     #[error(
-        "disk `{disk}` still has requests in flight after {} s; its completion worker stays as it was",
+        "disk `{disk}` still has requests in flight after {} s; its completion worker is unchanged",
         timeout.as_secs_f64(),
         disk = disk.escape_debug()
     )]

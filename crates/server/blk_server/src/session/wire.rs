@@ -5,8 +5,8 @@
 //! - A message may arrive in any number of packets. If it is incomplete [`MESSAGE_TIMEOUT`] after its first byte, the
 //!   session ends, so that no front-end can block a session's thread with half a message.
 //! - The disk is charged for each descriptor on arrival, even if the message is incomplete.
-//! - The session waits for its socket, its own wake-up and `pause` at once, even in the middle of a message. The
-//!   received part is kept until the rest arrives, or is handed to another server (docs/decisions/0045).
+//! - The session waits for its socket, its own wake-up and `pause` at the same time, even in the middle of a message.
+//!   The received part is kept until the rest arrives, or is handed to another server (docs/decisions/0045).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,7 +31,7 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) request: FrontendReq,
-    /// The front-end set NEED_REPLY and waits for success or failure (feature REPLY_ACK).
+    /// Whether the front-end set NEED_REPLY, and so waits for success or failure (feature REPLY_ACK).
     pub(crate) need_reply: bool,
     pub(crate) body: Vec<u8>,
     pub(crate) fds: Vec<PassedFd>,

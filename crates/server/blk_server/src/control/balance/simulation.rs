@@ -148,7 +148,7 @@ impl World {
         if self.completions.is_some_and(|(completer, _)| completer == id) { fixed } else { 0.0 }
     }
 
-    /// The largest share that each worker could have, given the others on its CPU.
+    /// The largest share that each worker could have, given the other workers on its CPU.
     fn share_cpus(&self, wanted: &[f64]) -> Vec<f64> {
         let mut given = vec![0.0; wanted.len()];
         for (cpu, capacity) in self.cpus.iter().enumerate() {

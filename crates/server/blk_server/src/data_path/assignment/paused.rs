@@ -2,7 +2,7 @@
 //!
 //! `new queues wait → Release to all at once → all drained → act → Adopt by the same workers → new queues start`
 //!
-//! - All queues pause, or none: if one does not drain in time, the others return to their workers at once.
+//! - All queues pause, or none: if one does not drain in time, the others return to their workers immediately.
 //! - The lock of each queue's place is held throughout. A session's message about the ring waits for the lock, and so
 //!   does a move. A worker with a paused queue cannot be removed.
 

@@ -112,11 +112,11 @@ pub(crate) struct Queue {
     call: Option<Arc<OwnedFd>>,
     err: Option<Arc<OwnedFd>>,
     state: State,
-    /// The queue is about to stop, and parks failed requests only if `leaves_parked`.
+    /// Whether the queue is about to stop. If so, it parks failed requests only if `leaves_parked`.
     ends: bool,
     /// Whether parked requests stay in the in-flight log for the next server.
     leaves_parked: bool,
-    /// The queue stopped taking requests because the engine or the pool had no room for the disk.
+    /// Whether the queue stopped taking requests because the engine or the pool had no room for the disk.
     waits_for_room: bool,
     pending_interrupt: PendingInterrupt,
     counted: QueueCounters,

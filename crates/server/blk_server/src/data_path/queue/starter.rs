@@ -1,4 +1,4 @@
-//! Steps 4 and 5: converts a parsed request into ops for the engine, or completes it at once.
+//! Steps 4 and 5: converts a parsed request into ops for the engine, or completes it immediately.
 //!
 //! `Request → checked range of the image → in-flight slot → op(s), pushed`
 

@@ -67,13 +67,13 @@ impl Bucket {
         self.paid_at.fetch_sub(cost_ns, Relaxed);
     }
 
-    /// Units that may be used at once.
+    /// Units that may be used immediately.
     pub(crate) fn credit(&self, now: u64) -> u64 {
         let lag_ns = now.saturating_sub(self.paid_at.load(Relaxed)).min(self.capacity_ns);
         units_in(lag_ns, self.rate)
     }
 
-    /// Units that may be used at once after a long pause.
+    /// Units that may be used immediately after a long pause.
     pub(crate) fn capacity(&self) -> u64 {
         units_in(self.capacity_ns, self.rate)
     }

@@ -99,7 +99,7 @@ impl BucketSet {
             match (&new, old) {
                 (Some(made), Some(old)) if made.settings == old.settings => *new = Some(old.clone()),
                 (Some(made), Some(old)) => {
-                    // A turn that was booked ahead no longer counts, so that the change takes effect at once.
+                    // A turn that was booked ahead no longer counts, so that the change takes effect immediately.
                     let paid_at: Vec<u64> =
                         old.paid_at().into_iter().map(|paid_at| paid_at.min(now)).collect();
                     made.take_over(&paid_at, now);
@@ -138,7 +138,7 @@ pub struct LimitReport {
     pub kind: LimitKind,
     /// The limit's settings.
     pub settings: RateSettings,
-    /// Units that may be used at once.
+    /// Units that may be used immediately.
     pub credit: u64,
     /// The credit after a long pause.
     pub capacity: u64,

@@ -48,7 +48,7 @@ impl Cost {
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     balance: i64,
-    /// The end of the booked quantum.
+    /// The end of the booked quantum, for [`Lane::reach`]; `None`: nothing is booked.
     booked: Option<u64>,
 }
 
@@ -145,8 +145,8 @@ impl QueueGate {
     pub(crate) fn charge(&mut self, cost: Cost) {
         self.last = Some(cost);
         self.change(cost, i64::saturating_sub_unsigned);
-        // Books the next quantum at once, so that a queue with one request at a time does not fall behind a queue that
-        // has many.
+        // Books the next quantum immediately, so that a queue with one request at a time does not fall behind a queue
+        // that has many.
         for (account, lane) in self.accounts.iter_mut().zip(self.throttle.lanes()) {
             if let Some(lane) = lane.filter(|_| account.balance <= 0) {
                 account.booked.get_or_insert_with(|| lane.book());

@@ -8,8 +8,8 @@
 //!   units once `granted` has reached that value.
 //! - The disk has at most one turn in its buckets, however many queues wait. Therefore a disk's share of a group
 //!   depends neither on the number of its queues nor on the size of its requests.
-//! - Any queue may book the turn, or grant it once its slot has come. If two queues do this at once, one of them undoes
-//!   its part.
+//! - Any queue may book the turn, or grant it once its slot has come. If two queues do this at the same time, one of
+//!   them undoes its part.
 //! - All memory orderings are relaxed: the counters protect no other data. A thread that stalls between two steps does
 //!   not delay the others, which book another turn.
 
