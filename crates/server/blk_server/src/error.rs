@@ -1,5 +1,5 @@
-//! Why a server does not start, and why a running server refuses a change. Names are escaped, so each error is one
-//! line.
+//! Errors: why a server does not start, and why a running server refuses a change. Names are escaped, so each error is
+//! one line.
 
 use std::io;
 use std::path::PathBuf;
@@ -47,13 +47,13 @@ pub enum ServerError {
     /// The process has no free threads or descriptors.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
-    /// Two disks with one name.
+    /// Two disks have the same name.
     #[error("two disks are named `{name}`: give each disk its own name", name = name.escape_debug())]
     NameTwice {
         /** The disk's name. */
         name: String,
     },
-    /// Two disks with one socket.
+    /// Two disks have the same socket.
     #[error(
         "socket {} already belongs to disk `{other}`: give each disk its own socket",
         path.display(),
@@ -98,7 +98,7 @@ pub enum AdminError {
         id: WorkerId,
     },
     /// The disk has no queue with this number.
-    #[error("disk `{disk}` has no queue {queue}: it has {queues}, counted from 0", disk = disk.escape_debug())]
+    #[error("disk `{disk}` has no queue {queue}: it has {queues} queues, counted from 0", disk = disk.escape_debug())]
     NoQueue {
         /** The disk's name. */
         disk: String,
@@ -108,7 +108,7 @@ pub enum AdminError {
         queues: u16,
     },
     /// The last worker cannot be removed.
-    #[error("worker {id} is the last one: add another first")]
+    #[error("worker {id} is the last worker: add another worker first")]
     LastWorker {
         /** The worker's number. */
         id: WorkerId,
@@ -179,7 +179,7 @@ pub enum AdminError {
         /** The group's name. */
         group: String,
     },
-    /// Limits that make no sense.
+    /// The limits are invalid.
     #[error("{what} `{name}`: {source}", name = name.escape_debug())]
     Limits {
         /** A disk or a group. */
@@ -201,7 +201,7 @@ pub enum AdminError {
     },
     /// Requests in flight did not complete in time; the completion worker is unchanged.
     #[error(
-        "disk `{disk}` still has requests in flight after {} s; its completion worker stays as it was",
+        "disk `{disk}` still has requests in flight after {} s; its completion worker is unchanged",
         timeout.as_secs_f64(),
         disk = disk.escape_debug()
     )]
@@ -212,7 +212,7 @@ pub enum AdminError {
         timeout: Duration,
     },
     /// A front-end is using the disk.
-    #[error("disk `{disk}` is in use by a front-end: stop its guest first, or force it", disk = disk.escape_debug())]
+    #[error("disk `{disk}` is in use by a front-end: stop its guest first, or force the removal", disk = disk.escape_debug())]
     InUse {
         /** The disk's name. */
         disk: String,
@@ -261,7 +261,7 @@ pub enum AdminError {
         source: std::io::Error,
     },
     /// The image was not cloned.
-    #[error("there is no snapshot of disk `{disk}`", disk = disk.escape_debug())]
+    #[error("cannot take a snapshot of disk `{disk}`", disk = disk.escape_debug())]
     NotCloned {
         /** The disk's name. */
         disk: String,
@@ -270,7 +270,7 @@ pub enum AdminError {
         source: disk_image::CloneError,
     },
     /// The image cannot have the requested size.
-    #[error("disk `{disk}` keeps its size", disk = disk.escape_debug())]
+    #[error("cannot resize disk `{disk}`", disk = disk.escape_debug())]
     Resize {
         /** The disk's name. */
         disk: String,
@@ -281,18 +281,18 @@ pub enum AdminError {
     /// A disk must not shrink while a guest uses it.
     #[error(
         "disk `{disk}` has {from_bytes} bytes: with {to_bytes} bytes it would lose the data beyond that; \
-         force it if you want that",
+         force the change if you want that",
         disk = disk.escape_debug()
     )]
     WouldShrink {
         /** The disk's name. */
         disk: String,
-        /** The present size. */
+        /** The current size. */
         from_bytes: u64,
         /** The requested size. */
         to_bytes: u64,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {action}")]
     System {
         /** The attempted action. */

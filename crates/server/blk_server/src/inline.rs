@@ -1,4 +1,4 @@
-//! A worker without a thread, stepped by its caller. Only for benchmarks and fuzzing of the request path.
+//! A worker that has no thread and is stepped by its caller. Only for benchmarks and fuzzing of the request path.
 //!
 //! `kick → InlineWorker::serve (wait, pass until idle, arm) → call`
 //!
@@ -37,7 +37,7 @@ pub struct InlineWorker {
     session: Arc<SessionLink>,
     kick: Arc<OwnedFd>,
     call: Option<Arc<OwnedFd>>,
-    /// The worker's number for the queue.
+    /// The worker's id for the queue.
     queue: u32,
 }
 
@@ -89,7 +89,7 @@ impl InlineWorker {
     /// Stops the queue. From now on the worker does not access the ring, and its memory may change.
     ///
     /// # Errors
-    /// A request is in flight.
+    /// A request is still in flight.
     pub fn stop(&mut self) -> io::Result<()> {
         let (queue, (done, stopped)) = (self.queue, sync_channel(1));
         self.command(Command::Stop(queue, done))?;
@@ -142,14 +142,14 @@ impl InlineWorker {
     }
 
     // The compiler must not inline this function: profilers identify the device's side by its name.
-    /// Sleeps until a kick, then serves until the queue is empty and wants kicks again.
+    /// Sleeps until a kick, then serves until the queue is empty and its kicks are enabled again.
     #[inline(never)]
     pub fn serve(&mut self) {
         self.worker.sleep();
         self.run_until_idle();
     }
 
-    /// Like [`InlineWorker::serve`], but without sleeping: needs no kick, and also serves a queue that takes no
+    /// Like [`InlineWorker::serve`], but without sleeping: this needs no kick, and also serves a queue that takes no
     /// requests.
     pub fn serve_now(&mut self) {
         signal(&self.wakeup);

@@ -351,7 +351,7 @@ fn workers_come_and_go_and_the_last_one_stays() {
     let workers = ok(&place, &["workers"]);
     assert_eq!(workers["workers"][1]["settings"]["nice"], 5);
     output(ctl(&place, &["workers", "remove", "0"]));
-    assert_says(&refusal(ctl(&place, &["workers", "remove", "1"])), &["worker 1 is the last one"]);
+    assert_says(&refusal(ctl(&place, &["workers", "remove", "1"])), &["worker 1 is the last worker"]);
     assert_says(&refusal(ctl(&place, &["workers", "remove", "0"])), &["there is no worker 0"]);
 }
 

@@ -212,7 +212,7 @@ fn file_system_without_reflinks_is_named_and_nothing_remains() {
     let _server = Server::start(command);
     let snapshot = |name: &str| format!("root={}", path(name).display());
     let line = refusal(ctl(&place, &["snapshot", &snapshot("snap")]));
-    assert_says(&line, &["there is no snapshot of disk `root`", "cannot clone files", "XFS", "btrfs"]);
+    assert_says(&line, &["cannot take a snapshot of disk `root`", "cannot clone files", "XFS", "btrfs"]);
     assert!(!path("snap").exists());
     assert_says(&refusal(ctl(&place, &["snapshot", &snapshot("disk.raw")])), &["exists already and stays"]);
     assert_says(&refusal(ctl(&place, &["snapshot", "root=/etc/snap"])), &["/etc/snap", "--allow-folders"]);

@@ -71,7 +71,7 @@ fn workers_run_as_they_are_told_and_the_log_says_where() {
     let started: Vec<&str> = log.lines().filter(|line| line.contains("worker started")).collect();
     assert_eq!(started.len(), 2, "{log}");
     assert_says(started[0], &["worker=0", &format!("cpus=\"{cpu}\""), "nice=3", "class=batch"]);
-    assert_says(&log, &["more workers than CPUs that they may run on", "workers=2"]);
+    assert_says(&log, &["more workers than CPUs on which they may run", "workers=2"]);
 }
 
 #[test]
@@ -88,7 +88,10 @@ fn workers_that_cannot_be_are_refused_before_an_image_is_made() {
     let place = Place::new();
     let image = place.path("new.raw");
     for (args, parts) in [
-        (["--cpus", "1023"], ["worker 0: CPU 1023", "CPU 1023 is offline or does not exist: online are"]),
+        (
+            ["--cpus", "1023"],
+            ["worker 0: CPU 1023", "CPU 1023 is offline or does not exist: the online CPUs are"],
+        ),
         (["--worker-cgroup", "/no/such/group{}"], ["worker 0", "group0"]),
     ] {
         let mut command = place.serve(&image, "s");

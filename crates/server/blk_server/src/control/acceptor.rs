@@ -1,6 +1,6 @@
 //! One thread that waits for connections on the listening sockets of all disks.
 //!
-//! `Acceptor::run (epoll) → number of a socket with a new connection → exports.rs`
+//! `Acceptor::run (epoll) → id of a socket with a new connection → exports.rs`
 //!
 //! Each socket is registered once with epoll, so accepting a connection, or adding and removing a socket while the
 //! thread sleeps, costs the same with a thousand sockets as with one.
@@ -16,7 +16,7 @@ use tracing::error;
 
 use crate::host::signal::signal;
 
-/// A number that no socket has.
+/// An id that no socket has.
 const QUIT: u64 = u64::MAX;
 /// The pause between two calls of `retry`.
 const RETRY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -31,7 +31,7 @@ pub(crate) struct Acceptor {
 
 impl Acceptor {
     /// # Errors
-    /// Out of descriptors.
+    /// The process has no free descriptors.
     pub(crate) fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let quit = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -42,7 +42,7 @@ impl Acceptor {
     /// Watches the socket. Does nothing if the socket is already watched.
     ///
     /// # Errors
-    /// Out of memory, or of watches that the user may have (`fs.epoll.max_user_watches`).
+    /// The kernel is out of memory, or the user has reached the limit of watches (`fs.epoll.max_user_watches`).
     pub(crate) fn add(&self, socket: impl AsFd, id: u64) -> io::Result<()> {
         match epoll::add(&self.epoll, socket, EventData::new_u64(id), EventFlags::IN) {
             Ok(()) | Err(Errno::EXIST) => Ok(()),
@@ -61,8 +61,8 @@ impl Acceptor {
         signal(&self.quit);
     }
 
-    /// Calls `ready` for each socket with a new connection, until [`Acceptor::quit`]. Calls `retry` after that, and
-    /// again at intervals while `retry` returns true.
+    /// Calls `ready` for each socket with a new connection, until [`Acceptor::quit`]. Calls `retry` before each wait,
+    /// and ends a wait after a pause if `retry` returned true.
     pub(crate) fn run(&self, mut ready: impl FnMut(u64), mut retry: impl FnMut() -> bool) {
         let mut events = Vec::with_capacity(EVENTS);
         loop {

@@ -3,9 +3,9 @@
 //!
 //! `busy worker → BalancerWakeup → reading → Decider → Balanced::move_queue → BalanceReport`
 //!
-//! - It has no timer. A worker that was busy for the last [`PERIOD`] signals it, at most once per period for all
-//!   workers together. While no worker is busy, the balancer sleeps.
-//! - It uses at most 1% of a CPU: after a slow reading it pauses for longer.
+//! - The balancer has no timer. A worker that was busy during the last [`PERIOD`] wakes the balancer, at most once per
+//!   period for all workers together. While no worker is busy, the balancer sleeps.
+//! - The balancer uses at most 1% of a CPU: after a slow reading it pauses for longer.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,13 +54,13 @@ struct History {
 
 impl Balancer {
     /// # Errors
-    /// Out of descriptors.
+    /// The process has no free descriptors.
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             wakeup: Arc::new(BalancerWakeup::new()?),
             history: Arc::default(),
             thread: Mutex::default(),
-            // Read now, because the server may drop the right to read it before it starts the thread.
+            // Read now, because the server may drop the right to read the CPU caches before it starts the thread.
             caches: Caches::here(),
         })
     }
@@ -73,7 +73,7 @@ impl Balancer {
     /// Starts the thread unless it already runs.
     ///
     /// # Errors
-    /// Out of threads.
+    /// The thread cannot be created.
     pub(crate) fn start(&self, balanced: Box<dyn Balanced>) -> std::io::Result<()> {
         let mut thread = self.thread();
         if thread.is_some() {
@@ -122,8 +122,8 @@ struct BalancerThread {
     history: Arc<Mutex<History>>,
     decider: Decider,
     last: Option<(Instant, Reading)>,
-    /// Time since the last reading that the balancer itself caused: longer pauses and moves, but not the wait for a
-    /// busy worker.
+    /// The part of the time since the last reading that the balancer itself used, for longer pauses and moves, but not
+    /// for waiting for a busy worker.
     own_time: Duration,
     /// CPUs that this process may use.
     cpus: usize,
@@ -185,12 +185,23 @@ impl BalancerThread {
         let result = self.balanced.move_queue(&name.disk, name.queue, wanted.to, DRAIN_LIMIT);
         let outcome = match result {
             Ok(()) => {
-                info!(disk = name.disk, queue = name.queue, "moved to worker {}: {}", wanted.to, wanted.why);
+                info!(
+                    disk = name.disk,
+                    queue = name.queue,
+                    "queue moved to worker {}: {}",
+                    wanted.to,
+                    wanted.why
+                );
                 MoveOutcome::Moved { took: start.elapsed() }
             }
             Err(error) => {
                 let error = error_line(&*error);
-                warn!(disk = name.disk, queue = name.queue, "not moved to worker {}: {error}", wanted.to);
+                warn!(
+                    disk = name.disk,
+                    queue = name.queue,
+                    "queue not moved to worker {}: {error}",
+                    wanted.to
+                );
                 MoveOutcome::Failed { error }
             }
         };

@@ -1,4 +1,4 @@
-//! The balancer's thread with a stand-in for the server.
+//! Tests the balancer's thread with a stand-in for the server.
 #![allow(clippy::unwrap_used)]
 
 use super::*;

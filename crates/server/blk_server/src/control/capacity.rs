@@ -1,6 +1,6 @@
 //! Changes or rereads a disk's size while the disk is served, and announces it to the guests.
 //!
-//! A file system that hangs costs one thread and one log line. Other disks are delayed only by seconds.
+//! A file system that hangs costs one thread and one log line, and delays other disks only by seconds.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,11 +15,11 @@ use crate::control::exports::{Export, Turn};
 use crate::error::AdminError;
 use crate::host::error_line::error_line;
 
-/// Limit for a file system to change a file's size. Only metadata changes, but the device may hang.
+/// Time limit for a file system to change a file's size. Only metadata changes, but the device may hang.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Limit for one image to report its size. After that, another thread reads the other images.
+/// Time limit for reading one image's size. After that, another thread reads the other images.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
-/// Limit for all images together.
+/// Time limit for all images together.
 const READ_ALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Disks whose size has not been read yet.
@@ -46,7 +46,7 @@ pub(crate) fn refresh_all(exports: Vec<Arc<Export>>) {
         match (ended, at) {
             (RecvTimeoutError::Timeout, Some(disk)) => error!(
                 disk,
-                "size not read after {} s: its file system hangs, or the disk is being changed",
+                "the image's size was not read within {} s: its file system hangs, or the disk is being changed",
                 READ_TIMEOUT.as_secs()
             ),
             _ => return,
@@ -82,7 +82,7 @@ fn refresh(export: &Arc<Export>) {
                 from, to, "image shrank; the disk keeps its size, and reads beyond the image's end fail"
             );
         }
-        Err(error) => error!(disk = disk.name(), "size not read: {}", error_line(&error)),
+        Err(error) => error!(disk = disk.name(), "cannot read the image's size: {}", error_line(&error)),
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! `add → list ← accept (a front-end connects → session thread); take out → socket, image and lock are released`
 //!
-//! - Names and sockets are unique. The image lock ensures that an image is served once, or several times read-only. It
-//!   works within one process as well as between processes.
+//! - Names and sockets are unique. The image lock ensures that an image is served once, or several times read-only. The
+//!   lock works within one process as well as between processes.
 //! - A thread locks the list for look-ups and while it accepts a front-end, but never while it waits for a guest, a
 //!   front-end or a device. The accepting thread therefore holds nothing of a removed disk.
-//! - Only one thread at a time may change a disk ([`Export::take_turn`]). Each wait for this has a limit.
+//! - Only one thread at a time may change a disk ([`Export::take_turn`]). Each wait for this right has a time limit.
 
 use std::collections::{HashMap, HashSet};
 use std::error::Error;
@@ -108,13 +108,13 @@ impl Drop for Turn {
 #[derive(Debug, Default)]
 struct List {
     disks: Vec<Arc<Export>>,
-    /// The server is stopping.
+    /// Whether the server is stopping.
     closed: bool,
-    /// The server accepts no front-ends. They wait in their sockets' queues.
+    /// Whether the server accepts no front-ends, which then wait in their sockets' queues.
     paused: bool,
-    /// Numbers of disks whose front-ends wait in their socket's queue.
+    /// Ids of the disks whose front-ends wait in their socket's queue.
     paused_disks: Vec<u64>,
-    /// Numbers of disks whose front-ends wait until another thread has closed the descriptors of earlier ones.
+    /// Ids of the disks whose front-ends wait until another thread has closed the descriptors of earlier front-ends.
     clogged: Vec<u64>,
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct Exports {
 
 impl Exports {
     /// # Errors
-    /// Out of descriptors.
+    /// The process has no free descriptors.
     pub(crate) fn new(opener: &Arc<dyn Opener>) -> std::io::Result<Self> {
         let (opener, acceptor) = (Arc::clone(opener), Acceptor::new()?);
         let budget = Budget::new(Limits::of_process());
@@ -170,7 +170,7 @@ impl Exports {
         let id = disk.id();
         let (sessions, changing, changed) = (Arc::default(), Mutex::default(), Condvar::new());
         let export = Arc::new(Export { disk, socket, place, sessions, changing, changed });
-        // Enters the list first, so that a front-end that connects at once finds its disk.
+        // Adds the disk to the list first, so that a front-end that connects at once finds its disk.
         self.enter(&export)?;
         let watched = self.acceptor.add(&export.socket, id);
         watched.inspect_err(|_| self.take_out(&export)).map_err(ServerError::Thread)
@@ -233,7 +233,7 @@ impl Exports {
         folder.ok().zip(name).map_or_else(|| path.to_owned(), |(folder, name)| folder.join(name))
     }
 
-    /// Makes running queues of these disks follow their limits.
+    /// Makes running queues of these disks apply the disks' limits.
     pub(crate) fn apply_limits(&self, workers: &WorkerSet, changed: &[String]) {
         for export in self.all().iter().filter(|export| changed.iter().any(|name| name == export.disk.name()))
         {
@@ -242,7 +242,7 @@ impl Exports {
         }
     }
 
-    /// Removes the disk from the list: no front-end can connect, and its name and its socket's path are free.
+    /// Removes the disk from the list: no front-end can connect, and the disk's name and socket path become free.
     pub(crate) fn take_out(&self, export: &Arc<Export>) {
         self.acceptor.remove(&export.socket);
         export.socket.remove();
@@ -289,7 +289,7 @@ impl Exports {
         self.acceptor.run(accept, || self.accept_clogged());
     }
 
-    /// Accepts no front-ends until [`Exports::resume_accepting`]. New ones wait.
+    /// Accepts no front-ends until [`Exports::resume_accepting`]. New front-ends wait.
     pub(crate) fn pause_accepting(&self) -> Vec<Arc<Export>> {
         let mut list = self.lock();
         list.paused = true;
@@ -315,7 +315,7 @@ impl Exports {
         added.into_iter().collect()
     }
 
-    /// May be called before a thread accepts, and without one.
+    /// May be called before a thread accepts front-ends, or if none does.
     pub(crate) fn stop_accepting(&self) {
         self.acceptor.quit();
     }
@@ -359,7 +359,7 @@ impl Exports {
             if export.disk.quota().is_clogged() || self.acceptor.add(&export.socket, *id).is_err() {
                 return true;
             }
-            info!(disk = export.disk.name(), "accepts front-ends again");
+            info!(disk = export.disk.name(), "the disk accepts front-ends again");
             false
         });
         !list.clogged.is_empty()

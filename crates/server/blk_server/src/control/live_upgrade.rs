@@ -3,11 +3,11 @@
 //! old: `offers → … the new server prepares … → freeze → Frozen ─ give_up (never touched again), or dropped: all resumes`
 //! new: `Server::prepare → facts compared → rebuild → Rebuilt ─ go → rings run → accept_front_ends`
 //!
-//! - All sessions drain their queues at the same time, so the pause is that of the slowest.
+//! - All sessions drain their queues at the same time, so the pause is as long as the slowest session needs.
 //! - Until `give_up`, an abort loses nothing: dropping [`Frozen`] or [`Rebuilt`] restores the previous state.
 //! - After `give_up`, this process must not access rings or images: it flushes nothing and removes no socket file.
 //!
-//! `session/hand_over.rs` handles one session. `bareblk` has the messages between the two servers.
+//! `session/hand_over.rs` handles one session. The messages between the two servers are in `bareblk`.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,29 +36,29 @@ use crate::session::Session;
 use crate::session::shared::{Go, NotHanded, Order, SessionShared, Theirs};
 use crate::session::state::{Handed, SessionState};
 
-/// Limit for sessions to report queues that did not drain in time.
+/// Extra time for sessions to report queues that did not drain in time.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
-/// Limit for sessions to resume after a failed upgrade.
+/// Time limit for sessions to resume after a failed upgrade.
 const GOING_ON: Duration = Duration::from_secs(5);
-/// Limit for queues to start in the new process.
+/// Time limit for queues to start in the new process.
 const STARTING: Duration = Duration::from_secs(10);
 
-/// The fact that holds a set of feature bits.
+/// The key of the fact whose value is a set of feature bits.
 const FEATURES: &str = "device features";
 
-/// A property of a disk that a guest relies on.
+/// A property of a disk on which a guest relies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fact {
-    /// The name of its setting.
+    /// The name of the property's setting.
     pub key: String,
     /// The setting's value, in the form that users write.
     pub value: String,
 }
 
 impl Fact {
-    /// Whether a guest that relies on this fact can continue with the value `here`. Values must be equal, but a newer
-    /// server may offer more feature bits, because the guest keeps those that it accepted.
+    /// Whether a guest that relies on this fact can continue in a server where its value is `here`. Values must be
+    /// equal, but a newer server may offer more feature bits, because the guest keeps those that it accepted.
     #[must_use]
     pub fn holds_with(&self, here: &str) -> bool {
         let bits = |value: &str| u64::from_str_radix(value.strip_prefix("0x")?, 16).ok();
@@ -74,11 +74,11 @@ impl Fact {
 pub struct Offer {
     /// The disk's name.
     pub name: String,
-    /// The image's path, without links.
+    /// The image's path, with symbolic links resolved.
     pub image: PathBuf,
     /// The socket's path, as it was given.
     pub socket: PathBuf,
-    /// A service manager owns the socket's file.
+    /// Whether a service manager owns the socket's file.
     pub socket_is_managed: bool,
     /// Properties that must not change.
     pub facts: Vec<Fact>,
@@ -100,7 +100,7 @@ impl Offer {
         self.export.disk.image().claim()
     }
 
-    /// The socket that front-ends connect to.
+    /// The socket to which front-ends connect.
     #[must_use]
     pub fn listener(&self) -> BorrowedFd<'_> {
         self.export.socket.as_fd()
@@ -111,16 +111,17 @@ impl Offer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskState {
-    /// A guest has disabled its write cache.
+    /// Whether a guest has disabled its write cache.
     writethrough: bool,
-    /// A guest has chosen a cache mode. Only older servers need this field; newer ones use each ring's state, which is
-    /// more precise.
+    /// Whether a guest has chosen a cache mode. Only older servers need this field; newer ones use each ring's state,
+    /// which is more precise.
     cache_chosen: bool,
-    /// A sync has failed.
+    /// Whether a sync has failed.
     failed: bool,
     /// The capacity that was announced to the guest. It may have grown after the image was offered.
     capacity_sectors: u64,
-    /// What was used of the disk's limits. Missing without limits, so that a server that knows none can read the rest.
+    /// How much of the disk's limits was used. Omitted if there are no limits, so that a server without support for
+    /// limits can read the other fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     throttle: Option<Box<ThrottleState>>,
 }
@@ -128,7 +129,7 @@ pub struct DiskState {
 /// Why a live upgrade fails.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveUpgradeError {
-    /// Another change of workers or queues is in progress, or the server stops.
+    /// Another change of workers or queues is in progress, or the server is stopping.
     #[error(transparent)]
     Busy(#[from] AdminError),
     /// A session cannot be handed over.
@@ -198,8 +199,8 @@ impl Server {
         offers.collect()
     }
 
-    /// Ends all sessions of these disks. Front-ends that connect later must wait. [`Server::freeze`] must follow: then
-    /// the other process accepts them, or this one if the upgrade fails.
+    /// Ends all sessions of these disks. Front-ends that connect later must wait. [`Server::freeze`] must follow: the
+    /// other process then accepts these front-ends, or this process does if the upgrade fails.
     ///
     /// # Errors
     /// [`LiveUpgradeError`]. Front-ends may then connect again.
@@ -274,10 +275,10 @@ impl Server {
 /// A session that was ordered to freeze.
 #[derive(Debug)]
 struct Asked {
-    /// The index of its disk.
+    /// Index of the session's disk.
     disk: usize,
     session: Arc<SessionShared>,
-    /// Dropping it, which leaves `None`, makes the session continue.
+    /// Dropping the sender, which leaves `None`, makes the session continue.
     verdict: Option<SyncSender<Theirs>>,
     /// Closes when the session has continued or ended.
     answered: Receiver<Result<Handed, NotHanded>>,
@@ -293,7 +294,7 @@ impl Asked {
             Err(RecvTimeoutError::Timeout) => {
                 let session = self.session.id();
                 Err(format!(
-                    "session {session} is still busy with a message of its front-end, or waits for a worker that does not answer: try again"
+                    "session {session} is still busy with a message from its front-end, or waits for a worker that does not answer: try again"
                 ))
             }
         }
@@ -339,7 +340,7 @@ impl<'a> Frozen<'a> {
     }
 
     /// Gives the disks to the other process. This process never accesses them again and must end. The caller keeps the
-    /// returned value until then, because it prevents all changes.
+    /// returned value until then, because the value prevents all changes.
     #[must_use]
     pub fn give_up(mut self) -> GivenUp<'a> {
         self.given_up = true;
@@ -362,8 +363,8 @@ impl Drop for Frozen<'_> {
         if self.given_up {
             return;
         }
-        // A session that has not yet received its order never will. The others see their channels close and return
-        // their queues to the workers.
+        // A session that has not received its order yet never will. The other sessions see their channels close and
+        // return their queues to the workers.
         for asked in &mut self.asked {
             drop((asked.session.take_order(), asked.verdict.take()));
         }
@@ -381,7 +382,7 @@ fn resume(exports: &Exports) {
 }
 
 impl Server {
-    /// The properties that a guest of this disk relies on.
+    /// The properties on which a guest of this disk relies.
     #[must_use]
     pub fn facts(&self, disk: &str) -> Vec<Fact> {
         let (exports, _) = self.parts();
@@ -423,7 +424,7 @@ impl Server {
         Ok(())
     }
 
-    /// Adds to the disk's totals those of the old process.
+    /// Adds the old process's totals to the disk's totals.
     ///
     /// # Errors
     /// [`LiveUpgradeError::Busy`]: the disk does not exist.
@@ -478,13 +479,13 @@ fn begin(
         list.forget(&shared);
     });
     spawned.map_err(|error| error.to_string())?;
-    // Waits here because the upgrade can still fail at this point.
+    // Waits for the thread's report, because the upgrade can still fail at this point.
     let entry = confined.recv().map_err(|_| "its thread has ended".to_owned())?;
     entry.map_err(|error| error_line(&error))?;
     Ok(Rebuilt { go, started })
 }
 
-/// A session that is ready to continue. Dropping it ends it without accessing a ring.
+/// A session that is ready to continue. Dropping this value ends the session without accessing a ring.
 #[derive(Debug)]
 pub struct Rebuilt {
     go: SyncSender<Go>,
@@ -504,16 +505,17 @@ impl Rebuilt {
     pub fn wait_started(&self) -> Result<u64, String> {
         match self.started.recv_timeout(STARTING) {
             Ok(started) => started,
-            Err(RecvTimeoutError::Timeout) => {
-                Err(format!("its queues do not run after {} s: a worker hangs", STARTING.as_secs()))
-            }
+            Err(RecvTimeoutError::Timeout) => Err(format!(
+                "its queues did not start within {} s, because a worker hangs",
+                STARTING.as_secs()
+            )),
             Err(RecvTimeoutError::Disconnected) => Err("its session has ended".to_owned()),
         }
     }
 }
 
 impl Server {
-    /// Announces the disk's size to its guests if the old process had announced another one.
+    /// Announces the disk's size to its guests. Only needed if the old process had announced a different size.
     pub fn announce_size(&self, disk: &str) {
         let Ok(export) = self.parts().0.find(disk) else { return };
         info!(

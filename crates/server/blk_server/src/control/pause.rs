@@ -15,7 +15,7 @@ use crate::data_path::disk::Disk;
 use crate::data_path::disk::flush::flush;
 use crate::error::AdminError;
 
-/// Makes all writes durable that the disk has completed.
+/// Makes durable all writes that the disk has completed.
 pub(crate) fn flush_disk(export: &Export, timeout: Duration) -> Result<(), AdminError> {
     flush_now(&export.disk, deadline_in(timeout))
 }
@@ -24,7 +24,7 @@ fn flush_now(disk: &Arc<Disk>, deadline: Instant) -> Result<(), AdminError> {
     flush(disk, deadline).map_err(|source| AdminError::FlushFailed { disk: disk.name().to_owned(), source })
 }
 
-/// Runs `act` while the disks are drained and flushed. Returns its result, and how long they were paused.
+/// Runs `act` while the disks are drained and flushed. Returns its result, and how long the disks were paused.
 pub(crate) fn while_paused<T>(
     exports: &Exports,
     workers: &WorkerSet,
@@ -45,7 +45,7 @@ pub(crate) fn while_paused<T>(
     done.map(|done| (done, paused))
 }
 
-/// Clones the images of several disks at one instant, each into an empty file. Returns how long they were paused.
+/// Clones the images of several disks at one instant, each into an empty file. Returns how long the disks were paused.
 pub(crate) fn snapshot(
     exports: &Exports,
     workers: &WorkerSet,

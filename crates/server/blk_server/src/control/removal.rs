@@ -2,12 +2,12 @@
 //!
 //! `in use? → no further session or ring → sessions ordered to end → (at the deadline: cancel) → flush → socket, image`
 //!
-//! - A disk is in use while a front-end is connected that has started rings, even if they are stopped now: its guest
-//!   may be restarting. A front-end that has started no ring loses nothing.
-//! - The socket is removed last. Until then it refuses front-ends at once, because one without an answer might wait
-//!   forever.
-//! - If requests cannot be cancelled because a device never answers, the disk stays in the list without its front-ends,
-//!   until it is removed again.
+//! - A disk is in use while a front-end that has started rings is connected, even if the rings are stopped now: the
+//!   guest may be restarting. A front-end that has started no ring loses nothing.
+//! - The socket is removed last. Until then it refuses front-ends at once, because a front-end that gets no answer
+//!   might wait forever.
+//! - If requests cannot be cancelled because a device never answers, the disk stays in the list without front-ends
+//!   until the operator removes it again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,9 +22,9 @@ use crate::data_path::disk::session_link::EndReason;
 use crate::error::AdminError;
 use crate::session::shared::SessionShared;
 
-/// Limit for cancelled requests to end.
+/// Time limit for cancelled requests to end.
 const AFTER_CANCEL: Duration = Duration::from_secs(3);
-/// How long threads that are ending may still hold the image's lock.
+/// How long to wait for ending threads that still hold the image's lock.
 const LET_GO: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 

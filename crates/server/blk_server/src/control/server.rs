@@ -1,9 +1,9 @@
 //! The server: starts and stops disks, sockets, sessions and workers.
 //!
 //! Stopping loses nothing: the server accepts no further front-ends, every queue stops taking requests and completes
-//! those in flight, then the server flushes each image and removes the sockets. Requests that no queue took stay in
-//! their rings for the next server. Requests still in flight at the deadline fail with an error: without an answer, the
-//! next server would continue at the wrong request.
+//! those in flight, then the server flushes each image and removes the sockets. Requests that no queue has taken stay
+//! in their rings for the next server. Requests still in flight at the deadline fail with an error: without an answer,
+//! the next server would continue at the wrong request.
 
 use std::fs::File;
 use std::io;
@@ -44,7 +44,7 @@ pub struct ServerConfig {
     pub engine: Arc<EngineSource>,
     /// The options of each worker; at least one.
     pub workers: Vec<WorkerOptions>,
-    /// Limit of the time that a worker polls before it sleeps; with zero, it never polls.
+    /// How long a worker polls at most before it sleeps; if zero, it never polls.
     pub poll: Duration,
     /// Whether the balancer moves queues between workers.
     pub balance: Balance,
@@ -62,7 +62,7 @@ impl std::fmt::Debug for ServerConfig {
     }
 }
 
-/// The result of a stop.
+/// The result of stopping a server.
 #[derive(Debug, Default)]
 pub struct StopReport {
     /// Disks with requests still in flight at the deadline.
@@ -109,10 +109,10 @@ impl Server {
         Ok(server)
     }
 
-    /// Like [`Server::start`], but accepts no front-end until [`Server::accept_front_ends`]: new ones wait.
+    /// Like [`Server::start`], but accepts no front-end until [`Server::accept_front_ends`]: new front-ends wait.
     ///
     /// # Errors
-    /// Those of [`Server::start`].
+    /// The errors of [`Server::start`].
     pub fn prepare(
         config: &ServerConfig,
         opener: &Arc<dyn Opener>,
@@ -121,11 +121,11 @@ impl Server {
         Self::start_with(config, opener, disks, None)
     }
 
-    /// Like [`Server::start`], and collects the figures of [`Server::submissions`]. For measurements: it costs two
-    /// clock readings and two shared counters per worker pass.
+    /// Like [`Server::start`], and collects the figures of [`Server::submissions`]. For measurements, because this
+    /// costs two clock readings and two shared counters per worker pass.
     ///
     /// # Errors
-    /// Those of [`Server::start`].
+    /// The errors of [`Server::start`].
     pub fn start_counting(
         config: &ServerConfig,
         opener: &Arc<dyn Opener>,
@@ -182,7 +182,7 @@ impl Server {
         (&self.exports, &self.workers)
     }
 
-    /// Does nothing if there is only one worker.
+    /// Starts the balancer, unless there is only one worker.
     fn start_balancer(&self) -> io::Result<()> {
         match &self.balancer {
             Some(balancer) if self.workers.worker_count() > 1 => {
@@ -271,8 +271,8 @@ impl Server {
         })
     }
 
-    /// Replaces the limits of all groups and disks. Returns the names of the disks whose limits are now different. A
-    /// disk may be added later.
+    /// Replaces the limits of all groups and disks. Returns the names of the disks whose limits are now different. The
+    /// disks need not exist yet.
     ///
     /// # Errors
     /// [`AdminError`]. Nothing has changed.
@@ -286,7 +286,7 @@ impl Server {
         Ok(changed)
     }
 
-    /// Changes the limits of a disk, at once.
+    /// Changes the limits of a disk, with immediate effect.
     ///
     /// # Errors
     /// [`AdminError`]. Nothing has changed.
@@ -296,7 +296,7 @@ impl Server {
         Ok(())
     }
 
-    /// Changes the limits of a group, at once.
+    /// Changes the limits of a group, with immediate effect.
     ///
     /// # Errors
     /// [`AdminError`]. Nothing has changed.
@@ -316,7 +316,7 @@ impl Server {
         removal::remove(&self.exports, &self.workers, name, force, timeout)
     }
 
-    /// Retries at once the requests that the disk has parked ([`crate::ParkPolicy`]). Returns their number.
+    /// Immediately retries the requests that the disk has parked ([`crate::ParkPolicy`]). Returns their number.
     ///
     /// # Errors
     /// [`AdminError`]. Some queues may have retried their requests.
@@ -326,8 +326,8 @@ impl Server {
         Ok(resumed)
     }
 
-    /// Makes requests of the disk slow from this time on; `None`: none is slow. The log and [`Server::slow_requests`] show
-    /// slow requests.
+    /// Sets the time from which the disk's requests count as slow; `None`: none does. The log and
+    /// [`Server::slow_requests`] show slow requests.
     ///
     /// # Errors
     /// [`AdminError::NoDisk`].
@@ -336,7 +336,7 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the limit from which requests of the disk are slow, and the latest slow ones, oldest first.
+    /// Returns the time from which the disk's requests count as slow, and the latest slow requests, oldest first.
     ///
     /// # Errors
     /// [`AdminError::NoDisk`].
@@ -346,7 +346,7 @@ impl Server {
         Ok((slow.limit(), slow.latest()))
     }
 
-    /// Makes all writes durable that the disk has completed, whatever its cache mode.
+    /// Makes durable all writes that the disk has completed, whatever its cache mode.
     ///
     /// # Errors
     /// [`AdminError`].
@@ -355,10 +355,10 @@ impl Server {
     }
 
     /// Runs `act` while the disks take no requests, have none in flight, and are flushed. Guests wait meanwhile, as for
-    /// a slow disk. `timeout`: for the requests in flight. Returns how long the disks were paused.
+    /// a slow disk. `timeout` limits the wait for requests in flight. Returns how long the disks were paused.
     ///
     /// # Errors
-    /// [`AdminError`]; `act` has not run.
+    /// [`AdminError`]; `act` has then not run.
     pub fn while_paused(
         &self,
         names: &[String],
@@ -373,7 +373,7 @@ impl Server {
     /// [`Server::while_paused`]. The clones are not synced. Returns how long the disks were paused.
     ///
     /// # Errors
-    /// [`AdminError`]. Some files may be clones all the same.
+    /// [`AdminError`]. Some files may nevertheless be clones already.
     pub fn snapshot(&self, clones: &[(String, File)], timeout: Duration) -> Result<Duration, AdminError> {
         pause::snapshot(&self.exports, &self.workers, clones, timeout)
     }
@@ -399,7 +399,7 @@ impl Server {
         Ok(id)
     }
 
-    /// Moves the worker's queues to the others, then ends the worker.
+    /// Moves the worker's queues to other workers, then ends the worker.
     ///
     /// # Errors
     /// [`AdminError`]. Queues that had already moved stay on their new workers.
@@ -408,7 +408,7 @@ impl Server {
     }
 
     /// Moves a queue to another worker: requests in flight complete, then the new worker continues. A queue that is not
-    /// running will start there.
+    /// running will start on that worker.
     ///
     /// # Errors
     /// [`AdminError`]. The queue then continues on its worker.
@@ -444,11 +444,11 @@ impl Server {
         self.workers.attach_all(&self.exports.find(disk)?.disk, workers, timeout)
     }
 
-    /// Forgets which queues of the disk an operator attached, and spreads them over at most this many workers, or over
-    /// all, within `timeout`. The balancer may then move them.
+    /// Forgets which queues of the disk an operator attached, and spreads the disk's queues over at most this many
+    /// workers, or over all, within `timeout`. The balancer may then move them.
     ///
     /// # Errors
-    /// Those of [`Server::attach_all`]. The limit takes effect all the same.
+    /// The errors of [`Server::attach_all`]. The limit takes effect nevertheless.
     pub fn spread(
         &self,
         disk: &str,
@@ -464,8 +464,9 @@ impl Server {
         self.shut_down(timeout)
     }
 
-    /// Stops a server that other threads still use. Ends their waits, refuses their later operations, and does not wait
-    /// for them. Releases the images unless an operation hangs; dropping the server then waits for the hanging worker.
+    /// Stops a server that other threads still use. Ends the waits of these threads, refuses their later operations,
+    /// and does not wait for them. Releases the images unless an operation hangs; dropping the server then waits for
+    /// the hanging worker.
     #[must_use]
     pub fn shut_down(&self, timeout: Duration) -> StopReport {
         let deadline = deadline_in(timeout);
@@ -477,8 +478,8 @@ impl Server {
         let mut report = StopReport::default();
         let exports = self.exports.close();
         let sessions: Vec<_> = exports.iter().map(|export| export.sessions.all()).collect();
-        // Marks all sessions before the first one acts: when it gives up its rings, a session that waits for them must
-        // not take them over now.
+        // Marks all sessions before the first one acts. Otherwise, when that session gives up its rings, another
+        // session that waits for them would take them over.
         sessions.iter().flatten().for_each(|session| session.note_end(EndReason::Stop));
         sessions.iter().flatten().for_each(|session| session.end(EndReason::Stop));
         exports.iter().for_each(|export| export.disk.wake_waiters());

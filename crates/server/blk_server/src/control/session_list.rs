@@ -1,4 +1,4 @@
-//! The sessions of one disk, and whether others may join.
+//! The sessions of one disk, and whether further ones may join.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::data_path::disk::session_link::EndReason;
 use crate::session::shared::SessionShared;
 
-/// Limit of front-ends connected to one disk: two while one replaces another, and some that only read the
+/// Maximum number of front-ends connected to one disk: two while one replaces the other, and some that only read the
 /// configuration.
 const MAX_SESSIONS: usize = 8;
-/// Limit of a disk's sessions that are about to end to make room.
+/// Maximum number of a disk's sessions that are ending to make room.
 const MAX_ENDING: usize = 8;
 
 /// Why a front-end is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoSession {
-    #[error("{MAX_SESSIONS} front-ends are connected, which is the limit of a disk")]
+    #[error("{MAX_SESSIONS} front-ends are connected, which is the limit for one disk")]
     Full,
     #[error("the disk is being removed")]
     Leaving,
@@ -50,8 +50,8 @@ impl SessionList {
         state.sessions.clone()
     }
 
-    /// If there are too many sessions, ends one that has never sent a message. Otherwise a session may stay silent: a
-    /// VMM connects long before its guest starts.
+    /// Adds a session. If there are too many, ends one that has never sent a message. Otherwise a session may stay
+    /// silent: a VMM connects long before its guest starts.
     pub(crate) fn add(&self) -> Result<Arc<SessionShared>, NoSession> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let mut state = self.lock();

@@ -4,7 +4,7 @@
 //!
 //! - Limits belong to the name of a disk: they are set before the disk exists, and outlive its sessions. A guest that
 //!   reboots therefore gets no new credit.
-//! - One change at a time: all of them hold the lock of the table.
+//! - Changes are made one at a time: each of them holds the lock of the table.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,12 +25,12 @@ struct Entry {
     limits: DiskLimits,
     own: BucketSet,
     waits: Arc<Waits>,
-    /// What `throttle` was made from.
+    /// The source from which `throttle` was made.
     made_of: Option<Source>,
     throttle: Option<Arc<DiskThrottle>>,
 }
 
-/// All that determines a disk's throttle.
+/// Everything that determines a disk's throttle.
 #[derive(Debug, PartialEq, Eq)]
 struct Source {
     own: LimitSettings,
@@ -70,8 +70,8 @@ impl Throttling {
         Ok(table.make())
     }
 
-    /// Sets the limits of a disk, which need not exist yet. Returns the names of disks whose limits are now different:
-    /// the disks of a group share it.
+    /// Sets the limits of a disk, which need not exist yet. Returns the names of disks whose limits are now different,
+    /// which may include other disks of its group.
     pub(crate) fn set_disk(&self, name: &str, limits: DiskLimits) -> Result<Vec<String>, AdminError> {
         let mut table = self.lock();
         check_disk(name, &limits, |group| table.groups.contains_key(group))?;
@@ -90,14 +90,14 @@ impl Throttling {
         Ok(table.make())
     }
 
-    /// Forgets the limits of a disk that is removed.
+    /// Forgets the limits of a disk that is removed. Returns the names of disks whose limits are now different.
     pub(crate) fn forget(&self, name: &str) -> Vec<String> {
         let mut table = self.lock();
         table.disks.remove(name);
         table.make()
     }
 
-    /// The limits in effect.
+    /// The disk's limits in effect.
     pub(crate) fn throttle(&self, disk: &str) -> Option<Arc<DiskThrottle>> {
         self.lock().disks.get(disk)?.throttle.clone()
     }

@@ -3,10 +3,10 @@
 //! `plain numbers on the request path → stored once per pass → Server::report → JSON, tables, the balancer`
 //!
 //! - A line of [`counters!`] declares a counter: its field, JSON key, unit and column. The macro generates the plain
-//!   struct with serde, the atomic copy, and all functions that treat counters alike. A new counter needs a line here
-//!   and the code that counts it.
-//! - Loads and stores are relaxed: no other data depends on a counter, and it has one writer at a time. The channel
-//!   through which a queue moves orders its two writers.
+//!   struct with serde, the atomic copy, and all functions that treat every counter alike. A new counter needs a line
+//!   here and the code that counts it.
+//! - Loads and stores are relaxed: no other data depends on a counter, and a counter has one writer at a time. The
+//!   channel through which a queue moves orders the queue's two writers.
 //! - A counter starts at 0 with its queue or worker and never decreases. A queue's counters move with it, and its disk
 //!   keeps them when it ends (`disk/totals.rs`).
 
@@ -17,18 +17,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::data_path::latency::LatencyCells;
 
-/// The name of a counter, and the meaning of its number.
+/// The name of a counter, and the meaning of its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterInfo {
     /// The counter's key in JSON.
     pub key: &'static str,
-    /// The meaning of the counter's number.
+    /// The unit of the counter's value.
     pub unit: CounterUnit,
-    /// Heading of its column in tables; empty: it has no column.
+    /// Heading of the counter's column in tables; empty if it has no column.
     pub heading: &'static str,
 }
 
-/// The unit of a counter's number.
+/// The unit of a counter's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CounterUnit {
     /// Events since the start.
@@ -37,7 +37,7 @@ pub enum CounterUnit {
     Bytes,
     /// Nanoseconds since the start.
     Nanoseconds,
-    /// The current number: a gauge.
+    /// A current value: the counter is a gauge.
     Now,
 }
 
@@ -66,13 +66,13 @@ macro_rules! counters {
                 $(CounterInfo { key: $read_key, unit: CounterUnit::$read_unit, heading: $read_heading },)*
             ];
 
-            /// Each counter with its number.
+            /// Each counter with its value.
             pub fn values(&self) -> impl Iterator<Item = (&'static CounterInfo, u64)> {
                 let numbers = [$(self.$field.to_number(),)* $(self.$read_field.to_number(),)*];
                 Self::ALL.iter().zip(numbers)
             }
 
-            /// The sums with `other`, gauges included.
+            /// The sum of these counters and `other`, gauges included.
             #[must_use]
             pub fn plus(&self, other: &Self) -> Self {
                 Self {
@@ -81,7 +81,7 @@ macro_rules! counters {
                 }
             }
 
-            /// The same with all gauges 0.
+            /// A copy with all gauges set to 0.
             #[must_use]
             pub fn without_gauges(&self) -> Self {
                 Self {
@@ -90,7 +90,7 @@ macro_rules! counters {
                 }
             }
 
-            /// The differences from `before`; gauges keep their value.
+            /// The increase since `before`; gauges keep their current value.
             #[must_use]
             pub fn since(&self, before: &Self) -> Self {
                 Self {
@@ -139,13 +139,13 @@ counters! {
         "flushes" => flushes: u64, Count, "FLUSHES";
         /// Discards and write-zeroes answered, and all requests answered without the engine: get-id, unsupported types,
         /// transfers of 0 bytes, flushes that the disk ignores, refused and malformed requests. A chain that the queue
-        /// returns without a status counts nowhere.
+        /// returns without a status is not counted.
         "other" => other: u64, Count, "OTHER";
         /// Requests answered with IOERR; each is also counted as a read, write, flush or other request.
         "errors" => errors: u64, Count, "ERRORS";
-        /// Requests taken and not answered.
+        /// Requests taken but not yet answered.
         "in_flight" => in_flight: u64, Now, "IN FLIGHT";
-        /// Parked requests among them.
+        /// Parked requests, a part of those in flight.
         "held" => parked: u64, Now, "HELD";
         /// Retries of parked requests.
         "retries" => retries: u64, Count, "";
@@ -159,7 +159,7 @@ counters! {
         "kicks" => kicks: u64, Count, "KICKS";
         /// Moves to another worker.
         "moves" => moves: u64, Count, "MOVES";
-        /// Time that the worker spent on its requests, estimated from samples.
+        /// Time that the worker spent on the queue's requests, estimated from samples.
         "worker_ns" => worker_time: Duration, Nanoseconds, "";
     }
     read {}
@@ -172,7 +172,7 @@ counters! {
     counted {
         /// Passes that found work.
         "busy_passes" => busy_passes: u64, Count, "BUSY";
-        /// Passes that found none: polling.
+        /// Passes that found no work: polling.
         "idle_passes" => idle_passes: u64, Count, "IDLE";
         /// Times that the worker went to sleep.
         "sleeps" => sleeps: u64, Count, "SLEEPS";
@@ -182,9 +182,9 @@ counters! {
         "completion_ns" => completion_time: Duration, Nanoseconds, "COMPLETING ms";
     }
     read {
-        /// Processor time of its thread.
+        /// Processor time of the worker's thread.
         "cpu_ns" => cpu_time: Duration, Nanoseconds, "CPU ms";
-        /// Time that its thread was ready to run but had no processor.
+        /// Time for which the worker's thread was ready to run but had no processor.
         "wait_ns" => wait_time: Duration, Nanoseconds, "";
     }
 }
@@ -241,14 +241,14 @@ impl WorkerMeter {
         self.cells.store(counted);
     }
 
-    /// Returns the counters with the kernel's times of the thread.
+    /// Returns the counters, with the thread's times as the kernel reports them.
     pub(crate) fn read(&self) -> WorkerCounters {
         let (cpu_time, wait_time) = scheduled(self.thread());
         WorkerCounters { cpu_time, wait_time, ..self.cells.load() }
     }
 }
 
-/// How long a thread of this process ran, and how long it was ready without a processor; zero if unknown.
+/// How long a thread of this process ran, and how long it was ready to run without a processor; zero if unknown.
 fn scheduled(thread: u32) -> (Duration, Duration) {
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).unwrap_or_default();
     let mut numbers = text.split_whitespace().map(|number| number.parse().unwrap_or(0));
@@ -256,7 +256,7 @@ fn scheduled(thread: u32) -> (Duration, Duration) {
     (next(), next())
 }
 
-/// Conversion of a counter's type to a number for storage and JSON.
+/// Converts a counter's type to and from a number, for storage and JSON.
 trait Number: Copy + Default {
     fn to_number(self) -> u64;
     fn from_number(number: u64) -> Self;
@@ -273,7 +273,7 @@ impl Number for u64 {
     }
 }
 
-/// A time counts in nanoseconds, which suffice for 584 years.
+/// A duration is stored in nanoseconds, which suffices for 584 years.
 impl Number for Duration {
     #[inline]
     fn to_number(self) -> u64 {
@@ -322,7 +322,7 @@ mod number {
 mod tests {
     use super::*;
 
-    /// Gives each counter a different number, its place in the list.
+    /// Gives each counter a different value: its position in the list, counted from 1.
     fn numbered<T: for<'de> Deserialize<'de>>(all: &[CounterInfo]) -> T {
         let numbers = all.iter().zip(1_u64..).map(|(counter, n)| (counter.key.to_owned(), n.into()));
         serde_json::from_value(serde_json::Value::Object(numbers.collect())).unwrap()
@@ -347,7 +347,7 @@ mod tests {
         let counted: WorkerCounters = numbered(WorkerCounters::ALL);
         let meter = WorkerMeter::default();
         meter.store(&counted);
-        // No thread has the number 0, so the kernel has no times for it.
+        // No thread has the ID 0, so the kernel reports no times for it.
         let expected = WorkerCounters { cpu_time: Duration::ZERO, wait_time: Duration::ZERO, ..counted };
         assert_eq!(meter.read(), expected);
     }

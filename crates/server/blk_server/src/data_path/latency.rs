@@ -2,10 +2,10 @@
 //!
 //! `taken … answered → LatencyCells (relaxed stores) → Latency (a copy) → DiskTotals → ctl stats, metrics`
 //!
-//! - A power of two has [`BUCKETS_PER_OCTAVE`] buckets, so a percentile is at most an eighth too high. Times below 16 ns
-//!   have buckets of their own, times from 69 s on share the last one.
-//! - A queue's cells have one writer at a time, like its counters (`counters.rs`). docs/decisions/0055 says why this is
-//!   not a crate.
+//! - A power of two has [`BUCKETS_PER_OCTAVE`] buckets, so a percentile is at most an eighth too high. Each time below
+//!   16 ns has a bucket of its own; all times of 69 s and more share the last one.
+//! - A queue's cells have one writer at a time, like its counters (`counters.rs`). docs/decisions/0055 explains why no
+//!   crate is used for this.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -14,21 +14,21 @@ use serde::{Deserialize, Serialize};
 const OCTAVE_BITS: u32 = 3;
 /// Buckets per power of two.
 pub(crate) const BUCKETS_PER_OCTAVE: usize = 1 << OCTAVE_BITS;
-/// Times from 2^36 ns on are in the last bucket.
+/// Times of 2^36 ns and more are in the last bucket.
 const MAX_BITS: u32 = 36;
 const BUCKETS: usize = (MAX_BITS - OCTAVE_BITS + 1) as usize * BUCKETS_PER_OCTAVE;
 
 /// The bucket of a time.
 #[inline]
 fn bucket_of(ns: u64) -> usize {
-    // The lowest octaves are one: their buckets are 1 ns wide.
+    // The lowest octaves count as one octave, whose buckets are 1 ns wide.
     let shift = (ns | BUCKETS_PER_OCTAVE as u64).ilog2() - OCTAVE_BITS;
     #[allow(clippy::cast_possible_truncation)] // less than 2 * BUCKETS_PER_OCTAVE
     let within = (ns >> shift) as usize;
     (shift as usize * BUCKETS_PER_OCTAVE + within).min(BUCKETS - 1)
 }
 
-/// The lowest time that is above all times of the bucket.
+/// The exclusive upper limit of the bucket.
 fn below_ns(bucket: usize) -> u64 {
     let shift = (bucket / BUCKETS_PER_OCTAVE).saturating_sub(1);
     ((bucket + 1 - shift * BUCKETS_PER_OCTAVE) as u64) << shift
@@ -47,7 +47,7 @@ pub struct LatencyHistogram {
 }
 
 impl LatencyHistogram {
-    /// Makes a histogram from [`LatencyHistogram::buckets`] of another one.
+    /// Makes a histogram from the [`LatencyHistogram::buckets`] of another histogram.
     pub fn from_buckets(buckets: impl IntoIterator<Item = (u64, u64)>, sum_ns: u64, max_ns: u64) -> Self {
         let mut histogram = Self { counts: Vec::new(), sum_ns, max_ns };
         for (below_ns, requests) in buckets {
@@ -74,7 +74,7 @@ impl LatencyHistogram {
         self.counts.iter().fold(0, |sum: u64, count| sum.saturating_add(*count))
     }
 
-    /// The buckets with requests, fastest first: the time that all of them stayed below, and their number.
+    /// The buckets that contain requests, fastest first: the exclusive upper limit of each, and its number of requests.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> {
         let all = self.counts.iter().enumerate();
         all.filter(|(_, count)| **count > 0).map(|(bucket, count)| (below_ns(bucket), *count))
@@ -84,7 +84,7 @@ impl LatencyHistogram {
     #[must_use]
     pub fn quantile_ns(&self, fraction: f64) -> u64 {
         let all = self.count();
-        // Exact below 2^53 requests; beyond, the rank is off by a few.
+        // Exact below 2^53 requests; beyond that, the rank is off by a few.
         #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let rank = ((all as f64 * fraction).ceil() as u64).clamp(1, all.max(1));
         let mut seen = 0_u64;
@@ -109,8 +109,8 @@ impl LatencyHistogram {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// The requests that came after the reading `before`. If the longest one came earlier, the maximum is rounded up
-    /// like a percentile.
+    /// The requests noted since the reading `before`. If the longest request is older than that, the maximum is rounded
+    /// up like a percentile.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let old = |bucket: usize| before.counts.get(bucket).copied().unwrap_or(0);
@@ -125,7 +125,7 @@ impl LatencyHistogram {
     }
 }
 
-/// The form in JSON.
+/// The JSON form of a histogram.
 #[derive(Serialize, Deserialize)]
 struct InJson {
     sum_ns: u64,
@@ -146,7 +146,7 @@ impl From<LatencyHistogram> for InJson {
     }
 }
 
-/// The times of one disk's requests, from when a worker took them until it answered them.
+/// How long one disk's requests took, from when a worker took them until it answered them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Latency {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     fn times() -> impl Strategy<Value = Vec<u64>> {
-        // As many fast requests as slow ones.
+        // Times of all magnitudes are equally likely.
         let time = (0_u32..40, any::<u64>()).prop_map(|(bits, random)| random & ((1 << bits) - 1));
         prop::collection::vec(time, 1..200)
     }

@@ -14,10 +14,10 @@ use crate::data_path::throttle::disk_throttle::LimitReport;
 use crate::data_path::throttle::limits::{DiskLimits, LimitSettings};
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 
-/// A whole server.
+/// A snapshot of a whole server.
 #[derive(Clone, Debug, Default)]
 pub struct ServerReport {
-    /// Sorted by number.
+    /// Sorted by id.
     pub workers: Vec<WorkerReport>,
     /// The disks, in the order in which they were added.
     pub disks: Vec<DiskReport>,
@@ -34,9 +34,9 @@ pub struct WorkerReport {
     pub id: WorkerId,
     /// The worker's options.
     pub options: WorkerOptions,
-    /// NUMA node of its CPUs and its memory. `None`: several nodes, or unknown.
+    /// NUMA node of the worker's CPUs and memory. `None`: several nodes, or unknown.
     pub node: Option<u32>,
-    /// Queues that it serves.
+    /// Number of queues that the worker serves.
     pub queues: usize,
     /// The worker's counters.
     pub counters: WorkerCounters,
@@ -53,25 +53,25 @@ pub struct DiskReport {
     pub socket: PathBuf,
     /// Capacity, in sectors of 512 bytes.
     pub capacity_sectors: u64,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// A sync failed, so the disk refuses all writes.
+    /// Whether a sync failed, so that the disk refuses all writes.
     pub failed: bool,
-    /// Which failed requests are parked.
+    /// Which failed requests are parked; `None`: none.
     pub park: Option<ParkPolicy>,
-    /// Name of its engine's source.
+    /// Name of the disk's engine source.
     pub engine: String,
     /// The disk's placement, with its counters.
     pub placement: PlacementReport,
     /// The disk's limits and their use.
     pub throttling: DiskThrottling,
-    /// Connected front-ends.
+    /// Number of connected front-ends.
     pub sessions: usize,
     /// Number of queues offered.
     pub queues_offered: u16,
-    /// What all its queues have done since the disk was added, also by the servers before a live upgrade.
+    /// The totals of all its queues since the disk was added, including those from servers before a live upgrade.
     pub totals: DiskTotals,
-    /// The time from which a request is slow.
+    /// How long a request must take to count as slow; `None`: no request does.
     pub slow_limit: Option<Duration>,
     /// Running queues.
     pub queues: Vec<QueueReport>,
@@ -86,7 +86,7 @@ pub struct DiskThrottling {
     pub rates: Vec<LimitReport>,
     /// Requests that waited for the limits of the disk or its group, at the head of their queue.
     pub throttled_requests: u64,
-    /// Time that queues waited, all together.
+    /// Total time for which queues waited.
     pub throttled_time: Duration,
 }
 
@@ -99,7 +99,7 @@ pub struct GroupReport {
     pub limits: LimitSettings,
     /// The limits in effect.
     pub rates: Vec<LimitReport>,
-    /// The names of its disks.
+    /// The names of the group's disks.
     pub disks: Vec<String>,
 }
 
@@ -108,7 +108,7 @@ pub struct GroupReport {
 pub struct QueueReport {
     /// The queue's number on the disk.
     pub index: u16,
-    /// The worker that serves it.
+    /// The worker that serves the queue.
     pub worker: WorkerId,
     /// Number of descriptors.
     pub size: u16,
@@ -119,7 +119,7 @@ pub struct QueueReport {
 /// The balancer's activity.
 #[derive(Clone, Debug, Default)]
 pub struct BalanceReport {
-    /// Number of readings taken. There are none while no worker is busy.
+    /// Number of readings taken. The balancer takes none while no worker is busy.
     pub readings: u64,
     /// Queues moved.
     pub moves: u64,
@@ -156,9 +156,9 @@ pub enum MoveOutcome {
         /// Time from the decision until the new worker served it.
         took: Duration,
     },
-    /// The queue stays.
+    /// The queue stays on its worker.
     Failed {
-        /// Why.
+        /// Why the queue could not be moved.
         error: String,
     },
 }

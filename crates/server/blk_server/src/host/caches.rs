@@ -1,7 +1,7 @@
 //! Finds which CPUs share a last-level cache, in `/sys/devices/system/cpu/cpu*/cache/index*`.
 //!
-//! - It only reads. A host that hides its topology (a virtual machine, no sysfs) has no known caches; this is not an
-//!   error.
+//! - The files are only read. A host that hides its topology (a virtual machine, no sysfs) has no known caches; this is
+//!   not an error.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,8 @@ impl Caches {
         caches
     }
 
-    /// The number of the cache that all `cpus` share. `None` for several caches, an unknown one, or no CPUs.
+    /// The index of the cache that all `cpus` share. `None` if the CPUs use several caches or an unknown cache, or if
+    /// there are no CPUs.
     pub(crate) fn of(&self, cpus: &[u32]) -> Option<usize> {
         if cpus.is_empty() {
             return None;
@@ -45,7 +46,7 @@ impl Caches {
     }
 }
 
-/// The CPUs that share the CPU's cache of the highest level.
+/// The CPUs that share one CPU's highest-level cache.
 fn last_level(indexes: &Path) -> Option<Vec<u32>> {
     let read = |index: &Path, name: &str| fs::read_to_string(index.join(name)).ok();
     let level = |index: &Path| read(index, "level")?.trim().parse::<u32>().ok();

@@ -2,8 +2,8 @@
 //!
 //! `mountinfo → mount point of the hierarchy → directory → this thread's id into cgroup.threads`
 //!
-//! - The kernel decides. After a refusal, the group's own files show the reason.
-//! - Refuses a frozen group in advance: a thread that joins one stops silently.
+//! - The kernel decides whether a thread may join. After a refusal, the group's own files show the reason.
+//! - A frozen group is refused in advance, because a thread that joins one stops silently.
 //!
 //! Operators create groups and set their limits (docs/how-to/workers.md).
 
@@ -56,7 +56,7 @@ pub enum CgroupError {
     },
     /// All threads of one process must be in the same threaded domain.
     #[error(
-        "cgroup {} is in another threaded domain than this process, which is in {}: make it below that, or start the process in the domain's topmost group",
+        "cgroup {} is in another threaded domain than this process, which is in {}: make the group below that one, or start the process in the domain's topmost group",
         path.display(),
         own.display()
     )]
@@ -68,7 +68,7 @@ pub enum CgroupError {
     },
     /// The user may not move this process's threads into the group.
     #[error(
-        "no permission to join cgroup {}: this user must be able to write its cgroup.threads, and cgroup.procs of the group above both (chown, or Delegate=yes in a systemd unit); a server in its sandbox joins only groups named at its start, and those below its own",
+        "no permission to join cgroup {}: this user must be able to write its cgroup.threads, and cgroup.procs of the group above both (chown, or Delegate=yes in a systemd unit); a sandboxed server can join only groups that were named at its start and groups below its own",
         path.display()
     )]
     Denied {
@@ -246,7 +246,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let elsewhere = join(folder.path()).unwrap_err();
         let missing = join(Path::new("/no/such/group")).unwrap_err();
-        // A host without version 2 says so.
+        // On a host without version 2, the error says that.
         let known = |error: &CgroupError| matches!(error, CgroupError::NoHierarchy { .. });
         assert!(known(&elsewhere) || matches!(elsewhere, CgroupError::NotVersion2 { .. }), "{elsewhere}");
         assert!(

@@ -1,17 +1,17 @@
-//! The host's monotonic clock: readings that two processes can compare, and short ones for the request path.
+//! The host's monotonic clock: readings that two processes can compare, and shorter ones for the request path.
 
 use std::sync::{LazyLock, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Attempts to read both clocks at once.
+/// Number of attempts to read both clocks at the same time.
 const ATTEMPTS: usize = 5;
 
-/// A time before all that this process measures.
+/// An instant before everything that this process measures.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Nanoseconds since a time early in this process. 0 for earlier times.
+/// Nanoseconds since [`START`]; 0 for earlier instants.
 #[inline]
 pub(crate) fn process_ns(at: Instant) -> u64 {
     let since = at.saturating_duration_since(*START);
@@ -27,7 +27,7 @@ pub fn monotonic_ns() -> u64 {
     seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanoseconds.unwrap_or(0))
 }
 
-/// The reading of [`monotonic_ns`] at this instant, within microseconds.
+/// The reading of [`monotonic_ns`] at this instant, to within microseconds.
 #[inline]
 pub(crate) fn ns_at(instant: Instant) -> u64 {
     let &(base, base_ns) = base();
@@ -38,7 +38,7 @@ pub(crate) fn ns_at(instant: Instant) -> u64 {
     }
 }
 
-/// The instant at which [`monotonic_ns`] reads this. An instant far away becomes one in a hundred years.
+/// The instant at which [`monotonic_ns`] returns `ns`, but at most a hundred years ahead.
 pub(crate) fn instant_at(ns: u64) -> Instant {
     let &(base, base_ns) = base();
     let far = Duration::from_secs(100 * 365 * 86_400);
@@ -46,7 +46,7 @@ pub(crate) fn instant_at(ns: u64) -> Instant {
     base.checked_add(after).unwrap_or(base)
 }
 
-/// One instant on both clocks: of several readings, the one that took least time.
+/// One instant on both clocks: of several readings, the one that took the least time.
 fn base() -> &'static (Instant, u64) {
     static BASE: OnceLock<(Instant, u64)> = OnceLock::new();
     BASE.get_or_init(|| {

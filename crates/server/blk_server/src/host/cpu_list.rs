@@ -6,7 +6,7 @@ use rustix::thread::CpuSet;
 #[allow(clippy::cast_possible_truncation)] // 1023
 pub const MAX_CPU: u32 = CpuSet::MAX_CPU as u32 - 1;
 
-/// Limit of CPU numbers in the kernel's lists, far above those of any kernel.
+/// The highest CPU number accepted in the kernel's lists, far above that of any kernel.
 const MAX_KERNEL_CPU: u32 = 0xffff;
 
 /// Why a text is not a valid list of CPUs.
@@ -61,7 +61,7 @@ pub fn parse_cpus(text: &str) -> Result<Vec<u32>, InvalidCpuList> {
     }
 }
 
-/// Parses a list from one of the kernel's files. It may be empty. Returns `None` if the text is not a list.
+/// Parses a list from one of the kernel's files. The list may be empty. Returns `None` if the text is not a list.
 pub(crate) fn parse_kernel_list(text: &str) -> Option<Vec<u32>> {
     if text.trim().is_empty() { Some(Vec::new()) } else { ranges(text, MAX_KERNEL_CPU).ok() }
 }
@@ -82,7 +82,7 @@ pub fn format_cpus(cpus: &[u32]) -> String {
     runs.into_iter().map(text).collect::<Vec<_>>().join(",")
 }
 
-/// Checks each part against `max` before it expands it, so that a short text cannot make a long list.
+/// Checks each part against `max` before expanding it, so that a short text cannot make a long list.
 fn ranges(text: &str, max: u32) -> Result<Vec<u32>, InvalidCpuList> {
     let mut cpus = Vec::new();
     for part in text.trim().split(',') {
@@ -96,7 +96,7 @@ fn ranges(text: &str, max: u32) -> Result<Vec<u32>, InvalidCpuList> {
         }
         cpus.extend(first..=last);
         if cpus.len() > 2 * (max as usize + 1) {
-            // Stops early at a long text that repeats the same CPUs.
+            // Stops early if a long text repeats the same CPUs.
             return Err(InvalidCpuList::Twice { cpu: last });
         }
     }

@@ -1,6 +1,6 @@
 //! Listening sockets: creates their files, restricts access to them, and removes them.
 //!
-//! Replaces the socket file of a dead server, and refuses a path where a server answers.
+//! The socket file of a dead server is replaced. A path on which a server answers is refused.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,7 +27,7 @@ pub struct SocketConfig {
     pub mode: u32,
     /// Owner, if not the server's user.
     pub uid: Option<u32>,
-    /// Group, if not the server's.
+    /// Group, if not the server's group.
     pub gid: Option<u32>,
 }
 
@@ -60,13 +60,13 @@ pub enum SocketError {
         /** The socket's path. */
         path: PathBuf,
     },
-    /// A server listens there.
-    #[error("socket {} is in use by a running server: stop it, or choose another path", path.display())]
+    /// A server listens on the path.
+    #[error("socket {} is in use by a running server: stop that server, or choose another path", path.display())]
     InUse {
         /** The socket's path. */
         path: PathBuf,
     },
-    /// The path is a file of another kind.
+    /// The path exists and is not a socket.
     #[error("{} exists and is a {kind}, not a socket: choose another path", path.display())]
     NotASocket {
         /** The socket's path. */
@@ -87,7 +87,7 @@ pub enum SocketError {
     },
 }
 
-/// Limit of the wait until a listening socket is closed.
+/// How long to wait until a listening socket is closed.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A bound socket, removed when dropped. `accept` never blocks.
@@ -145,7 +145,7 @@ impl Socket {
     /// Accepts the next waiting front-end, if any.
     ///
     /// # Errors
-    /// No free descriptors or memory.
+    /// The process has no free descriptors or memory.
     pub(crate) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         match accept_with(self, SocketFlags::CLOEXEC) {
             Ok(front_end) => {
@@ -162,12 +162,12 @@ impl Socket {
         if self.removed.swap(true, Ordering::Relaxed) {
             return;
         }
-        // Another server may have replaced the file by its own.
+        // Another server may have replaced the file with its own.
         if self.opener.file_id(&self.path).is_ok_and(|file| file != self.file) {
             return;
         }
         if let Err(error) = self.opener.unlink(&self.path) {
-            warn!("socket {} not removed: {error}", self.path.display());
+            warn!("cannot remove socket {}: {error}", self.path.display());
         }
     }
 }
@@ -200,7 +200,7 @@ fn close_with_backlog(listener: OwnedFd) {
     match thread.spawn(close) {
         // Closing usually ends at once, and then the path can be bound again.
         Ok(_) => drop(is_closed.recv_timeout(CLOSED_WITHIN)),
-        Err(error) => warn!("socket closed on this thread, because no other could be started: {error}"),
+        Err(error) => warn!("cannot start a thread that closes a socket, so this thread closes it: {error}"),
     }
 }
 

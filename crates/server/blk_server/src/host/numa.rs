@@ -1,7 +1,7 @@
 //! Finds the NUMA node of CPUs in `/sys/devices/system/node`.
 //!
-//! - It only reads. The kernel allocates memory on the node of the CPU that touches it first, and a bound worker
-//!   touches its own memory first.
+//! - No memory is bound to a node. The kernel allocates memory on the node of the CPU that touches it first, and a
+//!   bound worker touches its own memory first.
 //! - A host without these files (no NUMA in the kernel, or no sysfs) has no nodes; this is not an error.
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::host::cpu_list::parse_kernel_list;
 /// Linux's list of nodes.
 const NODES: &str = "/sys/devices/system/node";
 
-/// The node of all `cpus`. `None` for several nodes, an unknown one, or no CPUs.
+/// The node of all `cpus`. `None` if the CPUs are on several nodes or an unknown node, or if there are no CPUs.
 pub(crate) fn node_of(cpus: &[u32]) -> Option<u32> {
     node_in(Path::new(NODES), cpus)
 }

@@ -14,7 +14,7 @@ use rustix::io::ReadWriteFlags;
 /// block a worker (a full pipe, a socket that lingers, a file on FUSE).
 ///
 /// # Errors
-/// `InvalidInput` if the descriptor is not an eventfd; `fcntl`'s.
+/// `InvalidInput` if the descriptor is not an eventfd; errors of `fcntl`.
 pub(crate) fn adopt_passed(fd: PassedFd) -> std::io::Result<PassedFd> {
     prepare(fd.shared())?;
     Ok(fd)
@@ -23,7 +23,7 @@ pub(crate) fn adopt_passed(fd: PassedFd) -> std::io::Result<PassedFd> {
 /// Like [`adopt_passed`], for the server's own descriptor, which is not charged to a disk.
 ///
 /// # Errors
-/// Those of [`adopt_passed`].
+/// The errors of [`adopt_passed`].
 pub(crate) fn adopt(fd: OwnedFd) -> std::io::Result<Arc<OwnedFd>> {
     prepare(&fd)?;
     Ok(Arc::new(fd))

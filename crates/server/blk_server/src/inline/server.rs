@@ -1,8 +1,8 @@
-//! A server of one disk without threads, for tests and fuzzers. Its caller steps the sessions and the worker.
+//! A server that has one disk and no threads, for tests and fuzzers. Its caller steps the sessions and the worker.
 //!
 //! `socket → InlineSession::serve (Session::step) → Address::ask → worker, on the same thread → answer`
 //!
-//! - Sessions and worker are those of the real server. Without threads, the server never waits.
+//! - Sessions and the worker are those of the real server. Without threads, the server never waits.
 //! - Each thread has at most one such server: a worker cannot leave its thread, so a thread-local variable holds it.
 
 use std::cell::RefCell;
@@ -42,7 +42,7 @@ fn serve_commands(wakeup: &Arc<OwnedFd>) {
     });
 }
 
-/// A server of one disk without threads.
+/// A server that has one disk and no threads.
 #[derive(Debug)]
 pub struct InlineServer {
     disk: Arc<Disk>,
@@ -55,7 +55,7 @@ impl InlineServer {
     /// The engine cannot be used, or the disk is invalid.
     ///
     /// # Panics
-    /// This thread already has one.
+    /// This thread already has an inline server.
     pub fn start(engine: &Arc<EngineSource>, disk: DiskConfig) -> io::Result<Self> {
         let opener: Arc<dyn Opener> = Arc::new(HostOpener);
         let budget = Budget::new(Limits::of_process());
@@ -76,7 +76,7 @@ impl InlineServer {
     /// Opens a session for the front-end at the other end of `socket`.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// The process has no free descriptors.
     pub fn connect(&self, socket: OwnedFd) -> io::Result<InlineSession> {
         let shared = SessionShared::new(1)?;
         let session =
@@ -90,7 +90,7 @@ impl InlineServer {
         serve_commands(&self.wakeup);
     }
 
-    /// Queues that run now.
+    /// Number of queues that are running.
     #[must_use]
     pub fn running_queues(&self) -> usize {
         self.workers.queue_reports(self.disk.id()).len()
@@ -103,7 +103,7 @@ impl Drop for InlineServer {
     }
 }
 
-/// One front-end's session. Dropping it ends it as if its front-end had disconnected.
+/// One front-end's session. Dropping this value ends the session as if its front-end had disconnected.
 pub struct InlineSession(Option<Session>);
 
 impl std::fmt::Debug for InlineSession {

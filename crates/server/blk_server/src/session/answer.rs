@@ -17,7 +17,7 @@ use crate::data_path::worker::command::WorkerGone;
 
 /// The answer to a message.
 pub(super) enum Answer {
-    /// Success, if the front-end requested an answer (REPLY_ACK).
+    /// Reports success, if the front-end requested an answer (REPLY_ACK).
     Ack,
     U64(u64),
     VringState(VhostUserVringState),
@@ -35,7 +35,7 @@ pub(crate) enum SessionError {
     BodySize { request: FrontendReq, bytes: usize, wanted: usize },
     #[error("{request:?} came with {count} file descriptors, but {wanted} are needed")]
     FdCount { request: FrontendReq, count: usize, wanted: usize },
-    #[error("{request:?} names queue {index}, but this disk has {queues}")]
+    #[error("{request:?} names queue {index}, but this disk has {queues} queues")]
     QueueIndex { request: FrontendReq, index: u64, queues: u16 },
     #[error("SET_VRING_NUM {num} for queue {index}: a power of two from 2 to {max} is needed")]
     QueueSize { index: u32, num: u32, max: u16 },
@@ -75,7 +75,7 @@ pub(crate) enum SessionError {
     Descriptor(#[from] NoDescriptor),
     #[error(transparent)]
     Quota(#[from] QuotaError),
-    #[error("the worker is gone")]
+    #[error("the worker's thread has ended")]
     WorkerGone,
 }
 

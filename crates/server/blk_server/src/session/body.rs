@@ -20,7 +20,7 @@ pub(super) fn vring_state(message: &Message) -> Result<(u32, u32)> {
     body::<VhostUserVringState>(message).map(|state| (state.index, state.num))
 }
 
-/// Body of GET_CONFIG and SET_CONFIG: offset, size and flags, then `size` bytes. GET_CONFIG ignores the latter bytes.
+/// Body of GET_CONFIG and SET_CONFIG: offset, size and flags, then `size` bytes. GET_CONFIG ignores these bytes.
 pub(super) fn config_body(message: &Message) -> Result<(VhostUserConfig, &[u8])> {
     const HEAD_BYTES: usize = size_of::<VhostUserConfig>();
     let (bytes, request) = (message.body.len(), message.request);

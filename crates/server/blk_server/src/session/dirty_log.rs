@@ -1,4 +1,5 @@
-//! The dirty log of one session: maps the file that the front-end passed, and stores which of its settings are on.
+//! The dirty log of one session: maps the file that the front-end passed, and stores the front-end's settings for the
+//! log.
 //!
 //! - During a live migration the server sets one bit in this log for each guest page that it stores to.
 //! - [`DirtyLogging::state`] returns the data with which another server continues the same log after a live upgrade.
@@ -31,7 +32,7 @@ pub(super) struct DirtyLogging {
     pub(super) bits: Option<Arc<DirtyLog>>,
     /// The descriptor to signal when bits are set.
     pub(super) changed: Option<PassedFd>,
-    /// `VHOST_F_LOG_ALL` is on.
+    /// Whether `VHOST_F_LOG_ALL` is on.
     pub(super) all: bool,
 }
 
@@ -46,8 +47,8 @@ pub(super) fn mapped(
 }
 
 impl DirtyLogging {
-    /// The data that another server needs to mark the same log. The front-end's other messages determine whether to
-    /// mark it.
+    /// The data that another server needs to continue the same log. The front-end's other messages determine whether
+    /// the server marks stores in it.
     pub(super) fn state(&self, fds: &mut Outgoing) -> (Option<DirtyLogState>, Option<Place>) {
         let log = self.bits.as_ref().map(|bits| bits.region()).map(|region| DirtyLogState {
             fd: fds.put(region.fd()),

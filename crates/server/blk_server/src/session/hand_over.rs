@@ -1,19 +1,21 @@
-//! Hands a session over to another process, unnoticed by front-end and guest: freezes it here, rebuilds it there.
+//! Hands a session over to another process, unnoticed by front-end and guest: freezes it in the old process and
+//! rebuilds it in the new one.
 //!
 //! `order → (between two messages) queues drained and removed from their workers → SessionState → verdict:
 //! theirs (this process never accesses it again) or, after any error, back to the workers`
 //! `SessionState → checked, mapped, no ring started → go → rings started, calls signalled → the next message`
 //!
 //! - A frozen session holds its queues itself: no worker reads a ring, and the guest's kicks wait in their eventfds.
-//! - Submitted requests complete first. Parked requests and requests still to be redone stay in the in-flight log. A
-//!   session that has parked requests and no log is not handed over.
+//! - Submitted requests complete first. Parked requests, and requests that still have to be repeated, stay in the
+//!   in-flight log. A session that has parked requests and no log is not handed over.
 //! - A half-received message and the dirty log of a live migration are handed over too, so that no front-end can keep
-//!   its session here (docs/decisions/0045).
+//!   its session in the old process (docs/decisions/0045).
 //! - The lease of the disk's rings is handed over. In the new process, a session without the lease starts no ring
 //!   before its front-end's next message.
-//! - The new process checks the state as if a front-end had sent it, because the other server received it from one.
+//! - The new process checks the state as if a front-end had sent it, because the old process received the state from
+//!   one.
 //!
-//! All sessions of a server: `live_upgrade.rs`. Queues and workers: `assignment/frozen.rs`.
+//! `live_upgrade.rs` hands over all sessions of a server. `assignment/frozen.rs` freezes the queues.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -47,7 +49,8 @@ use crate::host::error_line::error_line;
 use crate::host::signal::adopt_passed;
 
 impl Session {
-    /// Freezes if ordered to, and waits for the verdict. `Ended`: another process owns the session.
+    /// Freezes the session if ordered to, and waits for the verdict. Returns `Ended` if another process now owns the
+    /// session.
     pub(super) fn freeze_if_ordered(&mut self) -> Progress {
         let Some(Order { timeout, frozen, verdict }) = self.shared.take_order() else {
             return Progress::GoesOn;
@@ -68,7 +71,7 @@ impl Session {
             return Progress::Ended;
         }
         self.workers.thaw(queues);
-        // This closes the channel, which the waiting thread notices.
+        // Closes the channel, which the thread that waits for the queues notices.
         drop(frozen);
         Progress::GoesOn
     }
@@ -101,7 +104,7 @@ impl Session {
                 CannotLeave::LostMemory => NotHanded::LostMemory,
                 CannotLeave::Parked { requests } => NotHanded::Parked { queue, requests },
             })?;
-            // The position after a stop. Only a queue that stops uses it.
+            // Sets the position as a stop would. A queue that returns to its worker does not use it.
             (vring.base, vring.broken) = (left.position, left.is_broken);
         }
         Ok(())
@@ -221,7 +224,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Starts the rings that ran in the other process. Only the session with the disk's lease had any.
+    /// Starts the rings that ran in the other process. Only the session with the disk's lease had running rings.
     fn start_leased(&mut self) -> Result<()> {
         if self.lease.is_some() {
             self.reconcile_all()?;
@@ -288,7 +291,9 @@ impl Session {
         running.filter_map(|vring| vring.call.as_ref()).for_each(signal_shared);
         let _ = started.send(match (&reconciled, fails_here) {
             (Err(error), _) => Err(error_line(error)),
-            (Ok(()), Some(queue)) => Err(format!("queue {queue} cannot be served here, see the log")),
+            (Ok(()), Some(queue)) => {
+                Err(format!("the new server cannot serve queue {queue}; its log says why"))
+            }
             (Ok(()), None) => Ok(monotonic_ns()),
         });
         if let Err(error) = reconciled {

@@ -11,7 +11,8 @@
 //!   makes each log large enough for the disk's longest ring (docs/decisions/0042). A ring that is longer than its log
 //!   runs without one.
 //! - A running ring records its requests only in the log with which it started. The session therefore refuses another
-//!   log until the rings are stopped. It accepts the same log again and changes nothing.
+//!   log until the rings are stopped. If the front-end passes the same log again, the session accepts it and changes
+//!   nothing.
 //!
 //! Spec: vhost-user, "Inflight description". The logs' content is in `virtqueue`.
 
@@ -30,9 +31,9 @@ const ALIGN_BYTES: u64 = 8;
 /// Why a log's memory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LogMemoryError {
-    #[error("in-flight log for {queues} queues; 1 to {max} are allowed")]
+    #[error("in-flight log is for {queues} queues; 1 to {max} are allowed")]
     Queues { queues: u16, max: u16 },
-    #[error("in-flight log for queues of {queue_size} descriptors; {min} to {max} are allowed")]
+    #[error("in-flight log is for queues of {queue_size} descriptors; {min} to {max} are allowed")]
     QueueSize { queue_size: u16, min: u16, max: u16 },
     #[error(
         "in-flight log has {mmap_bytes} bytes, but {needed_bytes} are needed for {queues} queues of \
@@ -69,19 +70,19 @@ pub(super) struct LogLayout {
 }
 
 impl LogLayout {
-    /// The number of entries that the front-end requested. Earlier servers used this layout, and so do front-ends that
-    /// create the memory themselves.
+    /// The layout with the number of entries that the front-end requested. Earlier servers used this layout, and so do
+    /// front-ends that create the memory themselves.
     fn tight(queues: u16, queue_size: u16) -> Self {
         Self { queues, entries: queue_size }
     }
 
-    /// Has room for rings of up to `longest` descriptors, in either format.
+    /// The layout with room for rings of up to `longest` descriptors, in either format.
     fn roomy(queues: u16, longest: u16) -> Self {
         Self { queues, entries: longest.next_power_of_two() }
     }
 
-    /// The layout of memory of this size. Only the size shows it: front-ends pass the memory back unchanged, with the
-    /// queue size of their first request.
+    /// The layout of memory of this size. Only the size tells the layouts apart: front-ends pass the memory back
+    /// unchanged, with the queue size of their first request.
     fn of_memory(mmap_bytes: u64, queues: u16, queue_size: u16) -> Self {
         let sizes =
             (0..u16::BITS).map(|bit| 1 << bit).filter(|&size| (queue_size..=MAX_QUEUE_SIZE).contains(&size));
@@ -143,7 +144,7 @@ pub(super) fn check(said: &VhostUserInflight, most: u16) -> Result<(), LogMemory
     Ok(())
 }
 
-/// `packed`: the format is known to be packed. It may be negotiated later.
+/// `packed`: whether the ring format is known to be packed. The format may still be negotiated later.
 pub(super) fn map(said: &VhostUserInflight, packed: bool, fd: PassedFd) -> Result<LogMemory, LogMemoryError> {
     let (mmap_bytes, offset_bytes) = (said.mmap_size, said.mmap_offset);
     let (queues, queue_size, layout) = (said.num_queues, said.queue_size, layout(said));
@@ -172,7 +173,7 @@ fn spec(said: &VhostUserInflight, layout: LogLayout) -> RegionSpec {
     }
 }
 
-/// Creates memory for the logs of rings of up to `longest` descriptors. Returns its size, too.
+/// Creates memory for the logs of rings of up to `longest` descriptors. Also returns the size.
 pub(super) fn roomy_memory(queues: u16, longest: u16) -> Result<(u64, OwnedFd), LogMemoryError> {
     let bytes = LogLayout::roomy(queues, longest).roomy_bytes();
     let fd = sealed_memory(bytes).map_err(|source| LogMemoryError::Make { bytes, source })?;

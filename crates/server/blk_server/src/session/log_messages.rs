@@ -6,7 +6,8 @@
 //! - The dirty log is part of the memory that a queue uses, and changes like a memory table: the workers apply the new
 //!   state before the session answers the front-end. Queues keep running. A request marks the log that is active when
 //!   it completes.
-//! - The server marks all stores as soon as the front-end requests any. A superfluous bit costs one extra page copy.
+//! - The server marks all stores as soon as the front-end requests that any are marked. A superfluous bit costs one
+//!   extra page copy.
 //! - A dirty log that is too small ends the session. Front-ends ignore the answer, and a migration that misses bits
 //!   gives the guest wrong memory.
 //! - The session refuses a different in-flight log while rings run (`log_memory.rs`).
@@ -48,7 +49,8 @@ impl Session {
         let bits = message.fds.pop().map(|fd| mapped(fd, mmap_bytes, offset_bytes)).transpose()?;
         self.dirty.bits = bits;
         self.renew_log()?;
-        // QEMU checks only the request's number. Other front-ends check the body, which must be their own.
+        // QEMU checks only the request number of the answer. Other front-ends also check that the body is the one that
+        // they sent.
         Ok(Answer::DirtyLog(said))
     }
 
@@ -58,15 +60,15 @@ impl Session {
         let request = FrontendReq::SET_LOG_FD;
         let adopted = message.fds.pop().map(crate::host::signal::adopt_passed).transpose();
         let changed = adopted.map_err(|source| SessionError::NotAnEventfd { request, source })?;
-        // Stays charged until no queue uses it.
+        // Keeps the old descriptor, which stays charged, until no queue uses it.
         let before = std::mem::replace(&mut self.dirty.changed, changed);
         let renewed = self.renew_log();
         drop(before);
         renewed
     }
 
-    /// The front-end repeats the message to start or stop marking a running ring's stores. A repetition without other
-    /// changes does not stop the ring.
+    /// The front-end repeats the message to start or stop marking a running ring's stores. If only the logging flag or
+    /// address changed, the ring keeps running.
     pub(super) fn set_vring_addr(&mut self, message: &Message) -> Result<Answer> {
         let said: VhostUserVringAddr = body(message)?;
         let addresses =
@@ -82,7 +84,7 @@ impl Session {
         self.reconcile(at)
     }
 
-    /// Applies the front-end's messages so far: updates the memory and gives it to running queues.
+    /// Applies the front-end's messages about the dirty log so far: updates the memory and gives it to running queues.
     pub(super) fn renew_log(&mut self) -> Result<Answer> {
         let memory = self.logged(Arc::clone(&self.memory))?;
         if Arc::ptr_eq(&memory, &self.memory) {
@@ -135,7 +137,7 @@ impl Session {
         rings.collect()
     }
 
-    /// GET_INFLIGHT_FD: creates memory. It is used only after the front-end passes it back.
+    /// GET_INFLIGHT_FD: creates memory for the logs. The server uses it only after the front-end has passed it back.
     pub(super) fn get_inflight_fd(&self, message: &Message) -> Result<Answer> {
         let asked = self.checked(message)?;
         let (num_queues, queue_size) = (asked.num_queues, asked.queue_size);

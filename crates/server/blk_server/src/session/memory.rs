@@ -1,7 +1,7 @@
 //! Memory messages: computes the next table of regions from the current one and the front-end's message.
 //!
-//! Front-ends repeat messages: one sends the same SET_MEM_TABLE four times, and again while it stops. The server keeps
-//! regions that are already mapped, and neither maps nor charges them again.
+//! Front-ends repeat messages: one front-end sends the same SET_MEM_TABLE four times, and again while it stops. The
+//! server keeps regions that are already mapped, and neither maps nor charges them again.
 //!
 //! Spec: vhost-user, "Memory regions description", "Single memory region description". Running queues get the table in
 //! `mod.rs` and `queue/mod.rs`.

@@ -163,7 +163,11 @@ impl Session {
         match reason {
             EndReason::Stop => debug!(disk, session, "session told to end"),
             EndReason::MadeRoom => {
-                debug!(disk, session, "session ended: it was silent, and another front-end needed its place")
+                debug!(
+                    disk,
+                    session,
+                    "session ended to make room for another front-end, because this one had sent nothing"
+                )
             }
             EndReason::MemoryFault(what) => self.log_ended(what),
         }
@@ -213,7 +217,7 @@ impl Session {
     }
 
     fn log_refused(&self, error: &SessionError) {
-        self.warn_once(&format!("refused: {}", error_line(error)));
+        self.warn_once(&format!("message refused: {}", error_line(error)));
     }
 
     /// Logs each text once, because front-ends repeat messages that the server refused.
@@ -305,7 +309,7 @@ impl Session {
         // stopped, and starts with the disk's cache mode.
         let repeated = self.negotiated == Some(negotiated);
         if !repeated || self.vrings.iter().all(|vring| vring.running.is_none()) {
-            // Running rings use the old bits.
+            // Running rings use the old feature bits, so they are stopped.
             self.stop_all(Ending::Ring);
             self.shared.set_write_cache(self.disk.guest_cache().mode_for(negotiated));
             self.negotiated = Some(negotiated);
@@ -329,7 +333,7 @@ impl Session {
         self.renew_log()
     }
 
-    /// Gives running queues the new table. If it lacks a region, they release that region first.
+    /// Gives running queues the new table. If the new table lacks a region, they release that region first.
     ///
     /// A ring that is in no region of the new table pauses without a fault: front-ends resize a region by removing it
     /// and adding another, and add regions one by one. Before the session answers, the queue releases the old table and
@@ -377,7 +381,7 @@ impl Session {
         let at = self.vring_index(message.request, u64::from(index))?;
         self.stop(at);
         let vring = &mut self.vrings[at];
-        // The session has not run this ring, so its position proves nothing: the front-end may have invented it.
+        // If the session has not run this ring, the position proves nothing: the front-end may have invented it.
         let cache = self.disk.guest_cache();
         if vring.is_known {
             cache.ring_left(at, vring.base)
@@ -431,7 +435,7 @@ impl Session {
     fn start(&mut self, at: usize, negotiated: Negotiated) -> Result<()> {
         if self.lease.is_none() {
             self.lease = Some(Disk::lease_rings(&self.disk, &self.shared)?);
-            self.log_use("in use by a guest");
+            self.log_use("the disk is in use by a guest");
         }
         let leaves_unbegun = self.has(VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT);
         let cache_choice_unknown = self.may_hide_a_choice(at, negotiated);
@@ -456,8 +460,8 @@ impl Session {
             log,
             leaves_unbegun,
         };
-        // A ring that cannot start is the queue's fault, not the session's. The worker has logged it and signalled the
-        // err fd. The other queues continue, and a reset restores this one.
+        // A ring that cannot start is a fault of the queue, not of the session. The worker has logged it and signalled
+        // the err fd. The other queues continue, and a reset restores this one.
         vring.running = self.workers.start_queue(start)?;
         vring.failed = vring.running.is_none();
         self.note_opened(at);
@@ -465,7 +469,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns when all submitted requests are complete. Requests that the guest adds later stay in the ring.
+    /// Stops the queue, and returns when all submitted requests are complete. Requests that the guest adds later stay
+    /// in the ring.
     fn stop(&mut self, at: usize) {
         if let Some(queue) = self.vrings[at].running.take() {
             self.vrings[at].base = queue.stop().unwrap_or(self.vrings[at].base);
@@ -477,7 +482,7 @@ impl Session {
     fn give_up_idle_lease(&mut self) {
         if self.lease.is_some() && self.vrings.iter().all(|vring| vring.running.is_none()) {
             self.lease = None;
-            self.log_use("no longer in use");
+            self.log_use("the disk is no longer in use");
         }
     }
 
@@ -527,7 +532,7 @@ fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT
 }
 
-/// Requests whose answer cannot express a failure.
+/// Whether the answer to this request cannot express a failure.
 fn has_reply(request: FrontendReq) -> bool {
     matches!(
         request,

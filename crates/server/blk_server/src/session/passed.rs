@@ -17,7 +17,7 @@ use super::answer::{Answer, Result, SessionError};
 use super::body::{expect_fds, u64_body};
 use super::wire::Message;
 
-/// The message's low byte is the queue's number; this bit means that no descriptor follows.
+/// The message's low byte is the queue's index; this bit means that no descriptor follows.
 const VRING_NO_FD: u64 = 1 << 8;
 
 impl Session {
@@ -67,7 +67,7 @@ impl Session {
         Ok(())
     }
 
-    /// SET_VRING_KICK, _CALL and _ERR: a queue's number and one descriptor, or none.
+    /// Reads SET_VRING_KICK, _CALL or _ERR: the index of a queue, and one descriptor or none.
     fn vring_fd(&self, mut message: Message) -> Result<(usize, Option<PassedFd>)> {
         let word = u64_body(&message)?;
         let at = self.vring_index(message.request, word & 0xff)?;
@@ -89,7 +89,7 @@ fn check_channel(channel: &PassedFd) -> Result<()> {
         },
         Ok((domain, kind)) => {
             let what = format!(
-                "a Unix stream socket is needed, but this one has domain {domain:?} and type {kind:?}"
+                "a Unix stream socket is needed, but this descriptor has domain {domain:?} and type {kind:?}"
             );
             io::Error::new(io::ErrorKind::InvalidInput, what)
         }

@@ -1,9 +1,9 @@
-//! Decides whether the server may have missed the guest's choice of cache mode, because the ring ran elsewhere.
+//! Decides whether the server may have missed the guest's choice of cache mode, because the ring ran in another server.
 //!
 //! - The server knows a ring if this session or an earlier one of the disk has opened it (`write_cache.rs`), or if the
 //!   guest has chosen a mode in this session.
-//! - It does not know a ring that ran in another server, even if the ring has failed to start here once. If such a ring
-//!   is in use, writes are durable until the guest chooses (`ring_start.rs`).
+//! - The server does not know a ring that ran in another server, even if that ring has once failed to start in this
+//!   one. If such a ring is in use, writes are durable until the guest chooses (`ring_start.rs`).
 
 use virtio_blk::Negotiated;
 
@@ -53,8 +53,8 @@ impl Session {
         MemoryFile::of(region.fd())
     }
 
-    /// Rings start one by one. If the base of a later ring shows that it ran elsewhere, the guest's mode is unknown for
-    /// this ring too, even if the guest has not used it yet.
+    /// Rings start one by one. If the base of a later ring shows that the later ring ran in another server, the guest's
+    /// mode is unknown for this ring too, even if the guest has not used this ring yet.
     fn look_at_other_rings(&self, at: usize) {
         let follows =
             |vring: &Vring| vring.kick.is_some() && vring.running.is_none() && vring.base & USED_BITS != 0;

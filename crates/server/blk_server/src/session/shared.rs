@@ -20,7 +20,7 @@ use crate::host::error_line::error_line;
 /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
 const BACKEND_CONFIG_CHANGE: u32 = 2;
 
-/// The verdict on a frozen session. A channel that ends without one means that the session continues here.
+/// The verdict on a frozen session. If the channel closes without a verdict, the session continues in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Theirs;
 
@@ -43,7 +43,7 @@ pub(crate) enum NotHanded {
     )]
     NotDrained { queue: u16, timeout: Duration },
     #[error(
-        "queue {queue} holds {requests} requests that failed on the host, and cannot hand them over, because \
+        "queue {queue} has {requests} parked requests, which it cannot hand over because \
          its front-end keeps no in-flight log: repair the storage first"
     )]
     Parked { queue: u16, requests: usize },
@@ -61,11 +61,11 @@ struct State {
     order: Option<Order>,
 }
 
-/// One per session. Contains the session's [`SessionLink`].
+/// One exists per session. It contains the session's [`SessionLink`].
 #[derive(Debug)]
 pub(crate) struct SessionShared {
     link: Arc<SessionLink>,
-    /// The front-end has sent at least one message.
+    /// Whether the front-end has sent at least one message.
     heard: AtomicBool,
     pause: Arc<OwnedFd>,
     state: Mutex<State>,
@@ -107,7 +107,7 @@ impl SessionShared {
         crate::host::signal::signal(&self.pause);
     }
 
-    /// Takes the order that the session has not yet seen.
+    /// Takes the order that the session has not seen yet, if any.
     pub(crate) fn take_order(&self) -> Option<Order> {
         self.lock().order.take()
     }
@@ -132,7 +132,7 @@ impl SessionShared {
         self.changed.notify_all();
     }
 
-    /// Waits until the session has ended. Returns false if it has not by `deadline`.
+    /// Waits until the session has ended. Returns false if it has not ended by `deadline`.
     pub(crate) fn wait_ended(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.lock(), left, |state| !state.ended);
@@ -162,7 +162,11 @@ impl SessionShared {
             return;
         };
         if let Err(error) = wire::send_backend_request(&channel, BACKEND_CONFIG_CHANGE) {
-            warn!(session = self.id(), "configuration change not announced: {}", error_line(&error));
+            warn!(
+                session = self.id(),
+                "cannot announce the configuration change to the front-end: {}",
+                error_line(&error)
+            );
         }
     }
 

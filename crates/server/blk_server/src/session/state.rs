@@ -5,7 +5,7 @@
 //!
 //! - A value refers to a descriptor by its index in the list. Each index is used at most once.
 //! - Other state starts afresh: counters of queues and workers, log limits, and which queues an operator attached. The
-//!   disk's totals go on (`DiskTotals`).
+//!   disk's totals continue (`DiskTotals`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Place(u32);
 
-/// One front-end.
+/// The state of one front-end's session.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SessionState {
@@ -32,14 +32,14 @@ pub struct SessionState {
     pub(super) half: Option<HalfState>,
     /// Whether this session runs the disk's rings.
     pub(super) has_lease: bool,
-    /// `VHOST_F_LOG_ALL` was accepted.
+    /// Whether `VHOST_F_LOG_ALL` was accepted.
     pub(super) log_all: bool,
     pub(super) dirty_log: Option<DirtyLogState>,
     /// The eventfd to signal when bits are set in the log.
     pub(super) dirty_log_changed: Option<Place>,
-    /// Writes may complete before they are durable.
+    /// Whether writes may complete before they are durable.
     pub(super) writeback: bool,
-    /// The front-end has sent at least one message.
+    /// Whether the front-end has sent at least one message.
     pub(super) heard: bool,
     pub(super) regions: Vec<RegionState>,
     pub(super) log: Option<LogState>,
@@ -52,9 +52,9 @@ pub struct SessionState {
 pub struct Handed {
     /// The session's values.
     pub state: SessionState,
-    /// The descriptors that the state refers to.
+    /// The descriptors to which the state refers.
     pub fds: Vec<Arc<OwnedFd>>,
-    /// When its first queue was asked to pause, by the host's monotonic clock.
+    /// When the freeze of its queues began, by the host's monotonic clock.
     pub frozen_ns: u64,
 }
 
@@ -113,7 +113,7 @@ pub(super) struct VringState {
     pub(super) err: Option<Place>,
     pub(super) enabled: bool,
     pub(super) failed: bool,
-    /// The session knows the guest's cache mode (`Vring::is_known`).
+    /// Whether the session knows the guest's cache mode (`Vring::is_known`).
     pub(super) has_run: bool,
 }
 
@@ -142,7 +142,8 @@ pub(crate) struct NoDescriptor {
     count: usize,
 }
 
-/// Received descriptors. Another thread closes those that the session does not take, because closing may wait.
+/// Received descriptors. Another thread closes the descriptors that the session does not take, because closing may
+/// wait.
 #[derive(Debug)]
 pub(super) struct Incoming {
     fds: Vec<Option<OwnedFd>>,

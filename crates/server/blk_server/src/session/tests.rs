@@ -1,4 +1,4 @@
-//! A session from inside: it releases its queues and its disk, however it ends.
+//! Tests a session from inside: however it ends, it releases its queues and its disk.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The state set by the front-end's messages about one queue, and whether it suffices to run the queue.
 //!
-//! Front-ends may send them in any order: some enable rings before they send addresses. This code only stores the
-//! state; the session calls [`Vring::should_run`] after every message.
+//! Front-ends may send these messages in any order: some enable rings before they send addresses. This code only stores
+//! the state; the session calls [`Vring::should_run`] after every message.
 //!
 //! Spec: vhost-user, "Ring states". The running queue is in `queue/mod.rs`.
 
@@ -25,7 +25,7 @@ pub(crate) struct UserAddresses {
 pub(crate) struct Vring {
     pub(crate) queue_size: Option<u16>,
     pub(crate) addresses: Option<UserAddresses>,
-    /// The address of the used ring in the dirty log, if the front-end wants its stores marked.
+    /// The address of the used ring in the dirty log, if the front-end wants stores to the used ring marked.
     pub(crate) log_addr: Option<u64>,
     /// The base from the front-end or from the last stop. Its form depends on the ring's format, which may be
     /// negotiated later, so the queue checks the base when the ring starts.
@@ -34,12 +34,12 @@ pub(crate) struct Vring {
     pub(crate) call: Option<PassedFd>,
     pub(crate) err: Option<PassedFd>,
     pub(crate) enabled: bool,
-    /// The ring failed to start. The session retries only after the front-end stops or resets it.
+    /// Whether the ring failed to start. The session retries only after the front-end stops or resets it.
     pub(crate) failed: bool,
-    /// The session knows the guest's cache mode: it opened the ring, or the guest has chosen since the session began.
-    /// No choice made elsewhere can have been missed.
+    /// Whether the session knows the guest's cache mode: it opened the ring, or the guest has chosen since the session
+    /// began. The session cannot have missed a choice then.
     pub(crate) is_known: bool,
-    /// The frozen queue had a ring fault, or no worker could serve it.
+    /// Whether the frozen queue had a ring fault, or no worker could serve it.
     pub(crate) broken: bool,
     pub(crate) running: Option<QueueHandle>,
 }

@@ -5,8 +5,8 @@
 //! - A message may arrive in any number of packets. If it is incomplete [`MESSAGE_TIMEOUT`] after its first byte, the
 //!   session ends, so that no front-end can block a session's thread with half a message.
 //! - The disk is charged for each descriptor on arrival, even if the message is incomplete.
-//! - The session waits for its socket, its own wake-up and `pause` at once, even in the middle of a message. The
-//!   received part is stored here until the rest arrives, or is handed to another server (docs/decisions/0045).
+//! - The session waits for its socket, its own wake-up and `pause` at the same time, even in the middle of a message.
+//!   The received part is kept until the rest arrives, or is handed to another server (docs/decisions/0045).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ use vm_memory::ByteValued;
 
 use crate::host::listener::take_urgent_bytes_in_line;
 
-/// Limit of descriptors per message: the `vhost` crate accepts as many regions in a SET_MEM_TABLE.
+/// Maximum number of descriptors per message: the number of regions that the `vhost` crate accepts in a SET_MEM_TABLE.
 const MAX_FDS: usize = MAX_ATTACHED_FD_ENTRIES;
 /// Time limit for a front-end to send a whole message, and to read a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,18 +31,18 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) request: FrontendReq,
-    /// The front-end set NEED_REPLY and waits for success or failure (feature REPLY_ACK).
+    /// Whether the front-end set NEED_REPLY, and so waits for success or failure (feature REPLY_ACK).
     pub(crate) need_reply: bool,
     pub(crate) body: Vec<u8>,
     pub(crate) fds: Vec<PassedFd>,
 }
 
-/// Why the session cannot read another message or send a reply. Ends the session.
+/// Why the session cannot read another message or send a reply. Each of these errors ends the session.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     #[error(transparent)]
     Frame(#[from] FrameError),
-    #[error("message incomplete after {} s: only {bytes} bytes of it arrived", timeout.as_secs())]
+    #[error("message still incomplete after {} s: only {bytes} bytes have arrived", timeout.as_secs())]
     TooSlow { bytes: usize, timeout: Duration },
     #[error("unknown request {code}")]
     UnknownRequest { code: u32 },
@@ -79,7 +79,7 @@ pub(crate) struct Wire {
     half: Option<HalfMessage>,
     /// The disk's quota.
     quota: Arc<Quota>,
-    /// Whether this server alone has the connection. Dropping this value then ends the connection.
+    /// Whether only this server has the connection. If so, dropping this value ends the connection.
     pub(super) is_ours: bool,
 }
 
@@ -227,7 +227,7 @@ impl Drop for Wire {
 /// Ends a connection. Unread bytes may carry descriptors, which the kernel closes with the socket. This may block, so
 /// another thread closes the socket.
 pub(crate) fn hang_up(socket: &Arc<OwnedFd>, quota: &Quota) {
-    // Nothing can arrive from here on.
+    // Nothing can arrive from now on.
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
     let unread = rustix::net::recv(socket, &mut [0_u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
     if !matches!(unread, Ok((0, _))) {

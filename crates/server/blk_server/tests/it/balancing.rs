@@ -1,4 +1,5 @@
-//! All queues start on one worker. Under load the balancer moves some to the other, and the data stays correct.
+//! All queues start on one worker. Under load the balancer moves some of them to the other worker, and the data stays
+//! correct.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +18,10 @@ const DEPTH: u64 = 16;
 const SLOT_BYTES: u64 = 0x2_0000;
 /// Large, so that copying keeps the worker busier than the guests.
 const BLOCK: usize = 0x1_0000;
-/// Passes of reading everything before the distribution is checked.
+/// How often everything is read before the distribution is checked.
 const READS: usize = 20;
 
-/// Writes the round's number over the queue's own blocks, all in flight at once, and reads it back, until told to stop.
+/// Until told to stop: writes the round's number to all blocks of the queue at once, and reads it back.
 fn write_and_verify(guest: &mut Guest, stop: &AtomicBool) -> u64 {
     let mut round = 0_u64;
     while !stop.load(Ordering::Relaxed) {
@@ -97,7 +98,7 @@ fn places(rig: &Rig) -> Vec<u32> {
     server(rig).report().disks[0].queues.iter().map(|queue| queue.worker.0).collect()
 }
 
-/// Returns the result of `watch`, which runs while all guests work.
+/// Runs `watch` while all guests work, and returns its result.
 fn under_load<T>(guests: Vec<Guest>, watch: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

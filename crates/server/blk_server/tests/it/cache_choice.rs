@@ -1,8 +1,8 @@
 //! Guests that may have disabled their write cache through another server: how this server detects such a guest, and
 //! how long it treats the guest's writes as durable.
 //!
-//! While the guest may have disabled its cache elsewhere, its writes are durable. The next choice that the guest makes
-//! on this server takes precedence.
+//! As long as the guest may have disabled its cache through another server, its writes are durable. The next choice
+//! that the guest makes on this server takes precedence.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;
@@ -153,7 +153,7 @@ fn ring_in_use_with_a_log_is_one_of_a_guest_that_may_have_chosen(ring: Format) {
     log.give(&bed.front_end);
     start(&bed);
     assert!(bed.write_is_durable());
-    // The next server reads the same from the log.
+    // The next server reads the same state from the log.
     restart(&mut bed);
     connect(&mut bed, ring);
     log.give(&bed.front_end);

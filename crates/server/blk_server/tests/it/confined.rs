@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use sandbox::{Role, confine, enter};
 
 const CASE: &str = "BLK_SERVER_TEST_CASE";
-/// The exit code of a case that ran to its end. Nothing else exits with it.
+/// The exit code of a case that ran to its end. Nothing else exits with this code.
 const SURVIVED: i32 = 42;
 /// More filters than the kernel accepts in sequence (`MAX_INSNS_PER_PATH`, kernel/seccomp.c).
 const TOO_MANY: usize = 2000;

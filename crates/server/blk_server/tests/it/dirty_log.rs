@@ -1,4 +1,5 @@
-//! The dirty log of live migration: which pages it contains, from when on, and front-ends that misuse it.
+//! The dirty log of live migration: which pages it contains, when they start to be recorded, and front-ends that misuse
+//! it.
 //!
 //! The tests compare all guest memory before and after: each page that the device changed must be in the log.
 //!
@@ -44,7 +45,8 @@ fn ready(rig: &Rig, format: Format) -> (FrontEnd, Guest) {
 
 // ---- every store of every engine
 
-/// A request: the memory that it reads, and where the device may store its data, and its status byte (on its own page).
+/// A request: the memory that the device reads, the memory where it may store data, and the status byte (on its own
+/// page).
 struct Wish {
     kind: u32,
     sector: u64,
@@ -56,7 +58,8 @@ fn range(addr: u64, len_bytes: u32) -> GuestRange {
     GuestRange { addr, len_bytes }
 }
 
-/// Requests of all types: aligned and unaligned, one piece and several, within a page and across; `data`: free memory.
+/// Requests of all types: aligned and unaligned, in one piece and in several, within a page and across pages. `data` is
+/// free memory.
 fn wishes(data: u64) -> Vec<Wish> {
     let at = |number: u64| data + number * 0x2_0000;
     let reads = [
@@ -112,7 +115,7 @@ fn add(guest: &mut Guest, wishes: &[Wish], round: u64) {
     }
 }
 
-/// Removes the pages that the driver itself writes meanwhile: its part of the ring.
+/// Removes the pages that the driver itself writes, which are its part of the ring.
 fn without_drivers(guest: &Guest, mut pages: BTreeSet<u64>) -> BTreeSet<u64> {
     pages.remove(&page_of(guest.layout.avail.0));
     pages
@@ -152,7 +155,7 @@ fn every_store_is_in_the_log(kind: EngineKind, format: Format) {
         let changed = without_drivers(&guest, changed(&before, &after));
         let missing: Vec<_> = changed.difference(&logged).collect();
         assert!(missing.is_empty(), "{kind}, {format:?}, round {round}: not in the log: {missing:x?}");
-        // At least each status byte, the data of seven requests, and the ring.
+        // At least the pages of each status byte, of the data of seven requests, and of the ring have changed.
         assert!(changed.len() > wishes.len() + 7, "{changed:x?}");
         // Pages that the device only reads must not be in the log: a migration under guest writes would never end.
         let read_only = wishes.iter().filter_map(|wish| wish.out).map(|out| page_of(out.addr));
@@ -189,7 +192,7 @@ fn data_of_reads_that_were_under_way_is_in_the_log_that_came_meanwhile(format: F
 
     let (first, second) = (Log::new(), Log::new());
     begin(&front_end, &[(0, guest.layout)], format.usual(), &first);
-    // A second log, as when memory is plugged in.
+    // Passes a second log, as a front-end does when memory is plugged in.
     second.give(&front_end);
     first.take();
     let before = contents(&guest.view);
@@ -252,7 +255,7 @@ fn one_rings_flag_is_enough_and_its_ring_is_noted_where_the_front_end_wants_it_t
     assert!(serves(&mut guest));
     assert!(log.take().is_empty(), "nobody asked for notes");
 
-    // Beyond all memory, across the end of a page.
+    // An address beyond all memory, so that the used ring's log crosses the end of a page.
     let elsewhere = 20 * MIB + 0x1000 - 6;
     log_ring(&front_end, &(0, guest.layout), Some(elsewhere));
     assert!(serves(&mut guest));

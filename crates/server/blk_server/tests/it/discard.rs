@@ -1,4 +1,4 @@
-//! DISCARD and WRITE_ZEROES end to end: freed blocks, sectors that read as zeroes, requests that are refused.
+//! DISCARD and WRITE_ZEROES end to end: freed blocks, sectors that read as zeroes, and refused requests.
 //!
 //! Spec: virtio 1.3 §5.2.6.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -23,7 +23,7 @@ const UNSUPP: Option<u8> = Some(2);
 /// Flag of a segment.
 const UNMAP: u32 = 1;
 
-/// A disk of one MiB, all of it allocated and 0xaa.
+/// A disk of one MiB, which is fully allocated and filled with 0xaa.
 fn full_disk(options: Options) -> (Rig, FrontEnd, Guest) {
     let mut rig = Rig::start(Options { image_bytes: MIB, ..Options::default() });
     assert!(rig.stop().is_clean());

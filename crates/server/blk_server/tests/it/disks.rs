@@ -19,8 +19,8 @@ use crate::rig::{CALM, Guest, MIB, Options, PATIENCE, Rig, code, eventually, fea
 const OK: u8 = 0;
 const IOERR: u8 = 1;
 
-/// Writes and reads one block after another, each with its own number, until told to stop or until its disk is removed.
-/// Returns the number of acknowledged writes.
+/// Writes and reads back one block after another, each with its own number, until told to stop or until the disk is
+/// removed. Returns the number of acknowledged writes.
 fn load(guest: &mut Guest, stop: &AtomicBool, done: &AtomicU64) {
     for number in 0.. {
         if stop.load(Relaxed) {
@@ -95,7 +95,7 @@ fn disk_removed_under_its_own_load_loses_nothing_acknowledged_and_its_neighbour_
         rig.remove(1).unwrap();
         assert!(front_end.is_closed());
         for (n, pending) in (0..).zip(&sent) {
-            // Either completed with success, or never taken from the ring.
+            // Each request has either completed successfully or was never taken from the ring.
             let status = pending.status(&guest);
             assert!([OK, 0xff].contains(&status), "status {status}");
             let written: Vec<u8> = u64::to_le_bytes(n + 1).repeat(512);
@@ -297,7 +297,7 @@ fn server_with_a_name_or_a_socket_twice_does_not_start_and_touches_nothing() {
     let mut rig = Rig::start(Options { disks: 0, ..Options::default() });
     assert!(rig.stop().is_clean());
     let (disk, socket) = rig.disk(2);
-    // A socket file that a dead server left. The server removes such a file, but only after all checks.
+    // Leaves a socket file, as a dead server does. The server removes such a file, but only after all checks.
     drop(std::os::unix::net::UnixListener::bind(rig.socket_of(1)).unwrap());
     let named_twice = vec![rig.disk(1), (DiskConfig { name: "test1".into(), ..disk }, socket)];
     let refused = start(named_twice);
@@ -418,7 +418,7 @@ fn report_tells_what_each_disk_is() {
     assert_eq!((used.read_only, used.failed, used.engine.as_str()), (false, false, "test"));
 }
 
-/// One of many concurrent callers. Each refusal must be one that another caller can have caused.
+/// Acts as one of many concurrent callers. Each refusal must be one that another caller can have caused.
 fn meddle(rig: &Rig, salt: u64) {
     for step in 0..30 {
         let outcome = match (step + salt) % 4 {

@@ -1,7 +1,7 @@
 //! After a failed sync a disk promises nothing: the errors that the guest gets, and the calls that the server still
 //! makes.
 //!
-//! docs/decisions/0012 has the reasons.
+//! docs/decisions/0012 explains the reasons.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use disk_image::CacheMode;
@@ -92,7 +92,7 @@ fn flush_that_failed_leaves_a_disk_that_only_reads_in_every_mode() {
     assert_eq!(modes.map(after_failed_flush), [READS_ONLY; 4]);
 }
 
-/// No call reaches the kernel for which a later sync could report success.
+/// After the failure, the server makes no call for which a later sync could report success.
 #[test]
 fn kernel_is_asked_for_reads_only_after_a_flush_failed() {
     let mut bed = Bed::start(CacheMode::Writeback, feature::USUAL);

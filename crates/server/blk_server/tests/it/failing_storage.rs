@@ -1,8 +1,8 @@
 //! Storage that really fails, under every engine: full file systems, a truncated image, a host that returns EIO. An
 //! error ends only the request that caused it. Parked requests complete once the storage works again.
 //!
-//! tmpfs and ext4 (on a loop device) need the right to mount, and so does FUSE: without it the tests print that they
-//! are skipped.
+//! tmpfs and ext4 (on a loop device) need the right to mount, and so does FUSE. Without this right the tests print that
+//! they are skipped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::fs::File;
@@ -74,7 +74,7 @@ fn write_chunk(guest: &mut Guest, number: u64) -> Pending {
 
 // ---- full file systems
 
-/// Writes chunk after chunk until one is parked. Returns that one, and its number.
+/// Writes chunk after chunk until a write is parked. Returns the parked write and its number.
 fn fill_until_parked(rig: &Rig, guest: &mut Guest) -> (Pending, u64) {
     for number in 0..400 {
         let pending = write_chunk(guest, number);
@@ -100,7 +100,7 @@ fn waits_for_room_and_goes_on(engine: EngineKind, cache: CacheMode, small: &Smal
     let (_front_end, mut guest) = ready(&rig, feature::USUAL);
     let (held, number) = fill_until_parked(&rig, &mut guest);
     assert!(number > 0, "{engine}, {cache}: nothing fits");
-    // Other requests continue, and the parked one does not change after a retry that fails.
+    // Other requests continue, and the parked request does not change after a failed retry.
     assert_eq!(guest.read(0, CHUNK).data, chunk(0), "{engine}, {cache}");
     assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, OK);
     assert_eq!(resume(&rig), 1);
@@ -215,7 +215,7 @@ impl Write for KeepLog {
     }
 }
 
-/// The tests share the log, so each looks for sectors that only its own lines name.
+/// The tests share the log, so each test searches for sectors that only its own lines name.
 fn keep_log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing_subscriber::fmt().with_ansi(false).with_writer(|| KeepLog).init());

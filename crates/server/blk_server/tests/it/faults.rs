@@ -1,4 +1,4 @@
-//! Host faults: errors, short transfers, full disks, requests that hang. Each affects one request only.
+//! Host faults: errors, short transfers, full disks, requests that hang. Each fault affects only one request.
 //!
 //! The engine is io_engine's fake, on real files.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]

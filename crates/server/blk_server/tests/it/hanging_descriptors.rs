@@ -73,8 +73,8 @@ fn sessions(rig: &Rig) -> usize {
     rig.server.as_ref().unwrap().report().disks[0].sessions
 }
 
-/// A file on a FUSE file system. Dropping it makes the host answer before the file is closed; otherwise the process
-/// could not exit.
+/// A file on a FUSE file system. Dropping this value makes the host answer before the file is closed; otherwise the
+/// process could not exit.
 struct HangingFile {
     file: File,
     host: FuseDisk,

@@ -1,6 +1,6 @@
-//! Guests that send invalid requests: each request fails alone, and the next one works.
+//! Guests that send invalid requests: each request fails without affecting others, and the next request works.
 //!
-//! It completes with IOERR if its status byte can be written, otherwise with length 0.
+//! An invalid request completes with IOERR if its status byte can be written, otherwise with length 0.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use virtqueue::split::RawDescriptor;

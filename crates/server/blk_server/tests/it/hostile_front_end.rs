@@ -13,7 +13,7 @@ use crate::rig::passed::{add_transfer, hold, let_go, memfd, region, serves, shar
 use crate::rig::raw_guest::{PLAIN, RawGuest, last, readable, table, writable};
 use crate::rig::{FrontEnd, Guest, MIB, Options, Rig, code, eventually, feature, header_bytes, kind, ready};
 
-/// Address of the raw guests' header, which is followed by the status byte of all chains.
+/// Address of the raw guests' header. The status byte that all chains share follows the header.
 const HEADER: u64 = 3 * MIB;
 const STATUS: u64 = HEADER + 64;
 /// Address of the raw guests' indirect tables, a page or two for each table.
@@ -178,7 +178,7 @@ fn small_engine() -> (Options, FakeHandle) {
     (options, handle)
 }
 
-/// Whenever the engine has room again, one of the full rings could take all of it.
+/// Whenever the engine has room again, one of the full rings could take all the room.
 #[test]
 fn full_rings_of_one_disk_do_not_keep_another_out_of_a_full_engine() {
     /// 64 turns; one of them must be the other disk's.

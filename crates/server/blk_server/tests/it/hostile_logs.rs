@@ -1,5 +1,6 @@
 //! A front-end that changes shared memory while the server reads it: in-flight logs, the dirty log, indirect tables.
-//! Another one changes configuration and memory while requests run. Each may lose its own data; no other guest notices.
+//! Another front-end changes configuration and memory while requests run. Each may lose its own data; no other guest
+//! notices.
 //!
 //! Each test has two threads: one scribbles, the other behaves normally. A guest of another disk works meanwhile.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -31,7 +32,7 @@ on_both_formats! {
 /// The good guest is checked once in this many rounds.
 const LOOK_EVERY: u32 = 8;
 
-/// Calls `scribble` again and again on its own thread while `act` runs.
+/// Calls `scribble` repeatedly on a separate thread while `act` runs.
 fn beside(mut scribble: impl FnMut(&mut Rng) + Send, act: impl FnOnce()) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -41,7 +42,7 @@ fn beside(mut scribble: impl FnMut(&mut Rng) + Send, act: impl FnOnce()) {
                 scribble(&mut rng);
             }
         });
-        // A failed assertion must end the other thread, too.
+        // A failed assertion must also end the other thread.
         let _end = OnDrop(&stop);
         act();
     });
@@ -69,9 +70,9 @@ fn two_disks() -> (Rig, FrontEnd, Guest) {
 // ---- in-flight logs
 
 const RING_SIZE: u16 = 16;
-/// More than the ring has: entries beyond it name no descriptor.
+/// More entries than the ring has: those beyond the ring name no descriptor.
 const LOG_ENTRIES: u16 = 1024;
-/// All parts of a ring of the rig's.
+/// Size of one of the rig's rings, with all its parts.
 const RING_BYTES: usize = 0xb000;
 
 /// A log that the hostile front-end can write.

@@ -2,7 +2,7 @@
 //!
 //! - It writes only a few byte values. Any mixture of them that the device may read is a header for sectors below 8 MiB
 //!   or   for no sector. So all sectors from 8 MiB on must keep their contents.
-//! - The test restarts the ring again and again, because a ring with random contents soon fails.
+//! - The test keeps restarting the ring, because a ring with random contents soon fails.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::Mutex;
@@ -24,7 +24,7 @@ on_both_formats! {
 }
 
 const QUEUE_SIZE: u16 = 256;
-/// All parts of a ring of the rig's.
+/// Size of one of the rig's rings, with all its parts.
 const RING_BYTES: usize = 0xb000;
 /// No mixture of the driver's bytes names a sector from here on.
 const OUT_OF_REACH: u64 = 8 * MIB;
@@ -77,7 +77,8 @@ fn any_descriptor(rng: &mut Rng, at: u16) -> RawDescriptor {
     RawDescriptor { next, ..part }
 }
 
-/// A header, data, a status or anything else. In a table, too, which the device may read as a header.
+/// A header, data, a status or anything else. Tables contain such descriptors too, because the device may read a table
+/// as a header.
 fn part(rng: &mut Rng, which: u16) -> RawDescriptor {
     let (next, write) = (RawDescriptor::NEXT, RawDescriptor::WRITE);
     let (addr, len_bytes, flags) = match if rng.u8(..8) == 0 { 3 } else { which } {
@@ -134,7 +135,7 @@ fn scribble_packed(guest: &Guest, rng: &mut Rng) {
     raw.set_table_descriptor(table, entry, of(part(rng, entry), 0, 0)).unwrap();
 }
 
-/// Sets up the first queue as new.
+/// Sets up the first queue with a new ring.
 fn start_anew(front_end: &FrontEnd, guest: &mut Guest, ring: Format) {
     front_end.stop_queue(0);
     // Zeroes the ring, because the server does not take a used packed ring for a new one.
@@ -177,7 +178,7 @@ fn ring_that_changes_while_it_is_read_hurts_its_own_part_of_the_disk_at_most(rin
                 std::thread::yield_now(); // who waits for the lock gets it
             }
         });
-        // A failed assertion must end the other thread, too.
+        // A failed assertion must also end the other thread.
         let _end = OnDrop(&stop);
         let end = Instant::now() + PATIENCE;
         for number in 0.. {

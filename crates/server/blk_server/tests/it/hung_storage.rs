@@ -2,7 +2,7 @@
 //!
 //! `guest of disk 0: requests that hang … guest of disk 1: immediate answers … storage resumes: all complete`
 //!
-//! - A frozen real file system, if the test may mount one, and io_engine's fake everywhere.
+//! - The hanging storage is a frozen real file system, if the test may mount one, and io_engine's fake on every host.
 //! - `io_engine` (`shares.rs`) tests how many requests each disk may have.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -34,12 +34,12 @@ const PAGE: u32 = 4096;
 /// Time limit of a wait, longer than any event takes on a busy machine.
 const LONG: Duration = Duration::from_secs(300);
 
-/// A file system whose writes wait. It resumes when this is dropped, when the test's process ends, and in any case
-/// after ten minutes: a killed process cannot exit while io_uring calls hang. The shell that does this has its own
+/// A file system whose writes wait. It resumes when this value is dropped, when the test's process ends, and in any
+/// case after ten minutes: a killed process cannot exit while io_uring calls hang. The shell that does this has its own
 /// process group, so that a signal to the test's group does not kill it.
 struct Frozen {
     child: Child,
-    /// Closing it resumes the file system.
+    /// Closing this pipe resumes the file system.
     hold: Option<ChildStdin>,
 }
 
@@ -103,7 +103,7 @@ fn forty_large_writes(guests: &mut [Guest]) -> usize {
     40
 }
 
-/// The requests of disk 0 that the server has taken and not completed.
+/// Number of requests of disk 0 that the server has taken but not completed.
 fn in_flight(rig: &Rig) -> u64 {
     rig.report_of(0).queues.iter().map(|queue| queue.counters.in_flight).sum()
 }
@@ -206,7 +206,7 @@ fn file_systems() -> Option<(SmallFs, tempfile::TempDir)> {
     Some((SmallFs::mount(Kind::Ext4, 64)?, tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()))
 }
 
-/// Serves one image on a file system that is frozen, and one on another.
+/// Serves one image on a file system that is frozen, and one on a different file system.
 fn file_system_hangs(
     cache: CacheMode,
     engine: EngineFactory,
@@ -247,7 +247,7 @@ fn frozen_file_system_behind_io_uring_and_the_page_cache_stops_its_own_disk_only
     file_system_hangs(CacheMode::Writeback, io_uring(), thousand_writes, Beside::ReadsAndFlushes);
 }
 
-/// Here the kernel starts a thread for each write that hangs.
+/// In this case the kernel starts a thread for each write that hangs.
 #[test]
 fn frozen_file_system_behind_io_uring_and_o_direct_stops_its_own_disk_only() {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();

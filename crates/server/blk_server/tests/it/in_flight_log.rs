@@ -1,7 +1,7 @@
 //! Servers that die with requests in flight, and in-flight logs that front-ends keep or fabricate.
 //!
 //! The tests simulate a death: they copy the guest's memory and the log while the engine holds the requests, then stop
-//! the server in order. The successor gets the copies, and an image without any of those requests. (Real deaths:
+//! the server properly. The successor gets the copies, and an image without any of those requests. (Real deaths:
 //! `bareblk/tests/it/guest_restart.rs`; deaths between any two stores: `virtqueue`.)
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -138,7 +138,7 @@ impl Bed {
         last
     }
 
-    /// Simulates the server's death; requests in flight are not done.
+    /// Simulates the server's death; requests in flight are not carried out.
     fn crash(self, rig: &mut Rig, let_go: impl FnOnce()) -> Crashed {
         let (memory, log) = self.at_rest();
         let_go();
@@ -163,7 +163,7 @@ struct Crashed {
 }
 
 impl Crashed {
-    /// Reconnects as a front-end does that lost its back-end: with the base of the last start.
+    /// Reconnects like a front-end that has lost its back-end: with the base of the last start.
     fn reconnect(self, rig: &Rig, format: Format) -> Bed {
         let front_end = self.connect(rig, format, feature_bits);
         Self::start(&front_end, &self.guest);
@@ -286,8 +286,8 @@ fn stale_base_with_requests_in_flight_repeats_those_alone() {
     }
 }
 
-/// A server died after it made completions visible. Its guest waits for an interrupt, because the last one went to a
-/// descriptor that the VMM had dropped.
+/// A server died after it made completions visible. Its guest waits for an interrupt, because the last interrupt went
+/// to a descriptor that the VMM had dropped.
 #[test]
 fn new_call_descriptor_is_signalled_for_what_the_dead_server_had_answered() {
     for format in BOTH {
@@ -327,7 +327,7 @@ fn packed_ring_without_its_log_stays_stopped_after_a_death_at_work() {
     assert!(bed.guest.err_signalled());
 }
 
-/// A worker with the fake engine, and others without.
+/// One worker has the fake engine, the others do not.
 fn fake_in_the_first_worker(config: EngineConfig) -> (Options, FakeHandle) {
     let (engine, handle) = FakeEngine::new(config).unwrap();
     let (engine, first) = (Mutex::new(Some(engine)), AtomicBool::new(true));
@@ -423,7 +423,7 @@ fn memory_that_the_server_makes_for_a_log_is_large_enough_and_sealed() {
     for format in BOTH {
         let front_end = connect(&rig, format);
         let log = Log::get(&front_end, 4);
-        // For the disk's longest ring in either format, and the mark of that size.
+        // The log has room for the disk's longest ring in either format, and the mark of that size.
         let each = 32 + 256 * 32_u64;
         assert_eq!(log.bytes(), 4 * each.next_multiple_of(64) + 8);
         assert_eq!(log.body[16..20], [4, 0, 64, 0], "as it was asked for");
@@ -472,7 +472,7 @@ fn logs_that_cannot_be_are_refused_and_the_session_goes_on() {
     assert!(serves(&mut front_end.start_queue(0, QUEUE_SIZE, feature::USUAL)));
 }
 
-/// A second log would lose the parked requests: they are in the first log, which no server reads again.
+/// A second log would lose the parked requests, because they are in the first log, which no server would read again.
 #[test]
 fn other_log_for_a_running_ring_is_refused_and_the_same_one_again_changes_nothing() {
     for format in BOTH {

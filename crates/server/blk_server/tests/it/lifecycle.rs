@@ -124,7 +124,7 @@ fn stop_does_not_wait_for_the_rest_of_a_message() {
 }
 
 /// `stop` must release everything that a session holds. Otherwise the next server finds the image locked, and the old
-/// one removes the new one's socket.
+/// server removes the new server's socket.
 #[test]
 fn server_can_be_started_again_at_once_under_a_connected_front_end() {
     let mut rig = Rig::start(Options::default());

@@ -1,4 +1,4 @@
-//! Limits of IOPS and bandwidth on running servers: what guests may get at most, and that work goes on.
+//! Limits of IOPS and bandwidth on running servers: the most that guests may get, and that work continues.
 //!
 //! The upper bounds hold for the time that the test itself measures, so a busy machine cannot break them.
 
@@ -15,7 +15,7 @@ const KIB: u64 = 1 << 10;
 const RUN: Duration = Duration::from_millis(600);
 /// With a rate of one byte per second, three requests of 512 KiB use up the credit of 1 MiB. The fourth waits for days.
 const DAYS: &[(&str, u64)] = &[("bps", 1)];
-/// Where long requests have their data.
+/// The address of the data of long requests.
 const LARGE_DATA: u64 = 8 * MIB;
 
 fn settings(values: &[(&str, u64)]) -> LimitSettings {
@@ -38,7 +38,7 @@ fn limited(values: &[(&str, u64)], options: Options) -> Rig {
     rig
 }
 
-/// Keeps `depth` requests in flight for [`RUN`]. Returns the number of completed ones.
+/// Keeps `depth` requests in flight for [`RUN`]. Returns the number of completed requests.
 fn load(guest: &mut Guest, verb: u32, bytes: u64, depth: u64) -> u64 {
     let until = Instant::now() + RUN;
     let add = |guest: &mut Guest| {
@@ -64,7 +64,8 @@ fn add_four(guest: &mut Guest, verb: u32) {
     }
 }
 
-/// The load on all queues at once, and the time from before its start until after its end.
+/// Runs the load on all queues at once. Returns the sum of the results, and the time from before the start until after
+/// the end.
 fn all_load(guests: &mut [Guest], verb: u32, bytes: u64, depth: u64) -> (u64, Duration) {
     let begin = Instant::now();
     let together = Barrier::new(guests.len());
@@ -81,8 +82,8 @@ fn all_load(guests: &mut [Guest], verb: u32, bytes: u64, depth: u64) -> (u64, Du
     (completed, begin.elapsed())
 }
 
-/// `used` is at most what the rate allows in this time, with the credit, and a turn, a quantum and a request of each
-/// queue.
+/// Checks that `used` is at most what the rate allows in this time, plus the credit, and a turn, a quantum and a
+/// request of each queue.
 fn assert_bound(used: u64, rate: u64, elapsed: Duration, credit: u64, of_queues: u64) {
     let allowed = rate as f64 * elapsed.as_secs_f64() + (credit + rate / 1000 + 1 + of_queues) as f64;
     assert!(used as f64 <= allowed, "{used} instead of at most {allowed} in {elapsed:?}");
@@ -128,7 +129,7 @@ fn long_requests_count_as_several_and_flushes_count_as_writes() {
     assert_bound(completed, 400, elapsed, 40, 2);
 }
 
-/// A guest that stops its queue as soon as the limit stops it, or reconnects, to get rid of its debt.
+/// Runs a guest that stops its queue or reconnects as soon as the limit stops the queue, to get rid of its debt.
 fn bytes_of_a_guest_that_starts_again(reconnects: bool) {
     let rate = 4 * MIB;
     let rig = limited(&[("bps", rate)], Options::buffered());
@@ -138,7 +139,7 @@ fn bytes_of_a_guest_that_starts_again(reconnects: bool) {
         add_four(&mut guest, kind::IN);
         guest.submit();
         std::thread::sleep(Duration::from_millis(10));
-        // What is in flight completes before the queue stops.
+        // Requests in flight complete before the queue stops.
         if reconnects {
             drop(front_end);
             used += completed(&mut guest, Duration::from_millis(50)) * (512 << 10);
@@ -266,7 +267,7 @@ fn disks_of_a_group_share_its_limit_and_leave_it_at_once() {
     let group = &server(&rig).report().groups[0];
     assert_eq!((group.name.as_str(), group.disks.len()), ("acme", 2));
     assert!(group.rates[0].used >= completed);
-    // Beside a limit that blocks the whole group, a disk that leaves it is served.
+    // When a limit blocks the whole group, a disk that leaves the group is served.
     server(&rig).limit_group("acme", settings(DAYS)).unwrap();
     server(&rig).limit_disk("test1", DiskLimits::default()).unwrap();
     assert!((0..16).all(|_| both[1].next_used().is_some()));

@@ -1,6 +1,6 @@
 //! Sessions that freeze and then continue, in the same server or in another one; and upgrades that are refused.
 //!
-//! Both servers are in this process: the test passes their messages itself.
+//! Both servers are in this process: the test itself passes their messages.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -115,7 +115,7 @@ fn sessions_that_are_cut_off_end_and_others_wait_until_it_is_clear_who_serves() 
     second.send(code::GET_FEATURES, &[], &[]);
     let mut frozen = server(&rig).freeze(PATIENCE).unwrap();
     assert!(frozen.take_parts().iter().all(|(_, _, sessions)| sessions.is_empty()));
-    // The session that ended leaves the list shortly; the new one is not frozen.
+    // The ended session soon leaves the list; the new session is not frozen.
     assert!(eventually(|| server(&rig).report().disks[0].sessions == 0));
     drop(frozen);
     assert!(second.receive().is_some());
@@ -332,7 +332,7 @@ fn dirty_log_that_is_not_used_yet_goes_along_and_is_used_there() {
     }
 }
 
-/// Two sessions of one disk. The second one asked for rings that the first one has.
+/// Two sessions of one disk. The second session tried to start rings that the first session has.
 fn two_sessions(rig: &mut Rig) -> (Part, [(FrontEnd, Guest); 2]) {
     let first = ready(rig, Format::Split.usual());
     let mut front_end = rig.connect();
@@ -381,7 +381,7 @@ fn two_sessions_that_both_claim_the_rings_are_refused() {
     let rebuilt: Vec<_> = rebuilt.collect();
     assert!(rebuilt[0].is_ok());
     let why = rebuilt[1].as_ref().unwrap_err().to_string();
-    assert!(why.contains("rings of this disk are started in session"), "{why}");
+    assert!(why.contains("has started rings of this disk and did not stop them"), "{why}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! A front-end's memory: tables that are refused, regions that are added and removed under running queues, and files
-//! that are truncated while mapped.
+//! A front-end's memory: refused tables, regions that are added and removed while queues run, and files that are
+//! truncated while mapped.
 //!
 //! Spec: vhost-user, "Memory regions description", SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -292,7 +292,7 @@ fn memory_is_unmapped_after_the_front_end_is_gone() {
     assert!(eventually(|| mappings(&file) == 0));
 }
 
-/// To grow a region, a front-end removes it and adds a larger one, under a running queue.
+/// To grow a region, a front-end removes it and adds a larger one, while the queue runs.
 fn queue_whose_ring_loses_its_region_goes_on_when_it_is_back(ring: Format) {
     let rig = Rig::start(Options::default());
     let file = memfd(16 * MIB);

@@ -26,12 +26,12 @@ fn is_alive(front_end: &FrontEnd) -> bool {
     front_end.ask_u64(code::GET_QUEUE_NUM) == 4
 }
 
-/// Sends it with NEED_REPLY. Returns whether the server refuses it and the session continues.
+/// Sends the message with NEED_REPLY. Returns whether the server refuses it and the session continues.
 fn is_refused(front_end: &FrontEnd, code: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     front_end.acked(code, body, fds) == REFUSED && is_alive(front_end)
 }
 
-/// Sends it without NEED_REPLY on its own connection. Returns whether the session ends.
+/// Sends the message without NEED_REPLY on a separate connection. Returns whether the session ends.
 fn ends_session(rig: &Rig, code: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     let front_end = negotiated(rig);
     front_end.send(code, body, fds);
@@ -158,7 +158,7 @@ fn body_of_a_wrong_size_is_refused_for_every_request_that_has_one() {
     ];
     for (code, right) in sizes {
         for wrong in [0, 4, right - 1, right + 1, 4096] {
-            // A count of one region, one byte of configuration.
+            // The body announces one region, or one byte of configuration.
             let mut body = vec![0; wrong];
             body.iter_mut().take(1).for_each(|byte| *byte = 1);
             assert!(is_refused(&front_end, code, &body, &[]), "request {code} with {wrong} bytes");

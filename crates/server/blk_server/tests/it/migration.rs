@@ -1,9 +1,9 @@
 //! A live migration under load, done by a test front-end: it copies memory page by page while requests complete, and
-//! copies again each page in the dirty log. At the end the copy must equal the memory, and the guest continues in the
+//! copies each page in the dirty log again. At the end the copy must equal the memory, and the guest continues in the
 //! copy.
 //!
-//! A VMM learns of the driver's own stores in another way. So pages that the driver writes are copied in every pass,
-//! all other pages only if they are in the log.
+//! A VMM learns of the driver's own stores in a different way. Therefore pages that the driver writes are copied in
+//! every pass, and all other pages only if they are in the log.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::collections::BTreeSet;
@@ -80,7 +80,8 @@ impl Slots {
     }
 }
 
-/// Reads of random sizes into random places of the queue's data, until told to stop. Requests in flight remain so.
+/// Reads of random sizes into random places of the queue's data, until told to stop. Does not wait for requests in
+/// flight.
 fn load(guest: &mut Guest, stop: &AtomicBool, done: &AtomicU64) -> Slots {
     let mut random = fastrand::Rng::with_seed(u64::from(guest.index) + 1);
     let mut slots = Slots::default();
@@ -116,7 +117,7 @@ fn load(guest: &mut Guest, stop: &AtomicBool, done: &AtomicU64) -> Slots {
     slots
 }
 
-/// Tells loads to end, also when the test fails.
+/// Tells loads to end, even if the test fails.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -165,7 +166,7 @@ fn start(rig: &Rig, disk: usize, format: Format, queues: u16) -> (FrontEnd, Vec<
     (front_end, guests)
 }
 
-/// Another session of the disk, whose guest continues in the middle of its work.
+/// Opens another session of the disk, whose guest continues in the middle of its work.
 fn arrive(
     rig: &Rig,
     disk: usize,
@@ -186,7 +187,7 @@ fn arrive(
     front_end
 }
 
-/// A whole migration. Calls `meanwhile` between passes.
+/// Performs a whole migration. Calls `meanwhile` between passes.
 fn migrate(
     rig: &Rig,
     disk: usize,

@@ -73,7 +73,7 @@ fn queues_that_move_under_load_lose_nothing(ring: Format) {
     let rounds: Vec<u64> = std::thread::scope(|scope| {
         let loads: Vec<_> = guests.into_iter().map(|guest| scope.spawn(|| load(guest, &end))).collect();
         for step in 0..200_u32 {
-            // Each queue visits each worker, in another order each time.
+            // Each queue visits each worker, in a different order each time.
             attach(&rig, (step % 4) as u16, (step.wrapping_mul(2_654_435_761) >> 8) % 3).unwrap();
             attach(&rig, (step % 4) as u16, (step / 4) % 3).unwrap();
         }
@@ -233,12 +233,15 @@ fn what_does_not_exist_is_named() {
     let attach =
         |disk: &str, queue, worker| server.attach(disk, queue, WorkerId(worker), ENOUGH).unwrap_err();
     assert_eq!(attach("other", 0, 0).to_string(), "there is no disk `other`");
-    assert_eq!(attach("test0", 4, 0).to_string(), "disk `test0` has no queue 4: it has 4, counted from 0");
+    assert_eq!(
+        attach("test0", 4, 0).to_string(),
+        "disk `test0` has no queue 4: it has 4 queues, counted from 0"
+    );
     assert_eq!(attach("test0", 0, 7).to_string(), "there is no worker 7");
     let gone = server.remove_worker(WorkerId(7), ENOUGH).unwrap_err();
     assert!(matches!(gone, AdminError::NoWorker { .. }));
     let last = server.remove_worker(WorkerId(0), ENOUGH).unwrap_err();
-    assert_eq!(last.to_string(), "worker 0 is the last one: add another first");
+    assert_eq!(last.to_string(), "worker 0 is the last worker: add another worker first");
     assert!(serves(&mut guest));
 }
 

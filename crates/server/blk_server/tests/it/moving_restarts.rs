@@ -202,7 +202,7 @@ fn queue_restarts_again_and_again_while_its_worker_is_removed() {
     });
 }
 
-/// A worker with io_uring as base engine and as second engine: the second one's eventfd ends each sleep.
+/// A worker has io_uring as base engine and as second engine. The second engine's eventfd ends each sleep.
 fn two_rings_serve(second: impl Fn() -> std::io::Result<IoUringEngine> + Send + Sync + 'static) {
     let first = || Ok(Box::new(IoUringEngine::new(EngineConfig::default())?) as Box<dyn Engine>);
     let source = EngineSource::new("second", 1024, Box::new(move || Ok(Box::new(second()?))));

@@ -27,7 +27,7 @@ use crate::rig::{
 const OK: u8 = 0;
 const IOERR: u8 = 1;
 const OPEN: u8 = 0xff;
-/// Retries only when told to.
+/// Parks any failure; retries only on request.
 const HOLD: ParkPolicy = ParkPolicy { what: ParkWhat::Any, retry_after: None };
 const BLOCK: u32 = 4096;
 const BOTH: [Format; 2] = [Format::Split, Format::Packed];
@@ -145,7 +145,7 @@ fn parked_write_without_a_pause_is_not_tried_again() {
     bed.answered(&pending, OK);
 }
 
-/// The disk may become full within a request. The rest is done later, and no part is done twice.
+/// The disk may become full within a request. The rest is carried out later, and no part is carried out twice.
 #[test]
 fn transfer_that_fails_halfway_goes_on_where_it_stopped() {
     let mut bed = bed();
@@ -156,7 +156,7 @@ fn transfer_that_fails_halfway_goes_on_where_it_stopped() {
     assert!(eventually(|| counters(&bed.rig).parked == 1));
     let halfway = bed.rig.image_bytes(4096, 4096);
     assert!(halfway[..700] == block(1)[..700] && halfway[700..].iter().all(|&byte| byte == 0));
-    // The server does not read the guest's memory again for the part that is written.
+    // The server does not read the guest's memory again for the part that has been written.
     bed.guest.view.store(addr_of(1), &[0xee; 600]).unwrap();
     bed.fake.clear();
     resume(&bed.rig);
@@ -503,7 +503,7 @@ fn stop_that_may_not_leave_them_answers_them() {
     bed.answered(&pending, IOERR);
 }
 
-/// What happens in an upgrade of the server while the disk is full.
+/// The server is upgraded while the disk is full.
 #[test]
 fn server_that_stops_leaves_parked_requests_in_the_log_and_the_next_one_does_them() {
     for format in BOTH {

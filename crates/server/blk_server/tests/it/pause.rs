@@ -1,4 +1,4 @@
-//! Disks are paused while guests use them: nothing runs meanwhile, everything continues after it.
+//! Disks are paused while guests use them: no request runs during the pause, and everything continues afterwards.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::time::Duration;

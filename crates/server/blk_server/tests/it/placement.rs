@@ -1,5 +1,5 @@
-//! Disks whose requests complete on another worker than their queue's: data, moves, changes of the completion worker,
-//! errors.
+//! Disks whose requests complete on a different worker from their queue's: data, moves, changes of the completion
+//! worker, errors.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,7 +76,7 @@ fn guests(rig: &Rig, count: u16) -> (FrontEnd, Vec<Guest>) {
     (front_end, guests)
 }
 
-/// Tells loads to end, also when the test fails.
+/// Tells loads to end, even if the test fails.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -254,7 +254,7 @@ fn completion_worker_that_does_not_run_dry_in_time_stays_and_goes_on() {
     let stays = stays.unwrap_err().to_string();
     assert_eq!(
         stays,
-        "disk `test1` still has requests in flight after 0.05 s; its completion worker stays as it was"
+        "disk `test1` still has requests in flight after 0.05 s; its completion worker is unchanged"
     );
     assert_eq!(report(&rig).placement.completion_worker(), Some(WorkerId(0)));
     // The stuck request no longer delays the other queue.

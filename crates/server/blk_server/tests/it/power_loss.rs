@@ -10,8 +10,8 @@
 //!   writethrough, or before the guest sent a flush that was acknowledged). Nothing remains that had been replaced
 //!   before   such a write was sent, nothing that was never sent, and no mixture of two writes.
 //!
-//! `durability_model.rs` checks the same with the engine's own record, by reasoning about each sector. This test draws
-//! images; it trusts nothing from the server and compares bytes.
+//! `durability_model.rs` checks the same promises with the engine's own record, by reasoning about each sector. This
+//! test draws images; it trusts nothing from the server and compares bytes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::rig::workload::{Dice, Plan, run};
 use crate::rig::{MIB, Options};
 
 const SECTOR: usize = 512;
-/// Random images per prefix, besides the one with every uncertain write and the one with none.
+/// Random images per prefix, in addition to the image with every uncertain write and the image with none.
 const DRAWS: u64 = 6;
 
 /// A load, and the calls that the host saw.
@@ -61,7 +61,7 @@ struct Checked {
     prefixes: u64,
     images: u64,
     promises: u64,
-    /// Uncertain calls, over all prefixes.
+    /// Number of uncertain calls, over all prefixes.
     in_doubt: u64,
 }
 

@@ -188,7 +188,7 @@ fn stop_is_answered_after_the_requests_in_flight_with_the_base_that_follows_them
     assert!(pending.iter().all(|_| guest.ring.pop_used().unwrap().is_some()));
 }
 
-/// QEMU sends the base of a new ring when its back-end was gone; some front-ends are one request behind.
+/// QEMU sends the base of a new ring if its back-end had disappeared; some front-ends are one request behind.
 fn queue_started_with_a_stale_base_runs_no_request_twice(ring: Format) {
     let rig = Rig::start(Options::default());
     let (front_end, mut guest) = ready(&rig, ring.usual());
@@ -207,7 +207,7 @@ fn queue_started_with_a_stale_base_runs_no_request_twice(ring: Format) {
 }
 
 /// If its device died while it took requests, the position of a packed ring is unknown. For a split ring, the used
-/// index would tell it.
+/// index would reveal it.
 #[test]
 fn packed_ring_whose_device_died_at_work_fails_alone_and_a_new_setup_revives_it() {
     let rig = Rig::start(Options::default());
@@ -310,7 +310,7 @@ fn queue_goes_on_in_a_new_session_with_the_base_of_the_last_one(ring: Format) {
     assert!(serves(&mut guest));
 }
 
-/// The guest's driver starts over with a zeroed ring, again and again, after different numbers of requests.
+/// The guest's driver starts over with a zeroed ring repeatedly, after different numbers of requests.
 fn queue_set_up_again_with_a_fresh_ring_starts_from_its_beginning(ring: Format) {
     let rig = Rig::start(Options::default());
     let front_end = connected(&rig, ring.usual());

@@ -25,7 +25,7 @@ fn totals(rig: &Rig) -> DiskTotals {
     rig.report_of(0).totals
 }
 
-/// Reads, writes, flushes, and what the histograms hold of them.
+/// The numbers of reads, writes and flushes, as counted and in the histograms.
 fn counts(totals: &DiskTotals) -> [u64; 6] {
     let (counters, latency) = (&totals.counters, &totals.latency);
     let known = [latency.read.count(), latency.write.count(), latency.flush.count()];

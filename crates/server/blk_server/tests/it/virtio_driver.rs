@@ -1,7 +1,7 @@
 //! The `virtio-driver` crate as the guest: an independent implementation of rings, messages and requests.
 //!
-//! Memory is a memfd that only the server maps. The crate uses a buffer's own address as the guest address. So a plain
-//! vector of the same length provides the addresses, and the test accesses the data through the memfd.
+//! Memory is a memfd that only the server maps. The crate uses a buffer's own address as the guest address. Therefore a
+//! plain vector of the same length provides the addresses, and the test accesses the data through the memfd.
 //!
 //! With packed rings the crate sends SET_VRING_BASE 0, though both wrap counters of a new ring are 1 (virtio 1.3
 //! §2.8.1), that is `0x8000_8000`. The server starts an unused ring at its beginning whatever the base.

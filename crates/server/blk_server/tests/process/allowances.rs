@@ -1,7 +1,7 @@
 //! Front-ends of one disk that use up the process's address space or descriptors: another disk's guest still works, and
 //! so does the next front-end of their own disk.
 //!
-//! These tests run in their own program, one at a time, because the limits are the whole process's.
+//! These tests run in their own program, one at a time, because the limits apply to the whole process.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;

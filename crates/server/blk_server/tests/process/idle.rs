@@ -1,6 +1,6 @@
 //! An idle server with started queues sleeps: none of its threads wakes up.
 //!
-//! It runs in its own program, so that it counts no other test's server.
+//! The test runs in its own program, so that it counts no other test's server.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::time::Duration;
@@ -36,10 +36,10 @@ fn watch_idle(options: Options, limits: &DiskLimits, threads_at_least: usize) {
 #[test]
 fn idle_server_with_four_started_queues_wakes_up_no_thread_balanced_limited_or_not() {
     let _alone = crate::alone();
-    // Worker, acceptor, session.
+    // The threads are a worker, the acceptor and a session.
     let mut limits = DiskLimits::default();
     watch_idle(Options::default(), &limits, 3);
-    // Two workers, acceptor, session, balancer.
+    // The threads are two workers, the acceptor, a session and the balancer.
     watch_idle(Options { workers: 2, balance: Balance::Auto, ..Options::default() }, &limits, 5);
     // Limits that the guests have waited for.
     limits.own.set("iops", Some(2));

@@ -1,6 +1,6 @@
 //! Ended sessions leave nothing behind: no descriptors, threads, mappings.
 //!
-//! One test, because it counts the whole process's resources.
+//! There is only one test, because it counts the resources of the whole process.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;

@@ -1,6 +1,6 @@
 //! A thousand disks, most without a front-end: no thread wakes up, and each disk costs little.
 //!
-//! It runs in its own program, so that it counts no other test's server.
+//! The test runs in its own program, so that it counts no other test's server.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const WATCH: Duration = Duration::from_secs(5);
 const FDS_OF_AN_IDLE_DISK: usize = 2;
 /// The front-end's descriptors (memory, kick, call, err), the connection, and the session's own wake-up and pause.
 const FDS_OF_A_SESSION: usize = 7;
-/// The other ends: the same without wake-up and pause.
+/// The front-end's ends of these descriptors, except for wake-up and pause.
 const FDS_OF_A_FRONT_END: usize = 5;
 /// More would mean a buffer or a thread for each disk.
 const MOST_KIB_OF_AN_IDLE_DISK: u64 = 8;

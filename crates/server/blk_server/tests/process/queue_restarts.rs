@@ -1,13 +1,13 @@
-//! A front-end restarts its queue again and again, with invalid requests in the ring: the log stays short.
+//! A front-end keeps restarting its queue, with invalid requests in the ring: the log stays short.
 //!
-//! It runs in its own program, because it counts the lines that the whole process logs.
+//! The test runs in its own program, because it counts the lines that the whole process logs.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use crate::log_lines;
 use crate::rig::raw_guest::{raw_guest, table};
 use crate::rig::{MIB, Options, Rig, code, eventually, vring_state};
 
-/// The server allows five per disk and ten seconds; the rest is for a very slow machine.
+/// The server allows five lines per disk in ten seconds; the rest is for a very slow machine.
 const FEW_LINES: usize = 20;
 const RESTARTS: u16 = 200;
 /// Invalid requests in the ring at each start.

@@ -1,6 +1,6 @@
 //! A guest keeps filling its ring with invalid requests: the log stays short, and other queues still work.
 //!
-//! It runs in its own program, because it counts the lines that the whole process logs.
+//! The test runs in its own program, because it counts the lines that the whole process logs.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use crate::log_lines;
 use crate::rig::raw_guest::{PLAIN, RawGuest, connected, last, readable, table, writable};
 use crate::rig::{Options, Rig, header_bytes};
 
-/// The server allows five per queue and ten seconds; the rest is for a very slow machine.
+/// The server allows five lines in ten seconds; the rest is for a very slow machine.
 const FEW_LINES: usize = 100;
 
 /// Five invalid chains: cut-off header, loop, empty table, unknown type, no status.

@@ -134,7 +134,7 @@ fn server_with_a_worker_that_cannot_be_does_not_start_and_leaves_nothing() {
     let Err(error) = start(vec![WorkerOptions::default(), on(&[1023])]) else { panic!("it starts") };
     assert_eq!(error.to_string(), "worker 1 cannot run with its options");
     let why = std::error::Error::source(&error).unwrap().to_string();
-    assert!(why.starts_with("CPU 1023 is offline or does not exist: online are 0"), "{why}");
+    assert!(why.starts_with("CPU 1023 is offline or does not exist: the online CPUs are 0"), "{why}");
     // A joined thread stays in /proc for a moment: the kernel wakes the joiner first.
     let patience = Instant::now() + Duration::from_secs(300);
     while !worker_threads().is_empty() {

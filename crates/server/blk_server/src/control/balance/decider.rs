@@ -50,14 +50,14 @@ impl Stay {
 struct Candidate {
     queue: usize,
     to: usize,
-    /// The new worker uses another last-level cache.
+    /// Whether the new worker uses a different last-level cache.
     is_far: bool,
     /// The higher pressure of the two workers after the move, and the pressure of the target worker.
     after: (f64, f64),
 }
 
 impl Candidate {
-    /// A move within a last-level cache comes first: the data that the queue and its guest share stays in it.
+    /// A move within a last-level cache ranks first: the data that the queue and its guest share stays in that cache.
     fn rank(&self) -> (bool, (f64, f64)) {
         (self.is_far, self.after)
     }
@@ -136,8 +136,8 @@ impl Decider {
         moves
     }
 
-    /// The move away from this worker that leaves the lowest pressure on both; a move to another last-level cache only
-    /// if no other pays.
+    /// Returns the move away from this worker that leaves the lowest pressure on both workers. Returns a move to a
+    /// different last-level cache only if no move within the cache pays.
     fn best(&self, model: &Model<'_>, movable: &[bool], from: usize, now: Duration) -> Option<Candidate> {
         let before = model.pressure(from);
         if before < BUSY {

@@ -25,7 +25,7 @@ const LEAST_CAPACITY: f64 = 0.02;
 pub(super) struct WorkerEstimate {
     pub(super) capacity: f64,
     pub(super) fixed: f64,
-    /// The share of its work that consists of completions.
+    /// The share of the worker's work that consists of completions.
     pub(super) completion_share: f64,
 }
 
@@ -59,7 +59,7 @@ impl Estimates {
         self.learn_queues(interval, &scales);
     }
 
-    /// Keeps the workers' capacities, which do not depend on the load.
+    /// Forgets all loads, but keeps the workers' capacities, which do not depend on the load.
     pub(super) fn forget_loads(&mut self) {
         self.queues.clear();
         self.workers.values_mut().for_each(|worker| worker.fixed = 0.0);

@@ -7,7 +7,7 @@ use crate::data_path::assignment::balanced::{QueueName, QueueReading, Reading};
 use crate::data_path::report::WorkerReport;
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// The difference of two readings.
+/// What the workers and queues did between two readings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interval {
     /// The end of the interval, on a monotonic clock.
@@ -15,7 +15,7 @@ pub(crate) struct Interval {
     pub(crate) length: Duration,
     /// The part of the interval that the balancer itself used. The interval cannot be shorter than this.
     pub(crate) own_time: Duration,
-    /// CPUs that the process may use.
+    /// Number of CPUs that the process may use.
     pub(crate) cpus: usize,
     pub(crate) workers: Vec<WorkerLoad>,
     pub(crate) queues: Vec<QueueLoad>,
@@ -25,9 +25,9 @@ pub(crate) struct Interval {
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerLoad {
     pub(crate) id: WorkerId,
-    /// CPUs that it may run on; empty: all CPUs of the process.
+    /// CPUs on which the worker may run; empty: all CPUs of the process.
     pub(crate) cpus: Vec<u32>,
-    /// Number of the last-level cache that these CPUs share. `None`: several caches, or unknown.
+    /// Identifies the last-level cache that these CPUs share. `None`: several caches, or unknown.
     pub(crate) cache: Option<usize>,
     pub(crate) cpu_time: Duration,
     /// Time for which the thread was runnable but had no CPU: other threads ran, or its control group had used up its
@@ -35,7 +35,7 @@ pub(crate) struct WorkerLoad {
     pub(crate) wait_time: Duration,
     pub(crate) submission_time: Duration,
     pub(crate) completion_time: Duration,
-    /// All its polls found work.
+    /// Whether nearly all its polls found work.
     pub(crate) never_idle: bool,
 }
 

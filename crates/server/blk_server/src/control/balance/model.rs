@@ -4,17 +4,17 @@
 //! the number of these CPUs, is higher, that value counts instead: a queue gains nothing from another worker on the
 //! same CPU.
 //!
-//! Demand is load, except on a fully busy worker. There, a queue that uses about as much as the largest one is
-//! *hungry*: it uses all the time that it gets, so its demand cannot be measured. The model assumes that all hungry
-//! queues are alike, and counts each with the largest share that any of them gets on any worker. This distinguishes ten
-//! queues on one full worker from ninety on another.
+//! Demand is load, except on a fully busy worker. On such a worker, a queue that uses about as much as the largest
+//! queue is *hungry*: it uses all the time that it gets, so its demand cannot be measured. The model assumes that all
+//! hungry queues are alike, and counts each with the largest share that any of them gets on any worker. This
+//! distinguishes ten queues on one full worker from ninety on another.
 
 use std::collections::HashMap;
 
 use super::estimates::{Estimates, WorkerEstimate};
 use super::interval::{Interval, QueueLoad, WorkerLoad};
 
-/// A worker with this load is fully busy. The measurements miss the rest of its time.
+/// A worker with at least this load is fully busy: measurements miss the rest of its time.
 const FULL: f64 = 0.95;
 /// A queue on a full worker is hungry if it uses at least this fraction of the largest queue's share.
 const HUNGRY: f64 = 0.5;
@@ -134,7 +134,7 @@ impl<'a> Model<'a> {
         spread[to] > 0 || serving - leaves_alone < most
     }
 
-    /// Whether both workers use the same last-level cache, as far as it is known. An unbound worker uses all caches.
+    /// Whether both workers use the same last-level cache, as far as is known. An unbound worker uses all caches.
     pub(super) fn shares_cache(&self, one: usize, other: usize) -> bool {
         match (self.workers[one].reading.cache, self.workers[other].reading.cache) {
             (Some(one), Some(other)) => one == other,

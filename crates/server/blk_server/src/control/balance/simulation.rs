@@ -1,7 +1,7 @@
 //! A small deterministic simulation of CPUs, workers and queues, for tests of the rule. Each step takes 100 ms.
 //!
-//! A worker divides its time as a real one does: a queue with little demand gets it all, and the others share the rest
-//! evenly. Queues may demand more than is available.
+//! A worker divides its time as a real one does: a queue with little demand gets all that it demands, and the others
+//! share the rest evenly. Queues may demand more than is available.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_precision_loss,
@@ -21,7 +21,7 @@ pub(super) const STEP: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(super) struct SimWorker {
     pub(super) id: WorkerId,
-    /// Index of the CPU that the worker is pinned to.
+    /// Index of the CPU to which the worker is pinned.
     pub(super) cpu: usize,
     /// The last-level cache of this CPU, if it is known.
     pub(super) cache: Option<usize>,
@@ -32,7 +32,7 @@ pub(super) struct SimWorker {
 #[derive(Clone, Debug)]
 pub(super) struct SimQueue {
     pub(super) worker: WorkerId,
-    /// The load of the queue if it had the worker alone, in shares of a CPU.
+    /// The load of the queue if it had a worker to itself, in shares of a CPU.
     pub(super) demand: f64,
     pub(super) requests_per_s: f64,
     /// The part of the demand that its worker served in the last step.
@@ -45,9 +45,10 @@ pub(super) struct World {
     pub(super) cpus: Vec<f64>,
     pub(super) workers: Vec<SimWorker>,
     pub(super) queues: Vec<SimQueue>,
-    /// This worker handles the completions of all queues. The number is their cost divided by the cost of submission.
+    /// The worker that handles the completions of all queues, and the cost of completions divided by that of
+    /// submissions.
     pub(super) completions: Option<(WorkerId, f64)>,
-    /// The limit of the only disk.
+    /// The limit of workers of the only disk.
     pub(super) most_workers: Option<usize>,
     /// Measured times are wrong by up to this fraction.
     pub(super) noise: f64,
@@ -57,7 +58,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// Each worker on a CPU of its own; all queues on the first worker.
+    /// Creates a world in which each worker has a CPU of its own and all queues are on the first worker.
     pub(super) fn new(workers: u32, demands: &[f64]) -> Self {
         let worker = |id: u32| SimWorker { id: WorkerId(id), cpu: id as usize, cache: None, quota: 1.0 };
         let queue = |demand: &f64| SimQueue {
@@ -80,13 +81,13 @@ impl World {
         }
     }
 
-    /// Queue `i` on worker `places[i]`.
+    /// Places queue `i` on worker `places[i]`.
     pub(super) fn placed(mut self, places: &[u32]) -> Self {
         self.queues.iter_mut().zip(places).for_each(|(queue, place)| queue.worker = WorkerId(*place));
         self
     }
 
-    /// Worker `i` runs on a CPU with the last-level cache `caches[i]`.
+    /// Runs worker `i` on a CPU with the last-level cache `caches[i]`.
     pub(super) fn cached(mut self, caches: &[usize]) -> Self {
         self.workers.iter_mut().zip(caches).for_each(|(worker, cache)| worker.cache = Some(*cache));
         self
@@ -147,7 +148,7 @@ impl World {
         if self.completions.is_some_and(|(completer, _)| completer == id) { fixed } else { 0.0 }
     }
 
-    /// The largest share that each worker could have, given the others on its CPU.
+    /// The largest share that each worker could have, given the other workers on its CPU.
     fn share_cpus(&self, wanted: &[f64]) -> Vec<f64> {
         let mut given = vec![0.0; wanted.len()];
         for (cpu, capacity) in self.cpus.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The rule, applied to the small world of `simulation.rs`.
+//! Applies the rule to the small world of `simulation.rs`.
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, clippy::cast_possible_truncation)]
 
 use std::time::Duration;
@@ -14,9 +14,11 @@ use crate::data_path::worker::worker_options::WorkerId;
 const SOON: usize = 300;
 /// No queue may move during this many further steps.
 const LONG: usize = 1_000;
-/// Queues stay on a worker that is not busy, or if the gain is small: this much above the best maximum is allowed.
+/// The highest demand that the rule may leave. It exceeds `best`, because queues stay on a worker that is not busy, and
+/// stay if the gain is small.
 fn allowed(workers: u32, best: f64) -> f64 {
-    // A state in which no single move helps has at most 2 - 2 / (workers + 1) times the best (Finn and Horowitz, 1979).
+    // A state in which no single move helps has a maximum of at most 2 - 2 / (workers + 1) times the best one (Finn and
+    // Horowitz, 1979).
     let price = 2.0 - 2.0 / (f64::from(workers) + 1.0);
     (price * best).max(BUSY) + MARGIN
 }
@@ -205,7 +207,7 @@ fn caches_that_are_unknown_or_all_the_same_change_no_decision() {
     let moves = World::new(3, &demands).run(SOON);
     assert!(!moves.is_empty());
     assert_eq!(World::new(3, &demands).cached(&[7; 3]).run(SOON), moves);
-    // Two workers are not bound to CPUs of one cache.
+    // Two of the workers have no known cache.
     assert_eq!(World::new(3, &demands).cached(&[7]).run(SOON), moves);
 }
 
@@ -250,7 +252,7 @@ fn load_that_changes_sides_all_the_time_moves_a_queue_ever_more_rarely() {
     let mut world = World::new(2, &[0.5, 0.3, 0.5]).placed(&[0, 0, 1]);
     let mut moves = Vec::new();
     for second in 0..1_200 {
-        // The big queues are busy in turns, three seconds each.
+        // The two big queues are busy in turn, for three seconds each.
         let first_is_busy = second / 3 % 2 == 0;
         world.queues[0].demand = if first_is_busy { 0.9 } else { 0.05 };
         world.queues[2].demand = if first_is_busy { 0.05 } else { 0.9 };
@@ -329,7 +331,7 @@ fn time_counted_while_pushed_aside_is_not_load() {
     let mut world = World::new(2, &[0.1; 4]);
     for _ in 0..50 {
         let mut interval = world.measure();
-        // Half a CPU by the clock, but only a tenth in processor time.
+        // The work took twice as long by the clock as in processor time.
         interval.workers[0].submission_time *= 2;
         interval.queues.iter_mut().for_each(|queue| queue.worker_time *= 2);
         assert_eq!(world.decider.decide(&interval), []);
@@ -352,7 +354,7 @@ fn thousand_queues_on_one_of_sixteen_workers_are_spread_in_half_a_minute() {
     let mut world = World::new(16, &[0.012; 1_000]);
     world.run(300);
     let demands = world.demands();
-    // 12 on 16 CPUs: balanced means 0.75 each.
+    // A demand of 12 on 16 CPUs is balanced at 0.75 each.
     assert!(highest(&demands) <= 0.75 + MARGIN + 0.012, "{demands:?}");
     assert!(world.run(100).is_empty());
     assert!((world.served() - 12.0).abs() < 0.01, "{}", world.served());
@@ -410,7 +412,8 @@ fn of_a_hundred_overloaded_worlds_at_most_three_move_anything_after_half_a_minut
     assert!(restless.len() <= 3, "seeds {restless:?}");
 }
 
-/// The demand of a crowded queue is a guess, and here no placement fits the guesses. A random search found this case.
+/// The demand of a crowded queue is a guess, and in this case no placement fits the guesses. A random search found the
+/// case.
 #[test]
 fn queues_without_a_place_that_fits_move_ever_more_rarely() {
     let demands = [1.85, 2.997, 0.683, 2.166, 0.248, 0.271, 1.095, 0.4, 0.98];

@@ -10,12 +10,12 @@ pub(super) const BUSY: f64 = 0.6;
 pub(super) const MARGIN: f64 = 0.15;
 /// Consecutive readings in which a worker must have had a queue worth moving.
 pub(super) const PATIENCE: u32 = 3;
-/// Limit of moves after one reading.
+/// Maximum number of moves after one reading.
 pub(super) const MOST_MOVES: usize = 8;
-/// Cost of a move to a queue: it stops until its slowest request has completed, and then runs with cold caches.
+/// What a move costs the queue: it stops until its slowest request has completed, and then runs with cold caches.
 pub(super) const MOVE_COST: Duration = Duration::from_millis(2);
-/// Minimum delay of a request by the batches of other queues on a fully busy worker. It makes moving queues with few
-/// requests worthwhile, but not those with almost none.
+/// Minimum delay that the batches of other queues cause to a request on a fully busy worker. This delay makes moving a
+/// queue with few requests worthwhile, but not a queue with almost none.
 pub(super) const CROWD_DELAY: Duration = Duration::from_micros(100);
 /// How long a queue stays on its worker after its first move.
 pub(super) const FIRST_STAY: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! What the balancer asks of the workers: to read the counters, and to move a queue.
+//! What the balancer can do with the workers: read their counters, and move queues between them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,26 +9,26 @@ use crate::data_path::report::WorkerReport;
 use crate::data_path::worker::worker_options::WorkerId;
 use crate::error::AdminError;
 
-/// All counters at one time.
+/// A snapshot of all counters.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     pub(crate) workers: Vec<WorkerReport>,
     pub(crate) queues: Vec<QueueReading>,
 }
 
-/// One queue's counters at one time.
+/// A snapshot of one queue's counters.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueReading {
     pub(crate) name: QueueName,
     pub(crate) worker: WorkerId,
     pub(crate) counters: QueueCounters,
-    /// An operator attached the queue to its worker.
+    /// Whether an operator attached the queue to its worker.
     pub(crate) attached: bool,
-    /// Limit of workers that may serve its disk.
+    /// Maximum number of workers that may serve the queue's disk.
     pub(crate) most_workers: Option<usize>,
 }
 
-/// A queue of a server.
+/// Identifies a queue of the server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct QueueName {
     pub(crate) disk: String,
@@ -40,10 +40,11 @@ pub(crate) trait Balanced: Send {
     /// Reads the counters.
     fn read(&self) -> Reading;
 
-    /// Moves the queue to the worker. If its requests in flight do not complete within `timeout`, the queue stays.
+    /// Moves the queue to the worker. If its requests in flight do not complete within `timeout`, the queue stays on
+    /// its worker.
     ///
     /// # Errors
-    /// Why the queue stays, for the operator.
+    /// Why the queue could not be moved, in words for the operator.
     fn move_queue(
         &self,
         disk: &str,
@@ -86,7 +87,7 @@ impl Balanced for Arc<WorkerSet> {
         let entry = table.entries.iter().find(|entry| entry.disk.name() == disk && entry.index == queue);
         let entry = entry.map(Arc::clone).ok_or("the queue has stopped")?;
         if table.attached.contains_key(&(entry.disk.id(), queue)) {
-            return Err("it was attached by hand just now".into());
+            return Err("the operator has just attached it to a worker".into());
         }
         drop(table);
         Ok(WorkerSet::move_queue(self, &entry, &to, &deadline)?)

@@ -1,4 +1,4 @@
-//! One deadline for all steps of a change of workers and queues. A stop of the server ends the change early.
+//! One deadline for all steps of a change to workers and queues. If the server stops, the change ends early.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Pause between two attempts to take a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
-/// Pause between two checks whether the server stops.
+/// Pause between two checks of whether the server is stopping.
 const STOP_PAUSE: Duration = Duration::from_millis(10);
 
 /// A time limit that is longer than any wait, and small enough to add to an `Instant`.
@@ -36,9 +36,9 @@ impl<'a> Deadline<'a> {
         self.timeout
     }
 
-    /// Whether the server stops.
+    /// Whether the change must end early because the server is stopping.
     pub(crate) fn is_cut_short(&self) -> bool {
-        // Relaxed: no other data depends on it; a thread that sees it late waits a moment longer.
+        // Relaxed: no other data depends on the flag; a thread that sees it late only waits a moment longer.
         self.stopping.load(Relaxed)
     }
 
@@ -58,7 +58,7 @@ impl<'a> Deadline<'a> {
         }
     }
 
-    /// Returns `None` if no answer arrives in time or the sender is gone. Checks at least once, even after the
+    /// Returns `None` if no answer arrives in time or the sender was dropped. Checks at least once, even after the
     /// deadline.
     pub(crate) fn receive<T>(&self, answers: &Receiver<T>) -> Option<T> {
         loop {

@@ -1,4 +1,4 @@
-//! Starts engines on workers that serve no queue of the disk, if the disk's engine source needs them there.
+//! Starts engines on workers that serve none of the disk's queues, if the disk's engine source needs such an engine.
 //!
 //! `queue started or moved → Command::StartEngine → the engine runs while Engine::keeps_running returns true`
 
@@ -15,22 +15,22 @@ use crate::data_path::worker::worker_options::WorkerId;
 use crate::error::AdminError;
 
 impl WorkerSet {
-    /// Starts the extra engine of a disk with a running queue. Does not wait for it.
+    /// Starts the extra engine of a disk with a running queue. Does not wait until the engine runs.
     pub(super) fn start_extra_engine(&self, disk: &Disk) {
         let Some(source) = disk.engine() else { return };
         let Some(id) = source.extra_worker(disk.name()) else { return };
         let table = self.table();
         let Some(worker) = table.address(id).filter(|_| Some(id) != table.leaving) else { return };
         drop(table);
-        // A worker that ends drops the command. The source works without this engine.
+        // A worker that is ending drops the command. The source works without the extra engine.
         let _ = worker.send(Command::StartEngine(Arc::clone(source), None));
     }
 
-    /// Starts the engine of a source on `worker`, even if the worker serves no queue of it. Returns `None` if the
-    /// worker does not answer within `deadline`. The inner result is the engine's.
+    /// Starts the engine of a source on `worker`, even if the worker serves no queue of that source. Returns `None` if
+    /// the worker does not answer within `deadline`. The inner result says whether the engine started.
     ///
     /// # Errors
-    /// The worker is gone.
+    /// The worker no longer exists.
     pub(crate) fn start_engine(
         &self,
         source: &Arc<EngineSource>,
@@ -44,7 +44,7 @@ impl WorkerSet {
         Ok(deadline.receive(&started))
     }
 
-    /// Whether a queue of the disk runs.
+    /// Whether any queue of the disk is running.
     pub(crate) fn runs(&self, disk: &Disk) -> bool {
         self.table().entries.iter().any(|entry| entry.disk.id() == disk.id())
     }

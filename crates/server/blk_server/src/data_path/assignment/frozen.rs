@@ -1,9 +1,10 @@
-//! Frozen queues: drained and removed from their workers, until they return or another process serves them.
+//! Frozen queues: drained and removed from their workers, until they return to these workers or another process serves
+//! them.
 //!
 //! `freeze: Release to all at once → all drained → the queues themselves ─ thaw → Adopt by the same workers`
 //!
 //! - Freezing succeeds for all queues or for none: if one does not drain in time, the others return to their workers.
-//! - The caller holds [`Changes`], which prevents moves of queues and the end of workers.
+//! - The caller holds [`Changes`], so that no queue moves and no worker ends meanwhile.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};
@@ -56,7 +57,7 @@ impl WorkerSet {
         self.admin(&self.deadline(timeout)).map(|admin| Changes { _admin: admin })
     }
 
-    /// Freezes those of the queues that have a worker.
+    /// Freezes the given queues, except those that have no worker.
     pub(crate) fn freeze<'q>(
         &self,
         queues: impl Iterator<Item = &'q QueueHandle>,

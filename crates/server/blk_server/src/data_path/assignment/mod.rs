@@ -2,14 +2,14 @@
 //!
 //! `start_queue (attached worker, or the least busy) → QueueEntry ─ move: release, drained, adopted ─→ another worker`
 //!
-//! - A [`QueueEntry`] represents a running queue to other threads. A thread that sends the worker commands for the
-//!   queue holds the entry's lock. A session's message may therefore wait for a move, at most for the time that the
-//!   queue may take to drain, and vice versa.
-//! - The operator and the balancer make one change of workers and queues at a time (`admin`). Each change has one
-//!   [`Deadline`]. Stopping the server ends it.
-//! - A queue that a worker is starting has no entry yet. `attach` waits for it.
-//! - Lock order: `admin`, `table`, an entry's. A thread holds `table` only for look-ups, and does not wait for a
-//!   worker or an entry's lock while it holds `table`.
+//! - A [`QueueEntry`] represents a running queue to other threads. A thread holds the entry's lock while it sends the
+//!   worker commands for the queue. A session's message may therefore wait for a move, at most as long as the queue may
+//!   take to drain, and a move may wait for a message.
+//! - The operator and the balancer change workers and queues one change at a time (`admin`). Each change has one
+//!   [`Deadline`], and ends early if the server stops.
+//! - A queue that a worker is starting has no entry yet. `attach` waits until it has one.
+//! - Lock order: `admin`, `table`, then the lock of an entry. A thread holds `table` only for look-ups, and meanwhile
+//!   waits neither for a worker nor for an entry's lock.
 
 pub(crate) mod balanced;
 pub(crate) mod deadline;
@@ -54,12 +54,12 @@ struct QueueEntry {
     index: u16,
     size: u16,
     meter: Arc<QueueMeter>,
-    /// A copy of the number in `place`, readable without the lock.
+    /// A copy of the worker's id in `place`, readable without the lock.
     worker: AtomicU32,
     place: Mutex<Place>,
 }
 
-/// The worker that serves a queue, and the worker's number for the queue.
+/// The worker that serves a queue, and the id by which the worker knows the queue.
 #[derive(Debug)]
 struct Place {
     worker: Address,
@@ -71,7 +71,7 @@ struct Place {
 
 impl QueueEntry {
     fn worker(&self) -> WorkerId {
-        // Relaxed: the number may change before it is used, whatever the order.
+        // Relaxed: whatever the memory order, the id may change before the caller uses it.
         WorkerId(self.worker.load(Relaxed))
     }
 
@@ -98,12 +98,12 @@ impl QueueHandle {
         self.ask(|id, done| Command::SetErr(id, err, done)).map(drop)
     }
 
-    /// `memory` contains the ring at its previous addresses.
+    /// `memory` must contain the ring at its previous addresses.
     pub(crate) fn set_memory(&self, memory: Arc<GuestMemory>, drain: bool) -> Result<(), WorkerGone> {
         self.ask(|queue, done| Command::SetMemory { queue, memory, drain, done }).map(drop)
     }
 
-    /// Makes the queue take no more requests. [`QueueHandle::stop`] waits for its end.
+    /// Makes the queue take no more requests. [`QueueHandle::stop`] waits until it has stopped.
     pub(crate) fn begin_stop(&self, ending: Ending) {
         let place = self.entry.place();
         if let Some(id) = place.id {
@@ -114,7 +114,7 @@ impl QueueHandle {
     /// Stops the queue. Returns the ring's position once the queue [is quiet](Queue::is_quiet).
     pub(crate) fn stop(self) -> Option<u32> {
         let mut place = self.entry.place();
-        // Clears the number, which may soon refer to another queue: a move may be waiting for the lock.
+        // Clears the id, because a move may be waiting for the lock, and the id may soon refer to another queue.
         let position = match place.id.take() {
             Some(id) => place.worker.ask(|done| Command::Stop(id, done)).ok(),
             None => place.ended_at,
@@ -137,17 +137,17 @@ impl QueueHandle {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Sorted by number.
+    /// Sorted by id.
     workers: Vec<WorkerThread>,
     /// A worker that is being removed and gets no more queues.
     leaving: Option<WorkerId>,
     next_id: u32,
     entries: Vec<Arc<QueueEntry>>,
-    /// Queues that a worker is starting, by disk and queue.
+    /// Queues that a worker is starting, each as disk id and queue index.
     starting: Vec<(u64, u16)>,
-    /// Numbers of the disks that are paused: their queues wait before they start.
+    /// Ids of the paused disks, whose queues wait before they start.
     paused: Vec<u64>,
-    /// The workers that the operator attached queues to, by disk and queue. The queues start there again.
+    /// The worker to which the operator attached a queue, by disk id and queue index. The queue starts there again.
     attached: HashMap<(u64, u16), WorkerId>,
 }
 
@@ -161,8 +161,8 @@ impl Table {
         self.workers.iter().map(|worker| &worker.address).find(|address| address.id == id).cloned()
     }
 
-    /// The worker that the queue is attached to. Without one: of the workers that may serve the disk, the one with the
-    /// fewest queues of the disk, then with the fewest queues overall.
+    /// The worker to which the queue is attached. If there is none: among the workers that may serve the disk, the one
+    /// with the fewest queues of that disk, then with the fewest queues overall.
     fn worker_for(&self, disk: &Disk, queue: u16) -> Option<Address> {
         if let Some(&id) = self.attached.get(&(disk.id(), queue)).filter(|&&id| Some(id) != self.leaving) {
             return self.address(id);
@@ -187,7 +187,7 @@ pub(crate) struct WorkerSet {
     shared: SharedSettings,
     admin: Mutex<()>,
     table: Mutex<Table>,
-    /// Wakes queues that wait for the end of a pause.
+    /// Wakes threads that wait for the end of a pause in order to start a queue.
     unpaused: Condvar,
     /// True once the server stops: changes then end early.
     stopping: AtomicBool,
@@ -195,7 +195,7 @@ pub(crate) struct WorkerSet {
 
 impl WorkerSet {
     /// # Errors
-    /// A thread or an engine does not start, or a thread cannot run as its options say.
+    /// A thread or an engine cannot start, or a thread cannot run with its options.
     pub(crate) fn start(workers: &[WorkerOptions], shared: SharedSettings) -> Result<Arc<Self>, ServerError> {
         warn_if_crowded(workers);
         let mut table = Table::default();
@@ -222,7 +222,7 @@ impl WorkerSet {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends current and later changes that wait.
+    /// Makes current and later changes end instead of waiting.
     pub(crate) fn stop_changes(&self) {
         // Relaxed: see `Deadline::is_cut_short`.
         self.stopping.store(true, Relaxed);
@@ -232,7 +232,7 @@ impl WorkerSet {
         Deadline::new(timeout, &self.stopping)
     }
 
-    /// Acquires the lock that serialises changes of workers and queues.
+    /// Acquires the lock that serialises changes to workers and queues.
     pub(crate) fn admin(&self, deadline: &Deadline<'_>) -> Result<MutexGuard<'_, ()>, AdminError> {
         deadline.lock(&self.admin).ok_or_else(|| match deadline.is_cut_short() {
             true => AdminError::Stopping,
@@ -240,7 +240,7 @@ impl WorkerSet {
         })
     }
 
-    /// Returns `None` if the queue cannot run. The worker has logged why and signalled the err fd.
+    /// Returns `None` if the queue cannot run. The worker has then logged why and signalled the err fd.
     pub(crate) fn start_queue(
         self: &Arc<Self>,
         start: QueueStart,
@@ -283,14 +283,14 @@ impl WorkerSet {
         QueueHandle { entry, set: Arc::clone(self) }
     }
 
-    /// Cancels cancellable requests of one disk or of all.
+    /// Cancels the cancellable requests of one disk, or of all disks.
     pub(crate) fn cancel(&self, disk: Option<u64>) {
         for worker in &self.table().workers {
             let _ = worker.address.send(Command::Cancel(disk));
         }
     }
 
-    /// Makes the disk's running queues follow its limits.
+    /// Makes the disk's running queues apply its current limits.
     pub(crate) fn renew_gates(&self, disk: u64) {
         for worker in &self.table().workers {
             let _ = worker.address.send(Command::Limits(disk));
@@ -348,7 +348,7 @@ impl WorkerSet {
     }
 
     pub(crate) fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
-        // Starts the worker without a lock: a worker in a frozen control group may take forever to start.
+        // Starts the worker without holding a lock: a worker in a frozen control group may take forever to start.
         let id = self.table().next_id();
         let worker = WorkerThread::start(id, options, &self.shared)?;
         let mut table = self.table();
@@ -359,7 +359,7 @@ impl WorkerSet {
         Ok(id)
     }
 
-    /// Moves the worker's queues to others, then ends it.
+    /// Moves the worker's queues to other workers, then ends the worker.
     pub(crate) fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), AdminError> {
         let deadline = self.deadline(timeout);
         let _admin = self.admin(&deadline)?;
@@ -403,7 +403,7 @@ impl WorkerSet {
         }
     }
 
-    /// Moves the queue to `worker`, or records that it must start there.
+    /// Moves the queue to `worker`, or records that it must start on that worker.
     pub(crate) fn attach(
         &self,
         disk: &Disk,
@@ -505,7 +505,8 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// Drains the queue and gives it to another worker. It stays if it does not drain or the other worker refuses it.
+/// Drains the queue and gives it to another worker. The queue stays with its worker if it does not drain in time, or if
+/// the other worker refuses it.
 fn move_queue(entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
     let not_drained = || {
         let (disk, queue, stays) = (entry.disk.name().to_owned(), entry.index, entry.worker());
@@ -536,14 +537,14 @@ fn move_queue(entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Resu
     Err(AdminError::Unsuitable { id: to.id, disk: entry.disk.name().to_owned(), why })
 }
 
-/// Returns `None` if the queue was not drained in time and continues.
+/// Takes the queue from its worker. Returns `None` if the queue was not drained in time and continues there.
 fn release(worker: &Address, id: u32, deadline: &Deadline<'_>) -> Option<Box<Queue>> {
     let (sender, queue) = sync_channel(1);
     worker.send(Command::Release(id, sender)).ok()?;
     released(worker, id, &queue, deadline)
 }
 
-/// Waits until the worker releases the queue. Returns `None` if it was not drained in time and continues.
+/// Waits until the worker releases the queue. Returns `None` if the queue was not drained in time and continues there.
 fn released(
     worker: &Address,
     id: u32,
@@ -553,7 +554,7 @@ fn released(
     if let Some(queue) = deadline.receive(queue) {
         return Some(queue);
     }
-    // The worker may have sent the queue just now, and only the worker knows.
+    // The worker may have sent the queue just now. Only the worker can tell.
     match worker.ask(|done| Command::CancelRelease(id, done)) {
         Ok(false) => queue.recv().ok(),
         _ => None,
@@ -565,7 +566,12 @@ fn take_back(entry: &QueueEntry, place: &mut Place, queue: Box<Queue>) {
     place.id = match adopt(&place.worker, queue) {
         Ok(id) => Some(id),
         Err(mut unsuitable) => {
-            error!(disk = entry.disk.name(), queue = entry.index, "not taken back: {}", unsuitable.why);
+            error!(
+                disk = entry.disk.name(),
+                queue = entry.index,
+                "the worker cannot take the queue back: {}",
+                unsuitable.why
+            );
             unsuitable.queue.break_moved();
             place.ended_at = Some(unsuitable.queue.leave());
             None
@@ -574,10 +580,10 @@ fn take_back(entry: &QueueEntry, place: &mut Place, queue: Box<Queue>) {
 }
 
 fn adopt(worker: &Address, queue: Box<Queue>) -> Result<u32, Unsuitable> {
-    // The worker exists: only a change retires a worker. This one holds `admin`, or the place of the worker's queue, for
-    // which `remove_worker` waits.
+    // The worker still exists, because only a change retires a worker. The current change holds `admin`, or the place
+    // of a queue of the worker, for which `remove_worker` waits.
     worker.ask(|done| Command::Adopt(queue, done)).unwrap_or_else(|WorkerGone| {
-        error!("a worker ended while it was to receive a queue; the server ends");
+        error!("a worker ended while a queue was being given to it; the server aborts");
         std::process::abort()
     })
 }

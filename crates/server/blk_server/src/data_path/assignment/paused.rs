@@ -1,10 +1,10 @@
-//! Pauses disks: all their queues are drained and have no worker while the caller does something with the images.
+//! Pauses disks: all their queues are drained and have no worker while the caller works on the images.
 //!
 //! `new queues wait → Release to all at once → all drained → act → Adopt by the same workers → new queues start`
 //!
-//! - All queues pause, or none: if one does not drain in time, the others return to their workers at once.
-//! - The lock of each queue's place is held all the time. A session's message about its ring waits for it, and so does a
-//!   move. A worker with such a queue cannot be removed.
+//! - All queues pause, or none: if one does not drain in time, the others return to their workers immediately.
+//! - The lock of each queue's place is held throughout. A session's message about the ring waits for the lock, and so
+//!   does a move. A worker with a paused queue cannot be removed.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};
@@ -73,10 +73,11 @@ impl Drop for Barrier<'_> {
 }
 
 impl WorkerSet {
-    /// Runs `act` while the disks' queues take no requests and have none in flight. `timeout`: for their requests.
+    /// Runs `act` while the disks' queues take no requests and have none in flight. `timeout` limits the wait for
+    /// requests in flight.
     ///
     /// # Errors
-    /// [`AdminError`]; `act` has not run.
+    /// [`AdminError`]; `act` has then not run.
     pub(crate) fn while_paused<T>(
         &self,
         disks: &[Arc<Disk>],
@@ -84,7 +85,7 @@ impl WorkerSet {
         act: impl FnOnce() -> T,
     ) -> Result<T, AdminError> {
         let deadline = self.deadline(timeout);
-        // Dropped last: queues that wait start after the others have continued.
+        // Dropped last, so that waiting queues start only after the paused ones have continued.
         let barrier = Barrier::new(self, disks);
         let entries = self.entries_behind(&barrier, &deadline)?;
         let mut stays = None;
@@ -97,7 +98,7 @@ impl WorkerSet {
             leaving.extend(leave(entry, place));
         }
         let mut paused = Vec::new();
-        // Also after a failure: a queue that has left its worker must return.
+        // Runs after a failure too: a queue that has left its worker must return.
         for Leaving { entry, mut place, id, queue } in leaving {
             match released(&place.worker, id, &queue, &deadline) {
                 Some(queue) => {
@@ -140,7 +141,7 @@ impl WorkerSet {
     }
 }
 
-/// Has the worker release the queue. `None`: the queue has ended.
+/// Makes the worker release the queue. Returns `None` if the queue has ended.
 fn leave<'a>(entry: &'a QueueEntry, place: MutexGuard<'a, Place>) -> Option<Leaving<'a>> {
     let id = place.id?;
     let (sender, queue) = sync_channel(1);

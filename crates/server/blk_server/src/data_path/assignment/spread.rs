@@ -1,7 +1,7 @@
-//! Changes to all queues of a disk: attaches or spreads them, and resumes their parked requests.
+//! Operations on all queues of a disk: attach them, spread them, or resume their parked requests.
 //!
-//! Queues stay on workers that the operator named. A number of workers is only a limit, within which the balancer may
-//! move queues.
+//! If the operator names workers, the queues stay there. If the operator gives only a number of workers, that is a
+//! limit within which the balancer may move queues.
 
 use std::cmp::Reverse;
 use std::num::NonZeroUsize;
@@ -16,7 +16,8 @@ use crate::data_path::worker::worker_options::WorkerId;
 use crate::error::AdminError;
 
 impl WorkerSet {
-    /// Attaches the disk's queues to these workers round-robin. After a failure, queues that were already moved stay.
+    /// Attaches the disk's queues to these workers round-robin. After a failure, queues that were already moved stay on
+    /// their new workers.
     pub(crate) fn attach_all(
         &self,
         disk: &Disk,
@@ -37,7 +38,7 @@ impl WorkerSet {
     /// Retries the disk's parked requests. Returns their number.
     pub(crate) fn resume(&self, disk: &Disk, timeout: Duration) -> Result<usize, AdminError> {
         let deadline = self.deadline(timeout);
-        // Prevents moves of queues, so that none is missed.
+        // Keeps queues from moving, so that none is missed.
         let _admin = self.admin(&deadline)?;
         let workers: Vec<_> = self.table().workers.iter().map(|worker| worker.address.clone()).collect();
         let mut all = 0;
@@ -53,7 +54,8 @@ impl WorkerSet {
         Ok(all)
     }
 
-    /// Removes the attachments of the disk's queues, and spreads its running queues over `most` workers, or over all.
+    /// Removes the attachments of the disk's queues, and spreads its running queues over at most `most` workers, or
+    /// over all.
     pub(crate) fn spread(
         &self,
         disk: &Disk,

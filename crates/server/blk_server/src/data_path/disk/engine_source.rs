@@ -21,7 +21,7 @@ pub type EngineFactory = Box<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sy
 pub struct EngineSource {
     /// The engine's name in logs and reports, such as "io_uring".
     pub name: String,
-    /// Depth of the engines: the limit of requests in flight per worker.
+    /// Depth of the engines: the maximum number of requests in flight per worker.
     pub depth: u32,
     engines: Engines,
 }
@@ -41,7 +41,7 @@ impl std::fmt::Debug for EngineSource {
 }
 
 impl EngineSource {
-    /// Creates a source whose engines `make` creates with this depth.
+    /// Creates a source. `make` creates its engines, which have this depth.
     pub fn new(name: impl Into<String>, depth: u32, make: EngineFactory) -> Arc<Self> {
         Arc::new(Self { name: name.into(), depth, engines: Engines::Own(make) })
     }
@@ -79,13 +79,13 @@ impl EngineSource {
         }
     }
 
-    /// Limit of workers that may serve queues of this source. `None`: no limit.
+    /// Maximum number of workers that may serve queues of this source. `None`: no limit.
     pub(crate) fn most_workers(&self) -> Option<usize> {
         self.placed_engines().map(PlacedEngines::most_workers)
     }
 
     /// The worker that needs an engine of this source while queues of `disk` run, even if it serves none of them. The
-    /// caller does not wait until the engine runs.
+    /// caller need not wait until the engine runs.
     pub(crate) fn extra_worker(&self, disk: &str) -> Option<WorkerId> {
         let engines = self.placed_engines()?;
         let worker = engines.placement().completion_worker()?;

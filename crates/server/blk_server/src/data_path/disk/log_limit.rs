@@ -1,16 +1,16 @@
-//! Limits log lines that a guest or a front-end can cause: a few lines, then a count of the omitted ones. An identical
-//! line may appear once an hour.
+//! Limits the log lines that a guest or a front-end can cause: after a few lines, further ones are omitted and counted.
+//! A line that would repeat an earlier one appears once an hour.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-/// Lines per [`PERIOD`].
+/// Maximum number of lines per [`PERIOD`].
 const LINES: u32 = 5;
 const PERIOD: Duration = Duration::from_secs(10);
 /// How long an identical line is omitted.
 const SAME_WORDS: Duration = Duration::from_secs(3600);
-/// Limit of remembered lines.
+/// Maximum number of remembered lines.
 const REMEMBERED: usize = 16;
 
 /// Permission to write the line.
@@ -35,12 +35,12 @@ pub struct LogLimit {
 struct Written {
     words_hash: u64,
     at: Instant,
-    /// How often the line has been omitted since then.
+    /// How often the line has been omitted since `at`.
     suppressed: u64,
 }
 
 impl LogLimit {
-    /// A limit that has seen no lines.
+    /// Creates a limit that has counted no lines yet.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { period_start: now, lines: 0, suppressed: 0, written: VecDeque::new() }
@@ -101,7 +101,7 @@ mod tests {
     fn same_words_are_written_once_an_hour_and_their_repeats_counted() {
         let start = Instant::now();
         let mut limit = LogLimit::new(start);
-        // Three times a second for an hour.
+        // The line is due three times a second for an hour.
         let times = (0..3 * 3600).map(|third| start + third * Duration::from_millis(333));
         let allowed = times.filter(|&now| limit.allow_once("no VERSION_1", now).is_some()).count();
         let again = limit.allow_once("no VERSION_1", start + SAME_WORDS);

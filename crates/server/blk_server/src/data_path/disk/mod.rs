@@ -37,12 +37,12 @@ use crate::data_path::throttle::disk_throttle::DiskThrottle;
 use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::error_line::error_line;
 
-/// Length of the longest serial, which GET_ID returns (virtio 1.3 §5.2.6).
+/// Maximum length of a serial, which GET_ID returns (virtio 1.3 §5.2.6).
 pub const SERIAL_BYTES: usize = DEVICE_ID_BYTES;
-/// Limit of queues per disk: QEMU passes queue numbers in eight bits with SET_VRING_KICK.
+/// Maximum number of queues per disk: QEMU passes the queue index in eight bits with SET_VRING_KICK.
 pub const MAX_QUEUES: u16 = 256;
-/// How long a session waits until another one stops its rings. The other front-end may have disconnected with I/O in
-/// flight, or may be about to migrate away.
+/// How long a session waits for another session to stop its rings. The other session's front-end may have disconnected
+/// with I/O in flight, or may be about to migrate away.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The configuration of a disk.
@@ -58,13 +58,13 @@ pub struct DiskConfig {
     pub queues: u16,
     /// Largest accepted queue size: a power of two from 2 to 1024 descriptors.
     pub queue_size: u16,
-    /// Whether the guest may change the write-cache mode. The image's cache mode is the initial one.
+    /// Whether the guest may change the write-cache mode. The image's cache mode is the initial mode.
     pub wce: Wce,
-    /// The disk's engine; `None`: the server's.
+    /// The disk's engine; `None`: the server's engine.
     pub engine: Option<Arc<EngineSource>>,
-    /// Limit of workers that serve it unless the operator attaches queues; `None`: all.
+    /// Maximum number of workers that serve the disk unless the operator attaches its queues; `None`: all workers.
     pub workers: Option<NonZeroUsize>,
-    /// Whether guests get one interrupt for several completions.
+    /// How several completions share one interrupt; `None`: interrupts are not coalesced.
     pub coalescing: Option<Coalescing>,
     /// Which failed requests are parked; `None`: all are answered with an error.
     pub park: Option<ParkPolicy>,
@@ -107,14 +107,14 @@ pub enum InvalidDisk {
         max: usize,
     },
     /// There are no queues, or too many.
-    #[error("{queues} queues; 1 to {max} are possible")]
+    #[error("a disk cannot have {queues} queues: give a number from 1 to {max}")]
     Queues {
         /** The requested number of queues. */
         queues: u16,
         /** [`MAX_QUEUES`]. */
         max: u16,
     },
-    /// The queue size is no power of two in range.
+    /// The queue size is not a power of two in the allowed range.
     #[error("queue size {queue_size} is not a power of two from 2 to {max}")]
     QueueSize {
         /** The requested queue size, in descriptors. */
@@ -127,9 +127,9 @@ pub enum InvalidDisk {
 /// Why a session may not start rings.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LeaseError {
-    #[error("rings of this disk are started in session {holder}, which did not stop them within {} s", timeout.as_secs())]
+    #[error("session {holder} has started rings of this disk and did not stop them within {} s", timeout.as_secs())]
     Held { holder: u64, timeout: Duration },
-    #[error("the session ends")]
+    #[error("the session is ending")]
     Ending,
 }
 
@@ -166,7 +166,7 @@ pub(crate) struct Disk {
     most_workers: AtomicUsize,
     coalescing: Option<Coalescing>,
     park: Option<ParkPolicy>,
-    /// The limits in effect; `None`: there are none. `control/throttling.rs` sets them.
+    /// The limits in effect, set by `control/throttling.rs`; `None`: no limits.
     throttle: Mutex<Option<Arc<DiskThrottle>>>,
     /// The worker that uses the image's first file description.
     own_file: Mutex<Option<WorkerId>>,
@@ -227,7 +227,7 @@ impl Disk {
         &self.image
     }
 
-    /// `None`: the server's.
+    /// `None`: the disk uses the server's engine.
     pub(crate) fn engine(&self) -> Option<&Arc<EngineSource>> {
         self.engine.as_ref()
     }
@@ -242,17 +242,18 @@ impl Disk {
         self.park
     }
 
-    /// The limits in effect. A queue reads them when it starts, moves, or is told to.
+    /// The limits in effect. A queue reads them when it starts, when it moves, and on `Command::Limits`.
     pub(crate) fn throttle(&self) -> Option<Arc<DiskThrottle>> {
         self.throttle.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Running queues follow when they get [`Command::Limits`](crate::data_path::worker::command::Command::Limits).
+    /// Running queues apply the new limits when they get
+    /// [`Command::Limits`](crate::data_path::worker::command::Command::Limits).
     pub(crate) fn set_throttle(&self, throttle: Option<Arc<DiskThrottle>>) {
         *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = throttle;
     }
 
-    /// Limit of workers that may serve its queues.
+    /// Maximum number of workers that may serve the disk's queues.
     pub(crate) fn most_workers(&self) -> Option<usize> {
         // Relaxed: no other data depends on it.
         let most = Some(self.most_workers.load(Ordering::Relaxed)).filter(|most| *most > 0);
@@ -260,14 +261,14 @@ impl Disk {
         most.into_iter().chain(placed).min()
     }
 
-    /// Applies to queues that start from now on. The caller moves running ones.
+    /// Applies to queues that start from now on. The caller moves running queues.
     pub(crate) fn set_most_workers(&self, most: Option<NonZeroUsize>) {
         self.most_workers.store(most.map_or(0, NonZeroUsize::get), Ordering::Relaxed);
     }
 
     /// The image for one worker, with a separate file description. The kernel reports lost pages once to each
-    /// description. If workers shared one, the first sync would get the report, and another worker's sync would succeed
-    /// although data was lost. All descriptions share the locks.
+    /// description. If workers shared a description, the first sync would get the report, and another worker's sync
+    /// would succeed although data was lost. All descriptions share the locks.
     pub(crate) fn file_for(&self, worker: WorkerId) -> Arc<File> {
         if self.takes_own_file(worker) {
             return Arc::clone(self.image.file());
@@ -284,8 +285,8 @@ impl Disk {
         })
     }
 
-    /// Whether this worker uses the first file description, which the first worker to ask gets. Opens no file under the
-    /// lock.
+    /// Whether this worker uses the first file description, which belongs to the first worker that calls this. No file
+    /// is opened while the lock is held.
     fn takes_own_file(&self, worker: WorkerId) -> bool {
         let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
         *owner.get_or_insert(worker) == worker
@@ -304,12 +305,12 @@ impl Disk {
         self.serial.as_bytes()
     }
 
-    /// What all its queues have done.
+    /// The counters and latencies of all the disk's queues.
     pub(crate) fn totals(&self) -> &Totals {
         &self.totals
     }
 
-    /// Its slow requests, and the limit from which a request is slow.
+    /// The disk's slow requests, and the time from which a request counts as slow.
     #[inline]
     pub(crate) fn slow(&self) -> &SlowRequests {
         &self.slow
@@ -323,7 +324,7 @@ impl Disk {
         self.queue_size
     }
 
-    /// The quota of its front-ends on the process's resources.
+    /// How much of the process's resources the disk's front-ends may use.
     pub(crate) fn quota(&self) -> &Arc<Quota> {
         &self.quota
     }
@@ -437,8 +438,8 @@ impl Disk {
         self.slow_log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
-    /// Whether EIO from a durable write may refer to the data of other writes: the kernel reports pages that the page
-    /// cache lost to the first sync.
+    /// Whether EIO from a durable write may refer to the data of other writes: whichever sync comes first gets the
+    /// kernel's report of all pages that the page cache has lost.
     pub(crate) fn shares_errors(&self) -> bool {
         !self.image.cache().is_direct()
     }
@@ -462,7 +463,7 @@ impl Disk {
         self.failed.store(true, Ordering::Relaxed);
         warn!(
             disk = self.name,
-            "taken over from a server that could not sync the image: the disk accepts only reads"
+            "the previous server could not sync this disk's image: the disk accepts only reads"
         );
     }
 

@@ -1,4 +1,4 @@
-//! The part of a session that workers and its disk use: its id, its cache mode, and how to end it.
+//! The part of a session that workers and the disk use: its id, its cache mode, and how to end it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::host::signal::signal;
 pub(crate) enum EndReason {
     /// The server stops, or the disk is removed.
     Stop,
-    /// Another front-end needs a session, and this one has sent nothing.
+    /// Another front-end needs a session, and this session's front-end has sent nothing.
     MadeRoom,
     /// The front-end truncated the memory that it shares.
     MemoryFault(String),
@@ -54,7 +54,7 @@ impl SessionLink {
         self.writeback.store(cache == WriteCache::Writeback, Ordering::Relaxed);
     }
 
-    /// Makes the session's thread end the session. The first reason counts.
+    /// Makes the session's thread end the session. If this is called again, the first reason remains.
     pub(crate) fn end(&self, reason: EndReason) {
         self.note_end(reason);
         signal(&self.wake);

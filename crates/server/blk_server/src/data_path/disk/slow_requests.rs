@@ -1,4 +1,4 @@
-//! The latest slow requests of a disk: those that took at least its `slow-ms`.
+//! The latest slow requests of a disk: those that took at least the disk's `slow-ms`.
 //!
 //! A request that is not slow costs one comparison. Slow requests share a lock per disk.
 
@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 /// Number of requests that a disk remembers.
 const REMEMBERED: usize = 32;
-/// The limit of a disk without one: no request takes this long.
+/// Stands for "no limit": no request takes this long.
 const NEVER_NS: u64 = u64::MAX;
 
 /// A slow request.
@@ -19,21 +19,21 @@ pub struct SlowRequest {
     pub at: SystemTime,
     /// The queue's number.
     pub queue: u16,
-    /// Its type: `read`, `write`, `flush`, `discard` or `write zeroes`.
+    /// The request's type: `read`, `write`, `flush`, `discard` or `write zeroes`.
     pub kind: &'static str,
-    /// Its first sector.
+    /// The request's first sector.
     pub sector: u64,
-    /// Its length.
+    /// The request's length.
     pub bytes: u64,
-    /// The time from taking it to answering it, including the time that it was held.
+    /// The time from taking the request to answering it, including the time for which it was parked.
     pub took: Duration,
-    /// How often it was tried.
+    /// Number of attempts.
     pub tries: u32,
-    /// It was answered with an error.
+    /// Whether it was answered with an error.
     pub failed: bool,
 }
 
-/// A disk's limit and its latest slow requests.
+/// A disk's time limit and its latest slow requests.
 #[derive(Debug)]
 pub(crate) struct SlowRequests {
     limit_ns: AtomicU64,
@@ -48,14 +48,14 @@ impl Default for SlowRequests {
 }
 
 impl SlowRequests {
-    /// The time from which a request is slow.
+    /// How long a request must take to count as slow.
     #[inline]
     pub(crate) fn limit_ns(&self) -> u64 {
         // Relaxed: no other data depends on it.
         self.limit_ns.load(Relaxed)
     }
 
-    /// `None`: no request is slow.
+    /// `None`: no request counts as slow.
     pub(crate) fn limit(&self) -> Option<Duration> {
         Some(self.limit_ns()).filter(|ns| *ns != NEVER_NS).map(Duration::from_nanos)
     }

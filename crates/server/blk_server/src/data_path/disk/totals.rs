@@ -40,7 +40,7 @@ struct Parts {
 }
 
 impl Totals {
-    /// A meter for a queue that starts.
+    /// Creates the meter of a queue that starts.
     pub(crate) fn start_queue(&self) -> Arc<QueueMeter> {
         let mut parts = self.parts();
         let meter = Arc::<QueueMeter>::default();
@@ -55,14 +55,14 @@ impl Totals {
         totals
     }
 
-    /// Adds the totals of the previous server. Its gauges no longer apply.
+    /// Adds the totals of the previous server. The previous server's gauges are left out, because they no longer apply.
     pub(crate) fn restore(&self, totals: &DiskTotals) {
         let ended = &mut self.parts().ended;
         ended.counters = ended.counters.plus(&totals.counters.without_gauges());
         ended.latency.add(&totals.latency);
     }
 
-    /// Locks the parts, and adds up the queues that have ended.
+    /// Locks the parts, and adds the queues that have ended to `ended`.
     fn parts(&self) -> MutexGuard<'_, Parts> {
         let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Parts { ended, running } = &mut *parts;

@@ -1,14 +1,15 @@
 //! The write-cache mode of a disk's guest: the initial mode, the guest's choice, and how long the choice is valid.
 //!
-//! A disk starts in the mode of its `--cache`, and so does each driver that attaches. The choice of writethrough
-//! outlives its session: a guest that disables the cache (`VIRTIO_BLK_F_CONFIG_WCE`, writeback = 0) sends no more
-//! flushes and relies on durable writes. The front-end does not repeat the choice after a reboot or a reconnection, so
-//! the disk keeps it until the guest chooses again.
+//! A disk starts in the mode of its `--cache`, and so does each driver that attaches. A choice of writethrough outlives
+//! the session: a guest that disables the cache (`VIRTIO_BLK_F_CONFIG_WCE`, writeback = 0) sends no more flushes and
+//! relies on durable writes. The front-end does not repeat the choice after a reboot or a reconnection, so the disk
+//! keeps it until the guest chooses again.
 //!
-//! The guest of a ring in use may have chosen without this process: before the process started, or on another host. For
-//! a ring that it has not opened, the process therefore assumes writethrough (docs/decisions/0011). A stop by the
-//! front-end (GET_VRING_BASE) makes the ring unknown again, unless a session that was already connected continues at
-//! the same position: the front-end's own, or one that the guest migrates to behind this server.
+//! The guest of a ring that is already in use may have made its choice unseen by this process: before the process
+//! started, or on another host. For a ring that this process has not opened, it therefore assumes writethrough
+//! (docs/decisions/0011). A stop by the front-end (GET_VRING_BASE) makes the ring unknown again, unless a session that
+//! was already connected continues at the same position: that front-end's own session, or another one of this server to
+//! which the guest migrates.
 //!
 //! Spec: virtio 1.3 §5.2.5, §5.2.6.2.
 
@@ -44,7 +45,7 @@ impl MemoryFile {
     }
 }
 
-/// A ring that a session wants to start.
+/// A ring that a session is about to start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StartingRing {
     pub(crate) queue: usize,
@@ -53,13 +54,14 @@ pub(crate) struct StartingRing {
     pub(crate) base: u32,
 }
 
-/// The known state of a queue's ring.
+/// What this process knows about a queue's ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Nothing,
-    /// This process opened it in this memory.
+    /// This process opened the ring in this memory.
     Opened(MemoryFile),
-    /// Its front-end stopped it at this position. `newest_session` was the last session that had connected by then.
+    /// The front-end stopped the ring at this position. `newest_session` was the latest session that had connected by
+    /// then.
     Left {
         position: u32,
         newest_session: u64,
@@ -75,8 +77,8 @@ pub(crate) struct GuestChoice {
     /// Whether the guest chose writethrough.
     writethrough: AtomicBool,
     queues: usize,
-    /// For each queue: whether this process may have missed a choice of the ring's guest. It ends after the last queue
-    /// whose ring has been known, because an idle disk should need little memory.
+    /// For each queue: whether this process may have missed a choice of the ring's guest. The list ends with the last
+    /// queue whose ring was ever known, so that an idle disk needs little memory.
     known: Mutex<Vec<Known>>,
     newest_session: AtomicU64,
 }
@@ -112,7 +114,7 @@ impl GuestChoice {
         self.writethrough.load(Relaxed)
     }
 
-    /// Restores the previous process's value.
+    /// Restores the choice that the previous process had recorded.
     pub(crate) fn restore(&self, writethrough: bool) {
         self.writethrough.store(writethrough, Relaxed);
     }
@@ -127,7 +129,8 @@ impl GuestChoice {
         self.note(queue, memory.map_or(Known::Nothing, Known::Opened));
     }
 
-    /// Records that the front-end stopped the queue at this position. Its guest may choose a mode elsewhere and return.
+    /// Records that the front-end stopped the queue at this position. The guest may then choose a mode on another
+    /// server, and return.
     pub(crate) fn ring_left(&self, queue: usize, position: u32) {
         self.note(queue, Known::Left { position, newest_session: self.newest_session.load(Relaxed) });
     }
@@ -151,7 +154,7 @@ impl GuestChoice {
     pub(crate) fn has_seen_all_choices(&self, ring: &StartingRing) -> bool {
         match self.known().get(ring.queue) {
             Some(Known::Opened(memory)) => ring.memory == Some(*memory),
-            // A later session may be that of a guest that was elsewhere meanwhile.
+            // A later session may belong to a guest that ran on another server in the meantime.
             Some(Known::Left { position, newest_session }) => {
                 ring.session <= *newest_session && ring.base == *position
             }

@@ -9,11 +9,11 @@ use io_engine::{FileId, WatchId};
 use super::{Queue, State};
 use crate::data_path::queue::queue_start::Ending;
 
-/// The state of a drained queue's ring that the next server needs to serve it.
+/// The state of a drained queue's ring, which the next server needs in order to serve the queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingState {
     pub(crate) position: u32,
-    /// The ring had a fault. No server accesses it until the front-end stops or resets it.
+    /// Whether the ring had a fault. If so, no server accesses it until the front-end stops or resets it.
     pub(crate) is_broken: bool,
 }
 
@@ -27,7 +27,7 @@ pub(crate) enum CannotLeave {
 }
 
 impl Queue {
-    /// Records the new worker of the queue, and the queue's numbers there. No request of the queue is in an engine.
+    /// Records the ids that the queue's new worker has given it. No request of the queue is in an engine.
     pub(crate) fn arrive(&mut self, id: u32, file: FileId, watch: WatchId) {
         debug_assert!(
             self.pending_interrupt.due().is_none(),
@@ -35,12 +35,12 @@ impl Queue {
         );
         (self.id, self.file, self.watch) = (id, file, watch);
         self.counted.moves += 1;
-        // The limits may have changed on the way.
+        // The limits may have changed during the move.
         self.renew_gate();
         self.resume();
     }
 
-    /// Releases the ring and returns its position. The next user of the ring can rely on kicks.
+    /// Releases the ring with kicks enabled, for its next user. Returns its position.
     pub(crate) fn leave(&mut self) -> u32 {
         self.meter.store(&self.counted);
         self.log_left_parked();
@@ -87,7 +87,8 @@ impl Queue {
         self.in_flight_log.as_ref().is_some_and(|log| log.is_poisoned())
     }
 
-    /// Changes to a new memory table. The session has checked that the new table holds the whole ring at its old place.
+    /// Changes to a new memory table. The session has checked that the new table contains the whole ring at its old
+    /// addresses.
     pub(crate) fn set_memory(&mut self, memory: Arc<GuestMemory>) {
         let view = MemoryView::new(memory);
         match self.ring.rebind(&view) {
@@ -102,8 +103,8 @@ impl Queue {
         }
     }
 
-    /// Releases the ring and returns its state; only parked requests are in flight. This queue or the next server can
-    /// then continue with the ring, and can rely on kicks.
+    /// Releases the ring with kicks enabled, so that this queue or the next server can continue with it. Returns its
+    /// state. The only requests in flight are parked ones.
     pub(crate) fn leave_as_it_is(&mut self) -> Result<RingState, CannotLeave> {
         if self.view.is_poisoned() || self.lost_log() {
             return Err(CannotLeave::LostMemory);

@@ -1,4 +1,4 @@
-//! What a request costs of its disk's limits, and whether it may start.
+//! What a request costs against its disk's limits, and whether it may start.
 //!
 //! `parsed request → Cost → gate: charged, or refused until the queue has units`
 
@@ -15,7 +15,7 @@ pub(super) fn gate(disk: &Disk) -> Option<Box<QueueGate>> {
     disk.throttle().map(|throttle| Box::new(QueueGate::new(throttle)))
 }
 
-/// Whether the request may start; it is charged then. `waits`: whether it may be refused.
+/// Whether the request may start; if so, it is charged. Without `waits`, it is never refused.
 pub(super) fn admit(
     gate: &mut Option<Box<QueueGate>>,
     parsed: &Parsed<'_>,
@@ -51,7 +51,7 @@ fn cost(request: &Request<'_>, disk: &Disk) -> Option<Cost> {
         Request::Discard { segments } => (Direction::Write, segments.len(), 0),
         Request::WriteZeroes { segments } => {
             let sectors = || segments.iter().map(|segment| u64::from(segment.sectors)).sum::<u64>();
-            // A file system notes zeroes without writing them; a device may have to write.
+            // A file system records zeroes without writing them; a block device may have to write them.
             let bytes = if disk.image().is_block_device() { sectors() * disk_image::SECTOR_BYTES } else { 0 };
             (Direction::Write, segments.len(), bytes)
         }

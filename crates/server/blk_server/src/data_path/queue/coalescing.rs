@@ -1,4 +1,4 @@
-//! Interrupt coalescing: one interrupt for several completions, or after a time.
+//! Interrupt coalescing: one interrupt for several completions, or after a time limit.
 //!
 //! `completions published → PendingInterrupt (count, since when) → due → call fd`
 //!
@@ -55,7 +55,7 @@ impl FromStr for Coalescing {
 )]
 pub struct InvalidCoalescing;
 
-/// Completions that were not yet signalled to the driver.
+/// Completions that have not been signalled to the driver yet.
 #[derive(Debug, Default)]
 pub(crate) struct PendingInterrupt {
     coalescing: Option<Coalescing>,
@@ -68,7 +68,7 @@ impl PendingInterrupt {
         Self { coalescing, count: 0, since: None }
     }
 
-    /// Adds `completed` published requests; `in_flight` are left. Returns whether to call the driver now.
+    /// Adds `completed` published requests; `in_flight` requests remain. Returns whether to call the driver now.
     #[inline]
     pub(crate) fn add(&mut self, completed: u32, in_flight: usize, now: Instant) -> bool {
         let Some(Coalescing { count, time }) = self.coalescing else { return true };
@@ -83,7 +83,7 @@ impl PendingInterrupt {
         (self.count, self.since) = (0, None);
     }
 
-    /// The latest time to call the driver. `None`: no interrupt is pending.
+    /// The time by which the driver must be called. `None`: no interrupt is pending.
     #[inline]
     pub(crate) fn due(&self) -> Option<Instant> {
         let time = self.coalescing?.time;

@@ -15,7 +15,7 @@ use crate::data_path::queue::in_flight::{Finished, RequestInfo};
 use crate::host::clock::process_ns;
 
 impl Queue {
-    /// Breaks the queue because the guest's memory is gone.
+    /// Breaks the queue because guest memory was lost.
     pub(crate) fn break_memory(&mut self) {
         self.state = State::Broken;
     }
@@ -66,7 +66,7 @@ impl Queue {
         }
     }
 
-    /// Remembers a slow request, and logs it unless many others were logged.
+    /// Remembers a slow request, and logs it unless too many were logged recently.
     #[cold]
     pub(super) fn note_slow(&mut self, now: Instant, finished: Finished, took_ns: u64, failed: bool) {
         self.counted.slow += 1;

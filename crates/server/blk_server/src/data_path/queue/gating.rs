@@ -1,10 +1,10 @@
-//! The limits of a queue's disk: a request that they refuse stays in the ring until the gate opens.
+//! Applies the disk's limits to a queue: a request that must wait stays in the ring until the gate opens.
 //!
-//! `pop → parse → admit (charges.rs) ─ no → unpop; the queue rests until the gate opens → pop …`
+//! `pop → parse → admit (charges.rs) ─ no → unpop; the queue waits until the gate opens → pop …`
 //!
-//! - A queue that stops starts only requests that the previous server had begun. They are charged and do not wait, so a
-//!   stop does not wait for the limits.
-//! - The gate moves with its queue. A change of the limits gives the queue a new one.
+//! - A stopping queue starts only requests that the previous server had begun. They are charged but do not wait, so the
+//!   limits do not delay a stop.
+//! - The gate moves with its queue. When the limits change, the queue gets a new gate.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::data_path::throttle::gate::QueueGate;
 use crate::host::clock::{instant_at, ns_at};
 
 impl Queue {
-    /// Like `take`, within the limits of the disk.
+    /// Like `take`, but within the limits of the disk.
     #[cold]
     #[inline(never)]
     pub(super) fn take_limited(&mut self, context: &mut SubmitContext<'_>) -> usize {
@@ -24,12 +24,12 @@ impl Queue {
         if self.state == State::Running && !self.has_retries() && self.gate.as_deref().is_some_and(is_shut) {
             return 0;
         }
-        // The driver may have taken back the request that waited.
+        // The driver may have taken back the waiting request.
         self.gate.iter_mut().for_each(|gate| gate.open());
         self.take::<true>(context)
     }
 
-    /// When to ask again, if a request waits for the limits.
+    /// When to try again, if a request waits for the limits.
     pub(crate) fn gate_opens(&self) -> Option<Instant> {
         if self.state != State::Running {
             return None;
@@ -38,7 +38,7 @@ impl Queue {
         Some(instant_at(shut_until.saturating_sub(EPOCH)))
     }
 
-    /// Takes over changed limits of the disk. What the queue owes goes to its disk.
+    /// Applies changed limits of the disk. The old gate leaves the queue's debt to the disk.
     pub(crate) fn renew_gate(&mut self) {
         let throttle = self.disk.throttle();
         let known = self.gate.as_deref().map(QueueGate::throttle);
@@ -52,7 +52,7 @@ impl Queue {
         }
     }
 
-    /// Gives what the queue owes, or has left, to its disk, which hands it to the next server.
+    /// Gives the queue's debt or unused units to the disk, which hands them to the next server.
     pub(super) fn close_gate(&mut self) {
         if let Some(gate) = self.gate.as_deref_mut() {
             gate.close();

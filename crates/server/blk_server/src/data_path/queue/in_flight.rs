@@ -1,4 +1,4 @@
-//! The requests of one queue that are in flight, one slot per tag.
+//! The requests in flight of one queue, one slot per tag.
 //!
 //! A tag is the head of a chain in a split ring, or the buffer id in a packed one. If a tag becomes available while its
 //! slot is in use, the ring is faulty. A request may have several ops. Times are those of `process_ns`.
@@ -11,7 +11,7 @@ use virtio_blk::ReplySlot;
 /// The server logs each request that takes longer than this, once.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(30);
 
-/// The kind of a request.
+/// The kind, range and durability of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestInfo {
     pub(crate) kind: RequestKind,
@@ -57,7 +57,7 @@ impl std::fmt::Display for RequestKind {
 /// The durability that status OK guarantees for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestDurability {
-    /// The request is done; a write is visible to every reader.
+    /// The request is complete; a write is visible to every reader.
     Done,
     /// This request's data is durable.
     Durable,
@@ -121,7 +121,7 @@ impl InFlight {
         self.count
     }
 
-    /// Parked requests among [`InFlight::count`].
+    /// Number of parked requests, which [`InFlight::count`] includes.
     pub(crate) fn parked(&self) -> usize {
         self.parked
     }
@@ -156,7 +156,7 @@ impl InFlight {
         self.count += 1;
     }
 
-    /// Keeps a failed request in flight, without ops.
+    /// Keeps a failed request in flight, without ops in the engine.
     pub(crate) fn park(&mut self, tag: u16, finished: &Finished) {
         let &Finished { reply, info, taken_ns, tries, .. } = finished;
         self.begin(tag, reply, info, 0, taken_ns);
@@ -175,7 +175,7 @@ impl InFlight {
         Some(Retry { reply, info, taken_ns, tries })
     }
 
-    /// Restores the state from before a request was parked that has just started again.
+    /// Gives a request that has just started again the state that it had before it was parked.
     pub(crate) fn note_retry(&mut self, tag: u16, retry: &Retry, stored_bytes: u64) {
         if let Some(Some(slot)) = self.slots.get_mut(usize::from(tag)) {
             self.last_retry_ns = self.last_retry_ns.max(slot.taken_ns);
@@ -188,7 +188,7 @@ impl InFlight {
         Some(self.slots.get(usize::from(tag))?.as_ref()?.info.durability)
     }
 
-    /// Completes one op. Returns the request if it was the last one, with the first failure.
+    /// Completes one op. If it was the request's last op, returns the request with its first failure.
     #[inline]
     pub(crate) fn complete_op(
         &mut self,
@@ -217,7 +217,7 @@ impl InFlight {
         self.slots.iter().flatten().any(|slot| slot.is_stuck(now_ns, self.last_retry_ns))
     }
 
-    /// The oldest stuck request that was not yet returned.
+    /// Returns the oldest stuck request that has not been returned yet.
     pub(crate) fn report_stuck(&mut self, now_ns: u64) -> Option<(RequestInfo, Duration)> {
         let last_retry_ns = self.last_retry_ns;
         let stuck = self.slots.iter_mut().flatten().filter(|slot| slot.is_stuck(now_ns, last_retry_ns));
@@ -228,7 +228,7 @@ impl InFlight {
 }
 
 impl Slot {
-    /// When this attempt started; of a retry perhaps a later time, at which another retry started.
+    /// When this attempt started. For a retry, this may be the later time at which another retry started.
     fn started_ns(&self, last_retry_ns: u64) -> u64 {
         if self.tries > 0 { self.taken_ns.max(last_retry_ns) } else { self.taken_ns }
     }
@@ -301,7 +301,7 @@ mod tests {
         in_flight.begin(2, retry.reply, retry.info, 1, retried);
         in_flight.note_retry(2, &retry, 100);
         assert_eq!((in_flight.parked(), in_flight.in_engine()), (0, 1));
-        // It was taken long ago, but its retry is young.
+        // The request was taken long ago, but its retry is recent.
         assert!(
             !in_flight.has_stuck(retried + 29 * SECOND_NS) && in_flight.has_stuck(retried + 30 * SECOND_NS)
         );

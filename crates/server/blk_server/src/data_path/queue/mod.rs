@@ -49,7 +49,7 @@ use fault_log::log_refused;
 use starter::{Outcome, Starter};
 use submit_context::{MAX_OPS, SubmitContext};
 
-/// The cost of one request in a timed pass; zero in other passes.
+/// The measured cost of one request in a timed pass; zero in other passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TimeSample {
     taken: Duration,
@@ -69,16 +69,16 @@ impl TimeSample {
 pub(crate) struct Done {
     /// The beginning of the pass.
     pub(crate) now: Instant,
-    /// The time with which latencies are computed (`process_ns`).
+    /// The time from which latencies are computed (`process_ns`).
     pub(crate) ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
-    /// Takes no requests; those in flight complete.
+    /// Takes no requests; the requests in flight complete.
     Draining,
-    /// Like draining, but the queue never runs again.
+    /// Like `Draining`, but the queue never runs again.
     Stopping,
     /// Takes no requests until the front-end stops or resets the queue.
     Broken,
@@ -89,7 +89,7 @@ pub(crate) struct Queue {
     disk: Arc<Disk>,
     session: Arc<SessionLink>,
     index: u16,
-    /// The worker's number for this queue, part of every op's token.
+    /// The worker's id for this queue, which is part of every op's token.
     id: u32,
     view: MemoryView,
     ring: DeviceQueue,
@@ -110,11 +110,11 @@ pub(crate) struct Queue {
     call: Option<Arc<OwnedFd>>,
     err: Option<Arc<OwnedFd>>,
     state: State,
-    /// The queue is about to stop, and parks failed requests only if `leaves_parked`.
+    /// Whether the queue is about to stop. If so, it parks failed requests only if `leaves_parked`.
     ends: bool,
-    /// Parked requests stay in the log for the next server.
+    /// Whether parked requests stay in the in-flight log for the next server.
     leaves_parked: bool,
-    /// The queue stopped taking requests because the engine or the pool had no room for the disk.
+    /// Whether the queue stopped taking requests because the engine or the pool had no room for the disk.
     waits_for_room: bool,
     pending_interrupt: PendingInterrupt,
     counted: QueueCounters,
@@ -243,7 +243,7 @@ impl Queue {
             self.break_ring(&RingFault::HeadInFlight { head: tag });
             return true;
         }
-        // Step 3: chain to request, or a status byte.
+        // Step 3: turn the chain into a request, or into a status byte.
         let parsed = match parse(&self.chain, &self.view, &mut self.segments) {
             Ok(parsed) => parsed,
             Err(fault) => {
@@ -444,7 +444,7 @@ impl Queue {
         }
     }
 
-    /// The latest time to call the driver.
+    /// The time by which the driver must be called. `None`: no interrupt is pending.
     #[inline]
     pub(crate) fn call_due(&self) -> Option<Instant> {
         self.pending_interrupt.due()
@@ -456,7 +456,7 @@ impl Queue {
         }
     }
 
-    /// The worker polls the ring, so the driver need not kick.
+    /// Tells the driver not to kick, because the worker polls the ring.
     pub(crate) fn disable_kicks(&mut self) {
         self.ring.disable_kicks();
     }

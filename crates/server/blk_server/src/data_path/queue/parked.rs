@@ -16,7 +16,7 @@ use io_engine::OpError;
 use rustix::io::Errno;
 use virtio_blk::{SegmentBuffer, Segments};
 
-/// With `ctl resume` only: how often to check whether the disk has failed permanently.
+/// If only `ctl resume` starts retries: how often to check whether the disk has failed permanently.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Which failures are parked.
@@ -31,14 +31,14 @@ pub enum ParkWhat {
 /// Which failed requests a disk parks, and when it retries them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParkPolicy {
-    /// Which failures.
+    /// The failures that are parked.
     pub what: ParkWhat,
     /// Pause before each retry; `None`: the queue retries only on `ctl resume`.
     pub retry_after: Option<Duration>,
 }
 
 impl ParkPolicy {
-    /// Whether a retry may help. It cannot help cancelled or unsupported requests, or after lost memory.
+    /// Whether a retry may help. It cannot if the request was cancelled or is unsupported, or if memory was lost.
     pub(crate) fn wants(&self, error: OpError) -> bool {
         match (self.what, error) {
             (_, OpError::Cancelled) => false,
@@ -56,7 +56,7 @@ impl ParkPolicy {
     }
 }
 
-/// Formats the value as the command line has it.
+/// Formats the value as the command line spells it.
 impl fmt::Display for ParkWhat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -75,7 +75,7 @@ pub(crate) fn is_no_space(errno: Errno) -> bool {
 #[derive(Debug)]
 pub(crate) struct ParkedRequest {
     pub(crate) tag: u16,
-    /// Since when it is parked.
+    /// When it was parked.
     pub(crate) since: Instant,
     /// The unfinished part of a read or write.
     pub(crate) buffers: IoVecs,
@@ -90,11 +90,12 @@ pub(crate) struct ParkedRequests {
     /// Number of requests, from the front, to retry as soon as there is room.
     to_retry: usize,
     due: Option<Instant>,
-    /// Segments of discard and write-zeroes requests in flight, by tag: the guest may overwrite its own before a retry.
+    /// Segments of discard and write-zeroes requests in flight, by tag. These are copies, because the guest may
+    /// overwrite the originals before a retry.
     segments: Box<[SegmentBuffer]>,
-    /// Parked requests that were not completed yet.
+    /// Number of requests that were parked and have not completed yet.
     open: u64,
-    /// Requests that completed with an error since `open` was last 0.
+    /// Number of requests that completed with an error since `open` was last 0.
     failed: u64,
     all: u64,
 }
@@ -130,7 +131,7 @@ impl ParkedRequests {
         self.requests.is_empty()
     }
 
-    /// Copies the segments while the request is in flight.
+    /// Keeps a copy of the segments while the request is in flight.
     pub(crate) fn keep_segments(&mut self, tag: u16, segments: &Segments<'_>) {
         if let Some(kept) = self.segments.get_mut(usize::from(tag)) {
             kept.keep(segments);
@@ -155,7 +156,8 @@ impl ParkedRequests {
         self.due
     }
 
-    /// Marks due requests for a retry. With `ctl resume` only, marks them if the disk is `hopeless`.
+    /// Marks requests for a retry if they are due. If only `ctl resume` starts retries, marks them once the disk is
+    /// `hopeless`.
     pub(crate) fn look(&mut self, now: Instant, hopeless: bool) {
         if self.due.is_none_or(|due| now < due) {
             return;
@@ -190,7 +192,7 @@ impl ParkedRequests {
         self.requests.iter_mut()
     }
 
-    /// Records the completion of a parked request. Returns the totals if no other is left.
+    /// Records the completion of a parked request. Returns the totals if no other parked request is left.
     pub(crate) fn answered(&mut self, failed: bool) -> Option<AllAnswered> {
         self.failed += u64::from(failed);
         self.open = self.open.saturating_sub(1);

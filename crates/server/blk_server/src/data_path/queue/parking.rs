@@ -2,8 +2,8 @@
 //!
 //! `complete → park … (due, resumed, about to stop) → retry_parked → op → complete`
 //!
-//! - To the guest and the log, a parked request is in flight. The engine has no ops of it, so a queue with only parked
-//!   requests can change its memory and move to another worker.
+//! - For the guest and the in-flight log, a parked request is still in flight. The engine has no ops of it, so a queue
+//!   whose requests are all parked can change its memory and move to another worker.
 //! - A queue that stops parks nothing more. If the next server reads the in-flight log, parked requests stay in the
 //!   log. Otherwise the queue retries them once and reports the results.
 //!
@@ -61,8 +61,8 @@ impl Queue {
         let RequestInfo { kind, sector, bytes, .. } = finished.info;
         let (disk, queue, offset) = (self.disk.name(), self.index, finished.info.offset_bytes());
         let cure = match failure {
-            OpError::Errno(errno) if is_no_space(errno) => "make room for the image",
-            _ => "repair what holds the image",
+            OpError::Errno(errno) if is_no_space(errno) => "free space for the image",
+            _ => "repair the storage that holds the image",
         };
         let again = match self.parked.policy() {
             Some(ParkPolicy { retry_after: Some(pause), .. }) => {
@@ -80,7 +80,7 @@ impl Queue {
             sector,
             offset,
             bytes,
-            "{kind} is parked, the guest waits: {failure}; {cure}; {again}"
+            "{kind} is parked and the guest waits: {failure}; {cure}; {again}"
         );
     }
 
@@ -104,7 +104,8 @@ impl Queue {
         self.has_retries()
     }
 
-    /// Whether the next pass retries parked requests. During a drain it does not, because the drain would take longer.
+    /// Whether the next pass retries parked requests. During a drain it does not, because a retry would prolong the
+    /// drain.
     #[inline]
     pub(crate) fn has_retries(&self) -> bool {
         self.parked.has_retries() && self.state != State::Draining
@@ -120,7 +121,7 @@ impl Queue {
         self.waits_for_room || engine.room_of(self.file) < MAX_OPS
     }
 
-    /// Restarts parked requests within the engine's room and the disk's budget. Returns their number.
+    /// Restarts parked requests, within the engine's room and the disk's budget. Returns how many.
     #[cold]
     pub(super) fn retry_parked(&mut self, context: &mut SubmitContext<'_>) -> usize {
         let mut tried = 0;
@@ -182,8 +183,9 @@ impl Queue {
         }
     }
 
-    /// Prepares for a stop. When the session ends, the front-end learns no ring position, and the next server reads the
-    /// log, as after a crash. On a stop by the front-end, `leaves_unbegun` says whether the next server reads the log.
+    /// Prepares the queue for a stop. When the session ends, the front-end learns no ring position, and the next server
+    /// reads the log, as after a crash. On a stop by the front-end, `leaves_unbegun` says whether the next server reads
+    /// the log.
     pub(super) fn stop_parking(&mut self, ending: Ending) {
         let has_log = self.in_flight_log.is_some() && !self.lost_log();
         self.leaves_parked |= has_log && (self.leaves_unbegun || ending == Ending::Session);
@@ -209,7 +211,10 @@ impl Queue {
             .sum();
         if lost > 0 {
             let (disk, queue) = (self.disk.name(), self.index);
-            warn!(disk, queue, lost, "the front-end removed the memory of parked requests, so these fail");
+            warn!(
+                disk,
+                queue, lost, "the front-end removed the memory of parked requests, so these requests fail"
+            );
             self.parked.retry_all();
         }
     }

@@ -19,12 +19,12 @@ pub(crate) struct QueueStart {
     pub(crate) session: Arc<SessionLink>,
     pub(crate) index: u16,
     pub(crate) memory: Arc<GuestMemory>,
-    /// `None` if an address is in no memory region.
+    /// `None` if a ring address lies in no memory region.
     pub(crate) layout: Option<RingLayout>,
     pub(crate) ring: RingFeatures,
     /// The base of SET_VRING_BASE: 16 bits of a split ring's index, or two positions of a packed ring.
     pub(crate) base: u32,
-    /// If the ring is in use, its guest may have disabled the cache before this process started.
+    /// If the ring is already in use, whether its guest may have disabled the cache unseen by this process.
     pub(crate) cache_choice_unknown: bool,
     pub(crate) kick: Arc<OwnedFd>,
     pub(crate) call: Option<Arc<OwnedFd>>,
@@ -32,12 +32,12 @@ pub(crate) struct QueueStart {
     pub(crate) meter: Arc<QueueMeter>,
     /// The in-flight log.
     pub(crate) log: Option<LogArea>,
-    /// On a stop, requests that only the previous server had started stay in the log (GET_VRING_BASE_INFLIGHT).
+    /// Whether requests that only the previous server had started stay in the log on a stop (GET_VRING_BASE_INFLIGHT).
     pub(crate) leaves_unbegun: bool,
 }
 
 impl QueueStart {
-    /// Queue 0 of a disk without front-end. Its write cache starts in the image's cache mode.
+    /// Queue 0 of a disk that has no front-end. Its write cache starts in the image's cache mode.
     pub(crate) fn alone(
         disk: DiskConfig,
         memory: Arc<GuestMemory>,
@@ -75,6 +75,6 @@ impl QueueStart {
 pub(crate) enum Ending {
     /// The front-end stops the ring and waits for its position.
     Ring,
-    /// The session ends. The front-end learns no position.
+    /// The session ends. The front-end does not learn the position.
     Session,
 }

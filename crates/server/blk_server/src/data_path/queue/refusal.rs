@@ -4,7 +4,7 @@ use guest_mem::{AccessError, FillError};
 
 use crate::data_path::queue::in_flight::RequestKind;
 
-/// Why a well-formed request is refused. It fails with IOERR and a log line.
+/// Why a well-formed request is refused. The request fails with IOERR, and the server logs a line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(transparent)]
@@ -19,6 +19,6 @@ pub(crate) enum Refusal {
     Store(#[from] AccessError),
     #[error("{kind} after a failed sync: the disk accepts only reads until the server is restarted")]
     DiskFailed { kind: RequestKind },
-    #[error("{kind} was parked, and its data is no longer in the memory that the front-end shares")]
+    #[error("the data of a parked {kind} is no longer in the memory that the front-end shares")]
     LostBuffers { kind: RequestKind },
 }

@@ -1,10 +1,10 @@
 //! Opens a ring at the position where the previous device stopped, even if the front-end sends another position.
 //!
-//! `SET_VRING_BASE + ring in memory → DeviceQueue`, one log line if they disagree
+//! `SET_VRING_BASE + ring in memory → DeviceQueue`, one log line if the two disagree
 //!
 //! - The base is checked here instead of on arrival, because its format depends on the ring format, which may be
 //!   negotiated later.
-//! - With an in-flight log, the log contains the position. Requests in the log are redone first.
+//! - With an in-flight log, the log contains the position. The requests in the log are repeated first.
 //! - A split ring contains its position. A packed ring often does; otherwise the front-end's base is used. An
 //!   impossible base breaks only this queue.
 //!
@@ -24,7 +24,7 @@ use crate::data_path::queue::queue_start::QueueStart;
 use crate::host::error_line::error_line;
 
 /// # Errors
-/// The fault of the ring or its base.
+/// The fault of the ring or of its base.
 pub(crate) fn open_ring(
     start: &QueueStart,
     view: &MemoryView,
@@ -53,7 +53,8 @@ pub(crate) fn open_ring(
     Ok(ring)
 }
 
-/// Logs nothing for a fresh packed ring: front-ends that ignore wrap counters send 0 for it.
+/// Logs that the front-end sent another position than the ring's own. Logs nothing for a fresh packed ring, for which
+/// front-ends that ignore wrap counters send 0.
 fn log_other_position(start: &QueueStart, ring: &DeviceQueue) {
     if start.ring.packed && ring.was_fresh() {
         return;
@@ -62,7 +63,11 @@ fn log_other_position(start: &QueueStart, ring: &DeviceQueue) {
         let (disk, queue, base, position) = (start.disk.name(), start.index, start.base, ring.position());
         warn!(
             disk,
-            queue, suppressed, base, position, "front-end's ring base is stale; using the ring's own"
+            queue,
+            suppressed,
+            base,
+            position,
+            "the front-end's ring base is stale; using the ring's own position"
         );
     }
 }
@@ -76,20 +81,20 @@ fn log_recovery(start: &QueueStart, Recovery { redone, was_foreign }: Recovery) 
             disk,
             queue,
             suppressed,
-            "the front-end's in-flight log belongs to another ring: not repeating its requests"
+            "the front-end's in-flight log belongs to another ring; its requests are not repeated"
         );
     } else {
-        info!(disk, queue, suppressed, redone, "repeating requests that the last server had in flight");
+        info!(disk, queue, suppressed, redone, "repeating requests that the previous server had in flight");
     }
 }
 
-/// Handles a guest that may have disabled its cache without this process's knowledge.
+/// Makes every write durable, because the guest may have disabled its cache unseen by this process.
 pub(crate) fn assume_writethrough(disk: &Disk, session: &SessionLink) {
     if disk.guest_cache().assume_writethrough() {
         let disk = disk.name();
         warn!(
             disk,
-            "the guest's cache mode is not known after a restart or a migration: every write is made durable"
+            "the guest's cache mode is unknown after a restart or a migration, so every write is made durable"
         );
     }
     session.set_write_cache(WriteCache::Writethrough);

@@ -1,4 +1,4 @@
-//! Steps 4 and 5: converts a parsed request to ops for the engine, or completes it at once.
+//! Steps 4 and 5: converts a parsed request into ops for the engine, or completes it immediately.
 //!
 //! `Request → checked range of the image → in-flight slot → op(s), pushed`
 
@@ -47,7 +47,7 @@ impl Starter<'_, '_, '_> {
         match request {
             Request::Read { sector, data } => self.read(sector, data),
             Request::Write { sector, data } => self.write(sector, data),
-            // These are calls with a copy, so that the fields of reads and writes stay in registers.
+            // These calls copy the starter, so that reads and writes can keep its fields in registers.
             Request::Flush => Starter { ..self }.flush(),
             Request::GetId { data } => Starter { ..self }.get_id(data),
             Request::Discard { segments } => Starter { ..self }.discard(segments),
@@ -96,7 +96,7 @@ impl Starter<'_, '_, '_> {
         data: Data<'_>,
         op_kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
     ) -> Result<Outcome, Refusal> {
-        // Step 4: sectors to a range of the image.
+        // Step 4: turn the sectors into a range of the image.
         let range = self.disk.image().check(info.sector, info.bytes)?;
         if info.bytes == 0 {
             return Ok(NOTHING_TO_DO);
@@ -119,7 +119,7 @@ impl Starter<'_, '_, '_> {
                 self.transfer_rest(info, buffers, |range, _| OpKind::Read { range })
             }
             RequestKind::Write => {
-                // The guest may have changed its cache mode meanwhile.
+                // The guest may have changed its cache mode in the meantime.
                 let info = RequestInfo { durability: self.check_writable(RequestKind::Write)?, ..info };
                 self.transfer_rest(info, buffers, |range, durability| OpKind::Write { range, durability })
             }

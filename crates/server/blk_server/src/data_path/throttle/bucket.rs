@@ -1,36 +1,36 @@
 //! One rate: a bucket that measures in time (the generic cell rate algorithm).
 //!
-//! `book (cost in nanoseconds) → the instant from which it counts`; `give_back` undoes a booking
+//! `book (cost in nanoseconds) → the instant from which the units may be used`; `give_back` undoes a booking
 //!
-//! - The bucket is one number: the instant at which everything booked so far is paid for. A booking adds its cost. An
-//!   unused bucket lags behind the clock by its capacity at most, which is the credit.
-//! - Instants are nanoseconds of the host's monotonic clock plus [`EPOCH`], so that the credit of a bucket may be older
-//!   than the host. Two processes can therefore compare them.
-//! - All orderings are relaxed: the number protects no other data.
+//! - The bucket is one number: the instant at which everything booked so far is paid for. A booking adds its cost. In
+//!   an unused bucket, this instant lags behind the clock, at most by the capacity. The lag is the credit.
+//! - Instants are nanoseconds of the host's monotonic clock, so two processes can compare them, plus [`EPOCH`], so that
+//!   credit may reach back before the start of the host.
+//! - All memory orderings are relaxed: the instant protects no other data.
 
 #[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[cfg(not(all(test, loom)))]
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The highest rate, also of a burst: no device is as fast.
+/// The highest allowed rate, also for a burst: no device is that fast.
 pub(crate) const MAX_RATE: u64 = 1 << 40;
 /// Added to the clock: 73 years, more than any capacity.
 pub(crate) const EPOCH: u64 = 1 << 61;
-/// Limit of a capacity: 36 years.
+/// The largest capacity: 36 years.
 const MAX_CAPACITY_NS: u64 = 1 << 60;
-/// Limit of the cost of one booking: 9 years.
+/// The largest cost of one booking: 9 years.
 const MAX_COST_NS: u64 = 1 << 58;
-/// Limit of how far a bucket is booked in advance when another process hands it over: the longest turn.
+/// How far a bucket that another process hands over may be booked in advance: the longest turn.
 const MAX_AHEAD_NS: u64 = 1024 * 1_000_000_000;
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// A reading of the host's clock as an instant of all buckets.
+/// Converts a reading of the host's clock to an instant of the buckets.
 pub(crate) fn virtual_time(monotonic_ns: u64) -> u64 {
     EPOCH.saturating_add(monotonic_ns)
 }
 
-/// One rate and what was booked of it.
+/// One rate, and how much of it was booked.
 #[derive(Debug)]
 #[cfg_attr(not(all(test, loom)), repr(align(64)))]
 pub(crate) struct Bucket {
@@ -42,19 +42,19 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// A full bucket. `capacity`: the credit of a bucket that was not used for long, in units.
+    /// Creates a full bucket. `capacity`: the credit after a long pause, in units.
     pub(crate) fn new(rate: u64, capacity: u64) -> Self {
         let rate = rate.clamp(1, MAX_RATE);
         let capacity_ns = time_of(capacity, rate).min(MAX_CAPACITY_NS);
         Self { rate, capacity_ns, paid_at: AtomicU64::new(0) }
     }
 
-    /// The time that `units` take, rounded up: a rate is never exceeded by rounding.
+    /// The time that `units` take, rounded up, so that rounding never exceeds the rate.
     pub(crate) fn cost_ns(&self, units: u64) -> u64 {
         time_of(units, self.rate).clamp(1, MAX_COST_NS)
     }
 
-    /// Books `cost_ns`. Returns the instant from which the booked units may be used; it may have passed.
+    /// Books `cost_ns`. Returns the instant from which the booked units may be used, which may lie in the past.
     #[inline]
     pub(crate) fn book(&self, cost_ns: u64, now: u64) -> u64 {
         self.paid_at.fetch_max(now.saturating_sub(self.capacity_ns), Relaxed);
@@ -67,25 +67,26 @@ impl Bucket {
         self.paid_at.fetch_sub(cost_ns, Relaxed);
     }
 
-    /// Units that may be used at once.
+    /// Units that may be used immediately.
     pub(crate) fn credit(&self, now: u64) -> u64 {
         let lag_ns = now.saturating_sub(self.paid_at.load(Relaxed)).min(self.capacity_ns);
         units_in(lag_ns, self.rate)
     }
 
-    /// Units that may be used at once after a long pause.
+    /// Units that may be used immediately after a long pause.
     pub(crate) fn capacity(&self) -> u64 {
         units_in(self.capacity_ns, self.rate)
     }
 
-    /// The state, for another process or for a bucket with another rate.
+    /// The state, for another process or for a bucket with a different rate.
     pub(crate) fn paid_at(&self) -> u64 {
         self.paid_at.load(Relaxed)
     }
 
-    /// Takes over the state of another bucket, unless this one has booked further. Credit beyond the capacity is lost.
+    /// Takes over the state of another bucket, unless this bucket is booked further ahead. Credit beyond the capacity
+    /// is lost.
     pub(crate) fn take_over(&self, paid_at: u64, now: u64) {
-        // A wrong instant of another process must not stop the disk for longer than one turn.
+        // A wrong instant from another process must not stop the disk for longer than one turn.
         self.paid_at.fetch_max(paid_at.min(now.saturating_add(MAX_AHEAD_NS)), Relaxed);
     }
 }
@@ -147,8 +148,8 @@ mod tests {
         }
     }
 
-    /// With at most 2^16 disks, each with one turn of at most this cost, no sum leaves 64 bits: `Lane` makes turns of at
-    /// most 1024 seconds.
+    /// With at most 2^16 disks that have booked one turn each, no sum exceeds 64 bits: `Lane` makes turns of at most
+    /// 1024 seconds.
     #[test]
     fn all_turns_of_a_host_fit_the_virtual_time() {
         let uptime_ns: u64 = 100 * 365 * 86_400 * 1_000_000_000;

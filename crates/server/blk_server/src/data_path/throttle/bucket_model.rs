@@ -33,7 +33,8 @@ fn bookings_of_three_threads_are_paid_one_after_the_other_and_one_that_is_given_
         let threads = [thread::spawn(book(false)), thread::spawn(book(true))];
         let mine = book(false)();
         let [first, _] = threads.map(|thread| thread.join().unwrap());
-        // No slot is earlier than without the third booking. It may be later, if that was given back afterwards.
+        // No slot is earlier than it would be without the third booking. A slot may be later if that booking was given
+        // back afterwards.
         assert!(first.min(mine) >= NOW && first.max(mine) >= NOW + MS);
         assert_eq!(bucket.paid_at(), NOW + 2 * MS);
     });

@@ -1,6 +1,6 @@
-//! The limits of one disk in effect: a lane for each quantity that the disk or its group limits.
+//! The limits in effect for one disk: a lane for each quantity that the disk or its group limits.
 //!
-//! `Limits of disk and group → Buckets → DiskThrottle`; a change makes a new one, which takes over the buckets' state
+//! `Limits of disk and group → Buckets → DiskThrottle`; a change creates new ones, which take over the buckets' state
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,24 +11,25 @@ use super::bucket::Bucket;
 use super::lane::Lane;
 use super::limits::{LimitKind, LimitSettings, RateSettings};
 
-/// Number of quantities.
+/// Number of quantities that can be limited.
 pub(crate) const KINDS: usize = LimitKind::ALL.len();
 /// Length of a burst if the operator gives none, in seconds.
 const DEFAULT_LENGTH_S: u64 = 1;
 /// Credit of a bucket without a burst: the units of 1/10 s.
 const CREDITS_PER_S: u64 = 10;
-/// The least credit of a bucket of bytes: the longest request of a usual guest. Without it, a request that takes longer
-/// than the credit would wait although the disk was idle before.
+/// The smallest credit of a bucket of bytes: the longest request that a typical guest sends. With less credit, such a
+/// request would wait although the disk was idle before.
 const LEAST_CREDIT_BYTES: u64 = 1 << 20;
 /// A turn of a disk that shares no limit: the units of 1 ms.
 const TURNS_PER_S: u64 = 1000;
 /// A turn in a group is at least the units of 125 µs, so that a worker is not woken more often.
 const MOST_TURNS_PER_S: u64 = 8000;
-/// Units that a queue books at once: one request, or these bytes.
+/// Units that a queue books at once: one request, or this many bytes.
 const QUANTUM_BYTES: u64 = 64 << 10;
 const LEAST_QUANTUM_BYTES: u64 = 512;
 
-/// The two buckets of a quantity: its rate with the credit of a burst, and the rate of the burst.
+/// The buckets of a quantity: one for its rate, which has the credit of a burst, and one for the rate of the burst, if
+/// any.
 #[derive(Clone, Debug)]
 struct Buckets {
     settings: RateSettings,
@@ -65,7 +66,7 @@ impl Buckets {
     }
 
     fn report(&self, kind: LimitKind, used: u64, now: u64) -> LimitReport {
-        // The last bucket limits a burst; how long it lasts is the credit of the first one.
+        // The last bucket limits the rate of a burst; the credit of the first bucket limits its length.
         let (credit, capacity) = self.all.first().map_or((0, 0), |all| (all.credit(now), all.capacity()));
         LimitReport { kind, settings: self.settings, credit, capacity, used }
     }
@@ -78,7 +79,7 @@ pub(crate) struct BucketSet {
     kinds: [Option<Buckets>; KINDS],
 }
 
-/// The state of buckets for another process: when each is paid for, by quantity.
+/// The state of buckets, for another process: by quantity, the instants at which they are paid for.
 pub(crate) type PaidAt = Vec<(usize, Vec<u64>)>;
 
 impl BucketSet {
@@ -91,14 +92,14 @@ impl BucketSet {
         &self.settings
     }
 
-    /// The buckets with other settings. Those of an unchanged quantity stay the same.
+    /// Returns the buckets for new settings. Quantities whose settings are unchanged keep their buckets.
     pub(crate) fn changed_to(&self, settings: LimitSettings, now: u64) -> Self {
         let mut new = Self::new(settings);
         for (new, old) in new.kinds.iter_mut().zip(&self.kinds) {
             match (&new, old) {
                 (Some(made), Some(old)) if made.settings == old.settings => *new = Some(old.clone()),
                 (Some(made), Some(old)) => {
-                    // A turn that is booked ahead counts no longer: the change takes effect at once.
+                    // A turn that was booked ahead no longer counts, so that the change takes effect immediately.
                     let paid_at: Vec<u64> =
                         old.paid_at().into_iter().map(|paid_at| paid_at.min(now)).collect();
                     made.take_over(&paid_at, now);
@@ -114,7 +115,7 @@ impl BucketSet {
         kinds.filter_map(|(kind, buckets)| Some((kind, buckets.as_ref()?.paid_at()))).collect()
     }
 
-    /// Takes over the state from another process, as far as the same quantities are limited.
+    /// Takes over the state from another process, for each quantity that both processes limit.
     pub(crate) fn take_over(&self, state: &PaidAt, now: u64) {
         for (kind, paid_at) in state {
             if let Some(Some(buckets)) = self.kinds.get(*kind) {
@@ -130,14 +131,14 @@ impl BucketSet {
     }
 }
 
-/// A limit and its use.
+/// A limit, and how much of it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitReport {
     /// The limited quantity.
     pub kind: LimitKind,
-    /// Its settings.
+    /// The limit's settings.
     pub settings: RateSettings,
-    /// Units that may be used at once.
+    /// Units that may be used immediately.
     pub credit: u64,
     /// The credit after a long pause.
     pub capacity: u64,
@@ -149,14 +150,14 @@ pub struct LimitReport {
 #[derive(Clone, Debug)]
 pub(crate) struct Membership {
     pub(crate) buckets: BucketSet,
-    /// The number of the group's disks.
+    /// Number of disks in the group.
     pub(crate) disks: u64,
     pub(crate) weight: u64,
-    /// The least weight of the group's disks.
+    /// The smallest weight of the group's disks.
     pub(crate) least_weight: u64,
 }
 
-/// How often and how long queues of a disk waited for its limits.
+/// How often, and for how long, a disk's queues waited for its limits.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     requests: AtomicU64,
@@ -169,13 +170,13 @@ impl Waits {
         self.ns.fetch_add(ns, Relaxed);
     }
 
-    /// The number of requests that waited, and their time in nanoseconds.
+    /// The number of requests that waited, and the total time that they waited, in nanoseconds.
     pub(crate) fn read(&self) -> (u64, u64) {
         (self.requests.load(Relaxed), self.ns.load(Relaxed))
     }
 }
 
-/// The limits of one disk in effect.
+/// The limits in effect for one disk.
 #[derive(Debug)]
 pub(crate) struct DiskThrottle {
     lanes: [Option<Lane>; KINDS],
@@ -209,7 +210,7 @@ impl DiskThrottle {
         self.lanes.iter().map(Option::as_ref)
     }
 
-    /// Bytes of a request that count as one request.
+    /// How many bytes of a request count as one request.
     pub(crate) fn iops_size(&self) -> Option<u64> {
         self.iops_size
     }
@@ -223,7 +224,7 @@ impl DiskThrottle {
         std::array::from_fn(|kind| self.lanes[kind].as_ref().map_or(0, Lane::booked))
     }
 
-    /// Takes over what the disk's queues owe, or have left.
+    /// Takes over the debts or the unused units of the disk's queues.
     pub(crate) fn take_over(&self, debts: &[i64; KINDS]) {
         for (lane, debt) in self.lanes.iter().zip(debts) {
             if let Some(lane) = lane {
@@ -255,8 +256,8 @@ fn lane(kind: LimitKind, own: Option<&Buckets>, shared: Option<(&Buckets, &Membe
 }
 
 impl Membership {
-    /// Units of a turn in a bucket with this rate. All disks of the group get turns equally often, so their turns have
-    /// the ratio of their weights, as far as a turn is no longer than 100 ms.
+    /// Units of a turn in a bucket with this rate. All disks of the group get turns equally often, so the sizes of
+    /// their turns have the ratio of their weights, as long as no turn exceeds 100 ms.
     fn turn(&self, rate: u64, quantum: u64) -> u64 {
         let turns_per_s = TURNS_PER_S.saturating_mul(self.disks.max(1)).min(MOST_TURNS_PER_S);
         let least = (rate / turns_per_s).max(quantum);
@@ -270,10 +271,10 @@ impl Membership {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ThrottleState {
-    /// Buckets of the disk.
+    /// The state of the disk's own buckets.
     pub(crate) own: PaidAt,
-    /// Buckets of its group.
+    /// The state of the buckets of the disk's group.
     pub(crate) group: PaidAt,
-    /// What its queues owe, or have left, by quantity.
+    /// By quantity: what the disk's queues owe (positive) or have left (negative).
     pub(crate) debts: [i64; KINDS],
 }

@@ -1,10 +1,10 @@
-//! The gate of one queue: lets requests start while the queue has units, and says when to ask again.
+//! The gate of one queue: lets requests start while the queue has units, and otherwise says when to try again.
 //!
-//! `admit (cost) → balances > 0 ? charged : shut until an instant`; on the end of the queue its balances go back
+//! `admit (cost) → balances > 0 ? charged : shut until an instant`; a queue that ends returns its balances
 //!
-//! - A request starts if the balance of each quantity that it needs is positive, and may leave a debt. The queue pays it
-//!   in quanta, one for each time that its booking is reached, so long requests get no more than short ones.
-//! - A queue that ends leaves its debt to its disk, so a guest gains nothing from a reset.
+//! - A request starts if the balance of each quantity that it needs is positive, and may leave a debt. The queue repays
+//!   the debt one quantum per granted booking, so large requests gain no advantage over small ones.
+//! - A queue that ends leaves its debt to the disk, so a guest gains nothing by resetting the queue.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::disk_throttle::{DiskThrottle, KINDS};
 use super::lane::Lane;
 use super::limits::LimitKind;
 
-/// Limit of quanta that one call pays; the caller asks again in the next pass.
+/// Maximum number of quanta that one call repays; the caller tries again in the next pass.
 const QUANTA_AT_ONCE: u32 = 64;
 
 /// Whether a request reads or writes.
@@ -26,13 +26,13 @@ pub(crate) enum Direction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cost {
     pub(crate) direction: Direction,
-    /// Requests, before `iops-size` is applied.
+    /// Number of requests, before `iops-size` is applied.
     pub(crate) ops: u64,
     pub(crate) bytes: u64,
 }
 
 impl Cost {
-    /// The quantities that the request needs, and how much.
+    /// The quantities that the request needs, and how many units of each.
     fn units(self, iops_size: Option<u64>) -> [(LimitKind, u64); 4] {
         let parts = iops_size.map_or(0, |size| self.bytes.div_ceil(size));
         let (ops, bytes) = (self.ops.max(parts), self.bytes);
@@ -48,15 +48,15 @@ impl Cost {
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     balance: i64,
-    /// The end of the booked quantum.
+    /// The end of the booked quantum, for [`Lane::reach`]; `None`: nothing is booked.
     booked: Option<u64>,
 }
 
 impl Account {
-    /// Makes the balance positive.
+    /// Makes the balance positive if the lane grants enough units.
     ///
     /// # Errors
-    /// When to ask again.
+    /// When to try again.
     fn fill(&mut self, lane: &Lane, now: u64) -> Result<(), u64> {
         for _ in 0..QUANTA_AT_ONCE {
             if self.balance > 0 {
@@ -70,7 +70,7 @@ impl Account {
         if self.balance > 0 { Ok(()) } else { Err(now) }
     }
 
-    /// Returns the balance to the lane; a booked quantum will be granted to the lane.
+    /// Returns the balance to the lane. A quantum that is booked but not granted yet counts as part of the balance.
     fn close(&mut self, lane: &Lane) {
         let booked = if self.booked.take().is_some() { lane.quantum() } else { 0 };
         let rest = std::mem::take(&mut self.balance).saturating_add_unsigned(booked);
@@ -86,9 +86,9 @@ impl Account {
 pub(crate) struct QueueGate {
     throttle: Arc<DiskThrottle>,
     accounts: [Account; KINDS],
-    /// The queue must not ask before this instant. 0: the gate is open.
+    /// No request may start before this instant. 0: the gate is open.
     shut_until: u64,
-    /// When the request that waits was first refused.
+    /// When the waiting request was first refused.
     waits_since: Option<u64>,
     last: Option<Cost>,
 }
@@ -102,19 +102,19 @@ impl QueueGate {
         &self.throttle
     }
 
-    /// The instant until which no request may start, if one was refused.
+    /// The instant until which no request may start, if a request was refused.
     #[inline]
     pub(crate) fn shut_until(&self) -> Option<u64> {
         (self.shut_until > 0).then_some(self.shut_until)
     }
 
-    /// Whether it is too early to ask.
+    /// Whether it is too early to try again.
     #[inline]
     pub(crate) fn is_shut(&self, now: u64) -> bool {
         now < self.shut_until
     }
 
-    /// The queue asks again: no request waits unless one is refused again.
+    /// Opens the gate for another try. No request waits unless one is refused again.
     pub(crate) fn open(&mut self) {
         self.shut_until = 0;
     }
@@ -141,11 +141,12 @@ impl QueueGate {
         true
     }
 
-    /// Charges a request that does not wait.
+    /// Charges a request without making it wait.
     pub(crate) fn charge(&mut self, cost: Cost) {
         self.last = Some(cost);
         self.change(cost, i64::saturating_sub_unsigned);
-        // Books the next quantum at once, so that a queue with one request at a time keeps its place beside a full one.
+        // Books the next quantum immediately, so that a queue with one request at a time does not fall behind a queue
+        // that has many.
         for (account, lane) in self.accounts.iter_mut().zip(self.throttle.lanes()) {
             if let Some(lane) = lane.filter(|_| account.balance <= 0) {
                 account.booked.get_or_insert_with(|| lane.book());
@@ -153,7 +154,7 @@ impl QueueGate {
         }
     }
 
-    /// Undoes the last charge: the request has not started.
+    /// Undoes the last charge, because the request has not started.
     pub(crate) fn refund(&mut self) {
         if let Some(cost) = self.last.take() {
             self.change(cost, i64::saturating_add_unsigned);
@@ -169,7 +170,7 @@ impl QueueGate {
         }
     }
 
-    /// Returns everything to the disk: the queue ends, or its state is handed to another process.
+    /// Returns all balances to the disk, because the queue ends or its state is handed to another process.
     pub(crate) fn close(&mut self) {
         for (account, lane) in self.accounts.iter_mut().zip(self.throttle.lanes()) {
             if let Some(lane) = lane {

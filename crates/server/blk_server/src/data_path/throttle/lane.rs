@@ -1,15 +1,17 @@
-//! One limited quantity of one disk: passes the units of the disk's turns to its queues, in the order in which they
-//! asked.
+//! One limited quantity of one disk: passes the units of the disk's turns to the disk's queues, in the order in which
+//! the queues booked them.
 //!
-//! `queue: book (quantum) → reach: granted? ─ no → when to ask again`; `turn: booked in all buckets → its slot → granted`
+//! `queue: book (quantum) → reach: granted? ─ no → when to try again`; `turn: booked in all buckets → its slot →
+//! granted`
 //!
-//! - `booked` and `granted` count units for ever. A queue that books gets the units up to its end once `granted` has
-//!   reached that end.
-//! - The disk has at most one turn in its buckets, however many queues wait. So a disk's share of a group depends
-//!   neither on the number of its queues nor on the size of its requests.
-//! - Any queue may book the turn, or grant it once its slot has come. If two do it at once, one of them undoes its part.
-//! - All orderings are relaxed: the numbers protect no other data. A thread that stops between two steps delays no
-//!   other: they book another turn.
+//! - `booked` and `granted` count units and are never reset. A booking ends at a value of `booked`; the queue gets its
+//!   units once `granted` has reached that value.
+//! - The disk has at most one turn in its buckets, however many queues wait. Therefore a disk's share of a group
+//!   depends neither on the number of its queues nor on the size of its requests.
+//! - Any queue may book the turn, or grant it once its slot has come. If two queues do this at the same time, one of
+//!   them undoes its part.
+//! - All memory orderings are relaxed: the counters protect no other data. A thread that stalls between two steps does
+//!   not delay the others, which book another turn.
 
 #[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,7 +23,8 @@ use super::bucket::Bucket;
 
 /// No turn is booked.
 const NONE: u64 = 0;
-/// Limit of turns that one call grants; the caller asks again in the next pass. So a pass of a worker stays short.
+/// Maximum number of turns that one call grants, so that a worker's pass stays short. The caller tries again in the
+/// next pass.
 const TURNS_AT_ONCE: u32 = 64;
 
 /// A bucket, and what a turn of this lane costs in it.
@@ -41,13 +44,14 @@ pub(crate) struct Lane {
     turn: AtomicU64,
     turn_units: u64,
     quantum: u64,
-    /// No bucket is faster than this, in units per second.
+    /// Units are never granted faster than this, in units per second.
     fastest: u64,
     shares: Box<[Share]>,
 }
 
 impl Lane {
-    /// `turn_units`: at least `quantum`, the units that a queue books at once.
+    /// `quantum`: the units that a queue books at once. `turn_units`: the units of one turn, raised to `quantum` if
+    /// smaller.
     pub(crate) fn new(quantum: u64, turn_units: u64, fastest: u64, buckets: Vec<Arc<Bucket>>) -> Self {
         let turn_units = turn_units.max(quantum);
         let share = |bucket: Arc<Bucket>| Share { turn_ns: bucket.cost_ns(turn_units), bucket };
@@ -75,7 +79,7 @@ impl Lane {
     /// Whether all units up to `end` are granted.
     ///
     /// # Errors
-    /// When to ask again. No later instant grants them, and rarely an earlier one.
+    /// When to try again. The units are rarely granted earlier.
     #[inline]
     pub(crate) fn reach(&self, end: u64, now: u64) -> Result<(), u64> {
         for _ in 0..TURNS_AT_ONCE {
@@ -120,17 +124,17 @@ impl Lane {
         self.booked.fetch_add(units, Relaxed);
     }
 
-    /// Units that queues have booked, ever.
+    /// All units that queues have ever booked.
     pub(crate) fn booked(&self) -> u64 {
         self.booked.load(Relaxed)
     }
 
-    /// Booked units that are not granted; negative: granted units that no queue has booked.
+    /// Booked units that are not granted yet; if negative, granted units that no queue has booked.
     pub(crate) fn debt(&self) -> i64 {
         ahead(self.booked.load(Relaxed), self.granted.load(Relaxed))
     }
 
-    /// Starts with the debt of another lane. More than one turn of granted units is not taken over.
+    /// Starts with the debt of another lane. Of granted units, at most one turn is taken over.
     pub(crate) fn take_over(&self, debt: i64) {
         match u64::try_from(debt) {
             Ok(owed) => self.owe(owed.min(u64::MAX / 4)),
@@ -153,7 +157,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const NOW: u64 = EPOCH + 1_000_000_000;
 
-    /// 1000 units per second, no credit, turns of `turn_units`.
+    /// A lane with 1000 units per second, no credit, and turns of `turn_units`.
     fn lane(turn_units: u64) -> Lane {
         Lane::new(1, turn_units, 1000, vec![Arc::new(Bucket::new(1000, 0))])
     }
@@ -195,7 +199,7 @@ mod tests {
         lane.owe(10);
         let mine = lane.book();
         assert_eq!(lane.reach(mine, NOW), Err(NOW + 10 * MS));
-        // A queue that asks late loses nothing, apart from the time beyond the credit.
+        // A queue that asks late loses only the time beyond the credit.
         assert!((1..10).all(|ms| lane.reach(mine, NOW + ms * MS).is_err()));
         assert_eq!(lane.reach(mine, NOW + 10 * MS), Ok(()));
     }

@@ -1,4 +1,4 @@
-//! A loom model: three queues of a disk ask at once. Each unit that they get is paid for, and none is lost.
+//! A loom model: three queues of a disk book units at once. Each unit that they get is paid for, and none is lost.
 
 use loom::model::Builder;
 use loom::sync::Arc as Shared;
@@ -34,7 +34,7 @@ fn units_of_three_queues_are_paid_for_and_one_that_is_given_back_is_used() {
         let mine = queue(false)();
         let [other, giver] = threads.map(|thread| thread.join().unwrap());
         let given_back = u64::from(giver);
-        // The credit and the unit of this instant, and the one that was given back.
+        // The queues can use the credit, the unit of this instant, and the unit that was given back.
         let used = u64::from(mine) + u64::from(other);
         assert!(used + given_back <= CREDIT + 1 + given_back, "{used} used, {given_back} given back");
         // Each unit that was granted, and a turn that waits for its slot, is booked in the bucket exactly once.

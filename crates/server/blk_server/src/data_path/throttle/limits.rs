@@ -1,6 +1,6 @@
-//! The limits of a disk or a group, as an operator sets them, and whether they make sense.
+//! The limits of a disk or a group, as an operator sets them, and the check that they make sense.
 //!
-//! `LimitSettings → Limits (checked)`; the words and meanings are those of QEMU's `throttling` options
+//! `LimitSettings → Limits (checked)`; the names and meanings are those of QEMU's `throttling` options
 //!
 //! Parsing is the caller's task.
 
@@ -21,7 +21,7 @@ pub enum LimitKind {
     Iops,
     /// Reads per second.
     IopsRead,
-    /// Writes per second, with flushes, discards and write-zeroes.
+    /// Writes per second, including flushes, discards and write-zeroes.
     IopsWrite,
     /// Bytes per second.
     Bps,
@@ -32,11 +32,11 @@ pub enum LimitKind {
 }
 
 impl LimitKind {
-    /// All kinds, in the order of their numbers.
+    /// All kinds, in the order of their discriminants.
     pub const ALL: [Self; 6] =
         [Self::Iops, Self::IopsRead, Self::IopsWrite, Self::Bps, Self::BpsRead, Self::BpsWrite];
 
-    /// The name of its setting.
+    /// The name of the setting for this quantity.
     #[must_use]
     pub fn key(self) -> &'static str {
         match self {
@@ -49,13 +49,13 @@ impl LimitKind {
         }
     }
 
-    /// Whether its unit is the byte.
+    /// Whether the quantity is measured in bytes.
     #[must_use]
     pub fn is_bytes(self) -> bool {
         matches!(self, Self::Bps | Self::BpsRead | Self::BpsWrite)
     }
 
-    /// The total that a read or write limit excludes.
+    /// The total that cannot be limited together with this read or write limit.
     fn total(self) -> Option<Self> {
         match self {
             Self::Iops | Self::Bps => None,
@@ -73,7 +73,7 @@ pub struct RateSettings {
     pub rate: Option<u64>,
     /// Units per second in a burst.
     pub max: Option<u64>,
-    /// Seconds of a burst at `max`.
+    /// Length of a burst at `max`, in seconds.
     pub max_length: Option<u64>,
 }
 
@@ -87,7 +87,7 @@ pub struct LimitSettings {
     pub iops_size: Option<u64>,
 }
 
-/// Why limits cannot be used. The texts name the settings.
+/// Why limits are invalid. The messages name the settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidLimits {
     /// A value is zero or too large.
@@ -126,7 +126,7 @@ pub enum InvalidLimits {
         /** The value of its burst. */
         max: u64,
     },
-    /// A total beside a limit of reads or writes.
+    /// A total is limited together with reads or writes.
     #[error("{total} beside {key}: give either {total}, or {total}-read and {total}-write")]
     TotalAndPart {
         /** The setting of the total. */
@@ -137,8 +137,8 @@ pub enum InvalidLimits {
 }
 
 impl LimitSettings {
-    /// Sets one setting by its name; `None` removes it, and with a rate its burst. Returns `false` if there is no such
-    /// setting.
+    /// Changes the setting with this name. `None` removes it; removing a rate also removes its burst. Returns `false`
+    /// if no setting has this name.
     pub fn set(&mut self, key: &str, value: Option<u64>) -> bool {
         if key == IOPS_SIZE {
             self.iops_size = value;
@@ -177,7 +177,7 @@ impl LimitSettings {
         rates.chain([IOPS_SIZE.to_owned()])
     }
 
-    /// Checks each value and the settings together.
+    /// Checks each value, and whether the settings fit together.
     ///
     /// # Errors
     /// [`InvalidLimits`]: the first mistake.

@@ -1,6 +1,6 @@
-//! Simulates queues, workers that are late and storage in discrete time, and checks what the limits promise.
+//! Simulates queues, late workers and storage in discrete time, and checks the guarantees of the limits.
 
-#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)] // small numbers of our own
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)] // the test's own values are small
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -28,7 +28,7 @@ struct Load {
     depth: u32,
     bytes: u64,
     service_ns: u64,
-    /// One look in this many resets the queue; 0: none.
+    /// One event in this many resets the queue; 0: none does.
     resets: u64,
 }
 
@@ -58,7 +58,7 @@ enum Event {
     Look,
 }
 
-/// Runs the loads for `duration`. Returns the started requests in their order, and how often a worker woke for a gate.
+/// Runs the loads for `duration`. Returns the started requests in order, and how often a worker woke for a gate.
 fn run(disks: &[Arc<DiskThrottle>], loads: &[Load], duration: u64, seed: u64) -> (Vec<Started>, u64) {
     let mut random = Rng::with_seed(seed);
     let gate = |load: &Load| QueueGate::new(Arc::clone(&disks[load.disk]));
@@ -122,7 +122,7 @@ fn group(values: &[(&str, u64)], weights: &[u64]) -> Vec<Arc<DiskThrottle>> {
     weights.iter().map(member).collect()
 }
 
-/// The sum of `amount` of the requests for which `counts` holds.
+/// The sum of `amount` over the requests for which `counts` holds.
 fn sum(started: &[Started], amount: fn(&Started) -> u64, counts: impl Fn(&Started) -> bool) -> u64 {
     started.iter().filter(|request| counts(request)).map(amount).sum()
 }
@@ -135,7 +135,7 @@ fn bytes(request: &Started) -> u64 {
     request.bytes
 }
 
-/// Those after the first second, in which the first queues use up the credit.
+/// The requests after the first second, in which the first queues use up the credit.
 fn steady(started: &[Started]) -> &[Started] {
     &started[started.partition_point(|request| request.at < START + SECOND)..]
 }
@@ -152,7 +152,7 @@ fn excess(started: &[Started], amount: fn(&Started) -> u64, rate: u64) -> f64 {
     most
 }
 
-/// The deviations of windows of `length` from the rate, after the first second, in percent.
+/// The largest deviation from the rate in any window of `length` after the first second, in percent.
 fn worst_window(started: &[Started], amount: fn(&Started) -> u64, rate: u64, length: u64) -> f64 {
     let last = (started.last().unwrap().at - START) / length;
     let mut windows = vec![0; last as usize];
@@ -280,8 +280,8 @@ fn burst_lasts_for_its_credit_and_then_the_rate_holds() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// No window has more than its rate, the credit, one turn of each disk, and a quantum and a request of each queue;
-    /// whether queues are reset, disks share a group or not.
+    /// No window exceeds the sum of the rate, the credit, one turn per disk, and one quantum and one request per queue,
+    /// whether or not queues are reset or disks share a group.
     #[test]
     fn no_load_exceeds_the_bound_in_any_window(
         rate in 50_u64..50_000,
@@ -294,7 +294,7 @@ proptest! {
             if is_bytes { ("bps", rate * 16 * KIB, bytes) } else { ("iops", rate, one) };
         let disks = if weights.len() == 1 { disk(&[(key, rate)]) } else { group(&[(key, rate)], &weights) };
         let load = |(disk, depth, sectors, service_ns, resets): (usize, u32, u64, u64, u64)| {
-            // A reset at most every few looks, in a third of the queues.
+            // About a third of the queues are reset, at most every few events.
             let resets = if resets < 60 { resets + 3 } else { 0 };
             Load { disk: disk % weights.len(), depth, bytes: sectors * 8 * KIB, service_ns, resets }
         };
@@ -306,7 +306,7 @@ proptest! {
         let of_queues = loads.len() as u64 * (largest + if is_bytes { 64 * KIB } else { 1 });
         let slack = credit + disks.len() as u64 * turn + of_queues;
         prop_assert!(excess(&started, amount, rate) <= slack as f64, "{} of {slack}", excess(&started, amount, rate));
-        // Work goes on: at least one load always has requests, unless it cannot use the rate.
+        // Work continues: at least one load always has requests, unless the loads cannot use the rate.
         let most = loads.iter().map(|load| u64::from(load.depth) * SECOND / load.service_ns).max().unwrap();
         if !is_bytes && most > 2 * rate && loads.iter().all(|load| load.resets == 0) {
             prop_assert!(started.len() as u64 >= rate, "{} of {}", started.len(), 2 * rate);

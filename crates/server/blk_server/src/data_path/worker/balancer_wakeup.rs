@@ -29,13 +29,13 @@ pub(crate) struct BalancerWakeup {
 
 impl BalancerWakeup {
     pub(crate) fn new() -> std::io::Result<Self> {
-        // The eventfd is blocking: the balancer sleeps in a read of it. A write would block only after 2^64 - 2 unread
+        // The eventfd is blocking: the balancer sleeps in a read. A write would block only after 2^64 - 2 unread
         // events.
         let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
         Ok(Self { origin: Instant::now(), due_ms: AtomicU64::new(0), quit: AtomicBool::new(false), fd })
     }
 
-    /// Wakes the balancer. Busy workers call this; one of them per period makes a system call.
+    /// Wakes the balancer. Busy workers call this; only one of them per period makes a system call.
     pub(crate) fn wake(&self, now: Instant) {
         let now_ms = self.millis(now);
         let due_ms = self.due_ms.load(Ordering::Relaxed);
@@ -48,7 +48,7 @@ impl BalancerWakeup {
         }
     }
 
-    /// For `length` from `now`, [`BalancerWakeup::wake`] has no effect.
+    /// Makes [`BalancerWakeup::wake`] have no effect for `length` from `now`.
     pub(crate) fn pause(&self, now: Instant, length: Duration) {
         let due_ms = self.millis(now).saturating_add(whole_millis(length));
         self.due_ms.fetch_max(due_ms, Ordering::Relaxed);

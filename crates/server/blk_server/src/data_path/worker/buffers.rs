@@ -2,8 +2,8 @@
 //!
 //! - The pool has enough small descriptions for all requests of the engine. A few large descriptions serve requests
 //!   with many pieces.
-//! - Each disk has its share of the large descriptions (`io_engine::Shares`). A request that gets none waits in its
-//!   ring until its disk returns one.
+//! - Each disk has its share of the large descriptions (`io_engine::Shares`). A request that gets no description waits
+//!   in its ring until its disk returns one.
 //! - The pool grows when queues start, not per request. All queues that use the engine share it.
 
 use std::sync::Arc;
@@ -21,8 +21,8 @@ const LARGE_COUNT: u32 = 32;
 /// The smallest reserve of a disk.
 const LEAST_LARGE: u32 = 1;
 
-/// Limit of requests in an engine of this depth. One disk may have as many as the depth, and each that comes later may
-/// add its reserve, which shrinks with their number (`io_engine::Shares`).
+/// Maximum number of requests in an engine of this depth. The first disk may have as many as the depth. Each further
+/// disk may add its reserve, which shrinks as disks are added (`io_engine::Shares`).
 fn most_requests(depth: usize, disks: usize) -> usize {
     let added: usize = (2..=disks).map(|disks| (depth / (2 * disks)).max(LEAST_SHARE)).sum();
     depth + added + disks * LEAST_SHARE
@@ -42,7 +42,7 @@ pub(crate) enum NoBuffers {
 pub(crate) struct BufferPool {
     small: Vec<IoVecs>,
     large: Vec<IoVecs>,
-    /// Each disk's share of the large ones.
+    /// Each disk's share of the large descriptions.
     shares: Shares,
     /// Number of large descriptions, in the pool or in use.
     large_made: usize,
@@ -65,13 +65,13 @@ impl BufferPool {
     pub(crate) fn attach(&mut self, file: FileId) {
         self.shares.attach(file);
         self.disks += 1;
-        // The engine's own limit of requests, including the shares of its files. Small descriptions therefore never
-        // run out before the engine is full.
+        // This is the engine's own limit of requests, including the shares of its files. Small descriptions therefore
+        // never run out before the engine is full.
         self.limit = self.limit.max(most_requests(self.depth, self.disks));
         self.make_large();
     }
 
-    /// Removes a disk without requests in flight.
+    /// Removes a disk that has no requests in flight.
     pub(crate) fn detach(&mut self, file: FileId) {
         self.shares.detach(file);
         self.disks -= 1;
@@ -109,7 +109,7 @@ impl BufferPool {
         self.fill_ranges(file, view, data.ranges())
     }
 
-    #[inline(never)] // its code would take the registers of requests with one buffer
+    #[inline(never)] // inlined, it would take registers from the path for requests with one buffer
     fn fill_ranges(
         &mut self,
         file: FileId,
@@ -134,7 +134,9 @@ impl BufferPool {
         if !self.shares.take(file) {
             return Err(NoBuffers::Exhausted);
         }
-        let Some(mut large) = self.large.pop() else { unreachable!("there is one for each share") };
+        let Some(mut large) = self.large.pop() else {
+            unreachable!("there is a large description for each share")
+        };
         match large.fill(view, ranges) {
             Ok(()) => Ok(large),
             Err(refused) => {
@@ -145,8 +147,8 @@ impl BufferPool {
         }
     }
 
-    /// Returns the buffers of a completed request. Buffers of another memory than the queue's current `memory` release
-    /// it, so that removed regions are unmapped.
+    /// Returns the buffers of a completed request. Buffers that hold a memory other than the queue's current `memory`
+    /// release it, so that removed regions are unmapped.
     #[inline]
     pub(crate) fn give_back(&mut self, file: FileId, mut buffers: IoVecs, memory: &Arc<GuestMemory>) {
         if buffers.holds(memory) {
@@ -173,7 +175,7 @@ impl BufferPool {
         }
     }
 
-    /// Releases a memory in all buffers.
+    /// Makes all buffers release this memory.
     pub(crate) fn forget(&mut self, memory: &Arc<GuestMemory>) {
         let all = self.small.iter_mut().chain(&mut self.large);
         all.filter(|buffers| buffers.holds(memory)).for_each(IoVecs::release);
@@ -190,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    /// Numbers of files, as an engine gives them.
+    /// File ids, as an engine assigns them.
     fn files<const N: usize>() -> [FileId; N] {
         let config = EngineConfig { depth: 8, ..EngineConfig::default() };
         let mut engine = NullEngine::new(&config).unwrap();

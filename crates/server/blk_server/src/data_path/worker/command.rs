@@ -1,6 +1,6 @@
-//! Commands for a worker, and their transmission by other threads.
+//! Commands for a worker, and how other threads send them.
 //!
-//! A worker shares no state with other threads. They send it a [`Command`] and signal its wakeup fd. The command
+//! A worker shares no state with other threads, which send it a [`Command`] and signal its wakeup fd. The command
 //! contains a channel for the answer. `worker/commands.rs` carries commands out.
 
 use std::io;
@@ -16,7 +16,7 @@ use crate::data_path::queue::queue_start::{Ending, QueueStart};
 use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::signal::signal;
 
-/// Steps a worker without a thread, if this is its wakeup fd.
+/// Steps a worker that has no thread, if this is the worker's wakeup fd.
 #[cfg(feature = "test-util")]
 type StepWorker = fn(&Arc<OwnedFd>);
 
@@ -28,7 +28,7 @@ thread_local! {
 
 /// The worker's thread has ended.
 #[derive(Debug, thiserror::Error)]
-#[error("the worker is gone")]
+#[error("the worker's thread has ended")]
 pub(crate) struct WorkerGone;
 
 /// A queue that the worker returns because it cannot serve it.
@@ -37,18 +37,19 @@ pub(crate) struct Unsuitable {
     pub(crate) why: String,
 }
 
-/// A command for a worker. `Start` and `Adopt` answer with the queue's number, which other commands use.
+/// A command for a worker. `Start` and `Adopt` answer with the queue's id, which other commands use.
 pub(crate) enum Command {
     /// Answers `None` if the queue cannot run; the worker has logged why.
     Start(Arc<QueueStart>, SyncSender<Option<u32>>),
     BeginStop(u32, Ending),
-    /// Answers with the ring's position when the queue [is quiet](Queue::is_quiet).
+    /// Answers with the ring's position once the queue [is quiet](Queue::is_quiet).
     Stop(u32, SyncSender<u32>),
-    /// Answers with the queue itself, which keeps its parked requests, when it [is quiet](Queue::is_quiet).
+    /// Answers with the queue itself, including its parked requests, once it [is quiet](Queue::is_quiet).
     Release(u32, SyncSender<Box<Queue>>),
-    /// Answers whether the queue is still on this worker and continues. If not, the worker has sent it.
+    /// Answers whether the queue is still on this worker and continues. If not, the worker has sent it to the receiver
+    /// of `Release`.
     CancelRelease(u32, SyncSender<bool>),
-    /// A worker that does not hang answers at once.
+    /// The worker answers at once, unless it hangs.
     Ping(SyncSender<()>),
     /// Serves a queue that another worker released.
     Adopt(Box<Queue>, SyncSender<Result<u32, Unsuitable>>),
@@ -62,11 +63,12 @@ pub(crate) enum Command {
         drain: bool,
         done: SyncSender<()>,
     },
-    /// Cancels cancellable requests of one disk or of all.
+    /// Cancels the cancellable requests of one disk, or of all disks.
     Cancel(Option<u64>),
     /// The disk's limits have changed.
     Limits(u64),
-    /// Starts the worker's engine of this source, even if no queue of the worker uses it. Answers whether it runs.
+    /// Starts the worker's engine of this source, even if no queue of the worker uses it. Answers whether the engine
+    /// runs.
     StartEngine(Arc<EngineSource>, Option<SyncSender<io::Result<()>>>),
     /// Retries the disk's parked requests. Answers with their number.
     Resume(u64, SyncSender<usize>),
@@ -75,7 +77,7 @@ pub(crate) enum Command {
     Quit,
 }
 
-/// The address for a worker's commands.
+/// The address to which other threads send a worker's commands.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
     pub(crate) id: WorkerId,

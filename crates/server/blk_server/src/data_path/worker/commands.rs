@@ -1,9 +1,9 @@
-//! Carries out the worker's commands: starts, stops, moves queues, and changes their memory.
+//! Carries out the worker's commands: starts, stops and moves queues, and changes their memory.
 //!
 //! `wakeup → Command → …`; if no request may be in an engine: `drain → last completion → drained → answer`
 //!
-//! A queue moves: `Release → drained → the queue itself as the answer → Adopt on the other worker → resume, check the
-//! ring`. Meanwhile no request of the queue is in an engine; parked requests move with it. Requests that the driver
+//! How a queue moves: `Release → drained → the queue itself as the answer → Adopt on the other worker → resume, check
+//! the ring`. Meanwhile no request of the queue is in an engine; parked requests move with it. Requests that the driver
 //! adds wait in the ring until that check. A release that takes too long is cancelled, and the queue stays.
 
 use std::os::fd::OwnedFd;
@@ -34,7 +34,8 @@ struct Prepared {
 impl Worker {
     pub(super) fn take_commands(&mut self) {
         drain(&self.wakeup);
-        // Commands after the last one are dropped with the channel; their senders ask another worker.
+        // Commands after the one that ends the worker are dropped with the channel; their senders turn to another
+        // worker.
         while !self.quit
             && let Ok(command) = self.commands.try_recv()
         {
@@ -214,7 +215,7 @@ impl Worker {
             Ok(prepared) => prepared,
             Err(why) => return Err(Unsuitable { queue, why }),
         };
-        // This worker may already have handled the fault of the queue's memory, for other queues.
+        // For other queues, this worker may already have handled a fault of this queue's memory.
         self.seen_faults = self.seen_faults.wrapping_sub(1);
         queue.arrive(id, prepared.file, prepared.watch);
         debug!(disk = disk.name(), "queue taken over");
@@ -249,7 +250,7 @@ impl Worker {
     }
 
     /// Announces the new memory to the engine first, so that regions in both tables stay registered. Ops may therefore
-    /// be in the engine, unless regions are removed: then the queue was drained before.
+    /// be in the engine meanwhile, except if regions are removed: the queue has then been drained first.
     fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         let Some(engine) = self.engines.get_mut(entry.engine) else { return };
@@ -263,7 +264,7 @@ impl Worker {
         self.activate_if_retrying(id);
     }
 
-    /// Carries out commands that wait until the queue [is quiet](Queue::is_quiet) and the driver can see all
+    /// Carries out the commands that had to wait until the queue [is quiet](Queue::is_quiet) and the driver can see all
     /// completions.
     pub(super) fn drained(&mut self, id: u32) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };

@@ -2,8 +2,8 @@
 //!
 //! `EngineSource → (starts with the first queue that names it) → Slot: engine, files, buffers → (ends with the last)`
 //!
-//! - Usually there is only the base engine. It watches kicks and the wakeup fd. With requests in flight in other
-//!   engines, the worker sleeps on all their descriptors.
+//! - Usually there is only the base engine. It watches kicks and the wakeup fd. While other engines have requests in
+//!   flight, the worker's sleep also watches their descriptors.
 //! - A file is attached once per engine and disk, even if several queues use it.
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::worker::buffers::BufferPool;
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// Watch token of another engine: this plus the engine's index. The event only ends the sleep.
+/// The watch token of another engine is this plus the engine's index. Its event only ends the sleep.
 pub(crate) const ENGINE: WatchToken = WatchToken(1 << 33);
 /// The base engine's index.
 pub(crate) const BASE: usize = 0;
@@ -35,7 +35,7 @@ pub(crate) struct Slot {
     pub(crate) pool: BufferPool,
     /// Requests in flight.
     pub(crate) in_flight: usize,
-    /// Queues that use it.
+    /// Number of queues that use the engine.
     queues: usize,
     /// Files by disk, with the number of queues that use them.
     files: HashMap<u64, (FileId, usize)>,
@@ -147,7 +147,7 @@ impl Engines {
         }
     }
 
-    /// Starts the source's engine if this worker has none. It may end while no queue uses it.
+    /// Starts the source's engine if this worker has none. The engine may end again while no queue uses it.
     pub(crate) fn start_unused(&mut self, source: &Arc<EngineSource>) -> io::Result<()> {
         if !self.slots.iter().flatten().any(|slot| Arc::ptr_eq(&slot.source, source)) {
             self.put(Slot::start(self.worker, Arc::clone(source))?)?;
@@ -241,7 +241,7 @@ impl Engines {
         }
     }
 
-    /// Cancels cancellable requests of one disk or of all.
+    /// Cancels the cancellable requests of one disk, or of all disks.
     pub(crate) fn cancel(&mut self, disk: Option<u64>) {
         for slot in self.slots.iter_mut().flatten() {
             match disk {

@@ -1,8 +1,9 @@
-//! Queues whose next request waits for the limits of their disk.
+//! Handles queues whose next request waits for the limits of their disk.
 //!
-//! `a request is refused → the queue rests without kicks, Timer::Gate → active again → the request is tried again`
+//! `a request is refused → the queue is inactive, without kicks → Timer::Gate → active again → the request is tried
+//! again`
 //!
-//! Only a queue with a request has a timer, so an idle worker is not woken.
+//! Only a queue with a waiting request sets a timer, so an idle worker is not woken.
 
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use super::timers::{Timer, Timers};
 use super::{Worker, WorkerQueue};
 
 impl WorkerQueue {
-    /// Sets the timer for a queue that rests, if it waits for its gate.
+    /// Sets the timer for an inactive queue, if it waits for its gate.
     pub(super) fn note_gate(&mut self, id: u32, gated: &mut Vec<u32>, timers: &mut Timers) {
         let Some(opens) = self.queue.gate_opens() else { return };
         timers.set(Timer::Gate, Some(opens));
@@ -40,7 +41,7 @@ impl Worker {
         }
     }
 
-    /// Gives the disk's queues gates with its present limits.
+    /// Gives the disk's queues new gates with the current limits.
     pub(super) fn renew_gates(&mut self, disk: u64) {
         for id in (0..).take(self.queues.len()) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };

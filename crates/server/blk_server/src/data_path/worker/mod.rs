@@ -5,7 +5,8 @@
 //! worker polls for a while (`poller.rs`). Then it enables kicks, checks once more, and sleeps in the engine, where
 //! kicks, completions and commands wake it.
 //!
-//! - A pass checks only *active* queues. A queue that stays empty enables its kicks and rests until one arrives.
+//! - A pass checks only *active* queues. A queue that stays empty enables its kicks and becomes inactive until one
+//!   arrives.
 //! - Other threads send [`Command`]s to the worker and share no state with it.
 //! - A disk's queues may be on several workers, and move between them (`worker/commands.rs`).
 
@@ -51,25 +52,25 @@ use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::clock::process_ns;
 use engines::{ENGINE, Engines};
 
-/// Number of empty passes after which a queue enables its kicks and rests.
+/// Number of empty passes after which a queue enables its kicks and becomes inactive.
 const IDLE_PASSES: u32 = 64;
-/// How often a worker with requests in flight checks for stuck ones.
+/// How often a worker with requests in flight checks whether any of them is stuck.
 const STUCK_CHECK: Duration = Duration::from_secs(10);
-/// Watch token of the worker's wakeup fd. Queue numbers have 32 bits, so they never equal it.
+/// Watch token of the worker's wakeup fd. Queue ids have 32 bits, so none equals this token.
 const WAKEUP: WatchToken = WatchToken(1 << 32);
 
 /// A queue and the worker's state for it.
 struct WorkerQueue {
     queue: Queue,
-    /// Index of its engine.
+    /// Index of the queue's engine.
     engine: usize,
-    /// The index of its disk in `Turns`.
+    /// Index of the queue's disk in `Turns`.
     disk: usize,
     active: bool,
-    /// The worker's list of gated queues contains it.
+    /// Whether the worker's list of gated queues contains this queue.
     is_gated: bool,
     idle_passes: u32,
-    /// Commands to answer when the queue [is quiet](Queue::is_quiet).
+    /// Commands to answer once the queue [is quiet](Queue::is_quiet).
     stop: Option<SyncSender<u32>>,
     leave: Option<SyncSender<Box<Queue>>>,
     memory: Option<NewMemory>,
@@ -86,7 +87,7 @@ impl WorkerQueue {
         self.stop.is_some() || self.leave.is_some() || self.memory.is_some()
     }
 
-    /// Counts a pass in which the ring was empty. Returns whether the queue rests from now on.
+    /// Counts a pass in which the ring was empty. Returns whether the queue is inactive from now on.
     fn rests(&mut self) -> bool {
         self.idle_passes = self.idle_passes.saturating_add(1);
         if self.idle_passes <= IDLE_PASSES || self.queue.waits_for_room() {
@@ -105,7 +106,7 @@ impl WorkerQueue {
     }
 }
 
-/// A queue's new memory table, until the queue [is quiet](Queue::is_quiet).
+/// A new memory table, which the queue gets once it [is quiet](Queue::is_quiet).
 struct NewMemory {
     memory: Arc<GuestMemory>,
     done: SyncSender<()>,
@@ -116,11 +117,11 @@ pub(crate) struct Worker {
     commands: Receiver<Command>,
     wakeup: Arc<OwnedFd>,
     queues: Vec<Option<WorkerQueue>>,
-    /// The active queues, by number.
+    /// The ids of the active queues.
     turns: Turns,
-    /// Queues that took requests or got completions in this pass, by number.
+    /// The ids of the queues that took requests or got completions in this pass.
     touched: Vec<u32>,
-    /// Queues that rest until their gate opens, by number.
+    /// The ids of the queues that are inactive until their gate opens.
     gated: Vec<u32>,
     events: Vec<Event>,
     poller: Poller,
@@ -129,7 +130,7 @@ pub(crate) struct Worker {
     timed: TimedPasses,
     counted: WorkerCounters,
     counters: Arc<WorkerMeter>,
-    /// The meter of a server that measures its request path.
+    /// Set only in a server that measures its request path.
     meter: Option<Arc<SubmissionMeter>>,
     /// Measures busy time for the balancer; `None` if the server does not balance queues.
     balance: Option<BusyWatch>,
@@ -206,12 +207,12 @@ impl Worker {
         }
     }
 
-    /// Whether busy polling prevents sleep: then a worker with queues never sleeps.
+    /// Whether to poll again instead of sleeping. With busy polling, a worker that has queues never sleeps.
     fn keeps_polling(&self, now: Instant) -> bool {
         self.poller.keeps_polling(now) && !(self.poller.is_busy() && self.turns.is_empty())
     }
 
-    /// Does steps 2 to 8 for all available work. Returns whether there was any.
+    /// Performs steps 2 to 8 for all available work. Returns whether there was any.
     #[inline]
     pub(crate) fn pass(&mut self, now: Instant) -> bool {
         let timed = self.timed.is_due(self.counted.busy_passes);
@@ -291,7 +292,8 @@ impl Worker {
             self.events = events;
             return count;
         }
-        // Requests that this pass took may be complete already, so its beginning would be too early.
+        // Requests that this pass took may be complete already, so the beginning of the pass would be too early for
+        // them.
         let at = if taken > 0 { submitted.unwrap_or_else(Instant::now) } else { now };
         let done = Done { now, ns: process_ns(at) };
         // Borrows each event: it is as large as a cache line, and a copy would stall on the engine's stores.
@@ -312,7 +314,7 @@ impl Worker {
 
     #[inline]
     fn complete(&mut self, completion: &mut Completion, done: Done) {
-        #[allow(clippy::cast_possible_truncation)] // `start_request` put number and tag together
+        #[allow(clippy::cast_possible_truncation)] // `start_request` combined id and tag
         let (id, tag) = ((completion.token >> 16) as u32, completion.token as u16);
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
             debug_assert!(false, "a queue stays until its ops are complete");
@@ -460,7 +462,7 @@ impl Worker {
         }
     }
 
-    /// Marks parked requests that are due for the next pass.
+    /// Marks parked requests whose retry is due, so that the next pass retries them.
     fn look_at_parked(&mut self, now: Instant) {
         for id in (0..).take(self.queues.len()) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
@@ -486,7 +488,7 @@ impl Worker {
 
     fn engine_failed(&self, error: &std::io::Error) {
         // The worker cannot serve its guests without the engine, and they would wait forever.
-        error!("the I/O engine failed, the server ends: {error}");
+        error!("the I/O engine failed, so the server aborts: {error}");
         std::process::abort();
     }
 
@@ -499,7 +501,7 @@ impl Worker {
         self.with(index, |entry| entry.queue.break_kick(errno));
     }
 
-    /// Ends the session of a front-end that truncated a page which this process then accessed.
+    /// Ends the sessions of front-ends that truncated memory that this process then accessed.
     #[cold]
     fn end_faulted_sessions(&mut self) {
         self.seen_faults = sigbus::faults();

@@ -1,18 +1,18 @@
-//! How long a worker polls before it sleeps: long enough to catch the next request.
+//! How long a worker polls before it sleeps: long enough to catch the next request, if it comes soon.
 //!
 //! A sleep and its wake-up cost both sides microseconds. After work the worker therefore polls for a time window that
 //! adapts to the gaps between events. After a gap that polling could have bridged, the window grows. After a longer gap
 //! it shrinks, down to zero, so a worker that is idle or has rare requests does not poll.
 //!
-//! - With [`BUSY_POLL`] the worker always polls while it has queues. It needs a processor of its own.
-//! - The worker never yields while it polls: with `sched_yield`, a sleeping client falls to a tenth of its speed as
+//! - With [`BUSY_POLL`] the worker always polls while it has queues. Such a worker needs a processor of its own.
+//! - The worker never yields while it polls: with `sched_yield`, a client that sleeps would slow down to a tenth as
 //!   soon as other threads compete.
 
 use std::time::{Duration, Instant};
 
-/// Default of the longest window: about twice the time to wake a thread.
+/// Default for the longest window: about twice the time that waking a thread takes.
 pub const DEFAULT_POLL: Duration = Duration::from_micros(50);
-/// A longest window with this value means that a worker with queues never sleeps, and that guests need not kick.
+/// As the longest window, this value means that a worker with queues never sleeps and that guests need not kick.
 pub const BUSY_POLL: Duration = Duration::MAX;
 /// The smallest window that is worth reading the clock.
 const SMALLEST_WINDOW: Duration = Duration::from_micros(4);
@@ -45,7 +45,7 @@ impl Poller {
         now.saturating_duration_since(self.last_progress) < self.window
     }
 
-    /// Adapts the window after a sleep that ended at `now`. The gap is the time of polling and sleep.
+    /// Adapts the window after a sleep that ended at `now`. The gap is the time spent polling and sleeping.
     pub(crate) fn woke(&mut self, now: Instant) {
         let gap = now.saturating_duration_since(self.last_progress);
         self.window = if self.is_busy() {
@@ -63,7 +63,7 @@ impl Poller {
 mod tests {
     use super::*;
 
-    /// Work, then nothing for `gap`, ten times.
+    /// Repeats ten times: work, then nothing for `gap`.
     fn live(poller: &mut Poller, gap: Duration) {
         for _ in 0..10 {
             let now = poller.last_progress + gap;

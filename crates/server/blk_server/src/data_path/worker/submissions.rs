@@ -5,17 +5,18 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Number of submitted requests, and the total time that this took.
+/// Number of submitted requests, and the total time that their submission took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Submissions {
     /// Requests taken from the ring and submitted.
     pub requests: u64,
-    /// Sum over them: from the start of the pass that took the request until the engine's `submit` returned.
+    /// Sum over these requests: the time from the start of the pass that took the request until the engine's `submit`
+    /// returned.
     pub total_ns: u64,
 }
 
 impl Submissions {
-    /// The difference to `earlier`, a reading of the same server.
+    /// The difference from `earlier`, a reading of the same server.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self { requests: self.requests - earlier.requests, total_ns: self.total_ns - earlier.total_ns }

@@ -1,14 +1,13 @@
-//! Chooses the busy passes of a worker whose time is measured for the counters: one in [`MEAN_GAP`] on average, at
-//! random.
+//! Chooses at random which busy passes of a worker are measured for the counters: one in [`MEAN_GAP`] on average.
 //!
-//! With a fixed gap, a load whose passes alternate (one takes a request, the next one completes it) would have only
-//! passes of one kind measured.
+//! With a fixed gap, if the passes of a load alternate between taking a request and completing it, only passes of one
+//! kind would be measured.
 
 use fastrand::Rng;
 
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// The mean number of busy passes from one measured pass to the next: the weight of a measured time.
+/// The mean number of busy passes from one measured pass to the next; also the weight of a measured time.
 pub(crate) const MEAN_GAP: u32 = 16;
 
 /// Decides which busy passes are measured.
@@ -31,7 +30,7 @@ impl TimedPasses {
         busy_passes >= self.next
     }
 
-    /// Chooses the next pass, after the measured one: `busy_passes` includes it.
+    /// Chooses the next pass to measure. `busy_passes` includes the pass that was just measured.
     pub(crate) fn timed(&mut self, busy_passes: u64) {
         self.next = busy_passes - 1 + gap(&mut self.random);
     }
@@ -58,7 +57,7 @@ mod tests {
         measured
     }
 
-    /// Whether `part` is a fraction `1 / of` of `whole`, within a twentieth.
+    /// Whether `part` is a fraction `1 / of` of `whole`, to within a twentieth.
     fn is_share(part: usize, whole: usize, of: u64) -> bool {
         let (part, whole) = (part as u64, whole as u64);
         (part * of).abs_diff(whole) * 20 < whole

@@ -1,10 +1,10 @@
-//! Timers for work of a worker that no event triggers: one instant per kind of work.
+//! Timers for a worker's tasks that no event triggers: one instant per kind of task.
 //!
-//! A pass compares only the earliest instant.
+//! A pass compares the current time only with the earliest instant.
 
 use std::time::{Duration, Instant};
 
-/// The kinds of work, in the order in which one pass does them.
+/// The kinds of tasks, in the order in which a pass performs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
     /// Calls drivers whose coalesced completions have waited long enough. Ends the worker's sleep.
@@ -33,7 +33,7 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// Sets the timer, unless it is already due earlier or `due` is `None`.
+    /// Sets the timer, unless it is already set to an earlier instant or `due` is `None`.
     #[inline]
     pub(crate) fn set(&mut self, timer: Timer, due: Option<Instant>) {
         if let Some(due) = due {
@@ -48,7 +48,7 @@ impl Timers {
         self.earliest.is_some_and(|earliest| now >= earliest)
     }
 
-    /// Whether this timer is due. If so, it is no longer set.
+    /// Whether this timer is due. If so, clears it.
     pub(crate) fn take_due(&mut self, timer: Timer, now: Instant) -> bool {
         let is_due = self.due[timer as usize].take_if(|due| now >= *due).is_some();
         if is_due {
@@ -57,7 +57,7 @@ impl Timers {
         is_due
     }
 
-    /// Time until the first timer that ends a sleep. `None`: none is set.
+    /// Time until the first timer that ends a sleep. `None`: no such timer is set.
     pub(crate) fn sleep_limit(&self) -> Option<Duration> {
         let wakes =
             [Timer::Call, Timer::Retry, Timer::Gate].into_iter().filter_map(|timer| self.due[timer as usize]);

@@ -1,10 +1,10 @@
 //! The order in which a worker serves its queues, and how many requests it takes from one disk per pass.
 //!
-//! `kick → active → (a pass: disk after disk, queue after queue within the disk's budget) → resting`
+//! `kick → active → (a pass: disk after disk, queue after queue within the disk's budget) → inactive`
 //!
 //! - Each disk has one budget: a guest with 64 queues gets as much as a guest with one.
-//! - Within a disk, the next pass starts after the queue that was served last. The next pass starts after the disk with
-//!   which this pass started.
+//! - Within a disk, the next pass starts with the queue after the one that was served last. Among the disks, it starts
+//!   with the disk after the one with which this pass started.
 //! - A spent budget delays no request for long: the worker starts the next pass at once.
 //! - Memory is allocated when a queue joins, not when it is kicked.
 //!
@@ -14,13 +14,13 @@ use std::collections::VecDeque;
 
 use virtqueue::MAX_QUEUE_SIZE;
 
-/// Limit of requests of a disk per pass: two of the largest batches of a queue (`Engine::batch`).
+/// Maximum number of requests of a disk per pass: two of the largest batches of a queue (`Engine::batch`).
 const REQUESTS: usize = 64;
-/// Limit of descriptors of a disk per pass: the number of pages in [`BYTES`].
+/// Maximum number of descriptors of a disk per pass: the number of pages in [`BYTES`].
 const DESCRIPTORS: usize = 4 * REFUSED_DESCRIPTORS;
 /// A refused chain costs as much budget as the longest chain.
 pub(crate) const REFUSED_DESCRIPTORS: usize = MAX_QUEUE_SIZE as usize;
-/// Limit of a disk's data per pass. The engine limits how much of it moves at once.
+/// Maximum amount of a disk's data per pass. The engine limits how much of it is transferred at once.
 const BYTES: u64 = 16 << 20;
 
 /// A disk's remaining budget in this pass.
@@ -46,7 +46,7 @@ impl Budget {
         self.descriptors = self.descriptors.saturating_sub(descriptors);
     }
 
-    /// Records that the disk has no room, so that the pass skips its other queues.
+    /// Records that there is no more room for the disk, so that the pass skips its other queues.
     #[inline]
     pub(crate) fn end(&mut self) {
         self.requests = 0;
@@ -117,7 +117,7 @@ impl Turns {
         self.disks[place].take_if(|disk| disk.queues == 0);
     }
 
-    /// Makes a resting queue active.
+    /// Makes an inactive queue active.
     pub(crate) fn activate(&mut self, place: usize, queue: u32) {
         let Some(Some(disk)) = self.disks.get_mut(place) else { return };
         if disk.active.is_empty() {
@@ -157,7 +157,7 @@ impl Turns {
         queues.back().copied()
     }
 
-    /// Makes the queue that [`Turns::next`] returned last rest until it is activated again.
+    /// Makes the queue that [`Turns::next`] returned last inactive until it is activated again.
     pub(crate) fn rest(&mut self, pass: &mut Pass) {
         let Some(disk) = self.current() else { return };
         disk.active.pop_back();
@@ -182,7 +182,7 @@ mod tests {
     const A: u64 = 10;
     const B: u64 = 11;
 
-    /// Queues 0 to 3 are disk A's, 4 is disk B's.
+    /// Queues 0 to 3 belong to disk A, queue 4 to disk B.
     fn two_disks() -> Turns {
         let mut turns = Turns::default();
         let places = [A, A, A, A, B].map(|disk| turns.join(disk));
@@ -190,7 +190,7 @@ mod tests {
         turns
     }
 
-    /// Queues in the order of a pass in which each gives `requests`.
+    /// Returns the queues in the order in which a pass serves them, if each uses `requests` of the budget.
     fn pass(turns: &mut Turns, requests: usize) -> Vec<u32> {
         let mut pass = turns.begin();
         let mut order = Vec::new();

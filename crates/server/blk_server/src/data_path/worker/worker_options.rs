@@ -78,12 +78,12 @@ impl FromStr for SchedulingClass {
     }
 }
 
-/// Options of a worker's thread. Without an option, the thread inherits the process's setting.
+/// Options of a worker's thread. For an option that is not set, the thread inherits the process's setting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerOptions {
-    /// CPUs that it may run on, ascending; empty: all CPUs of the process.
+    /// CPUs on which the thread may run, in ascending order; empty: all CPUs of the process.
     pub cpus: Vec<u32>,
-    /// -20 to 19.
+    /// Nice value, -20 to 19.
     pub nice: Option<i8>,
     /// The worker's scheduling class.
     pub class: Option<SchedulingClass>,
@@ -93,7 +93,7 @@ pub struct WorkerOptions {
 }
 
 impl WorkerOptions {
-    /// Checks the values that can be checked without the system.
+    /// Checks the values that can be checked without asking the system.
     pub(crate) fn check_ranges(&self) -> Result<(), WorkerOptionsError> {
         if let Some(&cpu) = self.cpus.iter().find(|&&cpu| cpu > MAX_CPU) {
             return Err(WorkerOptionsError::CpuTooHigh { cpu });
@@ -119,7 +119,11 @@ pub enum WorkerOptionsError {
         cpu: u32,
     },
     /// The CPU is off or does not exist.
-    #[error("CPU {} is offline or does not exist: online are {}", format_cpus(cpus), format_cpus(online))]
+    #[error(
+        "CPU {} is offline or does not exist: the online CPUs are {}",
+        format_cpus(cpus),
+        format_cpus(online)
+    )]
     Offline {
         /** The CPUs that are not online. */
         cpus: Vec<u32>,
@@ -128,7 +132,7 @@ pub enum WorkerOptionsError {
     },
     /// The process's affinity does not include the CPU.
     #[error(
-        "CPU {} is outside the process's affinity mask: it may run on {} (a cpuset, or the affinity it was started with)",
+        "CPU {} is outside the process's affinity mask: the process may run on {} (set by a cpuset, or by the affinity at its start)",
         format_cpus(cpus),
         format_cpus(allowed)
     )]
@@ -146,7 +150,7 @@ pub enum WorkerOptionsError {
     },
     /// The process may not use this nice value.
     #[error(
-        "nice {nice} is not permitted: the process needs CAP_SYS_NICE, or a limit RLIMIT_NICE of {} (it is {limit})",
+        "nice {nice} is not permitted: the process needs CAP_SYS_NICE, or a limit RLIMIT_NICE of {} (the limit is {limit})",
         20 - i32::from(*nice)
     )]
     NiceDenied {

@@ -1,6 +1,7 @@
-//! Tests with a worker without a thread and the drivers of its disks: what a pass takes of each, when the worker sleeps.
+//! Tests a worker that has no thread, with the drivers of its disks: how much a pass takes from each disk, and when the
+//! worker sleeps.
 
-#![allow(clippy::cast_possible_truncation)] // small numbers of our own
+#![allow(clippy::cast_possible_truncation)] // the test's own values are small
 
 use std::sync::mpsc::{channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
@@ -130,7 +131,7 @@ fn disk_with_many_full_queues_gets_one_budget_beside_a_disk_with_one() {
     }
     signal(&wakeup);
     worker.sleep();
-    worker.pass(Instant::now()); // starts the queues after it has looked for requests
+    worker.pass(Instant::now()); // this pass starts the queues only after it has looked for requests
     assert!((0..9).all(|_| matches!(started.try_recv(), Ok(Some(_)))));
 
     worker.pass(Instant::now());
@@ -138,12 +139,12 @@ fn disk_with_many_full_queues_gets_one_budget_beside_a_disk_with_one() {
     worker.pass(Instant::now());
     let second: Vec<u64> = rings.iter_mut().map(answered).collect();
 
-    // A disk's budget is the batches of two queues. The next pass takes from the next two.
+    // A disk's budget covers the batches of two queues. The next pass takes from the next two queues.
     assert_eq!(first, [32, 32, 0, 0, 0, 0, 0, 0, 32]);
     assert_eq!(second, [0, 0, 32, 32, 0, 0, 0, 0, 32]);
 }
 
-/// A disk whose reads the device keeps until they are released, on a worker that does not poll.
+/// A disk whose device holds its reads until the test releases them, on a worker that does not poll.
 struct StuckDisk {
     worker: Worker,
     engine: FakeHandle,
@@ -155,7 +156,7 @@ struct StuckDisk {
 }
 
 impl StuckDisk {
-    /// The first `full` of its `queues` have requests.
+    /// Creates the disk with `queues` queues, of which the first `full` have requests.
     fn new(queues: u64, full: u64) -> Self {
         let (folder, view) = (tempfile::tempdir().unwrap(), memory());
         let disk = disk("stuck", &folder);

@@ -36,7 +36,7 @@ pub(crate) fn apply(options: &WorkerOptions) -> Result<(), WorkerOptionsError> {
 }
 
 impl WorkerOptions {
-    /// Checks whether a worker could run with these options, on a thread that ends at once.
+    /// Checks whether a worker could run with these options, by applying them to a thread that ends at once.
     ///
     /// # Errors
     /// The first [`WorkerOptionsError`].
@@ -48,8 +48,8 @@ impl WorkerOptions {
     }
 }
 
-/// Logs the worker's CPUs and settings, by default at level debug. Returns the node that its memory comes from; `None`
-/// if there may be several.
+/// Logs the worker's CPUs and settings, by default at level debug. Returns the NUMA node from which the worker's memory
+/// comes; `None` if there may be several.
 pub(crate) fn log_start(id: WorkerId, options: &WorkerOptions) -> Option<u32> {
     let cpus = allowed_cpus().unwrap_or_default();
     let (cpus, node) = (format_cpus(&cpus), numa::node_of(&cpus));
@@ -77,12 +77,12 @@ pub(crate) fn warn_if_crowded(workers: &[WorkerOptions]) {
         warn!(
             workers = workers.len(),
             cpus = format_cpus(&cpus),
-            "more workers than CPUs that they may run on"
+            "there are more workers than CPUs on which they may run"
         );
     }
 }
 
-/// The CPUs of `workers` if there are fewer CPUs than workers.
+/// Returns the CPUs that `workers` may use, if they are fewer than the workers.
 fn crowded(workers: &[WorkerOptions], allowed: &[u32]) -> Option<Vec<u32>> {
     let cpus_of = |worker: &WorkerOptions| {
         if worker.cpus.is_empty() { allowed.to_vec() } else { worker.cpus.clone() }
@@ -160,7 +160,7 @@ fn why_no_class(class: SchedulingClass) -> String {
             .into();
     }
     let limit = limit_text(Resource::Rtprio);
-    format!("the process needs CAP_SYS_NICE, or a limit RLIMIT_RTPRIO of {priority} (it is {limit})")
+    format!("the process needs CAP_SYS_NICE, or a limit RLIMIT_RTPRIO of {priority} (the limit is {limit})")
 }
 
 fn set_nice(nice: i8) -> Result<(), WorkerOptionsError> {
@@ -205,11 +205,11 @@ mod tests {
     fn cpu_that_does_not_exist_is_refused_with_those_that_do() {
         let error = on(&[0, 1023]).check().unwrap_err();
         let online = format_cpus(&online_cpus().unwrap());
-        let expected = format!("CPU 1023 is offline or does not exist: online are {online}");
+        let expected = format!("CPU 1023 is offline or does not exist: the online CPUs are {online}");
         assert_eq!(error.to_string(), expected);
     }
 
-    /// On a thread of its own, which stays bound.
+    /// Uses a separate thread, because that thread stays bound.
     #[test]
     fn cpu_outside_the_affinity_is_refused_with_those_inside() {
         let cpus = allowed_cpus().unwrap();
@@ -221,8 +221,10 @@ mod tests {
             (on(&cpus[..1]).check().unwrap_err().to_string(), cpus)
         });
         let (error, cpus) = refused.join().unwrap();
-        let expected =
-            format!("CPU {} is outside the process's affinity mask: it may run on {}", cpus[0], cpus[1]);
+        let expected = format!(
+            "CPU {} is outside the process's affinity mask: the process may run on {}",
+            cpus[0], cpus[1]
+        );
         assert!(error.starts_with(&expected), "{error}");
     }
 }

@@ -25,9 +25,9 @@ use crate::error::ServerError;
 pub(crate) struct SharedSettings {
     /// The engine in which workers sleep. Also the default engine of disks.
     pub(crate) base: Arc<EngineSource>,
-    /// Limit of the polling window.
+    /// The longest polling window.
     pub(crate) poll: Duration,
-    /// The meter of a server that measures its request path.
+    /// Set only in a server that measures its request path.
     pub(crate) meter: Option<Arc<SubmissionMeter>>,
     /// Wakes the balancer; `None` if the server does not balance queues.
     pub(crate) balancer_wakeup: Option<Arc<BalancerWakeup>>,
@@ -38,21 +38,21 @@ pub(crate) struct SharedSettings {
 pub(crate) struct WorkerThread {
     pub(crate) address: Address,
     pub(crate) options: WorkerOptions,
-    /// NUMA node of its CPUs.
+    /// NUMA node of the worker's CPUs.
     pub(crate) node: Option<u32>,
     pub(crate) meter: Arc<WorkerMeter>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl WorkerThread {
-    /// A worker that its owner steps.
+    /// Creates a worker that has no thread and is stepped by its owner.
     #[cfg(feature = "test-util")]
     pub(crate) fn without_thread(address: Address, options: WorkerOptions) -> Self {
         Self { address, options, node: None, meter: Arc::default(), thread: None }
     }
 
     /// # Errors
-    /// The thread or its engine does not start, or the thread cannot run as its options say.
+    /// The thread or its engine cannot start, or the thread cannot run with its options.
     pub(crate) fn start(
         id: WorkerId,
         options: WorkerOptions,
@@ -97,7 +97,7 @@ impl WorkerThread {
         Ok(Self { address, options, node, meter, thread: Some(thread) })
     }
 
-    /// Waits for the end of a worker that was ordered to end.
+    /// Waits until a worker that was told to end has ended.
     pub(crate) fn join(&mut self) {
         let _ = self.thread.take().map(JoinHandle::join);
     }

@@ -19,7 +19,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// A driver that accepts the offered ones of these `features`, on a disk with `--cache none`.
+    /// Starts a driver that accepts those of the `features` that are offered, on a disk with `--cache none`.
     pub fn start(features: u64) -> Self {
         Self::start_on(Options::default(), features)
     }

@@ -50,7 +50,7 @@ pub struct Request {
     pub token: u64,
     /// Taken before it was sent.
     pub sent: Moment,
-    /// Taken after its status was seen; and whether that was OK.
+    /// Taken after its status was seen, with whether the status was OK.
     pub acked: Option<(Moment, bool)>,
     /// The guest sees writethrough, so an acknowledged write is durable.
     pub writethrough: bool,

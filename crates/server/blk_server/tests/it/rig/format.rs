@@ -24,7 +24,7 @@ impl Format {
         }
     }
 
-    /// The same without EVENT_IDX: the device signals each used chain.
+    /// Like `usual`, but without EVENT_IDX: the device signals each used chain.
     pub fn plain(self) -> u64 {
         self.usual() & !feature::EVENT_IDX
     }

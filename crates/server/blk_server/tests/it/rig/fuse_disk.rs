@@ -58,7 +58,7 @@ pub enum Call {
     Sync,
 }
 
-/// Makes calls of one type fail that touch a range.
+/// Makes calls of one type fail if they touch a range.
 #[derive(Clone, Debug)]
 pub struct Failing {
     pub call: Call,
@@ -128,7 +128,7 @@ impl FuseDisk {
         self.shared.state().bytes[range].to_vec()
     }
 
-    /// Calls that were failed so far.
+    /// Number of calls that were made to fail so far.
     pub fn failed(&self) -> u64 {
         self.shared.state().failed
     }
@@ -141,7 +141,8 @@ impl FuseDisk {
         self.shared.state().failing.clear();
     }
 
-    /// From now on the host answers syncs and does nothing, like a broken host, or a server that omits them.
+    /// From now on the host answers syncs without syncing, like a broken host. A server that omits its syncs looks the
+    /// same.
     pub fn drop_syncs(&self) {
         self.shared.state().drops_syncs = true;
     }
@@ -153,7 +154,7 @@ impl FuseDisk {
         self.shared.state().hangs = true;
     }
 
-    /// Calls without an answer.
+    /// Number of calls without an answer.
     pub fn hanging(&self) -> usize {
         self.shared.state().hanging.len()
     }

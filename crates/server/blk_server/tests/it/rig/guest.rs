@@ -12,7 +12,7 @@ use super::{MIB, PATIENCE, kind};
 /// The completion of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// `None`: the chain completed with length 0, the device wrote nothing.
+    /// `None`: the chain completed with length 0, so the device wrote nothing.
     pub status: Option<u8>,
     pub data: Vec<u8>,
     pub used_bytes: u32,
@@ -85,7 +85,7 @@ impl Guest {
         self.next_token
     }
 
-    /// Publishes, and kicks if the device wants it.
+    /// Publishes the requests, and kicks if the device requested kicks.
     pub fn submit(&mut self) {
         self.ring.publish();
         if self.ring.kick_needed() {

@@ -15,7 +15,7 @@ impl Log {
         Self::with(16_384, 256)
     }
 
-    /// A log for one queue of 256 entries, as a server makes it for a front-end that asks for 128.
+    /// A log for one queue of 256 entries, as a server makes it for a front-end that requests 128.
     pub fn larger_than_asked() -> Self {
         Self::with(32 + 256 * 32 + 32 + 8, 128)
     }

@@ -92,7 +92,7 @@ pub struct Options {
     pub disks: usize,
     /// The engine of all disks but the first, instead of the server's engine.
     pub other_engine: Option<Arc<EngineSource>>,
-    /// The server counts what it submits.
+    /// Whether the server counts what it submits.
     pub counting: bool,
     pub balance: Balance,
     pub poll: Duration,

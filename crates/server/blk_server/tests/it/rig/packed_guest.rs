@@ -1,4 +1,4 @@
-//! A packed-ring guest that breaks any rule, and a trait that it shares with the split-ring one.
+//! A packed-ring guest that breaks any rule, and a trait that it shares with the split-ring guest.
 //!
 //! `Hostile` sends invalid chains in either format. `PackedGuest` writes the ring slot by slot.
 //!
@@ -145,8 +145,8 @@ impl PackedGuest {
         self.store(addr + 12, &id.to_le_bytes());
     }
 
-    /// In one store, as a driver does it. If two bytes were stored in turn, the device could take the chain after the
-    /// first, and the second would overwrite its answer.
+    /// Writes the flags in one store, as a driver does. If two bytes were stored in turn, the device could take the
+    /// chain after the first, and the second would overwrite its answer.
     fn set_flags(&self, slot: u16, flags: u16) {
         let addr = GuestAddress(self.slot_addr(slot) + 14);
         // Release: pairs with the device's acquire of the flags.

@@ -48,7 +48,7 @@ pub fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// Reads the signals so far.
+/// Reads and resets the number of signals so far.
 pub fn take_signals(fd: &OwnedFd) -> u64 {
     let mut count = [0; 8];
     rustix::io::read(fd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
@@ -129,7 +129,7 @@ pub fn data_addr(guest: &Guest) -> u64 {
     (4 + u64::from(guest.index)) * MIB + 0x1000
 }
 
-/// One whole transfer.
+/// Performs one whole transfer, and returns its status.
 pub fn transfer(guest: &mut Guest, verb: u32, sector: u64, addr: u64, bytes: u32) -> u8 {
     let pending = add_transfer(guest, verb, sector, addr, bytes);
     guest.submit();

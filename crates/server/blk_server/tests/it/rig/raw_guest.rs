@@ -41,7 +41,7 @@ pub fn table(addr: u64, len_bytes: u32) -> RawDescriptor {
 pub struct RawGuest {
     pub guest: Guest,
     pub ring: RawRing,
-    /// Used entries taken.
+    /// Number of used entries taken so far.
     taken: u16,
 }
 
@@ -56,7 +56,7 @@ impl RawGuest {
         Self { guest, ring, taken: 0 }
     }
 
-    /// The address of its header; status at +0x800, data from +0x1000 on.
+    /// The address of the guest's header; status at +0x800, data from +0x1000 on.
     pub fn area(&self) -> u64 {
         self.guest.area()
     }

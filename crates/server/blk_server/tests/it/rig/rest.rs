@@ -22,7 +22,7 @@ pub fn switches() -> BTreeMap<String, (String, u64)> {
     fs::read_dir("/proc/self/task").unwrap().filter_map(|entry| task(entry.unwrap())).collect()
 }
 
-/// Waits until none of them has run for a while.
+/// Waits until none of the server's threads has run for a while.
 pub fn come_to_rest() -> bool {
     eventually(|| {
         let before = switches();

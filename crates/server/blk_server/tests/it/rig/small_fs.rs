@@ -11,7 +11,7 @@ pub enum Kind {
     Tmpfs,
     /// In a file, on a loop device.
     Ext4,
-    /// The same. It has reflinks, and 300 MiB at least.
+    /// In a file, on a loop device, with at least 300 MiB. It supports reflinks.
     Xfs,
 }
 
@@ -22,7 +22,7 @@ pub struct SmallFs {
 }
 
 impl SmallFs {
-    /// Mounts one of `mib` MiB. `None`, with a line of explanation, if the test may not mount.
+    /// Mounts a file system of `mib` MiB. `None`, with a line of explanation, if the test may not mount.
     pub fn mount(kind: Kind, mib: u64) -> Option<Self> {
         let folder = tempfile::Builder::new().prefix("small-fs-").tempdir().unwrap().keep();
         let (mounted, backing) = match kind {

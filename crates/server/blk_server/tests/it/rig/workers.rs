@@ -25,7 +25,7 @@ pub fn wait_for_stop(rig: &Rig, queue: u16) {
     assert!(eventually(|| matches!(stays(), Err(AdminError::NotDrained { .. }))), "no stop");
 }
 
-/// So many started queues of one guest.
+/// Starts `count` queues of one guest.
 pub fn guests(front_end: &mut FrontEnd, features: u64, count: u16) -> Vec<Guest> {
     front_end.negotiate(features);
     front_end.share_memory(16 * MIB);

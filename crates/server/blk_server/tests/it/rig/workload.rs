@@ -48,7 +48,7 @@ impl Dice {
 }
 
 /// A fault that happens once, after a step of the workload. In a [quiet](is_quiet) step it comes before the write and
-/// the flush that are done alone.
+/// the flush that the guest sends alone.
 pub struct Mishap {
     pub step: usize,
     pub when: When,
@@ -65,8 +65,8 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// Whether the guest waits for every request after this step, then sends a write and a flush alone. So every history
-/// has promises that no other request can have kept.
+/// Whether the guest waits for every request after this step, then sends a write and a flush alone. Therefore every
+/// history has promises that no other request can have kept.
 pub const fn is_quiet(step: usize) -> bool {
     step % 30 == 29
 }

@@ -15,7 +15,7 @@ use io_engine::{EngineConfig, IoUringEngine};
 
 use crate::rig::{MIB, Rig};
 
-/// Small enough to come from the thread's own arena; enough blocks to be most of it.
+/// Small enough to come from the thread's own arena. There are enough blocks to fill most of the arena.
 const BLOCK_BYTES: usize = 64 << 10;
 const BLOCKS: usize = 64;
 
@@ -88,13 +88,13 @@ impl Seen {
     }
 }
 
-/// A disk with four queues; queue `i` goes to worker `i` if there are as many.
+/// A disk with four queues; queue `i` goes to worker `i` if there are as many workers.
 pub struct Bed {
     pub rig: Rig,
     pub seen: Vec<Seen>,
 }
 
-/// Starts a server with these workers, alone on a disk in `CARGO_TARGET_TMPDIR`.
+/// Starts a server with these workers, which serves only one disk in `CARGO_TARGET_TMPDIR`.
 pub fn start(workers: Vec<WorkerOptions>) -> Result<Bed, ServerError> {
     let folder = tempfile::Builder::new().prefix("rig-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let image = folder.path().join("disk.raw");

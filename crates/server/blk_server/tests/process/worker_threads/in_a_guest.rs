@@ -41,7 +41,7 @@ fn in_guest() -> bool {
     in_guest
 }
 
-/// The NUMA node of `cpu`, from another kernel file than the one that bareblk reads.
+/// The NUMA node of `cpu`, from a different kernel file than bareblk reads.
 fn node_of(cpu: u32) -> u32 {
     let links = fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}")).unwrap();
     let names = links.map(|link| link.unwrap().file_name().into_string().unwrap());
@@ -75,7 +75,7 @@ fn threaded(name: &str) {
     write(&format!("{name}/cgroup.type"), "threaded");
 }
 
-/// A number in a group's `cpu.stat`.
+/// Returns a value from a group's `cpu.stat`.
 fn cpu_stat(group: &str, key: &str) -> u64 {
     let stat = read(&format!("{group}/cpu.stat"));
     let words = stat.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')).unwrap();
@@ -202,7 +202,7 @@ fn cpuset_of_the_group_binds_and_limits_what_can_be_bound_to() {
 
     let outside = WorkerOptions { cpus: vec![2, 3], ..in_group("two") }.check().unwrap_err().to_string();
     assert!(
-        outside.starts_with("CPU 3 is outside the process's affinity mask: it may run on 1-2"),
+        outside.starts_with("CPU 3 is outside the process's affinity mask: the process may run on 1-2"),
         "{outside}"
     );
 }
@@ -259,6 +259,6 @@ fn cpu_that_was_switched_off_is_refused_until_it_is_back() {
     switch("0");
     let error = on(&[1, 3]).check().unwrap_err().to_string();
     switch("1");
-    assert_eq!(error, "CPU 3 is offline or does not exist: online are 0-2");
+    assert_eq!(error, "CPU 3 is offline or does not exist: the online CPUs are 0-2");
     on(&[1, 3]).check().unwrap();
 }
