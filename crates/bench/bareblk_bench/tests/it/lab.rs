@@ -207,9 +207,11 @@ fn disks_measures_servers_with_up_to_a_thousand() {
     let result = run_with_servers("disks");
     assert_measured(&result);
     for variant in ["disks-10", "disks-100", "disks-1000", "disks-1000-busy"] {
-        for column in ["iops", "cpu", "p99", "start", "memory", "control"] {
+        for column in ["iops", "cpu", "p99", "start", "control"] {
             assert!(figure(&result, "randread", variant, column) > 0.0, "{variant}, {column}");
         }
+        // A difference of two processes' memory; with few disks it may be less than their noise.
+        assert!(result.cell("randread", variant).unwrap().summary("memory").is_some(), "{variant}");
     }
     assert!(
         result.cell("randread", "disks-1").unwrap().summary("memory").is_none(),

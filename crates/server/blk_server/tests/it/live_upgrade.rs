@@ -154,7 +154,7 @@ fn holding(format: Format, log: Option<&Log>) -> (Rig, FakeHandle, FrontEnd, Gue
 fn parked_requests_without_a_log_keep_their_session_here() {
     for format in BOTH {
         let (rig, fake, _front_end, mut guest, pending) = holding(format, None);
-        assert!(why_not(&rig).contains("queue 0 holds 1 requests"), "{}", why_not(&rig));
+        assert!(why_not(&rig).contains("queue 0 has 1 parked requests"), "{}", why_not(&rig));
         fake.clear();
         assert_eq!(server(&rig).resume_disk("test0", PATIENCE).unwrap(), 1);
         guest.next_used().unwrap();

@@ -211,7 +211,7 @@ fn configuration_that_a_guest_would_notice_is_refused_with_both_values() {
     let load = Load::connect(disk.socket(), Rings::Split, Overlap::No, 7);
     notices_nothing(load, &mut disk, |disk| {
         let differing: [(&[&str], &[&str]); 5] = [
-            (&["--readonly"], &["`root`", "readonly is false in the running server and true here"]),
+            (&["--readonly"], &["`root`", "readonly is false in the running server but true in the new one"]),
             (&["--cache", "writeback"], &["`root`", "cache is none", "writeback here"]),
             (&["--queue-size", "128"], &["`root`", "queue-size is 1024", "128 here"]),
             (&["--serial", "other"], &["`root`", "serial is ", "other here"]),

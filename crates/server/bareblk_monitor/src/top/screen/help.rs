@@ -25,7 +25,7 @@ const WORDS: &[(&str, &str)] = &[
     ("p50 p99", "half and 99% of the requests took at most this long"),
     ("THR%", "share of the time during which queues waited for limits"),
     ("CREDIT%", "remaining credit of the scarcest limit"),
-    ("µs/IO", "processor time per request: of workers; at the top: of all threads"),
+    ("µs/IO", "processor time per request, of workers (first line: all threads)"),
     ("WAIT%", "share of the time during which a worker waited for a CPU"),
     ("* !", "before a name: * means holding or throttled, ! means failed"),
 ];
