@@ -495,7 +495,7 @@ fn vmm_args_ask_the_server_for_socket_and_queue_size() {
     let text = output(command(&["--vmm", "cloud-hypervisor", "--queues", "2"]));
     assert_says(&text, &[&format!("socket={},num_queues=2,queue_size=256", place.socket("s").display())]);
     assert_says(&refusal(command(&["--queues", "3"])), &["--queues 3", "offers only 2"]);
-    assert_says(&refusal(command(&["--queue-size", "512"])), &["--queue-size 512", "allows 256"]);
+    assert_says(&refusal(command(&["--queue-size", "512"])), &["--queue-size 512", "allows only 256"]);
     let mut none = bareblk();
     none.args(["vmm-args", "--disk", "none", "--control"]).arg(place.socket("c"));
     assert_says(&refusal(none), &["there is no disk `none`"]);

@@ -212,10 +212,10 @@ fn configuration_that_a_guest_would_notice_is_refused_with_both_values() {
     notices_nothing(load, &mut disk, |disk| {
         let differing: [(&[&str], &[&str]); 5] = [
             (&["--readonly"], &["`root`", "readonly is false in the running server but true in the new one"]),
-            (&["--cache", "writeback"], &["`root`", "cache is none", "writeback here"]),
-            (&["--queue-size", "128"], &["`root`", "queue-size is 1024", "128 here"]),
-            (&["--serial", "other"], &["`root`", "serial is ", "other here"]),
-            (&["--wce", "fixed"], &["`root`", "wce is guest", "fixed here"]),
+            (&["--cache", "writeback"], &["`root`", "cache is none", "writeback in the new one"]),
+            (&["--queue-size", "128"], &["`root`", "queue-size is 1024", "128 in the new one"]),
+            (&["--serial", "other"], &["`root`", "serial is ", "other in the new one"]),
+            (&["--wce", "fixed"], &["`root`", "wce is guest", "fixed in the new one"]),
         ];
         for (args, said) in differing {
             assert_says(&refusal(with(disk.taker(), args)), said);
