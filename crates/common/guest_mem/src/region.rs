@@ -252,7 +252,7 @@ impl Region {
         })
     }
 
-    /// The region as announced.
+    /// The region's specification, as the front-end sent it.
     #[must_use]
     pub fn spec(&self) -> &RegionSpec {
         &self.spec

@@ -115,7 +115,7 @@ impl Slot {
         self.generation.fetch_add(1, Ordering::Release); // even; pairs with the acquires in `read`
     }
 
-    /// Start and length, if they are consistent.
+    /// Returns the start and length, or `None` if a writer was changing them.
     fn read(&self) -> Option<(usize, usize)> {
         let before = self.generation.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Acquire);

@@ -29,8 +29,8 @@
 //!   too. Destroying never waits for the mutex.
 //!
 //! Words 7 and 9 stay zero: glibc has its "process-shared" flag in the lowest bit of one of them (9 before
-//! 2.41, 7 since). This flag identifies condition variables that the C library operates; calls on them are
-//! passed on. They work only with mutexes that the C library operates, too (`EINVAL` with others); this
+//! 2.41, 7 since). If this flag is set, the C library manages the condition variable, and this library forwards
+//! calls on it. Such variables work only with mutexes that the C library operates, too (`EINVAL` with others); this
 //! library's condition variables work with any mutex.
 //!
 //! See also: the list (`cond/waiters.rs`), sleeping and cancellation (`cond/waiter.rs`).

@@ -19,7 +19,7 @@ pub enum ServerError {
     #[error("cannot start the I/O engine")]
     Engine(#[source] io::Error),
     /// A worker's thread cannot run with its options.
-    #[error("worker {id} cannot run with its options")]
+    #[error("cannot apply the CPU or scheduling settings of worker {id}")]
     Worker {
         /** The worker's number. */
         id: WorkerId,

@@ -63,7 +63,7 @@ pub enum MemoryError {
         max: usize,
     },
     /// The back-end refused the memory.
-    #[error("the back-end does not accept the memory")]
+    #[error("the back-end refused the guest memory")]
     Message(#[source] MessageError),
     /// The back-end has disconnected and the driver does not wait for another one, or it disconnected during the call.
     #[error("the back-end has disconnected")]

@@ -55,7 +55,7 @@ pub enum PushError {
     },
     /// The data is empty, too long, or not a whole number of sectors.
     #[error(
-        "the request has {len_bytes} bytes of data, but must have a multiple of {sector_bytes}, from {sector_bytes} to {max_bytes}"
+        "the request has {len_bytes} bytes of data; the length must be a multiple of {sector_bytes}, from {sector_bytes} to {max_bytes}"
     )]
     DataLength {
         /** Total length of the buffers. */

@@ -205,7 +205,8 @@ fn bytes_that_are_no_whole_sectors_are_refused_with_value_and_limit() {
     let mut rig = rig(8, FULL);
     let data = [rig.data(512), rig.data(100)];
     let refused = rig.queue.push(&blk_driver::Request::new(Work::Read { sector: 0, data: &data }, 1));
-    let text = "the request has 612 bytes of data, but must have a multiple of 512, from 512 to 4294966784";
+    let text =
+        "the request has 612 bytes of data; the length must be a multiple of 512, from 512 to 4294966784";
     assert_eq!(refused.unwrap_err().to_string(), text);
     let nothing = rig.queue.push(&blk_driver::Request::new(Work::Read { sector: 0, data: &[] }, 1));
     assert!(matches!(nothing, Err(PushError::DataLength { len_bytes: 0, .. })));

@@ -80,7 +80,7 @@ impl Waiters {
         std::iter::from_fn(move || {
             // SAFETY: picked and not yet posted, so it is alive; no other thread follows its links.
             let picked = unsafe { next?.as_ref() };
-            next = NonNull::new(picked.newer.load(Relaxed)); // before the post, which may end it
+            next = NonNull::new(picked.newer.load(Relaxed)); // read before the post: it may end the lifetime of the waiter
             Some(picked)
         })
     }
@@ -187,7 +187,7 @@ impl Waiters {
         result
     }
 
-    /// One thread empties the list and frees its lock; the others wait for it.
+    /// Resets the list and its lock for a new epoch, on first use. One thread does this; the others wait until it is done.
     #[cold]
     fn begin(&self, epoch: u32) {
         let before = self.epoch.load(Acquire);

@@ -256,7 +256,8 @@ fn choice(text: &str) -> Result<Choice> {
     if text == "none" {
         return Ok(Choice(None));
     }
-    let worker = text.parse().context("give the number of a worker (from `bareblk ctl workers`), or none")?;
+    let worker =
+        text.parse().context("expected a worker number (see `bareblk ctl workers`) or the word `none`")?;
     Ok(Choice(Some(worker)))
 }
 

@@ -17,7 +17,7 @@ Examples:
   bareblk top --interval 10 --count 6 > minute.txt  tables, because the output is not a terminal
   bareblk top --json --count 1 | jq '.disks[] | {name, iops}'
 
-Keys: ? shows them all. Columns and screens: docs/how-to/top.md.
+Press ? for a list of all keys. Columns and screens: docs/how-to/top.md.
 
 Environment:
   BAREBLK_CONTROL  the server's control socket, instead of --control

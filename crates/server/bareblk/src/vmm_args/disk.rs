@@ -38,7 +38,7 @@ impl Disk {
         let (queues, size) = (args.queues.unwrap_or(1), args.queue_size.unwrap_or(longest));
         ensure!(
             queues <= offered,
-            "--queues {queues}: disk {name} offers only {offered} (its setting `queues`)"
+            "--queues {queues} is too high: disk {name} offers only {offered} (set by its `queues` setting)"
         );
         ensure!(
             size <= longest,

@@ -132,7 +132,7 @@ fn more_than_the_process_is_entitled_to_is_refused_with_what_is_missing() {
 fn server_with_a_worker_that_cannot_be_does_not_start_and_leaves_nothing() {
     let _alone = alone();
     let Err(error) = start(vec![WorkerOptions::default(), on(&[1023])]) else { panic!("it starts") };
-    assert_eq!(error.to_string(), "worker 1 cannot run with its options");
+    assert_eq!(error.to_string(), "cannot apply the CPU or scheduling settings of worker 1");
     let why = std::error::Error::source(&error).unwrap().to_string();
     assert!(why.starts_with("CPU 1023 is offline or does not exist: the online CPUs are 0"), "{why}");
     // A joined thread stays in /proc for a moment: the kernel wakes the joiner first.

@@ -25,7 +25,7 @@ pub(super) struct SimWorker {
     pub(super) cpu: usize,
     /// The last-level cache of this CPU, if it is known.
     pub(super) cache: Option<usize>,
-    /// The quota of its control group, in shares of a CPU.
+    /// The CPU quota of the worker's control group, as a fraction of one CPU (1.0: a whole CPU).
     pub(super) quota: f64,
 }
 

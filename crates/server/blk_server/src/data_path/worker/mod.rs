@@ -217,7 +217,7 @@ impl Worker {
     pub(crate) fn pass(&mut self, now: Instant) -> bool {
         let timed = self.timed.is_due(self.counted.busy_passes);
         let taken = self.take_requests(now); // 2–5: chains to ops
-        self.submit(); // 5: one system call for the whole batch
+        self.submit(); // step 5: submit the whole batch with one system call
         let submitted = (timed || self.meter.is_some()).then(Instant::now);
         if let (Some(meter), Some(submitted)) = (&self.meter, submitted) {
             meter.note(submitted - now, taken);

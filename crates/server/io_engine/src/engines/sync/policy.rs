@@ -88,7 +88,7 @@ impl Policy {
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::InMemory => "all in the worker",
+            Self::InMemory => "all calls in the worker thread",
             Self::Direct => "reads and writes in the worker, which waits",
             Self::Cached { nowait_reads: false, nowait_writes: false } => "all in the pool",
             Self::Cached { .. } => "non-blocking calls in the worker, others in the pool",
