@@ -13,7 +13,7 @@ use crate::error::LabError;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
 
-/// Ids of the declaration's columns, workloads and variants.
+/// Converts ids of columns, workloads or variants to owned strings.
 pub(crate) fn owned(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|&text| text.to_owned()).collect()
 }
@@ -34,7 +34,7 @@ pub struct Source {
 pub struct Published {
     /// The table's caption.
     pub caption: String,
-    /// The column headings, without the one of the row names.
+    /// The column headings, except that of the row names.
     pub columns: Vec<PublishedColumn>,
     /// The rows, in the original's order; rows without published figures come last.
     pub rows: Vec<PublishedRow>,
@@ -51,13 +51,13 @@ pub struct PublishedColumn {
     pub workload: String,
     /// Id of a column.
     pub column: String,
-    /// The published figure is a ratio to the baseline, so the report shows this run's ratio as well.
+    /// True if the published figure is a ratio to the baseline: the report then shows this run's ratio as well.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_ratio: bool,
 }
 
 impl PublishedColumn {
-    /// The figure itself, not a ratio.
+    /// A column whose published figure is not a ratio.
     pub(crate) fn new(title: &str, workload: &str, column: &str) -> Self {
         Self { title: title.into(), workload: workload.into(), column: column.into(), is_ratio: false }
     }
@@ -70,7 +70,7 @@ pub struct PublishedRow {
     pub label: String,
     /// Id of a variant.
     pub variant: String,
-    /// One per column; empty if no figures were published.
+    /// One figure per column; empty if no figures were published.
     pub figures: Vec<String>,
 }
 
@@ -104,9 +104,10 @@ pub struct Variant {
     pub id: String,
     /// Name in tables.
     pub label: String,
-    /// The workloads that it is measured with; empty: all.
+    /// Ids of the workloads under which it is measured; all if empty.
     pub only: Vec<String>,
-    /// The variant that it is compared with instead of the experiment's baseline. That variant itself has no baseline.
+    /// Id of the variant that it is compared with instead of the experiment's baseline. That variant itself has no
+    /// baseline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
 }
@@ -118,14 +119,14 @@ impl Variant {
         Self { id: id.into(), label: label.into(), only: Vec::new(), against: None }
     }
 
-    /// Measures it with these workloads only.
+    /// Restricts the variant to these workloads.
     #[must_use]
     pub fn only(mut self, workloads: &[&str]) -> Self {
         self.only = owned(workloads);
         self
     }
 
-    /// Compares it with this variant.
+    /// Sets the variant that this one is compared with.
     #[must_use]
     pub fn against(mut self, variant: &str) -> Self {
         self.against = Some(variant.to_owned());
@@ -146,13 +147,13 @@ pub struct Workload {
     pub id: String,
     /// Name in headings.
     pub label: String,
-    /// The workload's position on the axes of the declaration's curves; empty: on none.
+    /// The workload's position on the axes of the declaration's curves; empty if it is on none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub place: BTreeMap<String, f64>,
 }
 
 impl Workload {
-    /// A workload.
+    /// Makes a workload that is on no axis.
     #[must_use]
     pub fn new(id: &str, label: &str) -> Self {
         Self { id: id.into(), label: label.into(), place: BTreeMap::new() }
@@ -223,7 +224,7 @@ impl Plot {
     }
 }
 
-/// An axis of [`Curves`]: a number that each workload defines.
+/// An axis of [`Curves`]: a value that each workload sets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
     /// Key in the workloads' `place`.
@@ -232,8 +233,8 @@ pub struct Axis {
     pub title: String,
 }
 
-/// One drawing for the whole run: the ratio to the baseline against one number of the workloads. It has a panel per
-/// variant, and a line for each value of a second number.
+/// One drawing for the whole run: the ratio to the baseline against one parameter of the workloads. It has a panel per
+/// variant, and a line for each value of a second parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Curves {
     /// The file's name.
@@ -261,7 +262,7 @@ pub struct Stack {
     pub columns: Vec<String>,
 }
 
-/// One drawing for the whole run: a column against a number of the workloads, one line per variant, both axes
+/// One drawing for the whole run: a column against a parameter of the workloads, one line per variant, both axes
 /// logarithmic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Courses {
@@ -279,21 +280,21 @@ pub struct Courses {
     pub variants: Vec<String>,
 }
 
-/// One drawing for the whole run: the ratio to the baseline by two numbers of the workloads, as colour and figure. It
-/// has a grid for each variant and layer. The terminal shows these grids instead of the workloads' tables.
+/// One drawing for the whole run: the ratio to the baseline by two parameters of the workloads, as colour and figure.
+/// It has a grid for each variant and layer. The terminal shows these grids instead of the workloads' tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Map {
     /// The file's name.
     pub id: String,
     /// Title of the drawing.
     pub title: String,
-    /// A column of cells for each value.
+    /// One column of cells per value of this axis.
     pub across: Axis,
-    /// A row of cells for each value.
+    /// One row of cells per value of this axis.
     pub down: Axis,
     /// Ids of variants, one column of grids each.
     pub variants: Vec<String>,
-    /// One row of grids each.
+    /// The layers, one row of grids each.
     pub layers: Vec<Layer>,
 }
 
@@ -302,7 +303,7 @@ pub struct Map {
 pub struct Layer {
     /// What they have in common.
     pub label: String,
-    /// Their ids. Each has a place of its own on both axes.
+    /// Their ids. No two have the same position on both axes.
     pub workloads: Vec<String>,
 }
 
@@ -327,7 +328,7 @@ impl RatioForm {
     }
 }
 
-/// A goal for the ratio to the baseline in the same round, as an interval.
+/// A goal for a figure, usually the ratio to the baseline in the same round. It is judged by the figure's interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Target {
     /// The claim as text.
@@ -340,7 +341,7 @@ pub struct Target {
     pub at_least: f64,
     /// The interval's half width must not exceed this.
     pub half_width_max: f64,
-    /// The figure to compare.
+    /// The figure that is judged.
     #[serde(default, skip_serializing_if = "Yardstick::is_baseline")]
     pub yardstick: Yardstick,
 }
@@ -351,10 +352,11 @@ pub enum Yardstick {
     /// The ratio to the baseline.
     #[default]
     Baseline,
-    /// The ratio to whichever of these variants has the highest median of the compared column under the same workload.
+    /// The ratio to the one of these variants that has the highest median of the compared column under the same
+    /// workload.
     BestOf(Vec<String>),
-    /// The ratio to whichever variant has the highest median of the compared column under the same workload, of those
-    /// whose median of another column is at most `at_most`. The judged variant may be that one.
+    /// The ratio to the variant with the highest median of the compared column under the same workload, among the
+    /// variants whose median of another column is at most `at_most`. That variant may be the judged one itself.
     BestWithin {
         /// The other column's id.
         column: String,
@@ -427,18 +429,18 @@ pub struct Declaration {
     /// How the ratio is written.
     #[serde(default)]
     pub ratio_form: RatioForm,
-    /// Drawings, one per workload each.
+    /// Drawings that are made once per workload.
     pub plots: Vec<Plot>,
-    /// Drawings over all workloads.
+    /// Drawings of ratios over all workloads.
     #[serde(default)]
     pub curves: Vec<Curves>,
-    /// Drawings of parts, one per workload each.
+    /// Drawings of a figure's parts, made once per workload.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stacks: Vec<Stack>,
     /// Drawings over all workloads, of figures instead of ratios.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub courses: Vec<Courses>,
-    /// Drawings over all workloads, of ratios by two numbers.
+    /// Drawings over all workloads, of ratios by two parameters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub maps: Vec<Map>,
     /// The goals that the run is judged by.
@@ -474,7 +476,7 @@ impl Declaration {
     }
 }
 
-/// The amount of measurement.
+/// The number and length of the samples, and the size of test files.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effort {
     /// Samples of each variant under each workload.
@@ -492,7 +494,7 @@ pub struct Setup {
     pub scratch: PathBuf,
     /// The directory for test files, on the disk to be measured. The files are removed afterwards.
     pub storage: PathBuf,
-    /// The amount of measurement.
+    /// How much is measured.
     pub effort: Effort,
     /// Path of `bareblk`, for experiments that measure it as a process.
     pub program: Option<PathBuf>,
@@ -505,9 +507,9 @@ pub struct Setup {
 /// One sample to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Cell {
-    /// Index in the declaration.
+    /// The variant's index in the declaration.
     pub variant: usize,
-    /// Index in the declaration.
+    /// The workload's index in the declaration.
     pub workload: usize,
     /// Seed for random addresses, the same for every variant of the round.
     pub seed: u64,
@@ -521,7 +523,7 @@ pub type Reading = Vec<Option<f64>>;
 /// The reason for a missing sample.
 #[derive(Debug, thiserror::Error)]
 pub enum SampleError {
-    /// This variant cannot run here under this workload. It is not tried again.
+    /// This variant cannot run on this machine under this workload. It is not tried again.
     #[error("{0}")]
     Unavailable(String),
     /// The user wants to stop.
@@ -530,7 +532,7 @@ pub enum SampleError {
 }
 
 impl SampleError {
-    /// Another error, with its text.
+    /// Makes [`Self::Unavailable`] from another error and a text that says what failed.
     pub(crate) fn because(what: &str, error: &dyn std::fmt::Display) -> Self {
         Self::Unavailable(format!("{what}: {error}"))
     }
@@ -538,8 +540,8 @@ impl SampleError {
 
 /// Measures an experiment's samples.
 pub trait Bench {
-    /// Makes the resources that all samples need (test files). `tell` receives the current step and the completed
-    /// share.
+    /// Prepares the resources that all samples need, such as test files. `tell` receives the current step and the
+    /// completed share.
     ///
     /// # Errors
     /// Nothing can be measured, or the user interrupted the run.

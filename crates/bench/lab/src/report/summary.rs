@@ -1,13 +1,14 @@
-//! `summary.json`: a run's medians and intervals, without samples. Small enough to keep next to the code.
+//! `summary.json`: a run's medians and intervals, without samples, so the file is small enough to be kept next to the
+//! code.
 //!
-//! - Figures have four significant digits. Each cell is one line, so that the diff of two runs is readable.
+//! - Figures have four significant digits. Each cell is one line, so that a diff of two runs is readable.
 
 use serde_json::{Value, json};
 
 use crate::result::{CellResult, RunResult};
 use crate::stats::Summary;
 
-/// In the experiment's folder.
+/// Name of the file in the experiment's folder.
 pub(super) const FILE: &str = "summary.json";
 
 pub(super) fn to_text(result: &RunResult) -> String {

@@ -24,7 +24,6 @@ pub(crate) enum Way {
     Socket { disks: usize },
 }
 
-/// One load.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Load {
     pub workload: Workload,
@@ -37,7 +36,7 @@ pub(crate) struct Load {
     /// Depth of each job.
     pub depth: u16,
     pub queue_size: u16,
-    /// Number of requests of the whole published job, if it ends.
+    /// Number of requests of the whole published job, if the job has an end.
     pub requests: Option<u64>,
 }
 
@@ -71,7 +70,7 @@ pub(crate) fn thread_counts(cores: usize) -> Vec<usize> {
 }
 
 impl Load {
-    /// More threads than cores: locks that only spin are not measured.
+    /// Whether there are more threads than cores. Locks that only spin are not measured then.
     pub fn is_crowded(&self, cores: usize) -> bool {
         self.threads > cores
     }

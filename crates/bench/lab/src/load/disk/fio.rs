@@ -1,4 +1,4 @@
-//! The same load by fio, the tool behind the published figures, if it is installed.
+//! The load as run by fio, the tool behind the published figures, if it is installed.
 //!
 //! `fio --ioengine=libaio --direct=1 … --output-format=json --output=FILE → Measured`
 
@@ -20,7 +20,7 @@ pub(crate) fn version() -> Option<String> {
 /// Installation instructions.
 pub(crate) const MISSING: &str = "fio is not installed: apt install fio";
 
-/// The options of a job, for example random writes for some time on a part of a file.
+/// Options that all fio jobs have.
 pub(crate) struct Basics<'p> {
     pub(crate) path: &'p Path,
     /// fio's word for the pattern.
@@ -75,7 +75,7 @@ pub(crate) fn run(path: &Path, job: &Job, scratch: &Path, stop: &Stop) -> Result
 }
 
 pub(crate) fn lacking() -> SampleError {
-    SampleError::because("fio", &"its report lacks the figures")
+    SampleError::because("fio", &"its report has no figures for the job")
 }
 
 /// Returns fio's report, which fio writes to a file in the folder `scratch`.

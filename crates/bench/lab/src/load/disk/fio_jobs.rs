@@ -60,7 +60,7 @@ fn read(json: &serde_json::Value, writes: bool) -> Option<Figures> {
         return None;
     }
     if ios <= 0.0 || runtime_s <= 0.0 {
-        // The time was too short on a busy machine: no figures for this sample; the next one may have some.
+        // The run was too short on a busy machine, so this sample has no figures.
         return Some(Figures::new());
     }
     let percent = job.get("usr_cpu")?.as_f64()? + job.get("sys_cpu")?.as_f64()?;

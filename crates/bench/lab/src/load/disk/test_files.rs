@@ -34,7 +34,8 @@ impl Default for TestFiles {
 const NOT_PREPARED: &str = "not prepared";
 
 impl TestFiles {
-    /// Fills `count` files in each of `places`. A RAM disk without room for them is not an error: it gets no samples.
+    /// Fills `count` files in each of `places`. If the RAM disk has no room for them, that is not an error: its samples
+    /// are then unavailable.
     pub fn fill(
         setup: &Setup,
         (places, count): (&[Place], usize),
@@ -64,7 +65,7 @@ impl TestFiles {
         }
     }
 
-    /// The file at `place`, where there is one.
+    /// The only file at `place`.
     pub fn one(&self, place: Place) -> Result<&TestFile, SampleError> {
         self.all(place)?.first().ok_or_else(|| SampleError::Unavailable(NOT_PREPARED.to_owned()))
     }

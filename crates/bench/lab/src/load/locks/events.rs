@@ -9,7 +9,7 @@ pub(crate) struct LockEvents {
     pub halts: u64,
     /// Other threads woken.
     pub kicks: u64,
-    /// Wakes without reason.
+    /// Wakes without a reason.
     pub spurious: u64,
 }
 
@@ -30,7 +30,7 @@ impl LockEvents {
     }
 }
 
-/// Counts events while this value exists. Only slow paths become slower.
+/// Counts events while this value exists. Counting slows down only the slow paths.
 #[derive(Debug)]
 pub(crate) struct Counting(());
 

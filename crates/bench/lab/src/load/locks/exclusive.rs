@@ -17,8 +17,8 @@ pub(crate) struct Lines {
 pub(crate) struct Line(pub u64);
 
 impl Lines {
-    /// `steps` of a linear congruential generator (Knuth's MMIX). Each step depends on the previous one. Half of them
-    /// are on each line.
+    /// Makes `steps` steps of a linear congruential generator (Knuth's MMIX), half of them on each line. Each step
+    /// depends on the previous one.
     #[inline]
     pub fn work(&mut self, steps: u32) {
         self.first.0 = generate(self.first.0, steps / 2);
@@ -46,7 +46,7 @@ pub(crate) trait Exclusive: Send + Sync {
     fn with<R>(&self, work: impl FnOnce(&mut Lines) -> R) -> R;
 }
 
-/// Supports a limited wait.
+/// A lock that supports a limited wait.
 pub(crate) trait Timed: Exclusive {
     /// `None` if the timeout passed first.
     fn with_within<R>(&self, timeout: Duration, work: impl FnOnce(&mut Lines) -> R) -> Option<R>;
