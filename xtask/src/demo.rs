@@ -143,7 +143,7 @@ impl Watch<'_> {
             self.interrupt.check()?;
             self.server.check_alive()?;
             if let Some(output) = self.vm.try_wait()? {
-                bail!("the guest ended before {pattern:?}:\n{}", output.console);
+                bail!("the guest ended before it printed {pattern:?}:\n{}", output.console);
             }
         }
     }

@@ -95,7 +95,7 @@ fn step_list() -> String {
     format!("Steps:\n{}", lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// The last line of output is the count of tests, whatever happened.
+/// The last line of output is the count of tests, even if a step has failed.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let Plan { steps, crates } = prepared(args)?;
     let (tests, skips, programs) = (Tests::default(), Skips::new()?, Vec::new());
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The plan, after the packages for its steps are installed.
+/// Makes the plan, and installs the packages that its steps need.
 fn prepared(args: &Args) -> Result<Plan> {
     let plan = Plan::new(STEPS, &args.only, &args.crates)?;
     setup::ensure(args.setup, &[&plan.packages(args.long)])?;

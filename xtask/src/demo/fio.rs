@@ -1,6 +1,6 @@
 //! The demo's fio jobs, with the same arguments in the guest and on the host, and reading fio's JSON.
 //!
-//! libaio on both sides: every kernel has it, and containers often forbid io_uring.
+//! Both sides use libaio: every kernel has it, but containers often forbid io_uring.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -11,7 +11,7 @@ pub(super) struct Job {
     pub(super) name: &'static str,
     /// Title for people.
     pub(super) title: &'static str,
-    /// The key of its numbers in fio's JSON.
+    /// The key of the job's figures in fio's JSON.
     side: &'static str,
 }
 

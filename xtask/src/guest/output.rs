@@ -80,7 +80,7 @@ impl Console {
         self.grew.notify_all();
     }
 
-    /// The first whole line after byte `from` that contains `pattern`, and where the next one starts.
+    /// The first whole line after byte `from` that contains `pattern`, and the position of the next line.
     pub(super) fn wait_for_line(
         &self,
         from: usize,

@@ -141,7 +141,7 @@ fn own_cgroup() -> Option<String> {
     groups.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
 }
 
-/// Tries this program, which lies beside the test programs.
+/// Tries this program, which is in the folder of the test programs.
 fn nobody_runs_us() -> bool {
     let Ok(program) = std::env::current_exe() else { return false };
     let as_nobody = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "test", "-x"];

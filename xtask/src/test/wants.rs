@@ -78,7 +78,7 @@ fn is_version(says: &str, version: &str) -> bool {
     says.split_whitespace().nth(1) == Some(version)
 }
 
-/// Looks at the list, because `rustup run` would install a missing version or fail.
+/// Reads rustup's list, because `rustup run` would install a missing version or fail.
 fn has_toolchain(version: &str) -> bool {
     let list = command::output(Command::new("rustup").args(["toolchain", "list"]));
     list.is_ok_and(|list| lists_toolchain(&list, version))

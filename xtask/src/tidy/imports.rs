@@ -9,7 +9,7 @@ use std::fmt;
 use crate::source_text::{SourceText, words};
 use crate::source_tree::{SourceFile, is_test, product_part};
 
-/// The path of a module in its crate; the root's is empty.
+/// The path of a module in its crate; empty for the root.
 type Module = Vec<String>;
 /// The code of each module's file.
 type Modules = BTreeMap<Module, String>;
@@ -124,7 +124,7 @@ impl<'a> Names<'a> {
         Self { modules, used: modules.iter().map(used).collect() }
     }
 
-    /// The module that defines what `path` names. A `use` item on the way stands for what it imports.
+    /// The module that defines the item at `path`. Follows `use` items on the way.
     fn owner(&self, path: &[String]) -> Option<Module> {
         self.owner_in(path, self.modules.len())
     }
@@ -174,7 +174,7 @@ fn absolute(module: &[String], path: &[String], modules: &Modules) -> Option<Mod
     }
 }
 
-/// A path in a `use` item, and the name that it gives to what it imports.
+/// A path in a `use` item, and the name under which the module imports the item.
 struct UsedPath {
     parts: Vec<String>,
     name: String,

@@ -168,7 +168,7 @@ impl ServerProcess {
                 return Err(SampleError::because(&format!("the server ended with {status}"), &line));
             }
             if Instant::now() > end {
-                let why = format!("the server made no socket within {} s", PATIENCE.as_secs());
+                let why = format!("the server created no socket within {} s", PATIENCE.as_secs());
                 return Err(SampleError::Unavailable(why));
             }
             std::thread::sleep(LOOK);
