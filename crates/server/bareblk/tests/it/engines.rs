@@ -1,7 +1,7 @@
-//! Engines from the command line: the chosen one, the refused ones, and the program's behaviour when the host forbids
-//! their calls.
+//! Engines from the command line: which engine is chosen, which are refused, and what the program does if the host
+//! forbids an engine's calls.
 //!
-//! Seccomp filters on one thread forbid the calls; the program that the thread starts inherits them.
+//! A seccomp filter on a thread forbids the calls, and the program that the thread starts inherits the filter.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! One real guest with many disks: each engine and cache mode serves one, and the guest verifies its writes.
+//! One real guest with many disks, one per engine and cache mode. The guest verifies its writes.
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 

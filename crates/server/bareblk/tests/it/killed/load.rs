@@ -41,7 +41,7 @@ enum Doing {
     Flush,
 }
 
-/// Room for one request.
+/// The buffers and the state of one request.
 struct Slot {
     queue: usize,
     buffer: Buffer,
@@ -60,7 +60,7 @@ pub struct Seen {
 }
 
 pub struct Load {
-    /// For callers that need more than requests.
+    /// The device, for callers that need more than requests.
     pub device: Arc<Device>,
     queues: Vec<Queue>,
     slots: Vec<Slot>,
@@ -68,7 +68,7 @@ pub struct Load {
     overlap: Overlap,
     /// Sectors per block.
     unit: u64,
-    /// The current limit of requests in flight. When it falls, requests from before must not be resubmitted.
+    /// The current limit of requests in flight. After it has fallen, completed requests must not be resubmitted.
     most: usize,
     random: Rng,
     pub seen: Seen,
@@ -83,7 +83,7 @@ impl Load {
         Self::connect_with(socket, rings, overlap, true, seed)
     }
 
-    /// `log`: whether there is an in-flight log.
+    /// `log` is whether there is an in-flight log.
     pub fn connect_with(
         socket: std::path::PathBuf,
         rings: Rings,
@@ -138,7 +138,7 @@ impl Load {
         match self.random.u8(0..100) {
             0..35 => self.send_read(at, sectors),
             35..40 => self.push(at, Doing::Flush, Work::Flush),
-            // The caller tries another request.
+            // The caller tries a different request.
             _ if self.overlap == Overlap::No && self.model.is_being_written(sectors.clone()) => {}
             40..48 => self.send_zeroes(at, sectors),
             _ => self.send_write(at, sectors),
@@ -237,7 +237,7 @@ impl Load {
         }
     }
 
-    /// Works until some more requests have completed.
+    /// Keeps the load running until some more requests have completed.
     pub fn work(&mut self) {
         let (end, enough) = (Instant::now() + PATIENCE, self.seen.ended + 50);
         while self.seen.ended < enough {

@@ -99,7 +99,7 @@ pub fn monitor_program() -> PathBuf {
     beside_own("bareblk_monitor", "bareblk-monitor")
 }
 
-/// The program `name` of the crate `package`. Cargo builds for a test only the programs of the test's own crate.
+/// The program `name` of the crate `package`. For a test, cargo builds only the programs of the test's own crate.
 fn beside_own(package: &str, name: &str) -> PathBuf {
     let own = option_env!("CARGO_BIN_EXE_bareblk").or(option_env!("CARGO_BIN_EXE_bareblk-bench"));
     let own = own.or(option_env!("CARGO_BIN_EXE_bareblk-monitor")).map(PathBuf::from).expect("a program");
@@ -191,7 +191,7 @@ impl Server {
         std::fs::read_to_string(self.log.path()).unwrap()
     }
 
-    /// Standard error, readable after the exit too.
+    /// Standard error, readable even after the exit.
     pub fn log_file(&self) -> File {
         self.log.reopen().unwrap()
     }
@@ -208,7 +208,7 @@ impl Drop for Server {
     }
 }
 
-/// A server that may not serve yet.
+/// A server that may not be serving yet.
 pub struct Starting {
     server: Server,
     lines: mpsc::Receiver<String>,

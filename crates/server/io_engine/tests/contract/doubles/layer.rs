@@ -4,9 +4,9 @@
 //!
 //! - The layer has op states and buffers of its own. The inner engine sees only the layer's buffers, so its ops in
 //!   flight never refer to guest memory.
-//! - A dependent op is pushed in `reap`. The inner engine starts it with the next `submit` or `wait`, as it does with
-//!   calls that it repeats itself.
-//! - Entries are untrusted: the image checks each range that follows from one.
+//! - A dependent op is pushed in `reap`. The inner engine starts it with the next `submit` or `wait`, like calls that
+//!   the inner engine itself repeats.
+//! - Entries are untrusted: the image checks each range that is computed from an entry.
 
 use std::collections::VecDeque;
 use std::io;
@@ -45,7 +45,7 @@ enum Step {
 struct State {
     op: Op,
     step: Step,
-    /// The guest's offset of the first byte that is not done.
+    /// Guest offset of the first byte that is not transferred yet.
     at_bytes: u64,
     end_bytes: u64,
     stored_bytes: u64,
@@ -63,7 +63,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// The table lies at byte `table_bytes` of the image.
+    /// The table is at byte `table_bytes` of the image.
     pub fn new(inner: Box<dyn Engine>, image: Arc<Image>, table_bytes: u64, depth: u32) -> Self {
         let region = Region::from_memfd(GuestAddress(0), u64::from(depth) * SLOT_BYTES).unwrap();
         let buffers = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()));
@@ -177,7 +177,7 @@ impl Layer {
     }
 }
 
-/// The same op on another range.
+/// The op on a different range.
 fn moved(kind: OpKind, range: CheckedRange) -> OpKind {
     match kind {
         OpKind::Read { .. } => OpKind::Read { range },
