@@ -32,7 +32,7 @@ const INPUT_TIMEOUT_S: u32 = 60;
 const MEMORY_MIB: u32 = 2048;
 const MOST_BYTES: u32 = 4096;
 
-/// What to run.
+/// Options of `cargo xtask fuzz`.
 #[derive(Debug, Clone, clap::Args)]
 #[allow(clippy::struct_excessive_bools)] // options
 pub(crate) struct Args {
@@ -102,7 +102,7 @@ struct Mode {
     name: &'static str,
     /// The option on the command line.
     option: &'static str,
-    /// The targets that have the mode; empty: all.
+    /// The targets that have the mode; empty if all targets have it.
     targets: &'static [&'static str],
 }
 

@@ -63,7 +63,7 @@ fn machine() -> Result<Machine> {
     })
 }
 
-/// The value of `name : value`.
+/// The value in a line `name : value`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut values = text.lines().filter_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
     values.next().map(str::trim)

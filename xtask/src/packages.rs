@@ -90,7 +90,7 @@ pub const NEEDED: &[Package] = &[
     package("tmux", "tmux", "a terminal for the tests of `bareblk top`", &["bareblk_monitor"]),
 ];
 
-/// The packages that `cargo xtask test --long` needs too.
+/// The packages that `cargo xtask test --long` needs in addition.
 pub const NEEDED_FOR_LONG: &[Package] = &[
     package(
         "debootstrap",

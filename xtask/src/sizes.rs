@@ -23,7 +23,7 @@ fn of_env<T>(set: Option<&str>, unset: T, one: T) -> T {
     if set == Some("1") { one } else { unset }
 }
 
-/// One quantity in its two sizes.
+/// A quantity with its two sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size<T> {
     /// The size in every run.
@@ -71,7 +71,7 @@ pub const FUZZ: Size<&[&str]> =
 /// Mutated seeds for each fuzz target without libFuzzer. A part of that number runs beside a second thread, or with a
 /// server that has its own threads (`fuzz_targets/tests/smoke.rs`).
 pub const FUZZ_INPUTS: Size<u32> = size(4000, 200_000);
-/// Good requests beside a ring that another thread overwrites.
+/// Number of good requests beside a ring that another thread overwrites.
 pub const RACES: Size<u32> = size(400, 20_000);
 /// The limit of a guest's run, enough for emulation on a busy machine: only a guest that hangs takes longer.
 pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(600), Duration::from_secs(1800));
@@ -79,7 +79,7 @@ pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(600), Durati
 pub const VERIFIED_MIB: Size<u64> = size(32, 256);
 /// Data that is written and verified with one large block size in a guest, in MiB.
 pub const LARGE_BLOCKS_MIB: Size<u64> = size(32, 256);
-/// Files made in a guest's file system.
+/// Number of files made in a guest's file system.
 pub const FILES: Size<u64> = size(24, 400);
 /// Random workloads per engine, cache mode and kind of fault in the durability model.
 pub const DURABILITY_SEEDS: Size<u64> = size(2, 16);
@@ -100,7 +100,7 @@ pub const TAKE_OVERS: Size<u64> = size(5, 30);
 pub const ALL_CLIENTS: Size<bool> = size(false, true);
 /// Times that the server of each disk of a stock client is killed.
 pub const CLIENT_KILLS: Size<u64> = size(1, 1);
-/// fio runs between two kills.
+/// Number of fio runs between two kills.
 pub const RUNS_BETWEEN_RESTARTS: Size<u64> = size(1, 2);
 /// Times that a running guest moves to another QEMU under load.
 pub const MIGRATIONS: Size<u64> = size(2, 6);

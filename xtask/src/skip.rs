@@ -25,7 +25,7 @@ pub enum Reason {
     NotInAGuest,
     /// The user is not root.
     NotRoot,
-    /// The process may use one CPU only.
+    /// The process may use only one CPU.
     OneCpu,
     /// The kernel is older than this major and minor version.
     KernelBefore(u32, u32),

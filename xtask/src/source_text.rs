@@ -117,9 +117,9 @@ fn after(chars: &[char], start: usize, wanted: char) -> usize {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Function {
     pub(crate) name: String,
-    /// Counted from 1.
+    /// Number of the line, counted from 1.
     pub(crate) line: usize,
-    /// From `fn` to the closing brace.
+    /// Number of lines from `fn` to the closing brace.
     pub(crate) length_lines: usize,
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct SourceFile {
     pub(crate) text: String,
 }
 
-/// Every text file that git knows or would add.
+/// Every text file that git tracks or would add.
 pub(crate) fn read_tree() -> Result<Vec<SourceFile>> {
     let root = workspace::root();
     let mut git = Command::new("git");
@@ -41,7 +41,7 @@ pub(crate) fn is_test(path: &str) -> bool {
     name.ends_with("tests.rs") || name.starts_with("test_") || path.contains("/tests/")
 }
 
-/// A file without the tests at its end.
+/// The part of a file before the tests at its end.
 pub(crate) fn product_part(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }

@@ -33,7 +33,7 @@ use step::{Finished, Outcome, Run, Step};
 use wants::Wants;
 use xtask::sizes;
 
-/// Steps in the order they run.
+/// The steps, in the order in which they run.
 const STEPS: &[Step] = &[
     Step::new("format", &["cargo", "fmt", "--all", "--check"]).takes_crates().quick(),
     Step::new("layers", &["xtask", "layers"]).quick(),
@@ -67,7 +67,7 @@ const AARCH64: &str = "aarch64-unknown-linux-gnu";
 /// The oldest Rust that we promise to build with.
 const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 
-/// What to run.
+/// Options of `cargo xtask test`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = step_list())]
 pub(crate) struct Args {

@@ -26,7 +26,7 @@ const FILES: &[(&str, &str)] = &[
     ("SECURITY.md", "usr/share/doc/bareblk"),
     ("docs/examples/bareblk.toml", "usr/share/doc/bareblk/examples"),
 ];
-/// The folders of `docs/` for users.
+/// The folders of `docs/` that are meant for users.
 const DOCUMENTS: [&str; 3] = ["tutorial", "how-to", "reference"];
 /// Documents about parts that are not in the package.
 const OF_LIBRARIES: [&str; 2] = ["qspinlock", "driver-in-c"];

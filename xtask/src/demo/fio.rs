@@ -9,13 +9,13 @@ use serde_json::Value;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job {
     pub(super) name: &'static str,
-    /// Title for people.
+    /// The job's title in the table.
     pub(super) title: &'static str,
     /// The key of the job's figures in fio's JSON.
     side: &'static str,
 }
 
-/// In the order in which they run.
+/// The jobs, in the order in which they run.
 pub(super) const JOBS: &[Job] = &[
     Job { name: "randread", title: "4k random read, depth 32", side: "read" },
     Job { name: "randwrite", title: "4k random write, depth 32", side: "write" },

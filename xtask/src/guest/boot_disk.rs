@@ -169,7 +169,7 @@ fn grub(firmware: Firmware, grub: &Path, work: &Path) -> Result<Vec<u8>> {
     let modules_in = grub.join("usr/lib/grub").join(format);
     let core = work.join("core.img");
     let mut mkimage = Command::new(grub.join("usr/bin/grub-mkimage"));
-    // A prefix without a disk: GRUB's root is the disk from which it started.
+    // The prefix names no disk, so GRUB's root is the disk from which it started.
     mkimage.args(["--prefix=/", "--format", format, "--directory"]).arg(&modules_in);
     mkimage.arg("--config").arg(work.join("commands")).arg("--output").arg(&core).args(modules);
     command::output(mkimage.args(["linux", "boot"]))?;
@@ -192,7 +192,7 @@ fn commands_text(kernel: (u64, &[u8]), archives: (u64, &[u8]), marks: &str) -> S
     format!("linux (${{root}}){kernel} {KERNEL_COMMAND_LINE}\ninitrd (${{root}}){archives}{marks}\nboot\n")
 }
 
-/// GRUB's `START+LENGTH`.
+/// Formats a position in GRUB's syntax, `START+LENGTH`.
 fn sectors(at_bytes: u64, length_bytes: u64) -> String {
     format!("{}+{}", at_bytes / SECTOR_BYTES, length_bytes.div_ceil(SECTOR_BYTES))
 }

@@ -63,9 +63,9 @@ impl Kernel {
 /// Where packages come from.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Source<'a> {
-    /// This machine's release.
+    /// This machine's Debian release.
     Host,
-    /// The release in that folder.
+    /// The Debian release in that folder.
     Folder(&'a DebianFolder),
 }
 

@@ -39,7 +39,7 @@ pub struct OwnTests {
 /// All tests passed; these are the details.
 #[derive(Debug, Clone)]
 pub struct TestsPassed {
-    /// `uname -r` in the guest.
+    /// The guest's kernel release (`uname -r`).
     pub kernel: String,
     /// The number of tests, counted by the test harness.
     pub count: usize,

@@ -153,7 +153,7 @@ impl Bench {
         copy_folder(&self.original, &copy)
     }
 
-    /// A smoke run only checks that the source compiles.
+    /// Fails if the unchanged source does not pass the checks. A smoke run only checks that the source compiles.
     pub(super) fn must_pass_unchanged(&self, is_smoke: bool) -> Result<()> {
         match self.checked(|check| !is_smoke || (check.is_model() && check.name == "compiler"))? {
             Verdict::Survived => Ok(()),
@@ -163,7 +163,7 @@ impl Bench {
         }
     }
 
-    /// A smoke run uses only the models.
+    /// Runs the checks on a mutant. A smoke run uses only the models.
     pub(super) fn judge(&self, mutant: &Mutant, is_smoke: bool) -> Result<Verdict> {
         self.restore()?;
         for (path, text) in &mutant.files {

@@ -45,11 +45,11 @@ pub struct Published {
 /// A column of the published table, and the corresponding figure of this run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedColumn {
-    /// Heading.
+    /// Heading of the column.
     pub title: String,
-    /// Id of a workload.
+    /// Id of the corresponding workload.
     pub workload: String,
-    /// Id of a column.
+    /// Id of the corresponding column of this run.
     pub column: String,
     /// True if the published figure is a ratio to the baseline: the report then shows this run's ratio as well.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -66,9 +66,9 @@ impl PublishedColumn {
 /// A row of the published table, and the corresponding variant of this run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedRow {
-    /// Name.
+    /// Name of the row.
     pub label: String,
-    /// Id of a variant.
+    /// Id of the corresponding variant.
     pub variant: String,
     /// One figure per column; empty if no figures were published.
     pub figures: Vec<String>,
@@ -100,7 +100,7 @@ impl Difference {
 /// One of the variants compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Variant {
-    /// Short, without spaces.
+    /// Id: a short name without spaces.
     pub id: String,
     /// Name in tables.
     pub label: String,
@@ -143,7 +143,7 @@ impl Variant {
 /// A load under which every variant is measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
-    /// Short, without spaces: part of file names.
+    /// Id: a short name without spaces, which is part of file names.
     pub id: String,
     /// Name in headings.
     pub label: String,
@@ -170,7 +170,7 @@ impl Workload {
 /// One figure of each sample.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Column {
-    /// Short, without spaces.
+    /// Id: a short name without spaces.
     pub id: String,
     /// Heading, without the unit.
     pub title: String,
@@ -178,7 +178,7 @@ pub struct Column {
     pub unit: String,
     /// Decimals shown.
     pub decimals: usize,
-    /// How it is measured, in one or two sentences.
+    /// How the figure is measured, in one or two sentences.
     pub measured: String,
     /// The column appears only in files, because a terminal has no room for all columns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -214,7 +214,7 @@ pub struct Plot {
     pub title: String,
     /// The id of the column that is drawn, or `None` for the ratio to the baseline in percent.
     pub column: Option<String>,
-    /// Scale of its axis.
+    /// Scale of the drawing's axis.
     pub scale: Scale,
 }
 
@@ -227,7 +227,7 @@ impl Plot {
 /// An axis of [`Curves`]: a value that each workload sets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
-    /// Key in the workloads' `place`.
+    /// Key of the axis in the workloads' `place`.
     pub key: String,
     /// Title with the unit.
     pub title: String,
@@ -243,7 +243,7 @@ pub struct Curves {
     pub title: String,
     /// The horizontal axis.
     pub across: Axis,
-    /// One line for each value.
+    /// The axis whose values have one line each.
     pub lines: Axis,
     /// Ids of variants, one panel each.
     pub panels: Vec<String>,
@@ -301,7 +301,7 @@ pub struct Map {
 /// The workloads of a [`Map`] that share its grids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
-    /// What they have in common.
+    /// Label that says what the workloads have in common.
     pub label: String,
     /// Their ids. No two have the same position on both axes.
     pub workloads: Vec<String>,
@@ -310,10 +310,10 @@ pub struct Layer {
 /// Notation of the ratio to the baseline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RatioForm {
-    /// 104.2: the share of the baseline, in %.
+    /// The share of the baseline, in %, such as 104.2.
     #[default]
     Share,
-    /// +4.2: the gain over the baseline, in %.
+    /// The gain over the baseline, in %, such as +4.2.
     Gain,
 }
 
@@ -360,7 +360,7 @@ pub enum Yardstick {
     BestWithin {
         /// The other column's id.
         column: String,
-        /// In that column's unit.
+        /// Upper limit, in that column's unit.
         at_most: f64,
     },
     /// The ratio to the same variant under this workload.
@@ -369,7 +369,7 @@ pub enum Yardstick {
     Figure {
         /// The column's id.
         column: String,
-        /// In the column's unit.
+        /// Upper limit, in the column's unit.
         at_most: f64,
     },
     /// The column's figure compared with another variant's in the same round. Reached if the result is at most
@@ -381,7 +381,7 @@ pub enum Yardstick {
         variant: String,
         /// How the two figures are combined.
         by: Beside,
-        /// A ratio, or a difference in the column's unit.
+        /// Upper limit of the ratio, or of the difference in the column's unit.
         at_most: f64,
     },
 }
@@ -416,7 +416,7 @@ pub struct Declaration {
     pub differences: Vec<Difference>,
     /// The variants, in the order of the tables.
     pub variants: Vec<Variant>,
-    /// The loads.
+    /// The workloads, in the order of the tables.
     pub workloads: Vec<Workload>,
     /// The figures of each sample.
     pub columns: Vec<Column>,
@@ -487,7 +487,7 @@ pub struct Effort {
     pub file_bytes: u64,
 }
 
-/// The environment of a bench.
+/// What a bench needs to know about the run.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// A directory for small temporary files, which is removed afterwards.

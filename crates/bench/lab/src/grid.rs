@@ -10,20 +10,20 @@ use crate::experiment::{Layer, Map};
 use crate::result::RunResult;
 use crate::stats::Summary;
 
-/// Shown for a missing figure.
+/// The text for a missing figure.
 pub(crate) const NONE: &str = "–";
 
 /// Width of a figure in a terminal, with the space before it.
 const FIGURE_CHARS: usize = 7;
 
-/// One variant under the workloads of one layer.
+/// The ratios of one variant under the workloads of one layer.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Grid {
     /// The values of the columns, ascending.
     pub across: Vec<f64>,
     /// The values of the rows, ascending.
     pub down: Vec<f64>,
-    /// By row, then by column; `None` if not measured.
+    /// The ratios by row, then by column; `None` if not measured.
     pub ratios: Vec<Vec<Option<Summary>>>,
 }
 
@@ -48,7 +48,7 @@ impl Grid {
     }
 }
 
-/// Each value once.
+/// Sorts the values, and keeps each value once.
 fn ascending(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

@@ -60,7 +60,7 @@ fn oracle(queue_size: u16, position: u16, event_idx: bool) -> Queue {
 /// What the oracle reads from a chain.
 #[derive(Debug)]
 struct Walked {
-    /// Address, length, writable.
+    /// Address, length, and whether the descriptor is writable.
     descriptors: Vec<(u64, u32, bool)>,
     /// Whether the last descriptor had no successor: then the oracle saw no fault.
     complete: bool,

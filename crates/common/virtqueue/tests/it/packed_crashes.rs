@@ -251,7 +251,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Every added chain comes back exactly once.
+    /// Checks that every added chain comes back exactly once.
     fn finish(&mut self) {
         self.driver.publish();
         while !self.popped.is_empty() {

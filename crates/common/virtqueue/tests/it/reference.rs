@@ -103,7 +103,7 @@ struct Reader<'r> {
     view: &'r MemoryView,
     /// Number of heads, or of descriptors of a packed ring, that were taken.
     taken: u16,
-    /// By buffer id of a packed ring.
+    /// Whether a chain is in flight, by buffer id of a packed ring.
     is_in_flight: Vec<bool>,
 }
 

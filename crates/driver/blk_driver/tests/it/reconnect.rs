@@ -56,7 +56,7 @@ fn patient(options: Options, log: Log) -> Options {
     Options { reconnect: Reconnect::For(PATIENCE), in_flight_log, ..options }
 }
 
-/// The next report; skips other events.
+/// Returns the next report, and skips other events.
 fn report(device: &Device) -> ReconnectReport {
     loop {
         match device.next_event(PATIENCE) {

@@ -15,7 +15,7 @@ use crate::rig::{
 
 const MIB: u64 = 1 << 20;
 
-/// A configuration file beside the images.
+/// Writes a configuration file beside the images, and returns its path.
 fn write(place: &Place, text: &str) -> PathBuf {
     let path = place.path("bareblk.toml");
     std::fs::write(&path, text).unwrap();

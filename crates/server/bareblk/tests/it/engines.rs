@@ -16,7 +16,8 @@ use crate::rig::{Place, Server, assert_says, bareblk, output, refusal, wrong_usa
 
 const MIB: u64 = 1 << 20;
 
-/// Runs `act` on a thread where these system calls fail with these error numbers. Programs that it starts inherit this.
+/// Runs `act` on a thread where these system calls fail with these error numbers. Programs that the thread starts
+/// inherit the filter.
 fn where_calls_fail<T: Send>(calls: &[(i64, i32)], act: impl FnOnce() -> T + Send) -> T {
     let filters = calls.iter().map(|&(call, errno)| {
         let rules = BTreeMap::from([(call, vec![])]);

@@ -7,7 +7,7 @@
 //!   (`libvirt.rs`).
 //! - One guest has a disk for each queue size and ring format. Each disk has its own server.
 //! - Each combination prints a line (`client: …`); docs/how-to/clients.md has the results.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod libvirt;

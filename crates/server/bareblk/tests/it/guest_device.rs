@@ -1,5 +1,5 @@
 //! The disk in a real guest: its attributes, read-only disks, discard, growth.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::OnceLock;

@@ -1,5 +1,5 @@
 //! Reads and writes of a real guest, verified by the guest: mixed sizes, large requests, several memory regions.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::Write;

@@ -3,7 +3,7 @@
 //! Both QEMUs connect to the same sockets of one server. A disk may have two sessions, of which one has rings
 //! (`docs/how-to/migration.md`). Guest memory goes through a socket from one QEMU to the other, page by page. QEMU
 //! learns only from the server's dirty log which pages the device wrote meanwhile.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader, Write};

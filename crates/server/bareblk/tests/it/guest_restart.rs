@@ -5,7 +5,7 @@
 //!   nothing.
 //! - A killed server leaves its in-flight log with the VMM (vhost-user, INFLIGHT_SHMFD). Its successor resubmits the
 //!   requests in the log, and the guest notices nothing either. `BAREBLK_KILL_SEED` repeats a schedule of kills.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::PathBuf;
@@ -205,7 +205,7 @@ struct SmallFileSystem {
 }
 
 impl SmallFileSystem {
-    /// `None` if this process may not mount.
+    /// Mounts the file system; `None` if this process may not mount.
     fn mount(size_bytes: u64) -> Option<Self> {
         let place = Place::new();
         let dir = place.path("small");

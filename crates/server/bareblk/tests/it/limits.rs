@@ -20,7 +20,7 @@ fn ctl(place: &Place, words: &[&str]) -> Command {
     command
 }
 
-/// The value of `ok` in the answer.
+/// Sends a command, and returns the value of `ok` in the answer.
 fn ok(place: &Place, words: &[&str]) -> Value {
     let mut command = ctl(place, words);
     command.arg("--json");

@@ -91,7 +91,7 @@ fn healthy_server_says_so_and_one_whose_worker_hangs_fails_the_check() {
         |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
     let worker = tasks.into_iter().find(|task| name(task).starts_with("bareblk-work")).expect("a worker");
     let worker = worker.file_name().into_string().unwrap();
-    // A debugger stops the worker's thread, and nothing else.
+    // A debugger stops only the worker's thread.
     let Some(_stopped) = Stopped::attach(&worker) else { return };
     let run = ctl(&place, &["health", "--timeout", "1"]).output().unwrap();
     assert_eq!(run.status.code(), Some(1));

@@ -10,7 +10,7 @@ use crate::experiment::{
 use crate::load::Pattern;
 use crate::load::disk::test_files::Place;
 
-/// Indexed as in the declaration.
+/// The workloads, indexed as in the declaration.
 pub(crate) const WORKLOADS: [(&str, &str, Place, Pattern); 4] = [
     ("disk-randwrite", "16k random writes, disk", Place::Disk, Pattern::Random),
     ("disk-write", "16k sequential writes, disk", Place::Disk, Pattern::Sequential),
@@ -44,7 +44,7 @@ const fn on_tmpfs(engine: EngineKind) -> Way {
     Way::Ring { engine, cache: CacheMode::Writeback, fd_pool: 4, tmpfs_only: true }
 }
 
-/// Indexed as in the declaration.
+/// The variants, indexed as in the declaration.
 pub(crate) const VARIANTS: [(&str, &str, Way); 14] = [
     ("bare", "bare metal, O_DIRECT", Way::Bare),
     ("bare-batched", "bare metal, own batched loop", Way::OwnLoop),

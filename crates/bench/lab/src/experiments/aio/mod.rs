@@ -27,7 +27,7 @@ use crate::load::{Job, Measured};
 use crate::machine::StoragePlace;
 
 const BLOCK_BYTES: u32 = 16 << 10;
-/// The published value.
+/// Queue depth of the published measurements.
 const DEPTH: u16 = 74;
 const FIO_IS_ONE_BY_ONE: &str = "fio submits one request per call, as in the published job. The worker \
                                  submits in batches, and the kernel merges neighbouring requests, so \

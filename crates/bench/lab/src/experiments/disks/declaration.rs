@@ -21,11 +21,11 @@ const THOUSAND_TEN: &str = "disks-1000-busy";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Count {
     pub disks: usize,
-    /// How many of them have a client.
+    /// How many of the disks have a client.
     pub busy: usize,
 }
 
-/// In the order of the tables.
+/// The variants, in the order of the tables.
 pub(crate) fn counts() -> Vec<(Variant, Count)> {
     let count = |disks, busy| Count { disks, busy };
     vec![
@@ -107,7 +107,7 @@ fn columns() -> Vec<Column> {
     COLUMNS.into_iter().map(column).collect()
 }
 
-/// Id, title, unit, decimals, what is measured.
+/// The columns: id, title, unit, decimals, and what is measured.
 const COLUMNS: [(&str, &str, &str, usize, &str); 6] = [
     ("iops", "IOPS", "1/s", 0, "Requests of all busy disks that completed in the counted time."),
     ("cpu", "server CPU", "µs/IO", 2, "Processor time of all threads of the server, per request."),

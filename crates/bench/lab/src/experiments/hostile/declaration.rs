@@ -34,7 +34,7 @@ pub(crate) fn workers(cores: usize) -> usize {
     (cores / 2).clamp(1, MOST_WORKERS)
 }
 
-/// In the order of the tables: the tenth guest's behaviour, and the cache mode of all disks.
+/// The variants in the order of the tables, each with the tenth guest's behaviour and the cache mode of all disks.
 pub(crate) fn attacks() -> Vec<(Variant, Attack, &'static str)> {
     let past_the_cache = [
         (BUSY, "an ordinary busy guest", Attack::Busy),
@@ -59,7 +59,7 @@ pub(crate) fn attacks() -> Vec<(Variant, Attack, &'static str)> {
     past_the_cache.into_iter().chain(through).collect()
 }
 
-/// In the order of the report.
+/// The loads, in the order of the report.
 pub(crate) fn loads() -> Vec<(Workload, Place)> {
     vec![
         (Workload::new(RAM, "4k random reads of nine guests, RAM disk, depth 4 each"), Place::Tmpfs),
@@ -157,7 +157,7 @@ pub(crate) fn columns() -> Vec<Column> {
     COLUMNS.into_iter().map(column).collect()
 }
 
-/// Id, title, unit, decimals, what is measured.
+/// The columns: id, title, unit, decimals, and what is measured.
 const COLUMNS: [(&str, &str, &str, usize, &str); 10] = [
     ("iops", "IOPS of nine", "1/s", 0, "Requests of all nine guests that completed in the counted time."),
     (

@@ -29,7 +29,7 @@ pub(crate) fn experiment() -> Experiment {
 
 struct Hostile {
     setup: Setup,
-    /// Each with the cache mode.
+    /// The attacks, each with the cache mode of its disks.
     attacks: Vec<(Attack, &'static str)>,
     loads: Vec<Place>,
     columns: Vec<String>,

@@ -15,7 +15,7 @@ const COSTS_US: [u32; 5] = [0, 1, 2, 5, 10];
 /// Notification cost, in µs, of the in-process load's variants and of the target.
 const USUAL_COST_US: u32 = 2;
 
-/// The destination of the requests.
+/// Where the requests go.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Way {
     /// To a null device in this process, by a notification that takes `cost_us`.
@@ -43,9 +43,9 @@ pub(crate) struct Load {
 /// The number of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Jobs {
-    /// One per thread.
+    /// One job per thread.
     PerThread,
-    /// A fixed number.
+    /// A fixed number of jobs.
     Fixed(usize),
 }
 

@@ -56,7 +56,7 @@ const AIO_QUEUE: &str = "aio-queue";
 const AIO_SHARED: &str = "aio-shared";
 const AIO_NO_REAP: &str = "aio-no-reap";
 const AIO_ADAPTIVE: &str = "aio-adaptive";
-/// Ids with their policies.
+/// Ids of the variants with fixed hand-over policies, and the policies.
 const BATCHES: [(&str, &str); 8] = [
     ("count-1", "count:1"),
     ("count-4", "count:4"),
@@ -76,7 +76,7 @@ const RAM: &str = "ram-1";
 const RAM_TWO: &str = "ram-2";
 const ON_DISK: [&str; 4] = [DISK, DISK_ASLEEP, DISK_TWO, DISK_SINGLE];
 
-/// In the order of the tables.
+/// The variants, in the order of the tables.
 pub(crate) fn ways() -> Vec<(Variant, Way)> {
     let shared = |reap_on_submit| Placing::Shared { reap_on_submit };
     let completion = |hand_over, host| Placing::Completion { hand_over, host };
@@ -113,7 +113,7 @@ pub(crate) fn ways() -> Vec<(Variant, Way)> {
     ways
 }
 
-/// In the order of the report.
+/// The loads, in the order of the report.
 pub(crate) fn loads(cores: usize) -> Vec<(Workload, Ask)> {
     let queues = queues(cores);
     let usual = u32::try_from((DEPTH / usize::from(queues)).max(1)).unwrap_or(1);
@@ -234,7 +234,7 @@ fn differences() -> Vec<Difference> {
     ]
 }
 
-/// In the order of the tables; the compared column is first.
+/// The columns, in the order of the tables. The compared column is first.
 pub(crate) fn columns() -> Vec<Column> {
     let column = |(id, title, unit, decimals, files_only, measured)| Column {
         files_only,
@@ -243,7 +243,7 @@ pub(crate) fn columns() -> Vec<Column> {
     COLUMNS.into_iter().map(column).collect()
 }
 
-/// Id, title, unit, decimals, whether in files only, what is measured.
+/// The columns: id, title, unit, decimals, whether the column is only in files, and what is measured.
 const COLUMNS: [(&str, &str, &str, usize, bool, &str); 17] = [
     (
         "iops",

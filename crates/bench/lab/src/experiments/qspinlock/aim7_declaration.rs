@@ -6,7 +6,7 @@ use crate::experiment::{
 };
 use crate::load::users::Carried;
 
-/// The locks of a run.
+/// The family of locks that a run uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Ticket,
@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     ParkingLot,
 }
 
-/// Indexed as in the declaration.
+/// The variants, indexed as in the declaration.
 pub(crate) const VARIANTS: [(&str, &str, Kind); 6] = [
     ("ticket", "ticket", Kind::Ticket),
     ("native", "queued, native (only spins)", Kind::Native),
@@ -44,7 +44,7 @@ pub(crate) const JOBS_PER_USER: u32 = 104;
 /// Deadline of a full sample.
 pub(crate) const FULL_S: f64 = 2.0;
 
-/// Indexed like `meter::CALLERS`: id, name.
+/// Id and name of each caller, indexed like `meter::CALLERS`.
 const CALLERS: [(&str, &str); 5] = [
     ("lru", "page list"),
     ("zone", "free list"),
@@ -199,8 +199,8 @@ fn differences() -> Vec<Difference> {
         ),
         difference(
             "the process table is behind an unfair reader-writer spinlock, the same in both kernels",
-            "with the ticket lock: a ticket lock, readers too; queued locks: this crate's reader-writer lock; std and \
-             parking_lot: their own",
+            "with the ticket lock, a ticket lock for readers and writers; with queued locks, this crate's \
+             reader-writer lock; std and parking_lot use their own",
             "each variant is to use one family of locks",
         ),
         difference(

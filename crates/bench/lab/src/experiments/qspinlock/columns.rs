@@ -3,7 +3,7 @@
 use crate::experiment::{Column, Reading};
 use crate::load::locks::contest::Found;
 
-/// In the order of [`reading`]; a terminal shows the first column and those in `shown`.
+/// The columns, in the order of [`reading`]. A terminal shows the first column and those in `shown`.
 pub(crate) fn columns(shown: &[&str]) -> Vec<Column> {
     let column = |id: &str, title, unit, decimals, measured| {
         let files_only = id != RATE && !shown.contains(&id);

@@ -18,9 +18,9 @@ const PAUSES_OUTSIDE: &str = "pauses";
 /// A lock is fair if its Dice value is at most this.
 const FAIR_DICE: f64 = 0.6;
 
-/// The points with one hold time, by threads and pauses.
+/// A slice of the plane: the points with one hold time, by threads and pauses.
 struct Slice {
-    /// First part of its workloads' ids.
+    /// First part of the slice's workload ids.
     id: &'static str,
     label: &'static str,
     held: Held,

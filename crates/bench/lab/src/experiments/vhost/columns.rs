@@ -80,7 +80,7 @@ fn all_columns() -> [Column; 11] {
     COLUMNS.map(|(id, title, unit, decimals, measured)| Column::new(id, title, unit, decimals, measured))
 }
 
-/// Id, title, unit, decimals, what is measured.
+/// The columns: id, title, unit, decimals, and what is measured.
 const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
     (IOPS, "IOPS", "1/s", 0, "Requests completed in the counted time, all jobs together."),
     (
@@ -199,7 +199,7 @@ pub(crate) fn target(
     }
 }
 
-/// The ratio to one other variant.
+/// Makes the yardstick that is the ratio to one other variant.
 pub(crate) fn of(variant: &str) -> Yardstick {
     Yardstick::BestOf(vec![variant.to_owned()])
 }

@@ -19,7 +19,7 @@ const DISK_SLEEPS: &str = "io_uring-sleep";
 const DISK_POLLS: &str = "io_uring-poll";
 const SLEEPS: &str = "mmap-sleep";
 const POLLS: &str = "mmap-poll";
-/// The required fraction of that half.
+/// The required fraction of the fair share.
 const FAIR_SHARE: f64 = 0.8;
 
 pub(crate) fn experiment() -> Experiment {

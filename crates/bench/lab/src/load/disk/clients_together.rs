@@ -137,7 +137,7 @@ impl Start<'_> {
     }
 }
 
-/// One of the loads.
+/// A watcher of one of the loads.
 struct Runner<'s>(&'s Start<'s>);
 
 impl Watch for Runner<'_> {

@@ -20,11 +20,11 @@ use crate::load::{Job, Measured, Sectors, WARM_UP, cpu, mean_us, nanos};
 use crate::runner::Xorshift;
 use crate::stop::Stop;
 
-/// The default of QEMU's virtio-blk.
+/// The default queue size of QEMU's virtio-blk.
 const QUEUE_SIZE: u16 = 256;
 /// If nothing completes for this long, the measurement fails.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Limit of completions per call.
+/// Largest number of completions taken per call.
 const BATCH: usize = 128;
 
 /// A connected queue and its server, ready for load.
@@ -36,7 +36,7 @@ pub(crate) struct RingLoad {
     served: Served,
     job: Job,
     sectors: Sectors,
-    /// When the request in each slot was sent.
+    /// The time at which the request in each slot was sent.
     sent: Vec<Instant>,
     free: Vec<u16>,
     found: Vec<Completion>,

@@ -10,14 +10,14 @@ use crate::experiment::SampleError;
 use crate::load::{Job, Measured, Pattern, WARM_UP};
 use crate::stop::Stop;
 
-/// "fio-3.33"; `None` if it is not installed.
+/// fio's version, such as "fio-3.33"; `None` if fio is not installed.
 pub(crate) fn version() -> Option<String> {
     let output = Command::new("fio").arg("--version").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     output.status.success().then(|| text.trim().to_owned())
 }
 
-/// Installation instructions.
+/// Tells the user how to install fio.
 pub(crate) const MISSING: &str = "fio is not installed: apt install fio";
 
 /// Options that all fio jobs have.
@@ -40,7 +40,7 @@ impl Basics<'_> {
             ["--norandommap", "--thread", "--time_based", "--fallocate=none", "--output-format=json"];
         let mut arguments: Vec<String> = always.map(str::to_owned).into();
         arguments.extend([
-            // A colon separates two files.
+            // In fio's option, a colon separates two files.
             format!("--filename={}", self.path.display().to_string().replace(':', "\\:")),
             format!("--rw={}", self.rw),
             format!("--bs={}", self.block_bytes),

@@ -37,11 +37,11 @@ const STEP: f64 = 0.618_034;
 pub(crate) enum Disk<'d> {
     /// A server's disk.
     Served(&'d ServerProcess),
-    /// The file, with O_DIRECT and io_uring.
+    /// The file itself, opened with O_DIRECT and io_uring.
     File(&'d Path),
 }
 
-/// The program.
+/// The program `qemu-img`.
 #[derive(Clone, Debug)]
 pub(crate) struct QemuImg {
     program: PathBuf,
@@ -91,7 +91,7 @@ impl QemuImg {
 
 impl Disk<'_> {
     fn options(self) -> String {
-        // A comma ends a value.
+        // In QEMU's options, a comma ends a value.
         let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
         match self {
             Self::Served(server) => {

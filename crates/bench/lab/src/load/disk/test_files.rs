@@ -6,7 +6,7 @@ use super::test_file::TestFile;
 use crate::error::LabError;
 use crate::experiment::{SampleError, Setup};
 
-/// The RAM disk.
+/// The folder on the RAM disk.
 pub(crate) const TMPFS: &str = "/dev/shm";
 
 /// The location of a test file.
@@ -16,7 +16,7 @@ pub(crate) enum Place {
     Tmpfs,
 }
 
-/// Dropping it removes the files.
+/// The test files of an experiment. Dropping this value removes them.
 #[derive(Debug)]
 pub(crate) struct TestFiles {
     disk: Vec<TestFile>,

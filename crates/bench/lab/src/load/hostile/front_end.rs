@@ -19,9 +19,9 @@ use vhost_user::body::{MemoryRegion, memory_table, vring_addresses, vring_state}
 use vhost_user::{FrameError, FrontEnd, Header, code};
 use virtqueue::RingLayout;
 
-/// The guest's memory.
+/// Size of the guest's memory.
 pub(crate) const MEMORY_BYTES: u64 = 16 << 20;
-/// In descriptors.
+/// Size of each queue, in descriptors.
 pub(crate) const QUEUE_SIZE: u16 = 256;
 /// A server that does not answer for this long is considered dead.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -36,11 +36,11 @@ rmdir on
 cd / && rmdir "$0"
 "#;
 
-/// The disk.
+/// A disk that can be made to hang.
 #[derive(Debug)]
 pub(crate) struct FrozenDisk {
     shell: Child,
-    /// Closing it ends the shell.
+    /// The shell's standard input. Closing it ends the shell.
     orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     image: PathBuf,

@@ -33,7 +33,7 @@ const TABLE: u64 = 0x3_0000;
 const REQUEST_HEADERS: u64 = 0x1000;
 const REQUEST_STATUS: u64 = 0x2000;
 const REQUEST_DATA: u64 = 8 << 20;
-/// Header, data, status.
+/// Number of parts of a request: header, data, status.
 const PARTS: u16 = 3;
 const DATA_BYTES: u32 = 4096;
 const BLOCK_BYTES: u64 = DATA_BYTES as u64;
@@ -274,7 +274,7 @@ impl Guest {
         Ok(Self { queue, ring, taken: 0 })
     }
 
-    /// Fills the ring with requests. Returns their number.
+    /// Fills the ring with requests, and returns the number of requests.
     fn fill_with(&mut self, kind: u32, block: &mut impl FnMut() -> u64) -> io::Result<u64> {
         let area = self.queue.layout.descriptors.raw_value();
         let (headers, status) = (area + REQUEST_HEADERS, area + REQUEST_STATUS);
@@ -298,7 +298,7 @@ impl Guest {
         Ok(requests.into())
     }
 
-    /// Resends each answered request for another block. Returns their number.
+    /// Sends each answered request again, for a different block. Returns the number of these requests.
     fn refill(&mut self, block: &mut impl FnMut() -> u64) -> io::Result<u64> {
         let (from, new) = (self.ring.avail_idx(), self.ring.used_idx().wrapping_sub(self.taken));
         if new == 0 {

@@ -44,7 +44,7 @@ const SETTLED: u64 = 250;
 /// Figures of one sample.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// The counted time.
+    /// Length of the counted time.
     pub seconds: f64,
     /// Acquisitions in the counted time, by thread.
     pub counts: Vec<u64>,
@@ -71,7 +71,7 @@ impl Found {
         if self.seconds > 0.0 { self.acquired() as f64 / self.seconds } else { 0.0 }
     }
 
-    /// `count` per thousand acquisitions.
+    /// Converts `count` to a rate per thousand acquisitions.
     pub fn per_thousand(&self, count: u64) -> Option<f64> {
         (self.acquired() > 0).then(|| 1000.0 * count as f64 / self.acquired() as f64)
     }
@@ -110,7 +110,7 @@ struct Common<'l, L> {
     /// The gate is closed while this lock is write-locked.
     gate: RwLock<()>,
     slots: Vec<Slot>,
-    /// Every thread starts with a copy of this.
+    /// An empty histogram, of which every thread starts with a copy.
     no_waits: Histogram<u64>,
 }
 
@@ -204,7 +204,7 @@ fn count<L>(common: &Common<'_, L>, seconds: f64, stop: &Stop) -> Found {
     }
 }
 
-/// Two significant digits, which takes 30 KiB per thread.
+/// An empty histogram with two significant digits, which takes 30 KiB per thread.
 pub(crate) fn histogram() -> Result<Histogram<u64>, SampleError> {
     Histogram::new_with_bounds(1, LONGEST_NS, 2).map_err(|why| SampleError::because("a histogram", &why))
 }

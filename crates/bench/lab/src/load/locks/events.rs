@@ -5,11 +5,11 @@ use qspinlock::stats::{Mode, set_mode, totals};
 /// Counts since the process started, or between two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LockEvents {
-    /// Sleeps begun.
+    /// Number of sleeps begun.
     pub halts: u64,
-    /// Other threads woken.
+    /// Number of wakes of other threads.
     pub kicks: u64,
-    /// Wakes without a reason.
+    /// Number of wakes without a reason.
     pub spurious: u64,
 }
 

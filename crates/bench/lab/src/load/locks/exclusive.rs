@@ -26,7 +26,7 @@ impl Lines {
     }
 }
 
-/// See [`Lines::work`]. About 1 ns per step.
+/// Makes the steps of [`Lines::work`] on one value, in about 1 ns per step.
 #[inline]
 pub(crate) fn generate(mut value: u64, steps: u32) -> u64 {
     // Hidden from the compiler, which would otherwise fold several steps into one.
@@ -48,7 +48,7 @@ pub(crate) trait Exclusive: Send + Sync {
 
 /// A lock that supports a limited wait.
 pub(crate) trait Timed: Exclusive {
-    /// `None` if the timeout passed first.
+    /// Like [`Exclusive::with`]; returns `None` if the timeout passes first.
     fn with_within<R>(&self, timeout: Duration, work: impl FnOnce(&mut Lines) -> R) -> Option<R>;
 }
 

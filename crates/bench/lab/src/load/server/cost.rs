@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cost {
     pub cpu_ns: u64,
-    /// Voluntary and involuntary.
+    /// Voluntary and involuntary context switches.
     pub switches: u64,
 }
 
@@ -74,7 +74,7 @@ fn switches(status: &str) -> u64 {
         .sum()
 }
 
-/// The number in the line that begins with `key`.
+/// Returns the number in the line that begins with `key`.
 fn number(status: &str, key: &str) -> Option<u64> {
     let line = status.lines().find(|line| line.starts_with(key))?;
     line.split_ascii_whitespace().nth(1)?.parse().ok()

@@ -37,9 +37,9 @@ pub(crate) enum Placing {
 /// Which worker is the completion worker, and whether it also serves queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Host {
-    /// A different one for each disk; it serves queues like the others.
+    /// A different worker for each disk, which serves queues like the other workers.
     PerDisk,
-    /// A different one for each disk; it serves none of that disk's queues.
+    /// A different worker for each disk, which serves none of that disk's queues.
     PerDiskWithoutQueues,
     /// One worker is the completion worker of all disks.
     One,
@@ -149,7 +149,7 @@ fn text(layout: &Layout, control: &Path, disks: &[(&Path, &Path)]) -> io::Result
     Ok(text)
 }
 
-/// The placement keys of a disk.
+/// The keys of the configuration file for a disk's placement.
 fn placing(layout: &Layout, disk: usize) -> String {
     match layout.placing {
         Placing::Queue => String::new(),
@@ -175,7 +175,7 @@ fn placing(layout: &Layout, disk: usize) -> String {
     }
 }
 
-/// A TOML string; JSON strings are valid TOML strings.
+/// Formats a TOML string as JSON, because JSON strings are valid TOML strings.
 fn quoted(path: &Path) -> io::Result<String> {
     let text = path.to_str().ok_or_else(|| {
         let text =

@@ -45,7 +45,7 @@ pub(crate) enum Kind {
         /// Whether the server's worker polls.
         polls: bool,
     },
-    /// qemu-storage-daemon: one thread for all queues, io_uring, O_DIRECT.
+    /// qemu-storage-daemon, with one thread for all queues, io_uring and O_DIRECT.
     Peer,
 }
 
@@ -101,7 +101,7 @@ impl Drop for Keeper {
     }
 }
 
-/// "qemu-storage-daemon 7.2.22"; `None` if it is not installed.
+/// The peer's version, such as "qemu-storage-daemon 7.2.22"; `None` if it is not installed.
 pub(crate) fn peer_version() -> Option<String> {
     let output = Command::new(PEER).arg("--version").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

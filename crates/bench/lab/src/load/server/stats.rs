@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Far longer than an answer takes (microseconds).
+/// Limit of the time for an answer, which normally takes microseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sums over workers and disks.

@@ -69,7 +69,7 @@ pub(crate) struct Crowd {
     pub jobs: usize,
     /// Number of threads. Each runs consecutive jobs, evenly divided.
     pub threads: usize,
-    /// 0: writes only, 100: reads only.
+    /// Share of reads: 0 for writes only, 100 for reads only.
     pub read_percent: u8,
     pub idle: Idle,
 }
@@ -78,11 +78,11 @@ pub(crate) struct Crowd {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     pub requests: u64,
-    /// The counted time.
+    /// Length of the counted time.
     pub seconds: f64,
     pub latency_us: Moments,
     pub usage: Usage,
-    /// Sum of the threads' values.
+    /// Sum of the counted times of all threads.
     pub thread_seconds: f64,
     pub lock: LockTimes,
     /// The queues' counters in the measured interval.
@@ -109,7 +109,7 @@ impl Tally {
         if self.seconds > 0.0 { self.requests as f64 / self.seconds } else { 0.0 }
     }
 
-    /// `total` per request.
+    /// Divides `total` by the number of requests.
     pub fn per_io(&self, total: f64) -> Option<f64> {
         (self.requests > 0).then(|| total / self.requests as f64)
     }

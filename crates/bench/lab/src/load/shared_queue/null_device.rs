@@ -108,7 +108,7 @@ pub(crate) struct ExitBell {
     wanted: AtomicU32,
     device: OnceLock<Mutex<NullDevice>>,
     fault: OnceLock<String>,
-    /// For [`By::Thread`]: signalled after the spin.
+    /// Signalled after the spin, for [`By::Thread`].
     sleeper: Option<EventFd>,
     ended: AtomicBool,
 }
@@ -196,7 +196,7 @@ impl Doorbell for ExitBell {
     }
 }
 
-/// The thread of a device that has one.
+/// The device's own thread, if it has one.
 #[derive(Debug)]
 pub(crate) struct DeviceThread {
     bell: Arc<ExitBell>,

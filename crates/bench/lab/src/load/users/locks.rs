@@ -10,9 +10,9 @@ use lock_api::{Mutex, MutexGuard, RawMutex, RawRwLock};
 
 /// Locks of one kind.
 pub(crate) trait Family: 'static {
-    /// For sections well under a microsecond.
+    /// The lock for sections well under a microsecond.
     type Lock: RawMutex + Send + Sync;
-    /// For data that many threads read and few change.
+    /// The lock for data that many threads read and few change.
     type Table<T: Send + Sync>: ReadMostly<T>;
 }
 
@@ -58,7 +58,7 @@ impl spin::RelaxStrategy for SpinUntilOver {
     }
 }
 
-/// One holder at a time, reader or writer.
+/// A lock with one holder at a time, whether reader or writer.
 pub(crate) struct Exclusive<L, T>(Mutex<L, T>);
 
 impl<L: RawMutex + Send + Sync, T: Send + Sync> ReadMostly<T> for Exclusive<L, T> {

@@ -18,11 +18,11 @@ const STRIDE: u32 = 5;
 /// The code that acquires a lock, as in the published profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// Pages in use, in order of use.
+    /// The list of pages in use, in order of use.
     PageList,
-    /// Unused pages.
+    /// The list of unused pages.
     FreeList,
-    /// Processes that are ready to run; one queue per core.
+    /// The queue of processes that are ready to run; each core has one.
     RunQueue,
     /// The lock inside a reader/writer semaphore.
     Semaphore,

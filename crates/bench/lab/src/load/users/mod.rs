@@ -47,7 +47,7 @@ pub(crate) enum Carried {
     ByCores,
 }
 
-/// The load.
+/// The load: users with jobs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Users {
     pub count: usize,
@@ -58,7 +58,7 @@ pub(crate) struct Users {
     pub deadline_s: f64,
 }
 
-/// The result.
+/// The measurements of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Tally {
     /// Steps of jobs completed before the end or the deadline.
@@ -70,7 +70,7 @@ pub(crate) struct Tally {
     pub cpu_ns: u64,
     /// Resource usage of the users' threads.
     pub usage: Usage,
-    /// Indexed like [`CALLERS`].
+    /// Acquisitions by caller, indexed like [`CALLERS`].
     pub waits: [Waits; CALLERS.len()],
     /// Whether all structures were back in their initial state after the jobs.
     pub is_sound: bool,

@@ -25,7 +25,7 @@ use lock_api::Mutex;
 use super::locks::{Family, ReadMostly};
 use super::meter::{Caller, Meter};
 
-/// Page faults of a job.
+/// Number of page faults of a job.
 const FAULTS: usize = 8;
 /// Pages that a job gets when it starts.
 const FIRST_PAGES: usize = 4;
@@ -65,7 +65,6 @@ const JOB: [Step; 25] = {
         LeaveTable, Dequeue,
     ]
 };
-/// Number of steps of a job.
 pub(crate) const STEPS: usize = JOB.len();
 
 /// Puts a value on separate cache lines, as is usual for hot structures.

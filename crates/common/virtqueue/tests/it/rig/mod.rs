@@ -1,5 +1,5 @@
 //! Shared by the tests of both halves: a small memory with a ring in it, and descriptors.
-#![allow(dead_code)] // each test binary uses a part
+#![allow(dead_code)] // each test binary uses only a part
 
 pub mod tables;
 

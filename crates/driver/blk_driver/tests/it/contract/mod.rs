@@ -276,7 +276,7 @@ pub fn two_threads_with_a_queue_each_do_not_disturb_each_other(options: Options)
     });
 }
 
-/// The id is text, padded with zeroes.
+/// Returns the disk's id, which is text padded with zeroes.
 pub fn id(options: Options) -> String {
     let (device, mut queues) = USUAL.connect(options);
     let buffer = device.pool().take(20).unwrap();

@@ -65,7 +65,7 @@ impl Drop for Place {
     }
 }
 
-/// Our server.
+/// Our server, in this process.
 pub struct Own {
     pub place: Place,
     pub queues: u16,
@@ -122,7 +122,7 @@ pub fn options(socket: &Path) -> Options {
 
 const STORAGE_DAEMON: &str = "qemu-storage-daemon";
 
-/// QEMU's back-end.
+/// QEMU's back-end, in a child process.
 pub struct StorageDaemon {
     pub place: Place,
     queues: u16,

@@ -1,7 +1,7 @@
 //! A queue and its device half on the same thread, so that each test controls what the device does and when.
 //!
 //! See also: a device on its own thread (`queue_waiting.rs`).
-#![allow(dead_code)] // each test binary uses a part
+#![allow(dead_code)] // each test binary uses only a part
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,7 +3,7 @@
 //! The tests use the real `bareblk serve`, stock QEMU and a stock Linux kernel (`xtask::guest`). A guest reports in
 //! lines `BB:KEY=value`, which the test reads. If a program is missing, the test names it and the command that installs
 //! it.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code)] // each test binary uses only a part
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -213,7 +213,7 @@ fn succeeded(output: GuestOutput) -> GuestOutput {
     output
 }
 
-/// The next console line that contains `pattern`.
+/// Returns the next console line that contains `pattern`.
 pub fn line(vm: &mut RunningVm, pattern: &str) -> String {
     vm.wait_for_line(pattern, sizes::GUEST_DEADLINE.now()).unwrap_or_else(|error| panic!("{error:#}"))
 }

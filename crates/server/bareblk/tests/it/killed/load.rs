@@ -1,5 +1,5 @@
 //! A load of all request types at random sectors, with many in flight. The model checks each read.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code)] // each test binary uses only a part
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use fastrand::Rng;
 
 use super::model::{Model, Read, SECTOR_BYTES, Version, content};
 
-/// Longer than any request takes unless something is broken.
+/// A request takes longer than this only if something is broken.
 const PATIENCE: Duration = Duration::from_secs(300);
 const MOST_SECTORS: u64 = 64;
 const BUFFER_BYTES: u32 = 64 * 512;
@@ -52,10 +52,10 @@ struct Slot {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     pub reconnects: u32,
-    /// Requests that the driver sent again because there was no in-flight log.
+    /// Number of requests that the driver sent again because there was no in-flight log.
     pub sent_again: u32,
     pub ended: u64,
-    /// Durable writes sent. The driver follows each with a flush, because the disk has a write cache.
+    /// Number of durable writes sent. The driver follows each with a flush, because the disk has a write cache.
     pub durable_writes: u64,
 }
 

@@ -359,7 +359,7 @@ fn nothing_is_lost_with_servers_that_are_killed_while_memory_comes_and_goes() {
 
 // ---- front-ends
 
-/// A front-end that writes at random, in its own process. Its in-flight log dies with it.
+/// A front-end that writes at random, in its own process. The front-end's in-flight log dies with it.
 fn front_end(disk: &Disk) -> Child {
     let mut command: Command = rig::bench();
     command.args(["--rw=randwrite", "--iodepth=32", "--runtime=600", "--inflight=on", "--socket"]);

@@ -8,7 +8,7 @@
 //!   mixture of allowed values. That happens on bare Linux as under any VMM. The sector does not remain a mixture.
 //! - Each sector contains the number of its write and its own number, so the model detects stale, torn and misdirected
 //!   writes.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code)] // each test binary uses only a part
 
 use std::ops::Range;
 

@@ -164,7 +164,7 @@ fn nonsense_on_the_channel_ends_the_conversation_and_nothing_else() {
             Hand::agreed(disk).0.write_all(bytes).unwrap();
             wait_refused(disk, times + 1);
         }
-        // A valid message at the wrong time.
+        // Sends a valid message at the wrong time.
         Hand::agreed(disk).say("\"Yours\"");
         wait_refused(disk, nonsense.len() + 1);
         let mut hand = Hand::frozen(disk);

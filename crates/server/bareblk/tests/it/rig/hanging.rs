@@ -36,7 +36,7 @@ struct State {
 
 type Shared = Arc<Mutex<State>>;
 
-/// Unmounted when dropped.
+/// The mounted folder, which is unmounted when dropped.
 pub struct HangingFolder {
     session: Option<BackgroundSession>,
     folder: PathBuf,
