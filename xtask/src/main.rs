@@ -31,7 +31,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Chore {
-    /// Shows bareblk at work: a real guest runs fio on a served disk, next to the same fio on the host
+    /// Shows bareblk at work: a real guest runs fio on a served disk, and the host runs the same fio for comparison
     Demo(demo::Args),
     /// Measures the cost of a request in the device half, and keeps the result
     Bench(bench::Args),

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use crate::{command, workspace};
 
 /// Packages whose programs cargo has just built: their names, with blanks between them. Cargo writes no list of sources
-/// for a program that it builds for tests, so the program's age says nothing.
+/// for a program that it builds for tests, so the program's age is no indication.
 pub const BUILT_ENV: &str = "BAREBLK_BUILT";
 
 /// The programs that this process has already checked.

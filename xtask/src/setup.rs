@@ -9,7 +9,7 @@ use xtask::packages::{self, Package};
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[group(skip)] // demo and test have a group of the same name
 pub(crate) struct Args {
-    /// Install missing packages without asking; CI=true in the environment means the same
+    /// Install missing packages without asking; CI=true in the environment has the same effect
     #[arg(long)]
     pub(crate) yes: bool,
 }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// If it is 1, the checks have their full size.
+/// If this variable is 1, the checks have their full size.
 pub const LONG_ENV: &str = "BAREBLK_LONG";
 
 /// Set to 1 if a test program runs again in a guest (`guest::OwnTests`), where emulation makes it tens of times slower.
@@ -68,7 +68,7 @@ pub const MUTANTS: &[&str] = &["xtask", "mutants", "--smoke", "--jobs", "1"];
 /// Fuzzing: checks that programs and seeds exist (the targets run among the tests), or runs libFuzzer on each target.
 pub const FUZZ: Size<&[&str]> =
     size(&["xtask", "fuzz", "--check"], &["xtask", "fuzz", "--seconds", "30", "--keep"]);
-/// Mutated seeds for each fuzz target without libFuzzer. A part of that number runs beside a second thread, or with a
+/// Mutated seeds for each fuzz target without libFuzzer. Some of these inputs run beside a second thread, or with a
 /// server that has its own threads (`fuzz_targets/tests/smoke.rs`).
 pub const FUZZ_INPUTS: Size<u32> = size(4000, 200_000);
 /// Number of good requests beside a ring that another thread overwrites.

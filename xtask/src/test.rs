@@ -64,7 +64,7 @@ const STEPS: &[Step] = &[
 
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
-/// The oldest Rust that we promise to build with.
+/// The oldest version of Rust that is guaranteed to build the project.
 const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// Options of `cargo xtask test`.

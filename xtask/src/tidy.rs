@@ -32,7 +32,7 @@ const KEPT_RESULTS_BYTES: usize = 1_000_000;
 /// Paths that only the authors' machines have.
 const MACHINE_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/fa", "rm/")];
 
-/// What to do with the measures.
+/// Options of `cargo xtask tidy`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Args {
     /// Record the measures that have become smaller
@@ -188,7 +188,7 @@ fn line_of(text: &str, offset: usize) -> usize {
     text[..offset].matches('\n').count() + 1
 }
 
-/// A section number alone says nothing a year later; "virtio 1.3 §2.7" does.
+/// A section number alone is ambiguous a year later; "virtio 1.3 §2.7" does.
 fn citations_without_version(file: &SourceFile, source: &SourceText) -> Vec<String> {
     let lines = source.code_and_comments.lines().enumerate();
     let bad =

@@ -38,7 +38,7 @@ struct Row {
     ring: &'static str,
     instructions: [u64; 2],
     ns: [f64; 2],
-    /// Median of the ratio of the times, working tree to base, and its interval.
+    /// The median, over all rounds, of the working tree's time divided by the base's time.
     ratio: f64,
     interval: [f64; 2],
 }

@@ -10,7 +10,7 @@ use xtask::workspace;
 
 use super::program::{self, FORMATS};
 
-/// One line per ring format: the count, and the format.
+/// The file of recorded counts: one line per ring format, with the count and the format.
 const FILE: &str = "xtask/instructions.txt";
 /// Allowed increase over the recorded count, in percent.
 const SLACK: u64 = 2;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::Value;
 
-/// The time of one request, over criterion's samples.
+/// The time of one request: minimum, median and maximum of criterion's samples.
 #[derive(Debug, Serialize, PartialEq)]
 pub(super) struct Time {
     pub(super) depth: u32,

@@ -48,7 +48,7 @@ impl Job {
     }
 
     pub(super) fn parse(&self, json: &str) -> Result<Numbers> {
-        let start = json.find('{').context("fio printed no JSON")?; // warnings may come before it
+        let start = json.find('{').context("fio printed no JSON")?; // warnings may precede it
         let value: Value = serde_json::from_str(&json[start..]).context("fio's JSON is broken")?;
         let job = &value["jobs"][0];
         let side = &job[self.side];

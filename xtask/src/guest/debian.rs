@@ -5,7 +5,8 @@
 //! - The folder is below `target/guest`; nothing is installed on this machine, and no service starts inside.
 //! - A program inside sees this machine's `/dev` and `/proc`, `/sys` without its control groups, and the temporary
 //!   files and `target/guest` at their usual paths. The mounts are private to the program and end with it.
-//! - The folder needs root and the right to mount. [`DebianFolder::prepare`] says why a machine cannot have one.
+//! - The folder needs root and the right to mount. [`DebianFolder::prepare`] returns the reason if a machine cannot
+//!   have one.
 
 use std::fs;
 use std::path::{Path, PathBuf};

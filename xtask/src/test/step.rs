@@ -57,7 +57,7 @@ pub(super) enum Outcome {
     Skipped(String),
 }
 
-/// A step that has run, or why it did not.
+/// A step, with its outcome or the reason why it did not run.
 #[derive(Debug)]
 pub(super) struct Finished {
     pub(super) name: &'static str,
@@ -155,7 +155,7 @@ impl Step {
         Ok(if passed { Outcome::Passed } else { Outcome::Failed })
     }
 
-    /// Why the step cannot run on this machine; None if it can.
+    /// The reason why the step cannot run on this machine; `None` if it can.
     pub(super) fn missing(&self) -> Result<Option<String>> {
         Ok(self.wants.map(Wants::missing).transpose()?.flatten())
     }

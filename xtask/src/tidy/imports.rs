@@ -166,7 +166,7 @@ fn absolute(module: &[String], path: &[String], modules: &Modules) -> Option<Mod
             let kept = module.len().checked_sub(ups)?;
             Some([&module[..kept], &path[ups..]].concat())
         }
-        // A module of this one, without `self`.
+        // A child of this module, named without `self`.
         _ => {
             let path = [module, path].concat();
             modules.contains_key(&path[..=module.len()]).then_some(path)
@@ -201,7 +201,7 @@ fn parts(path: &str) -> Vec<String> {
     path.split("::").map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
 }
 
-/// `a::{b, c::{d, e}}` → `a::b`, `a::c::d`, `a::c::e`.
+/// Expands `a::{b, c::{d, e}}` to `a::b`, `a::c::d`, `a::c::e`.
 fn written_out(tree: &str) -> Vec<String> {
     let Some((before, rest)) = tree.split_once('{') else { return vec![tree.trim().to_owned()] };
     let inner = rest.rsplit_once('}').map_or(rest, |(inner, _)| inner);

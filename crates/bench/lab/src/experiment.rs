@@ -159,7 +159,7 @@ impl Workload {
         Self { id: id.into(), label: label.into(), place: BTreeMap::new() }
     }
 
-    /// Sets its position on the axis `key` to `value`.
+    /// Sets the workload's position on the axis `key` to `value`.
     #[must_use]
     pub fn at(mut self, key: &str, value: f64) -> Self {
         self.place.insert(key.to_owned(), value);

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 pub struct StoragePlace {
     /// Name in the workloads' labels.
     pub label: String,
-    /// The folder.
+    /// Path of the folder.
     pub path: PathBuf,
-    /// Type and device, from the mount table.
+    /// Type and device of the file system, from the mount table.
     pub file_system: String,
 }
 
@@ -26,7 +26,7 @@ impl StoragePlace {
     }
 }
 
-/// CPU, memory, kernel, storage.
+/// The machine: CPU, memory, kernel and storage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Model of the CPU.
@@ -35,7 +35,7 @@ pub struct Machine {
     pub cores: usize,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Release and architecture.
+    /// Kernel release and architecture.
     pub kernel: String,
     /// Folders that held test files.
     pub storages: Vec<StoragePlace>,

@@ -65,7 +65,7 @@ pub struct Measure {
     pub column: String,
     /// Unit of the samples.
     pub unit: String,
-    /// One per round.
+    /// One sample per round.
     pub samples: Vec<Option<f64>>,
     /// Median and interval of the existing samples.
     pub summary: Option<Summary>,
@@ -74,7 +74,7 @@ pub struct Measure {
 /// Variant ÷ baseline in the same round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
-    /// One per round.
+    /// One ratio per round.
     pub samples: Vec<Option<f64>>,
     /// Median and interval of the existing ratios.
     pub summary: Summary,

@@ -150,12 +150,12 @@ fn order(declaration: &Declaration, round: usize) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// `0..count` in an order determined by `seed`.
+/// Returns `0..count` in an order determined by `seed`.
 #[must_use]
 pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     let mut random = Xorshift::new(SEED ^ seed);
     let mut places: Vec<usize> = (0..count).collect();
-    // Fisher and Yates.
+    // The shuffle of Fisher and Yates.
     for last in (1..count).rev() {
         #[allow(clippy::cast_possible_truncation)] // smaller than `count`
         let other = random.below(last as u64 + 1) as usize;

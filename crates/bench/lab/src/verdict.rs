@@ -9,7 +9,7 @@ use crate::result::{CellResult, Outcome, Verdict};
 use crate::stats::Summary;
 use crate::yardstick::{Found, found, label};
 
-/// One verdict per target.
+/// Makes one verdict per target.
 pub(crate) fn judge(declaration: &Declaration, cells: &[CellResult]) -> Vec<Verdict> {
     declaration.targets.iter().map(|target| judge_one(declaration, target, cells)).collect()
 }

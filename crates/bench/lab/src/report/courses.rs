@@ -21,8 +21,8 @@ const HEIGHT_PX: u32 = 540;
 /// Width of the lines' names.
 const NAMES_PX: u32 = 230;
 const NAME_PX: i32 = 26;
-/// Distinguishable for the colour-blind (Okabe and Ito 2008). Further lines reuse these colours, dashed and with hollow
-/// markers.
+/// Colours that are distinguishable for the colour-blind (Okabe and Ito 2008). Further lines reuse these colours,
+/// dashed and with hollow markers.
 const COLORS: [RGBColor; 7] = [
     RGBColor(0xd5, 0x5e, 0x00),
     RGBColor(0x00, 0x72, 0xb2),

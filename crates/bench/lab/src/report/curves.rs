@@ -24,7 +24,7 @@ const SCALE_PX: u32 = 58;
 const MOST: f64 = 400.0;
 /// The scale shows intervals at least up to this distance from the medians, in %.
 const LEAST_REACH: f64 = 5.0;
-/// Distinguishable for the colour-blind (Okabe and Ito 2008).
+/// Colours that are distinguishable for the colour-blind (Okabe and Ito 2008).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),

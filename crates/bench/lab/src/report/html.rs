@@ -30,7 +30,7 @@ code { background: #f3f3f3; padding: .1rem .3rem; overflow-wrap: anywhere }
 dt { font-weight: 600; margin-top: .5rem } dd { margin-left: 1.2rem }
 ";
 
-/// The whole page.
+/// Makes the whole page.
 pub(super) fn page(results: &[RunResult]) -> Result<String, LabError> {
     let mut page = String::from("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");

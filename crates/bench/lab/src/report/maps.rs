@@ -27,7 +27,7 @@ const BELOW_PX: i32 = 40;
 /// Colours for ratios below and above 1. Distinguishable for the colour-blind (Okabe and Ito 2008).
 const LESS: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
 const MORE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
-/// A cell without a ratio.
+/// Colour of a cell without a ratio.
 const ABSENT: RGBColor = RGBColor(0xf0, 0xf0, 0xf0);
 /// This ratio and its reciprocal have the strongest colours.
 const STRONGEST: f64 = 2.0;

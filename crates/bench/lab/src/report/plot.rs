@@ -219,7 +219,7 @@ where
     let (left_px, _) = chart.plotting_area().get_pixel_range();
     for (place, row) in rows.iter().enumerate() {
         let y = middle(rows, place);
-        // Next to the bar; for a loss, on the other side of zero.
+        // The figure is next to the bar; for a loss, it is on the other side of zero.
         let at = row.summary.map_or(f64::MIN_POSITIVE, |summary| summary.high.max(f64::MIN_POSITIVE));
         let (x_px, y_px) = chart.backend_coord(&(at, y));
         let name = letters(14, INK, HPos::Right);

@@ -20,7 +20,7 @@ const LABELS_PX: u32 = 275;
 const HALF_BAR: f64 = 0.3;
 /// Approximate width of a letter at font size 13.
 const LETTER_PX: i32 = 7;
-/// Distinguishable for the colour-blind (Okabe and Ito 2008).
+/// Colours that are distinguishable for the colour-blind (Okabe and Ito 2008).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xe6, 0x9f, 0x00),

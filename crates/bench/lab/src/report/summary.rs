@@ -68,7 +68,7 @@ fn rounded(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
 
-/// An array with one element per line.
+/// Formats an array with one element per line.
 fn lines(elements: impl Iterator<Item = Value>) -> String {
     let lines: Vec<String> = elements.map(|element| element.to_string()).collect();
     format!("[\n{}\n]", lines.join(",\n"))

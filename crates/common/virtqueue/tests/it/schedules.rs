@@ -282,7 +282,7 @@ impl<D: Device> World<D> {
         Ok(())
     }
 
-    /// Everything in flight comes back, and every descriptor is free again.
+    /// Checks that everything in flight comes back, and that every descriptor is free again.
     fn drain(&mut self, queue_size: u16) -> Result<(), TestCaseError> {
         self.publish_avail()?;
         while !self.available.is_empty() {

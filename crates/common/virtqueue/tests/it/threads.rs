@@ -21,7 +21,7 @@ const REQUESTS: u64 = if cfg!(miri) { 20 } else { 20_000 };
 /// Maximum number of requests in flight. With three descriptors each, they do not fill the ring.
 const DEPTH: u64 = 2;
 const DATA: u64 = 0x4_0000;
-/// Bytes between the buffers of two requests.
+/// Distance in bytes between the buffers of two requests.
 const STRIDE: u64 = 64;
 /// Detects a side that hangs, not a side that is slow. Miri's clock counts steps.
 const DEADLINE: Duration = Duration::from_secs(if cfg!(miri) { 20 } else { 300 });

@@ -38,7 +38,7 @@ fn modest(script: &Script) -> Options {
     Options { timeout: MODEST, ..options(script) }
 }
 
-/// A script that reacts to messages with `code` by `reaction`, and otherwise correctly.
+/// A script that uses `reaction` for messages with `code`, and answers all other messages correctly.
 fn on(code: u32, reaction: impl Fn(&Message) -> Reaction + Send + 'static) -> Script {
     Script::start(Character::default(), move |message| {
         if message.code == code { reaction(message) } else { Reaction::Right }

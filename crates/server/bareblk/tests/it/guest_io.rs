@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use crate::guest::{MIB, Served, finish, line, number, run, sizes, spawn};
 
-/// `/dev/vda` has split rings, `/dev/vdb` packed ones. QEMU offers packed rings only when told to.
+/// `/dev/vda` has split rings, `/dev/vdb` packed ones. QEMU offers packed rings only if configured to.
 #[test]
 fn verified_writes_of_mixed_sizes_on_two_queues_find_no_error_in_either_ring_format() {
     let mib = sizes::VERIFIED_MIB.now();

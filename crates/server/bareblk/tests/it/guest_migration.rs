@@ -69,8 +69,8 @@ impl Host {
 
     /// Migrates the guest. Returns QEMU's report once the guest runs in the new QEMU.
     fn migrate_to(&mut self, incoming: &Path) -> Value {
-        // Slow enough that the guest writes while most memory is copied, fast enough that the rest is copied within the
-        // pause.
+        // The bandwidth is low enough that the guest writes while most memory is copied, and high enough that the rest
+        // is copied within the pause.
         self.qmp.ask("migrate-set-parameters", json!({ "max-bandwidth": 64 * MIB, "downtime-limit": 400 }));
         self.qmp.ask("migrate", json!({ "uri": format!("unix:{}", incoming.display()) }));
         eventually("the migration is over", || {

@@ -26,7 +26,7 @@ impl Lock {
     }
 }
 
-/// Indexed as in the declaration; each unlocked variant follows the locked one it is compared with.
+/// The variants, indexed as in the declaration. Each unlocked variant follows the locked one that it is compared with.
 pub(crate) const VARIANTS: [(&str, &str, Lock, KickPolicy); 12] = [
     ("ticket-locked", "ticket, locked", Lock::Ticket, KickPolicy::Locked),
     ("ticket-unlocked", "ticket, unlocked", Lock::Ticket, KickPolicy::Unlocked),

@@ -27,7 +27,7 @@ pub(crate) const VARIANTS: [(&str, &str, Kind); 6] = [
     ("parking_lot", "parking_lot", Kind::ParkingLot),
 ];
 
-/// Indexed as in the declaration: the number of users, and the threads that run them.
+/// The number of users and the threads that run them, for each workload of the declaration.
 pub(crate) const WORKLOADS: [(usize, Carried); 8] = [
     (500, Carried::ByCores),
     (1000, Carried::ByCores),

@@ -73,7 +73,7 @@ const WAITS: &str = "From the attempt until the acquisition. A thread times one 
 /// Below this number of sleeps, a ratio to them is meaningless.
 const FEW_HALTS: u64 = 20;
 
-/// In the order of the columns. `is_counted`: the lock's events are counted.
+/// The figures, in the order of the columns. `is_counted` is whether the lock's events are counted.
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 pub(crate) fn reading(found: &Found, is_counted: bool) -> Reading {
     let events = is_counted.then_some(found.events);

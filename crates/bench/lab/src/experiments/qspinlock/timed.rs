@@ -177,7 +177,7 @@ fn declaration() -> Declaration {
         columns: columns(),
         baseline: Lock::Futex.id().into(),
         compared: RATE.into(),
-        ratio_title: "load, of plain futex's".into(),
+        ratio_title: "load, relative to plain futex".into(),
         ratio_form: RatioForm::Share,
         plots: Vec::new(),
         curves: Vec::new(),

@@ -1,4 +1,4 @@
-//! `vhost-disturbed`: the same loads while another process keeps every core busy.
+//! `vhost-disturbed`: loads on disk and RAM disk while another process keeps every core busy.
 //!
 //! - If client and server each share a core with one busy neighbour, their fair share is half of their performance
 //!   without neighbours.

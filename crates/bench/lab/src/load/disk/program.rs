@@ -41,7 +41,7 @@ pub(crate) fn run(
     Err(SampleError::because(&format!("{name} ended with {}", ended.status), &line))
 }
 
-/// `None` if the user wants to stop: the program has been killed.
+/// Waits for the program's end. If the user wants to stop, kills the program and returns `None`.
 fn wait(mut child: Child, stop: &Stop) -> io::Result<Option<Output>> {
     while child.try_wait()?.is_none() {
         if stop.is_asked() {

@@ -138,7 +138,8 @@ fn blocks(job: &BlockJob) -> u64 {
     (job.file_bytes / u64::from(job.block_bytes)).max(1)
 }
 
-/// Has no common factor with the number of blocks, so that every block is visited before one is visited again.
+/// Returns a step that has no common factor with the number of blocks, so that every block is visited before any block
+/// is visited again.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // any step will do
 fn step_bytes(job: &BlockJob) -> u64 {
     let blocks = blocks(job);

@@ -72,7 +72,7 @@ impl TestFile {
         self.size_bytes
     }
 
-    /// Checks whether it can be opened with O_DIRECT.
+    /// Checks whether the file can be opened with O_DIRECT.
     pub fn check_direct(&self) -> io::Result<()> {
         let direct = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
         File::options().read(true).write(true).custom_flags(direct).open(&self.path).map(drop)

@@ -67,7 +67,7 @@ impl HostileFrontEnd {
         self.barrier()
     }
 
-    /// Starts a queue without requests, in its own memory. The server starts it at the last message.
+    /// Starts a queue without requests, in its own memory. The server starts the queue at the last message.
     pub fn start_queue(&self) -> io::Result<RawQueue> {
         self.start_queues(1)?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
     }

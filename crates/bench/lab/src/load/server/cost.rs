@@ -20,7 +20,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// The cost of process `pid`; zero if the process is gone.
+    /// The cost of process `pid`; zero if the process has ended.
     pub fn of(pid: u32) -> Self {
         Self {
             cpu_ns: cpu_ns(pid).unwrap_or(0),

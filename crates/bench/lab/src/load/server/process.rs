@@ -78,7 +78,7 @@ pub(crate) struct Launch {
     pub missing: Option<&'static str>,
 }
 
-/// A shell that ends a process when this program is gone: this program holds the shell's standard input open.
+/// A shell that ends a process when this program has ended: this program holds the shell's standard input open.
 #[derive(Debug)]
 struct Keeper(Child);
 

@@ -336,7 +336,8 @@ mod tests {
         assert!(tally.jobs_per_minute() > 0.0 && tally.cpu_ns > 0, "{tally:?}");
     }
 
-    /// Acquisitions per job. Page list: eight faults and the exit. Free list: the same, plus the first pages.
+    /// Acquisitions per job. Page list: eight faults and the exit. Free list: eight faults, the exit and the first
+    /// pages.
     #[test]
     fn every_caller_of_a_job_is_counted() {
         let tally = complete::<Std>(users(1, Carried::ByThreads));

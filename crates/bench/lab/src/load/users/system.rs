@@ -242,7 +242,7 @@ impl Job {
 /// Pages in order of use, linked by their indices. The last entry is head and tail.
 #[derive(Debug)]
 struct PageList {
-    /// The page before and the page after.
+    /// For each page, the page before it and the page after it.
     links: Vec<(u32, u32)>,
 }
 

@@ -1,4 +1,4 @@
-//! A queue and its device half on the same thread, so that each test controls what the device does and when.
+//! A queue and its device half on the same thread, so that each test controls when the device does what.
 //!
 //! See also: a device on its own thread (`queue_waiting.rs`).
 #![allow(dead_code)] // each test binary uses only a part
