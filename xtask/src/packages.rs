@@ -83,7 +83,7 @@ pub const NEEDED: &[Package] = &[
         "runs sqlite on the preloaded locks, for their tests",
         &["bareblk", "qspinlock_preload"],
     ),
-    // Not `redis-server`, which starts a service; this package has the program too.
+    // Not `redis-server`, which starts a service: `redis-tools` contains the program as well.
     package("redis-tools", "redis-check-rdb", "runs on the preloaded locks, for their tests", WITH_PROGRAMS),
     package("stress-ng", "stress-ng", "runs on the preloaded locks, for their tests", WITH_PROGRAMS),
     package("git", "git", "runs on the preloaded locks, for their tests", WITH_PROGRAMS),

@@ -64,9 +64,9 @@ fn caveat(accel: Accel) -> &'static str {
     match accel {
         Accel::Kvm => "The guest ran on the processor (KVM).\n",
         Accel::Tcg => {
-            "The guest ran under emulation (TCG: /dev/kvm does not work here), which limits its IOPS. Requests\nthat \
-             arrive this slowly arrive one at a time: the server spends most of its CPU time on wake-ups\nand on \
-             polling for the next request.\n"
+            "The guest ran under emulation (TCG: /dev/kvm does not work here), which limits its IOPS. Requests\n\
+             that arrive this slowly arrive one at a time: the server spends most of its CPU time on wake-ups\n\
+             and on polling for the next request.\n"
         }
     }
 }

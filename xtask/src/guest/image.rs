@@ -37,7 +37,7 @@ impl GuestImage {
     pub fn prepare(mut progress: impl FnMut(&str)) -> Result<Self> {
         if !cfg!(target_arch = "x86_64") {
             bail!(
-                "the guest has this machine's programs and Debian's amd64 kernel, so this machine must be an x86-64"
+                "the guest has this machine's programs and Debian's amd64 kernel, so it needs an x86-64 machine"
             );
         }
         Self::prepare_in(&workspace::guest_dir(), Source::Host, &mut progress)

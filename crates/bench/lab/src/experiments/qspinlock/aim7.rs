@@ -28,7 +28,7 @@ struct Aim7 {
     setup: Setup,
 }
 
-/// A run with this lock also uses it for the table, so readers exclude each other.
+/// A run with this lock uses the lock for the table as well, so readers exclude each other.
 struct Ticket;
 
 impl Family for Ticket {

@@ -124,7 +124,7 @@ fn this(cores: usize) -> Declaration {
             ),
             (
                 "virtqueues = vCPUs = jobs, in a guest with this number of vCPUs",
-                "a queue and a thread for each job; the published numbers of queues even on machines with fewer cores",
+                "a queue and a thread for each job, in the published numbers even on machines with fewer cores",
                 "a guest may have more vCPUs than the host has cores",
             ),
         ]),

@@ -100,7 +100,7 @@ impl FrozenDisk {
         self.answers.read_line(&mut line)?;
         match line.trim() {
             "ok" => Ok(()),
-            "" => Err(io::Error::other("the shell that mounts and freezes it did not answer")),
+            "" => Err(io::Error::other("the shell that mounts and freezes the file system did not answer")),
             why => Err(io::Error::other(why.to_owned())),
         }
     }
