@@ -23,7 +23,7 @@ const DEPTHS: [u32; 3] = [1, 8, 64];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Measure this revision too, in turns with the working tree, and print what changed
+    /// Also measure this revision, alternating with the working tree, and print what changed
     #[arg(long, value_name = "REV", conflicts_with = "ratchet")]
     compare: Option<String>,
     /// Only count instructions, and fail if they are more than `xtask/instructions.txt` allows
@@ -43,7 +43,7 @@ struct Report {
 struct Format {
     ring: &'static str,
     times: Vec<Time>,
-    /// At depth 64: everything between the kick and the call.
+    /// Instructions per request at depth 64, between the kick and the call.
     instructions_per_request: u64,
 }
 

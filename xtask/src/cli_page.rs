@@ -2,7 +2,8 @@
 //!
 //! `## command → what it does → usage → arguments and options, in the order and groups of --help → its notes`
 //!
-//! A test of each program compares its page with the program (`check`), or writes it if `BAREBLK_WRITE_PAGE` is set.
+//! A test in each program compares the page with the program (`check`), or writes the page if `BAREBLK_WRITE_PAGE` is
+//! set.
 
 use std::fs;
 
@@ -140,13 +141,13 @@ fn paragraph(text: &mut String, words: &str) {
     }
 }
 
-/// clap removes the last full stop of a comment.
+/// Adds the full stop that clap removes from the end of a comment.
 fn sentence(text: &str) -> String {
     let text = text.trim_end();
     if text.ends_with(['.', ']', ':']) || text.is_empty() { text.to_owned() } else { format!("{text}.") }
 }
 
-/// Escapes characters that have a meaning in Markdown, outside of `code`.
+/// Escapes characters that have a meaning in Markdown, except in `code`.
 fn prose(text: &str) -> String {
     let parts = text
         .split('`')

@@ -18,7 +18,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&result.stdout).into_owned())
 }
 
-/// Runs the program to its end on our terminal, for programs that show their own progress.
+/// Runs a program that shows its own progress on the terminal, and waits for its end.
 ///
 /// # Errors
 /// If the program cannot start or fails.
@@ -31,7 +31,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The command as typed in a shell.
+/// The command as a user would type it in a shell.
 #[must_use]
 pub fn describe(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());

@@ -41,7 +41,7 @@ pub fn keys(page: &str) -> Vec<String> {
     keys.map(|key| key.replace("\\-", "-")).collect()
 }
 
-/// The beginning of a line with a key.
+/// How a line with a key begins.
 const ENTRY: &str = "\\fB\\&";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +122,7 @@ impl Page {
     }
 }
 
-/// `` `code` `` in bold, `[text](link)` as text.
+/// Formats `` `code` `` in bold, and `[text](link)` as text.
 fn inline(text: &str) -> String {
     let mut shown = String::new();
     for (place, part) in text.split('`').enumerate() {

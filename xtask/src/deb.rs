@@ -40,7 +40,7 @@ pub(crate) struct Args {
     maintainer: Option<String>,
 }
 
-/// In an order in which dpkg can install them.
+/// The packages, in an order in which dpkg can install them.
 const PACKAGES: [&Package; 2] = [&package::SERVER, &package::BENCH];
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -61,9 +61,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Makes both packages from the programs in the folder `programs`; returns the packages' paths.
 pub(crate) fn make(programs: &Path, out: &Path, maintainer: Option<&str>) -> Result<Vec<PathBuf>> {
     if packages::find_program("dpkg-deb").is_none() {
-        bail!("dpkg-deb is not installed: it makes the packages (Debian has it in `dpkg`)");
+        bail!("dpkg-deb, which makes the packages, is not installed: install Debian's package `dpkg`");
     }
-    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     PACKAGES.into_iter().map(|package| make_one(package, programs, out, maintainer)).collect()
 }
 

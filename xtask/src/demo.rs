@@ -29,7 +29,7 @@ const KVM_TRIAL: Duration = Duration::from_secs(10);
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 const GUEST_QUEUES: u16 = 2;
 
-/// How to run the demo.
+/// Options of the demo.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -143,7 +143,7 @@ impl Watch<'_> {
             self.interrupt.check()?;
             self.server.check_alive()?;
             if let Some(output) = self.vm.try_wait()? {
-                bail!("the guest ended before {pattern:?}:\n{}", output.console);
+                bail!("the guest ended before it printed {pattern:?}:\n{}", output.console);
             }
         }
     }

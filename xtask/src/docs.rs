@@ -45,7 +45,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn refuse(complaints: &[String]) -> Result<()> {
-    if complaints.is_empty() { Ok(()) } else { bail!("the book's links:\n{}", complaints.join("\n")) }
+    if complaints.is_empty() {
+        Ok(())
+    } else {
+        bail!("the book's links are broken:\n{}", complaints.join("\n"))
+    }
 }
 
 /// Each program's own test writes its page.
@@ -65,7 +69,7 @@ fn mdbook() -> Result<PathBuf> {
     if is_wanted(&program) {
         return Ok(program);
     }
-    println!("installing mdbook {MDBOOK} from crates.io into {}; it takes some minutes", folder.display());
+    println!("installing mdbook {MDBOOK} from crates.io into {}; this takes a few minutes", folder.display());
     let mut install = Command::new(workspace::cargo());
     // A debug build: mdbook compiles sooner, and still builds the small book in seconds.
     install.args([

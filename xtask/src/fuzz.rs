@@ -25,14 +25,14 @@ use report::Outcome;
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
-/// `fuzz_targets::MODE_VARIABLE`.
+/// Has the same value as `fuzz_targets::MODE_VARIABLE`.
 const MODE_VARIABLE: &str = "BAREBLK_FUZZ_MODE";
-/// The limit for one input: a slower one counts as hanging.
+/// Time limit per input; a slower input counts as hanging.
 const INPUT_TIMEOUT_S: u32 = 60;
 const MEMORY_MIB: u32 = 2048;
 const MOST_BYTES: u32 = 4096;
 
-/// What to run.
+/// Options of `cargo xtask fuzz`.
 #[derive(Debug, Clone, clap::Args)]
 #[allow(clippy::struct_excessive_bools)] // options
 pub(crate) struct Args {
@@ -68,11 +68,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let unknown = args.targets.iter().find(|name| !known.contains(*name));
     if let Some(name) = unknown {
-        bail!("there is no target `{name}`: give some of {}", joined(&known));
+        bail!("there is no target `{name}`: the targets are {}", joined(&known));
     }
     let mode = args.mode();
     if let Some(name) = args.targets.iter().find(|name| !mode.has(name)) {
-        bail!("`{name}` has no mode {}: give some of {}", mode.name, mode.targets.join(", "));
+        bail!("`{name}` has no mode {}: give targets that have it ({})", mode.name, mode.targets.join(", "));
     }
     let is_wanted = |name: &str| args.targets.is_empty() || args.targets.iter().any(|wanted| wanted == name);
     let wanted: Vec<_> = known.iter().filter(|name| is_wanted(name) && mode.has(name)).collect();
@@ -102,7 +102,7 @@ struct Mode {
     name: &'static str,
     /// The option on the command line.
     option: &'static str,
-    /// The targets that have the mode; empty: all.
+    /// The targets that have the mode; empty if all targets have it.
     targets: &'static [&'static str],
 }
 
@@ -139,8 +139,8 @@ impl Mode {
         program
     }
 
-    /// The name in the table, and of the corpus's folder. Inputs that a second thread found by chance do not help other
-    /// runs.
+    /// The name in the table and of the corpus's folder. Each mode has its own corpus, because inputs that a second
+    /// thread found by chance do not help other runs.
     fn label(self, target: &str) -> String {
         if self.name.is_empty() { target.to_owned() } else { format!("{target}-{}", self.name) }
     }
@@ -170,7 +170,11 @@ fn targets() -> Result<BTreeSet<String>> {
 fn check(programs: &BTreeSet<String>) -> Result<()> {
     let seeds = names(&folder().join("seeds"))?;
     if *programs != seeds {
-        bail!("programs for {}, seeds for {}", joined(programs), joined(&seeds));
+        bail!(
+            "targets need a program and seeds: programs for {}, seeds for {}",
+            joined(programs),
+            joined(&seeds)
+        );
     }
     for name in programs {
         if names(&folder().join("seeds").join(name))?.is_empty() {
@@ -189,7 +193,9 @@ fn check_lock() -> Result<()> {
     let mut cargo = Command::new(workspace::cargo());
     cargo.args(["metadata", "--locked", "--format-version", "1", "--manifest-path"]);
     let read = command::output(cargo.arg(folder().join("Cargo.toml")));
-    read.context("is fuzz/Cargo.lock out of date? cargo update --workspace --manifest-path fuzz/Cargo.toml")?;
+    read.context(
+        "is fuzz/Cargo.lock out of date? Run cargo update --workspace --manifest-path fuzz/Cargo.toml",
+    )?;
     Ok(())
 }
 
@@ -221,7 +227,7 @@ fn host() -> Result<String> {
     host.context("rustc -vV names no host")
 }
 
-/// Runs one target, and shows libFuzzer's output as it comes.
+/// Runs one target, and shows libFuzzer's output as it is written.
 fn fuzz(programs: &Path, target: &str, mode: Mode, seconds: u64) -> Result<Outcome> {
     let label = mode.label(target);
     println!("\n=== {label}, {seconds} s ===");
@@ -246,7 +252,7 @@ fn fuzz(programs: &Path, target: &str, mode: Mode, seconds: u64) -> Result<Outco
     let child = program.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
     let mut child = child.with_context(|| format!("cannot start `{name}`"))?;
     let mut outcome = Outcome::new(target, mode.option, seconds);
-    let stderr = child.stderr.take().context("a child without standard error")?;
+    let stderr = child.stderr.take().context("the child process has no standard error")?;
     for line in BufReader::new(stderr).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
         if outcome.add_line(&line) {

@@ -1,4 +1,4 @@
-//! `cargo xtask layers`: checks that the crates depend on each other as the table in ARCHITECTURE.md says.
+//! `cargo xtask layers`: checks that the crates depend on each other as the table in ARCHITECTURE.md allows.
 //!
 //! The table's columns: level, crate, purpose, may depend on, unsafe. A dependency must be listed and be on a
 //! lower level; dev-dependencies are not restricted, because tests may use anything.

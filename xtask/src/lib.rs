@@ -2,10 +2,10 @@
 //!
 //! - `workspace`: paths.
 //! - `command`: runs a program, and fails with its output.
-//! - `packages`: which Debian package has a program, and how to install it.
+//! - `packages`: which Debian package contains a program, and how to install it.
 //! - `programs`: programs of other crates, for tests.
 //! - `sizes`: the sizes of slow checks, short and long.
-//! - `skip`: how a test says that it cannot run here.
+//! - `skip`: how a test reports that it cannot run on this machine.
 //! - `cli_page`: the reference page of a program's command line.
 //! - `config_page`: the manual page of the configuration file.
 //! - `guest`: a stock Linux guest in stock QEMU, for tests and for the demo.

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// bareblk's chores.
+/// bareblk's development commands.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", version, max_term_width = 100)]
 struct Cli {
@@ -31,7 +31,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Chore {
-    /// Shows bareblk at work: a real guest runs fio on a served disk, next to the same fio on the host
+    /// Shows bareblk at work: a real guest runs fio on a served disk, and the host runs the same fio for comparison
     Demo(demo::Args),
     /// Measures the cost of a request in the device half, and keeps the result
     Bench(bench::Args),
@@ -39,7 +39,7 @@ enum Chore {
     Test(test::Args),
     /// Installs the Debian packages that demo and test need, after one question
     Setup(setup::ChoreArgs),
-    /// Weakens the locks in every way, one at a time, and reports which check notices
+    /// Weakens the locks in every way, one change at a time, and reports which check notices each change
     Mutants(mutants::Args),
     /// Runs libFuzzer on input from hostile guests, front-ends, clients and files
     Fuzz(fuzz::Args),
@@ -47,7 +47,7 @@ enum Chore {
     Deb(deb::Args),
     /// Builds the book of docs/ and checks its links
     Docs(docs::Args),
-    /// Makes everything that a release consists of, or checks what must agree before one
+    /// Makes all files of a release, or checks what must agree before a release
     Release(release::Args),
     /// Writes the manual pages
     Man(man::Args),

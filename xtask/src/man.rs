@@ -1,7 +1,7 @@
 //! `cargo xtask man`: writes the manual pages, compressed as in a package.
 //!
-//! - `bareblk man` and `bareblk-bench man` generate their commands' pages from their own command lines; `bareblk man` also
-//!   those of `bareblk-monitor`. The configuration file's page comes from docs/reference/config.md.
+//! - `bareblk man` and `bareblk-bench man` generate their commands' pages from their own command lines; `bareblk man`
+//!   also writes those of `bareblk-monitor`. The configuration file's page comes from docs/reference/config.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,13 +40,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Writes the pages of this program's commands.
 pub(crate) fn write_commands(program: &Path, folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     command::output(Command::new(program).arg("man").arg(folder)).map(drop)
 }
 
 /// Writes the page of the configuration file.
 pub(crate) fn write_config(folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let source = workspace::root().join("docs/reference/config.md");
     let text = fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
     let page = folder.join(config_page::FILE_NAME);

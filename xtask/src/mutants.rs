@@ -1,4 +1,4 @@
-//! `cargo xtask mutants`: weakens the lock in every way, one at a time, and tests whether a check notices.
+//! `cargo xtask mutants`: weakens the lock in every way, one change at a time, and tests whether a check notices.
 //!
 //! Weakens every ordering of every atomic access, removes every wake and every marked re-check, and inserts
 //! bugs that other locks had (`mutants/historic.toml`), one at a time, in a copy of the crate under
@@ -31,7 +31,7 @@ const PLACE: &str = "target/mutants";
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Run only a fixed handful, each of which must be noticed
+    /// Run only a small fixed selection, each of which must be noticed
     #[arg(long)]
     smoke: bool,
     /// Run only mutants whose name contains this
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     if mutants.is_empty() {
-        bail!("no mutant is meant");
+        bail!("no mutant matches: `cargo xtask mutants --list` names them");
     }
     let place = root.join(PLACE);
     let digest = report::digest(&root.join(CRATE))?;
@@ -119,8 +119,8 @@ impl Run {
         Ok(())
     }
 
-    /// First runs every check on the unchanged source: a check that fails anyway proves nothing. In a smoke
-    /// run it is enough that the copy compiles, because the tests run all checks before.
+    /// First runs every check on the unchanged source: a check that fails anyway proves nothing. In a smoke run it is
+    /// enough that the copy compiles, because the tests have run all checks before.
     fn work(&self, job: usize) -> Result<()> {
         let bench = Bench::set_up(&self.root, &self.place.join(format!("job-{job}")))?;
         bench.must_pass_unchanged(self.is_smoke)?;
@@ -135,7 +135,7 @@ impl Run {
         Ok(())
     }
 
-    /// Saved at once, so that an interrupted run can be resumed.
+    /// Saves the verdict at once, so that an interrupted run can be resumed.
     fn add(&self, one: Judged) -> Result<()> {
         let line = format!("{:<10} {}", one.verdict.short(), one.mutant.name);
         self.progress.suspend(|| println!("{line}"));

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use xtask::{command, workspace};
 
-/// Part of every kept result.
+/// Where and when a result was made; part of every kept result.
 #[derive(Debug, Serialize)]
 pub(crate) struct Origin {
     pub(crate) date: String,
@@ -27,7 +27,7 @@ struct Machine {
 }
 
 impl Origin {
-    /// The origin of a result made now, here.
+    /// The origin of a result made now on this machine.
     pub(crate) fn now() -> Result<Self> {
         Ok(Self {
             date: command::output(Command::new("date").args(["-u", "+%F"]))?.trim().to_owned(),
@@ -38,7 +38,7 @@ impl Origin {
     }
 }
 
-/// Writes `bench_results/<date>-<what>/<file>`, replacing one of the same day.
+/// Writes `bench_results/<date>-<what>/<file>`, replacing a file of the same day.
 pub(crate) fn keep(origin: &Origin, what: &str, file: &str, result: &impl Serialize) -> Result<PathBuf> {
     let dir = workspace::root().join("bench_results").join(format!("{}-{what}", origin.date));
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -63,7 +63,7 @@ fn machine() -> Result<Machine> {
     })
 }
 
-/// The value of `name : value`.
+/// The value in a line `name : value`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut values = text.lines().filter_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
     values.next().map(str::trim)

@@ -1,6 +1,6 @@
 //! The programs that the demo and the tests need, and their Debian packages.
 //!
-//! A program that exists counts as installed, whatever installed it. So other distributions work once the user has
+//! A program counts as installed if it exists, however it was installed. So other distributions work once the user has
 //! installed the programs.
 
 use std::path::{Path, PathBuf};
@@ -77,15 +77,20 @@ pub const NEEDED: &[Package] = &[
     ),
     package("valgrind", "valgrind", "counts instructions per request (callgrind)", &["blk_server"]),
     package("zstd", "zstd", "runs on the preloaded locks, for their tests", WITH_PROGRAMS),
-    package("python3", "python3", "the same, with sqlite", &["bareblk", "qspinlock_preload"]),
-    // Not `redis-server`, which starts a service; this package has the program too.
-    package("redis-tools", "redis-check-rdb", "the same", WITH_PROGRAMS),
-    package("stress-ng", "stress-ng", "the same", WITH_PROGRAMS),
-    package("git", "git", "the same", WITH_PROGRAMS),
+    package(
+        "python3",
+        "python3",
+        "runs sqlite on the preloaded locks, for their tests",
+        &["bareblk", "qspinlock_preload"],
+    ),
+    // Not `redis-server`, which starts a service: `redis-tools` contains the program as well.
+    package("redis-tools", "redis-check-rdb", "runs on the preloaded locks, for their tests", WITH_PROGRAMS),
+    package("stress-ng", "stress-ng", "runs on the preloaded locks, for their tests", WITH_PROGRAMS),
+    package("git", "git", "runs on the preloaded locks, for their tests", WITH_PROGRAMS),
     package("tmux", "tmux", "a terminal for the tests of `bareblk top`", &["bareblk_monitor"]),
 ];
 
-/// The packages that `cargo xtask test --long` needs too.
+/// The packages that `cargo xtask test --long` needs in addition.
 pub const NEEDED_FOR_LONG: &[Package] = &[
     package(
         "debootstrap",
@@ -93,7 +98,7 @@ pub const NEEDED_FOR_LONG: &[Package] = &[
         "a folder with Debian 13's QEMU and libvirt (needs root)",
         &["bareblk"],
     ),
-    // The package has no program; a path also works here.
+    // The package has no program, so the path of one of its files is given instead.
     package("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd", "UEFI firmware for guests", &["bareblk"]),
 ];
 
@@ -102,7 +107,7 @@ pub const NEEDED_FOR_LONG: &[Package] = &[
 pub fn used_by_tests(crates: &[String]) -> Vec<Package> {
     let is_known =
         |name: &str| WITHOUT.contains(&name) || NEEDED.iter().any(|package| package.is_used_by(name));
-    // A crate that is in no list may use all of them.
+    // A crate that is in no list may use all packages.
     if crates.is_empty() || crates.iter().any(|name| !is_known(name)) {
         return NEEDED.iter().copied().filter(|package| !package.users.is_empty()).collect();
     }
@@ -116,7 +121,7 @@ impl Package {
     }
 }
 
-/// Folders of root's programs, which a user's PATH often lacks.
+/// Folders with root's programs, which a user's PATH often lacks.
 const MORE_PLACES: &[&str] = &["/usr/sbin", "/sbin", "/usr/local/sbin"];
 
 /// The path of `program`, if it is installed.
@@ -183,7 +188,7 @@ fn as_root(program: &str) -> Result<Command> {
         return Ok(Command::new(program));
     }
     let sudo =
-        find_program("sudo").with_context(|| format!("`{program}` needs root, and there is no sudo"))?;
+        find_program("sudo").with_context(|| format!("`{program}` needs root, and sudo is not installed"))?;
     let mut command = Command::new(sudo);
     // sudo clears the environment; apt's front-end must not ask questions.
     command.args(["DEBIAN_FRONTEND=noninteractive", program]);

@@ -1,4 +1,4 @@
-//! Builds programs of other crates for a test: cargo builds for a test only the programs of its own crate.
+//! Builds programs of other crates for a test: for a test, cargo builds only the programs of the test's own crate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use crate::{command, workspace};
 
 /// Packages whose programs cargo has just built: their names, with blanks between them. Cargo writes no list of sources
-/// for a program that it builds for tests, so the program's age says nothing.
+/// for a program that it builds for tests, so the program's age is no indication.
 pub const BUILT_ENV: &str = "BAREBLK_BUILT";
 
 /// The programs that this process has already checked.
@@ -38,7 +38,7 @@ fn names(built: Option<&str>, package: &str) -> bool {
     built.is_some_and(|built| built.split(' ').any(|name| name == package))
 }
 
-/// Whether no source is newer, by the dependency file that cargo writes beside the program.
+/// Whether no source is newer than the program, according to the dependency file that cargo writes beside the program.
 fn is_fresh(program: &Path) -> bool {
     let built = modified(program);
     let sources = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
@@ -59,7 +59,7 @@ fn sources_in(list: &str) -> Vec<PathBuf> {
     sources.split_whitespace().map(|source| PathBuf::from(source.replace('\0', " "))).collect()
 }
 
-/// Builds into the same folder, with the same profile.
+/// Builds the package's programs into the folder of `own`, with the same profile.
 #[allow(clippy::panic)] // only tests call it
 fn build(own: &Path, package: &str) {
     let folder = own.parent().unwrap_or(own);

@@ -76,16 +76,16 @@ fn require_clean_tree() -> Result<()> {
     }
 }
 
-/// Files of an earlier release in the folder would seem to belong to this one.
+/// Fails if the folder is not empty: files of an earlier release would seem to belong to this one.
 fn require_empty(folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     match fs::read_dir(folder)?.next() {
         None => Ok(()),
         Some(_) => bail!("{} is not empty: remove it, or give another --out", folder.display()),
     }
 }
 
-/// An archive of the commit's files, with the commit's time.
+/// Makes an archive of the commit's files, with the commit's time.
 fn source_archive(out: &Path, version: &str) -> Result<PathBuf> {
     let path = out.join(format!("bareblk-{version}.tar.gz"));
     let mut git = Command::new("git");
@@ -101,7 +101,7 @@ fn bill_of_materials(out: &Path, version: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The checksums, for `sha256sum --check`.
+/// Writes the checksums, for `sha256sum --check`.
 fn checksums(out: &Path, files: &[PathBuf]) -> Result<PathBuf> {
     let names = files.iter().filter_map(|file| file.file_name());
     let text = command::output(Command::new("sha256sum").args(names).current_dir(out))?;
@@ -110,7 +110,7 @@ fn checksums(out: &Path, files: &[PathBuf]) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Each file with its size and purpose.
+/// A table of the files with their sizes and purposes.
 fn table(out: &Path, files: &[PathBuf]) -> Result<String> {
     let mut text = format!("{}\n", out.display());
     for file in files {

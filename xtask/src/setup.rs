@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: names the missing Debian packages, asks once, installs them, changes nothing else.
+//! `cargo xtask setup`: names the missing Debian packages, asks once, installs them, and changes nothing else.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -9,7 +9,7 @@ use xtask::packages::{self, Package};
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[group(skip)] // demo and test have a group of the same name
 pub(crate) struct Args {
-    /// Install missing packages without asking; CI=true in the environment means the same
+    /// Install missing packages without asking; CI=true in the environment has the same effect
     #[arg(long)]
     pub(crate) yes: bool,
 }
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &ChoreArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns once no package of `wanted` is missing. Prints nothing if none was.
+/// Asks whether to install the missing packages of `wanted`, and installs them. Prints nothing if none is missing.
 pub(crate) fn ensure(args: Args, wanted: &[&[Package]]) -> Result<()> {
     let missing = packages::missing(wanted);
     if missing.is_empty() {
@@ -66,7 +66,7 @@ fn listing(packages: &[Package]) -> String {
 fn confirmed() -> Result<bool> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
-        bail!("no terminal to ask whether to install them: pass --yes");
+        bail!("there is no terminal for the question whether to install them: pass --yes");
     }
     eprint!("Install them with apt-get? [Y/n] ");
     std::io::stderr().flush()?;

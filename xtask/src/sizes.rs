@@ -1,4 +1,4 @@
-//! The sizes of the slow checks, as a smoke test and in full, in one table.
+//! One table with the sizes of the slow checks, as smoke tests and in full.
 //!
 //! A run with the full sizes takes one to two hours on two cores (77 minutes: `bench_results/2026-11-25-long`).
 //!
@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
-/// If it is 1, the checks have their full size.
+/// If this variable is 1, the checks have their full size.
 pub const LONG_ENV: &str = "BAREBLK_LONG";
 
-/// Set to 1 where a program of tests runs again in a guest (`guest::OwnTests`): under emulation, tens of times slower.
+/// Set to 1 if a test program runs again in a guest (`guest::OwnTests`), where emulation makes it tens of times slower.
 pub const EMULATED_ENV: &str = "BAREBLK_EMULATED";
 
 /// Returns `here` if the processor itself runs the tests, as in every run, and `emulated` if they run again in a guest
@@ -23,7 +23,7 @@ fn of_env<T>(set: Option<&str>, unset: T, one: T) -> T {
     if set == Some("1") { one } else { unset }
 }
 
-/// One quantity in its two sizes.
+/// A quantity with its two sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size<T> {
     /// The size in every run.
@@ -33,20 +33,20 @@ pub struct Size<T> {
 }
 
 /// The micro-benchmarks: without `--bench` on their command line, criterion's benches run each case once. Long runs do
-/// the same, because they keep no figures; `cargo xtask bench` measures.
+/// so as well, because they keep no figures; `cargo xtask bench` measures.
 pub const BENCHES: &[&str] = &["cargo", "test", "--workspace", "--all-features", "--bench", "*"];
 /// The rings under Miri: the logs that another thread overwrites, or all tests.
 pub const MIRI: Size<&[&str]> = size(
     &["rustup", "run", "nightly", "cargo", "miri", "test", "-p", "virtqueue", "--lib", "race"],
     &["rustup", "run", "nightly", "cargo", "miri", "test", "-p", "virtqueue", "--lib", "--tests"],
 );
-/// The queued locks under Miri, with this many orders of events.
+/// The queued locks under Miri. Each seed gives a different order of events.
 pub const MIRI_LOCK: Size<&[&str]> = size(
     &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..16"), //
     &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..64"),
 );
-/// All interleavings of small models, or those within a bound on preemptions. Only this workspace's crates are compiled
-/// for loom; the code that a model runs is worth optimising.
+/// Models under loom: all interleavings of small ones, and those within a bound on preemptions. `loom.toml` compiles
+/// only this workspace's crates for loom, and optimises the code that models run.
 pub const LOOM: &[&str] = &[
     "cargo",
     "test",
@@ -62,16 +62,16 @@ pub const LOOM: &[&str] = &[
     "--lib",
     "model",
 ];
-/// A handful of mutants of the lock, each of which a check must notice. It is faster one at a time, because each job
-/// builds the dependencies. `cargo xtask mutants` runs all of them.
+/// A small selection of mutants of the lock, each of which a check must notice. They run one at a time, which is
+/// faster, because each job builds the dependencies. `cargo xtask mutants` runs all of them.
 pub const MUTANTS: &[&str] = &["xtask", "mutants", "--smoke", "--jobs", "1"];
 /// Fuzzing: checks that programs and seeds exist (the targets run among the tests), or runs libFuzzer on each target.
 pub const FUZZ: Size<&[&str]> =
     size(&["xtask", "fuzz", "--check"], &["xtask", "fuzz", "--seconds", "30", "--keep"]);
-/// Mutated seeds for each fuzz target without libFuzzer. A part of that number runs beside a second thread, or with a
+/// Mutated seeds for each fuzz target without libFuzzer. Some of these inputs run beside a second thread, or with a
 /// server that has its own threads (`fuzz_targets/tests/smoke.rs`).
 pub const FUZZ_INPUTS: Size<u32> = size(4000, 200_000);
-/// Good requests beside a ring that another thread overwrites.
+/// Number of good requests beside a ring that another thread overwrites.
 pub const RACES: Size<u32> = size(400, 20_000);
 /// The limit of a guest's run, enough for emulation on a busy machine: only a guest that hangs takes longer.
 pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(600), Duration::from_secs(1800));
@@ -79,7 +79,7 @@ pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(600), Durati
 pub const VERIFIED_MIB: Size<u64> = size(32, 256);
 /// Data that is written and verified with one large block size in a guest, in MiB.
 pub const LARGE_BLOCKS_MIB: Size<u64> = size(32, 256);
-/// Files made in a guest's file system.
+/// Number of files made in a guest's file system.
 pub const FILES: Size<u64> = size(24, 400);
 /// Random workloads per engine, cache mode and kind of fault in the durability model.
 pub const DURABILITY_SEEDS: Size<u64> = size(2, 16);
@@ -98,14 +98,14 @@ pub const TAKE_OVERS: Size<u64> = size(5, 30);
 /// Stock clients: this machine's QEMU with its defaults, or all QEMUs, firmwares, guest kernels, queue sizes and ring
 /// formats, and libvirt.
 pub const ALL_CLIENTS: Size<bool> = size(false, true);
-/// How often the server of each of a stock client's disks is killed.
+/// Times that the server of each disk of a stock client is killed.
 pub const CLIENT_KILLS: Size<u64> = size(1, 1);
-/// fio runs between two kills.
+/// Number of fio runs between two kills.
 pub const RUNS_BETWEEN_RESTARTS: Size<u64> = size(1, 2);
 /// Times that a running guest moves to another QEMU under load.
 pub const MIGRATIONS: Size<u64> = size(2, 6);
 
-/// How long many threads submit to a queue that is restarted meanwhile.
+/// How long many threads submit to a queue while it is restarted.
 pub const RESTART_STRESS: Size<Duration> = size(Duration::from_secs(3), Duration::from_secs(30));
 
 /// How long each part of the locks' torture runs.

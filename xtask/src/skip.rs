@@ -1,4 +1,4 @@
-//! How a test says that it cannot run on this machine, so that `cargo xtask test` can count it and check the reason.
+//! How a test reports that it cannot run on this machine, so that `cargo xtask test` can count it and check the reason.
 //!
 //! `skip(reason, why) → a line on standard output, and a line of JSON in the file that FILE_ENV names → read`
 //!
@@ -25,7 +25,7 @@ pub enum Reason {
     NotInAGuest,
     /// The user is not root.
     NotRoot,
-    /// The process may use one CPU only.
+    /// The process may use only one CPU.
     OneCpu,
     /// The kernel is older than this major and minor version.
     KernelBefore(u32, u32),
@@ -33,7 +33,7 @@ pub enum Reason {
     NoProgram(String),
     /// No compiler for `c` or `c++`: the variables CC and CXX may name one.
     NoCompiler(String),
-    /// The kernel or the C library has nothing for the engine.
+    /// The kernel or the C library does not support the engine.
     NoEngine(String),
     /// The kernel has no landlock.
     NoLandlock,
@@ -47,17 +47,17 @@ pub enum Reason {
     NoXfs,
     /// The process may not mount a FUSE file system.
     NoFuse,
-    /// The kernel gives no huge pages of 2 MiB.
+    /// The kernel provides no huge pages of 2 MiB.
     NoHugePages,
     /// No huge page of 2 MiB is free.
     NoFreeHugePage,
     /// Files in this folder cannot be opened with `O_DIRECT`.
     NoDirectIo(String),
-    /// `O_DIRECT` in this folder takes buffers at any address.
+    /// `O_DIRECT` in this folder accepts buffers at any address.
     NoAlignment(String),
     /// There is no control group version 2 in which the process may make a group.
     NoCgroups,
-    /// The process is not in the root group.
+    /// The process is not in the root control group.
     InOwnCgroup,
     /// `strace` is not installed or not allowed.
     NoStrace,
@@ -71,7 +71,7 @@ pub enum Reason {
     NoPrivateMounts,
     /// The firmware OVMF is not installed.
     NoOvmf,
-    /// `mmdebstrap` cannot make a Debian, for example without a network.
+    /// `mmdebstrap` cannot make a Debian system, for example without a network.
     NoDebian,
 }
 
@@ -81,7 +81,7 @@ impl fmt::Display for Reason {
             Self::NotLong => "only in the long run (BAREBLK_LONG=1)",
             Self::NotInAGuest => "only in a guest",
             Self::NotRoot => "only for root",
-            Self::OneCpu => "one CPU only",
+            Self::OneCpu => "only one CPU may be used",
             Self::KernelBefore(major, minor) => return write!(f, "Linux before {major}.{minor}"),
             Self::NoProgram(program) => return write!(f, "no program {program}"),
             Self::NoCompiler(language) => return write!(f, "no compiler for {language} (CC, CXX)"),
@@ -95,8 +95,8 @@ impl fmt::Display for Reason {
             Self::NoHugePages => "no huge pages of 2 MiB",
             Self::NoFreeHugePage => "no free huge page of 2 MiB",
             Self::NoDirectIo(folder) => return write!(f, "no O_DIRECT in {folder}"),
-            Self::NoAlignment(folder) => return write!(f, "O_DIRECT without alignment in {folder}"),
-            Self::NoCgroups => "no control groups of version 2 to be made",
+            Self::NoAlignment(folder) => return write!(f, "O_DIRECT needs no alignment in {folder}"),
+            Self::NoCgroups => "no right to make control groups of version 2",
             Self::InOwnCgroup => "not in the root control group",
             Self::NoStrace => "no strace",
             Self::NoPtrace => "no ptrace for python3",
@@ -104,7 +104,7 @@ impl fmt::Display for Reason {
             Self::HiddenFromNobody => "the user nobody cannot run programs from the build's folder",
             Self::NoPrivateMounts => "no right to private mounts",
             Self::NoOvmf => "no OVMF",
-            Self::NoDebian => "mmdebstrap makes no Debian",
+            Self::NoDebian => "mmdebstrap cannot make a Debian system",
         };
         f.write_str(text)
     }
@@ -162,7 +162,7 @@ fn append(path: &Path, skip: &Skip) -> io::Result<()> {
     File::options().append(true).create(true).open(path)?.write_all(line.as_bytes())
 }
 
-/// Libtest names the thread of a test like the test.
+/// libtest gives a test's thread the name of the test.
 fn test_name() -> String {
     let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
     let program = std::env::current_exe().unwrap_or_default();

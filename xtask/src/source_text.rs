@@ -117,9 +117,9 @@ fn after(chars: &[char], start: usize, wanted: char) -> usize {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Function {
     pub(crate) name: String,
-    /// Counted from 1.
+    /// Number of the line, counted from 1.
     pub(crate) line: usize,
-    /// From `fn` to the closing brace.
+    /// Number of lines from `fn` to the closing brace.
     pub(crate) length_lines: usize,
 }
 
@@ -141,7 +141,7 @@ fn function_at(code: &str, at: usize) -> Option<Function> {
     Some(Function { name: name.to_owned(), line, length_lines: code[at..close].matches('\n').count() + 1 })
 }
 
-/// In a signature, the `;` of `[u8; 4]` does not end it.
+/// Whether the first `;` is inside the signature, as in `[u8; 4]`, and does not end it.
 fn signature_holds_semicolon(signature: &str) -> bool {
     signature.matches('[').count() > signature.matches(']').count()
 }

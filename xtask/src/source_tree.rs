@@ -14,12 +14,12 @@ pub(crate) struct SourceFile {
     pub(crate) text: String,
 }
 
-/// Every text file that git knows or would add.
+/// Every text file that git tracks or would add.
 pub(crate) fn read_tree() -> Result<Vec<SourceFile>> {
     let root = workspace::root();
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(&root);
-    let listing = command::output(&mut git).context("tidy asks git which files there are")?;
+    let listing = command::output(&mut git).context("cannot list the repository's files with git")?;
     let paths = listing.split('\0').filter(|path| !path.is_empty());
     Ok(paths.filter_map(|path| read_text(&root, path)).collect())
 }
@@ -30,7 +30,7 @@ fn read_text(root: &Path, path: &str) -> Option<SourceFile> {
     Some(SourceFile { path: path.to_owned(), text })
 }
 
-/// A complaint with its place.
+/// A complaint with its position.
 pub(crate) fn at(file: &SourceFile, line: usize, complaint: &str) -> String {
     format!("{}:{line}: {complaint}", file.path)
 }
@@ -41,7 +41,7 @@ pub(crate) fn is_test(path: &str) -> bool {
     name.ends_with("tests.rs") || name.starts_with("test_") || path.contains("/tests/")
 }
 
-/// A file without the tests at its end.
+/// The part of a file before the tests at its end.
 pub(crate) fn product_part(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }

@@ -33,7 +33,7 @@ use step::{Finished, Outcome, Run, Step};
 use wants::Wants;
 use xtask::sizes;
 
-/// Steps in the order they run.
+/// The steps, in the order in which they run.
 const STEPS: &[Step] = &[
     Step::new("format", &["cargo", "fmt", "--all", "--check"]).takes_crates().quick(),
     Step::new("layers", &["xtask", "layers"]).quick(),
@@ -64,10 +64,10 @@ const STEPS: &[Step] = &[
 
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
-/// The oldest Rust that we promise to build with.
+/// The oldest version of Rust that is guaranteed to build the project.
 const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 
-/// What to run.
+/// Options of `cargo xtask test`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = step_list())]
 pub(crate) struct Args {
@@ -95,7 +95,7 @@ fn step_list() -> String {
     format!("Steps:\n{}", lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// The last line of output is the count of tests, whatever happened.
+/// The last line of output is the count of tests, even if a step has failed.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let Plan { steps, crates } = prepared(args)?;
     let (tests, skips, programs) = (Tests::default(), Skips::new()?, Vec::new());
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The plan, after the packages for its steps are installed.
+/// Makes the plan, and installs the packages that its steps need.
 fn prepared(args: &Args) -> Result<Plan> {
     let plan = Plan::new(STEPS, &args.only, &args.crates)?;
     setup::ensure(args.setup, &[&plan.packages(args.long)])?;

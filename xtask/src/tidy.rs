@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: checks the rules for source files that a program can check.
 //!
-//! Each rule is one function from a file to complaints. Long files are only named. Counted measures may only go down
-//! (`measures.rs`).
+//! Each rule is one function from a file to complaints. A long file causes only a note. Counted measures may only go
+//! down (`measures.rs`).
 
 mod imports;
 pub(crate) mod links;
@@ -32,13 +32,13 @@ const KEPT_RESULTS_BYTES: usize = 1_000_000;
 /// Paths that only the authors' machines have.
 const MACHINE_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/fa", "rm/")];
 
-/// What to do with the measures.
+/// Options of `cargo xtask tidy`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Args {
     /// Record the measures that have become smaller
     #[arg(long)]
     tighten: bool,
-    /// List only the circles: files that import each other, and which names they import
+    /// List only the circles of files that import each other, with the names that they import
     #[arg(long, conflicts_with = "tighten")]
     circles: bool,
 }
@@ -113,7 +113,7 @@ fn kept_results(files: &[SourceFile]) -> Option<String> {
 fn machine_paths(file: &SourceFile) -> Vec<String> {
     let named = |line: &str| MACHINE_PATHS.iter().any(|path| line.contains(path));
     let lines = file.text.lines().enumerate().filter(|(_, line)| named(line));
-    lines.map(|(index, _)| at(file, index + 1, "a path that only the author's machine has")).collect()
+    lines.map(|(index, _)| at(file, index + 1, "a path that exists only on the author's machine")).collect()
 }
 
 fn missing_header(file: &SourceFile) -> Option<String> {
@@ -144,7 +144,12 @@ fn unsafe_away_from_home(file: &SourceFile, source: &SourceText) -> Vec<String> 
     if may_be_unsafe(&file.path) {
         return Vec::new();
     }
-    places(file, &source.code, "unsafe", &format!("`unsafe` outside its homes ({})", UNSAFE_HOMES.join(", ")))
+    places(
+        file,
+        &source.code,
+        "unsafe",
+        &format!("`unsafe` outside the crates that may contain it ({})", UNSAFE_HOMES.join(", ")),
+    )
 }
 
 fn leftovers(file: &SourceFile, source: &SourceText) -> Vec<String> {
@@ -167,7 +172,7 @@ fn leftovers(file: &SourceFile, source: &SourceText) -> Vec<String> {
 /// A test that only prints that it is skipped would count as passed.
 fn skips_that_do_not_count(file: &SourceFile) -> Vec<String> {
     const HOME: &str = "xtask/src/skip.rs";
-    const COMPLAINT: &str = "a test that cannot run here says so with `xtask::skip::skip`, which counts it";
+    const COMPLAINT: &str = "a test that cannot run must call `xtask::skip::skip`, which counts the skip";
     let says = |text: &str| ["\"skip", "\"not run"].iter().any(|words| text.trim_start().starts_with(words));
     let printed = file.text.match_indices("println!(");
     let skips = printed.filter(|(start, found)| file.path != HOME && says(&file.text[start + found.len()..]));
@@ -183,7 +188,7 @@ fn line_of(text: &str, offset: usize) -> usize {
     text[..offset].matches('\n').count() + 1
 }
 
-/// A section number alone says nothing a year later; "virtio 1.3 §2.7" does.
+/// A section number alone is ambiguous a year later; "virtio 1.3 §2.7" does.
 fn citations_without_version(file: &SourceFile, source: &SourceText) -> Vec<String> {
     let lines = source.code_and_comments.lines().enumerate();
     let bad =

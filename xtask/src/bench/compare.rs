@@ -2,8 +2,8 @@
 //!
 //! `git archive REV → build both → count instructions → time both in turns → table, JSON`
 //!
-//! Instructions are exact. A time is the ratio of two runs, one after the other. Its interval is that of the median over
-//! all rounds.
+//! Instruction counts are exact. Times are compared as the ratio of two successive runs. The interval is that of the
+//! ratio's median over all rounds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,13 +32,13 @@ struct Report {
     formats: Vec<Row>,
 }
 
-/// One ring format. Times are per request at depth 64.
+/// The results of one ring format. Times are per request at depth 64.
 #[derive(Debug, Serialize)]
 struct Row {
     ring: &'static str,
     instructions: [u64; 2],
     ns: [f64; 2],
-    /// The ratio of the times, working tree to base: median, and its interval.
+    /// The median, over all rounds, of the working tree's time divided by the base's time.
     ratio: f64,
     interval: [f64; 2],
 }

@@ -13,10 +13,10 @@ pub(super) const FORMATS: [(&str, &str, &[&str]); 2] =
 /// With `--callgrind` the benchmark runs 1000 batches of 64 requests.
 const COUNTED_REQUESTS: u64 = 64_000;
 
-/// Builds the benchmark as it is measured.
+/// Cargo arguments that build the benchmark as it is measured.
 pub(super) const RELEASE: &[&str] =
     &["bench", "--package", "blk_server", "--bench", "device_half", "--no-run"];
-/// Builds the benchmark as the tests do, so that counting needs no build of its own.
+/// Cargo arguments that build the benchmark as the tests do, so that counting needs no separate build.
 pub(super) const AS_IN_TESTS: &[&str] =
     &["test", "--workspace", "--all-features", "--bench", "device_half", "--no-run"];
 
@@ -34,7 +34,7 @@ pub(super) fn build(root: &Path, words: &[&str], target: Option<&Path>) -> Resul
     programs.next().with_context(|| format!("{} has no benchmark device_half", root.display()))
 }
 
-/// Instructions per request at depth 64: everything between the kick and the call.
+/// Counts the instructions per request at depth 64, between the kick and the call.
 pub(super) fn instructions(program: &Path, args: &[&str]) -> Result<u64> {
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);

@@ -1,7 +1,7 @@
-//! `cargo xtask bench --ratchet`: the instructions per request, as the tests build the program, may only go down.
+//! `cargo xtask bench --ratchet`: checks that the instructions per request do not increase, in the build of the tests.
 //!
-//! The count of one build is the same in each run. Another version of Rust counts differently, so a small difference is
-//! no failure.
+//! The same build gives the same count in each run. A different version of Rust gives a different count, so a small
+//! difference is not a failure.
 
 use std::fs;
 
@@ -10,9 +10,9 @@ use xtask::workspace;
 
 use super::program::{self, FORMATS};
 
-/// One line per ring format: the count, and the format.
+/// The file of recorded counts: one line per ring format, with the count and the format.
 const FILE: &str = "xtask/instructions.txt";
-/// Allowed above the recorded count, in percent.
+/// Allowed increase over the recorded count, in percent.
 const SLACK: u64 = 2;
 
 pub(super) fn check() -> Result<()> {
@@ -22,9 +22,7 @@ pub(super) fn check() -> Result<()> {
     let mut complaints = Vec::new();
     for (ring, _, args) in FORMATS {
         let (allowed, counted) = (recorded(&text, ring)?, program::instructions(&program, args)?);
-        println!(
-            "{ring}: {counted} instructions per request as the tests build them, recorded are {allowed}"
-        );
+        println!("{ring}: {counted} instructions per request in the build of the tests, {allowed} recorded");
         complaints.extend(complaint(ring, counted, allowed));
     }
     if complaints.is_empty() { Ok(()) } else { bail!("{}", complaints.join("\n")) }
@@ -40,8 +38,8 @@ fn complaint(ring: &str, counted: u64, allowed: u64) -> Option<String> {
     let limit = allowed + allowed * SLACK / 100;
     (counted > limit).then(|| {
         format!(
-            "{ring}: {counted} instructions per request, at most {limit} are allowed; `cargo xtask bench --compare REV` \
-             shows the change, and {FILE} records the count"
+            "{ring}: {counted} instructions per request, at most {limit} are allowed; `cargo xtask bench --compare \
+             REV` shows the change; if it is intended, record the count in {FILE}"
         )
     })
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::Value;
 
-/// The time of one request, over criterion's samples.
+/// The time of one request: minimum, median and maximum of criterion's samples.
 #[derive(Debug, Serialize, PartialEq)]
 pub(super) struct Time {
     pub(super) depth: u32,
@@ -18,7 +18,7 @@ pub(super) struct Time {
     pub(super) max: f64,
 }
 
-/// Reads the last samples of `group` at this depth. `home`: criterion's folder.
+/// Reads the last samples of `group` at this depth. `home` is criterion's folder.
 pub(super) fn read(home: &Path, group: &str, depth: u32) -> Result<Time> {
     let path = home.join(group).join("depth").join(depth.to_string()).join("new").join("sample.json");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -10,7 +10,7 @@ use xtask::{command, packages, workspace};
 
 use super::package::Package;
 
-/// The folder where dpkg expects them.
+/// The folder where dpkg expects its metadata.
 const FOLDER: &str = "DEBIAN";
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 /// A reserved address (RFC 2606): set a maintainer to build for others.
@@ -58,7 +58,7 @@ impl About {
         )
     }
 
-    /// In Debian's format; the actual changes are in changelog.gz.
+    /// The changelog in Debian's format; the actual changes are in changelog.gz.
     pub(crate) fn changelog(&self) -> Result<String> {
         let (Self { version, maintainer, time_s, .. }, name) = (self, self.package.name);
         let date = format!("@{time_s}");
@@ -70,7 +70,8 @@ impl About {
     }
 }
 
-/// The library packages that dpkg finds for the programs `names` in the folder `programs`, or else those that every Rust program needs.
+/// The library packages that dpkg finds for the programs `names` in the folder `programs`; without dpkg-shlibdeps,
+/// those that every Rust program needs.
 fn libraries(programs: &Path, names: &[&str]) -> Result<String> {
     if packages::find_program("dpkg-shlibdeps").is_none() {
         return Ok("libc6, libgcc-s1".to_owned());

@@ -11,11 +11,11 @@ pub(crate) struct Package {
     /// Further lines of the control file.
     pub(crate) relations: &'static str,
     pub(crate) section: &'static str,
-    /// Synopsis, then lines.
+    /// The synopsis, then the lines of the description.
     pub(crate) description: &'static [&'static str],
     /// Whether the package has the units, their configuration, and the installation scripts.
     pub(crate) has_service: bool,
-    /// Prefixes of the names of its pages in docs/. Empty: all pages that belong to no other package.
+    /// Prefixes of the names of its pages in docs/. If empty: all pages that belong to no other package.
     pub(crate) documents: &'static [&'static str],
 }
 
@@ -44,8 +44,8 @@ pub(crate) const BENCH: Package = Package {
     section: "utils",
     description: &[
         "measures bareblk and other disks for virtual machines",
-        "The program that `bareblk bench` and `bareblk lab` run: loads in fio's words on",
-        "vhost-user-blk sockets and files, and published experiments, repeated.",
+        "The program behind `bareblk bench` and `bareblk lab`: it runs fio-style loads on",
+        "vhost-user-blk sockets and files, and repeats published experiments.",
     ],
     has_service: false,
     documents: &["bench", "lab", "cli-bench"],

@@ -1,4 +1,4 @@
-//! Puts each file into its place in the package.
+//! Copies each file to its path in the package.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -26,7 +26,7 @@ const FILES: &[(&str, &str)] = &[
     ("SECURITY.md", "usr/share/doc/bareblk"),
     ("docs/examples/bareblk.toml", "usr/share/doc/bareblk/examples"),
 ];
-/// The folders of `docs/` for users.
+/// The folders of `docs/` that are meant for users.
 const DOCUMENTS: [&str; 3] = ["tutorial", "how-to", "reference"];
 /// Documents about parts that are not in the package.
 const OF_LIBRARIES: [&str; 2] = ["qspinlock", "driver-in-c"];
@@ -99,7 +99,7 @@ fn documents(package: &Package, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The licence's full text is in the workspace.
+/// The package's copyright file, with the licence's full text from the workspace.
 fn copyright() -> Result<String> {
     let licence = read("LICENSE-MIT")?;
     let terms = licence.lines().skip_while(|line| !line.starts_with("Permission"));
@@ -112,17 +112,17 @@ fn read(path: &str) -> Result<String> {
     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// `from`: an absolute path, or a path in the workspace.
+/// `from` is an absolute path, or a path in the workspace.
 fn copy(from: &Path, folder: &Path) -> Result<()> {
     let from = workspace::root().join(from);
-    let name = from.file_name().with_context(|| format!("{} is no file", from.display()))?;
+    let name = from.file_name().with_context(|| format!("{} is not a file", from.display()))?;
     fs::create_dir_all(folder)?;
     fs::copy(&from, folder.join(name)).with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(())
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
-    fs::create_dir_all(path.parent().context("a file has a folder")?)?;
+    fs::create_dir_all(path.parent().context("the file's path has no folder")?)?;
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 

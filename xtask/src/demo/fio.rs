@@ -1,6 +1,6 @@
 //! The demo's fio jobs, with the same arguments in the guest and on the host, and reading fio's JSON.
 //!
-//! libaio on both sides: every kernel has it, and containers often forbid io_uring.
+//! Both sides use libaio: every kernel has it, but containers often forbid io_uring.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -9,13 +9,13 @@ use serde_json::Value;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job {
     pub(super) name: &'static str,
-    /// Title for people.
+    /// The job's title in the table.
     pub(super) title: &'static str,
-    /// The key of its numbers in fio's JSON.
+    /// The key of the job's figures in fio's JSON.
     side: &'static str,
 }
 
-/// In the order in which they run.
+/// The jobs, in the order in which they run.
 pub(super) const JOBS: &[Job] = &[
     Job { name: "randread", title: "4k random read, depth 32", side: "read" },
     Job { name: "randwrite", title: "4k random write, depth 32", side: "write" },
@@ -48,7 +48,7 @@ impl Job {
     }
 
     pub(super) fn parse(&self, json: &str) -> Result<Numbers> {
-        let start = json.find('{').context("fio printed no JSON")?; // warnings may come before it
+        let start = json.find('{').context("fio printed no JSON")?; // warnings may precede it
         let value: Value = serde_json::from_str(&json[start..]).context("fio's JSON is broken")?;
         let job = &value["jobs"][0];
         let side = &job[self.side];

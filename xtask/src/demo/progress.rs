@@ -1,4 +1,4 @@
-//! The demo's line of progress, and its end by Ctrl-C.
+//! The demo's progress line, and its clean end after Ctrl-C.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ pub(super) struct Interrupt {
 }
 
 impl Interrupt {
-    /// How often loops check it.
+    /// Interval at which loops check for an interrupt.
     pub(super) const POLL: Duration = Duration::from_millis(100);
 
     pub(super) fn catch() -> Result<Self> {

@@ -18,7 +18,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// `None` if the guest did nothing.
+    /// `None` if the guest made no requests.
     fn server_cpu_us_per_io(&self) -> Option<f64> {
         per_io(self.server_cpu.as_secs_f64() * 1e6, self.guest.ios)
     }
@@ -64,9 +64,9 @@ fn caveat(accel: Accel) -> &'static str {
     match accel {
         Accel::Kvm => "The guest ran on the processor (KVM).\n",
         Accel::Tcg => {
-            "The guest ran under emulation (TCG: /dev/kvm does not work here), which bounds its IOPS. Requests\n\
-             that come so slowly come one by one: most of the server's CPU time goes into being woken for each\n\
-             and into polling for the next.\n"
+            "The guest ran under emulation (TCG: /dev/kvm does not work here), which limits its IOPS. Requests\n\
+             that arrive this slowly arrive one at a time: the server spends most of its CPU time on wake-ups\n\
+             and on polling for the next request.\n"
         }
     }
 }

@@ -47,7 +47,7 @@ impl Server {
             interrupt.check()?;
             self.check_alive()?;
             if Instant::now() > deadline {
-                bail!("`bareblk serve` made no socket within {START_LIMIT:?}{}", self.log_tail());
+                bail!("`bareblk serve` created no socket within {START_LIMIT:?}{}", self.log_tail());
             }
             std::thread::sleep(Interrupt::POLL);
         }
@@ -69,7 +69,7 @@ impl Server {
     /// Processor time of the whole process so far, in user space and in the kernel.
     pub(super) fn cpu_time(&self) -> Result<Duration> {
         let path = format!("/proc/{}/stat", self.child.id());
-        let stat = fs::read_to_string(&path).context("the server is gone")?;
+        let stat = fs::read_to_string(&path).context("the server has ended")?;
         let ticks = cpu_ticks(&stat).with_context(|| format!("cannot read {path}"))?;
         Ok(Duration::from_secs_f64(ticks_to_seconds(ticks)))
     }
@@ -82,7 +82,7 @@ impl Server {
         if tail.is_empty() { String::new() } else { format!("; its last lines:\n{tail}") }
     }
 
-    /// Asks the server to end and waits until it has.
+    /// Sends SIGTERM to the server, and waits until it has ended.
     pub(super) fn stop(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let deadline = Instant::now() + STOP_LIMIT;
@@ -104,7 +104,7 @@ impl Drop for Server {
     }
 }
 
-/// utime + stime: fields 14 and 15; the name before them is in parentheses and may hold anything (proc(5)).
+/// utime + stime: fields 14 and 15; the name before them is in parentheses and may contain any characters (proc(5)).
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;

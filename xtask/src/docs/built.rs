@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::pages::{is_local, resolved};
 
-/// mdBook generates these from all pages together; their links start at another folder.
+/// Files that mdBook generates from all pages together. Their links are relative to a different folder.
 const MADE_OF_ALL: [&str; 3] = ["print.html", "404.html", "toc.html"];
 
 /// A complaint for each link that leads nowhere.
@@ -56,7 +56,7 @@ fn attributes<'h>(html: &'h str, name: &str) -> impl Iterator<Item = &'h str> {
     places.into_iter().filter_map(|at| html[at..].split('"').next())
 }
 
-/// Paths from `folder`.
+/// All files below `folder`, with paths relative to it.
 fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
     let (mut files, mut open) = (Vec::new(), vec![folder.to_path_buf()]);
     while let Some(next) = open.pop() {

@@ -4,7 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::source_tree::SourceFile;
 
-/// The book's table of contents; its links start at its own folder.
+/// The book's table of contents; its links are relative to its own folder.
 pub(crate) const SUMMARY: &str = "docs/SUMMARY.md";
 /// The summary has one line for each of these folders, for its README.md; the folder's other pages follow below it.
 const LISTED: [&str; 2] = ["docs/decisions", "bench_results"];
@@ -16,7 +16,7 @@ pub(crate) struct Book {
     pub(crate) pages: Vec<String>,
 }
 
-/// `None` without a table of contents.
+/// Reads the book; `None` if there is no table of contents.
 pub(crate) fn book(files: &[SourceFile]) -> Option<Book> {
     let summary = files.iter().find(|file| file.path == SUMMARY)?;
     let mut book = Book::default();
@@ -79,12 +79,12 @@ pub(crate) fn targets(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0))
 }
 
-/// Whether a link's target is a place in the repository, on another page.
+/// Whether a link's target is in the repository, but on a different page.
 pub(crate) fn is_local(target: &str) -> bool {
     !target.contains("://") && !target.starts_with(['#', '<'])
 }
 
-/// A link's target without its anchor, from the repository's root; None above the root.
+/// A link's target without its anchor, from the repository's root; `None` if it is outside the repository.
 pub(crate) fn resolved(folder: &Path, target: &str) -> Option<PathBuf> {
     let mut path = folder.to_path_buf();
     for part in Path::new(target.split('#').next().unwrap_or_default()).components() {

@@ -1,7 +1,7 @@
 //! Copies the book's pages, and the files that they link to, into the folder that mdBook reads.
 //!
 //! - Each page keeps its path in the repository, so links stay as they are on GitHub. A README.md becomes index.md.
-//! - A link to a folder leads to the folder's page. If the book has none, only the link's text stays.
+//! - A link to a folder leads to the folder's page. If the book has none, only the link's text remains.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -33,7 +33,7 @@ pub(super) fn stage(book: &Book, files: &[SourceFile], folder: &Path) -> Result<
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    fs::create_dir_all(path.parent().context("a file has a folder")?)?;
+    fs::create_dir_all(path.parent().context("the file's path has no folder")?)?;
     fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -75,7 +75,7 @@ fn unlink(text: &mut String) {
     }
 }
 
-/// The target of a page's link in the book; None if the book lacks it.
+/// The target of a page's link in the book; `None` if the book lacks it.
 fn in_the_book(page: &str, target: &str, book: &Book, linked: &mut BTreeSet<PathBuf>) -> Option<String> {
     let folder = Path::new(page).parent().unwrap_or(Path::new(""));
     let path = resolved(folder, target)?;

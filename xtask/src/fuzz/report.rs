@@ -13,7 +13,7 @@ use crate::origin::Origin;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Outcome {
     pub target: String,
-    /// The option of its mode; empty: on one thread.
+    /// The option of its mode; empty if the target runs on one thread.
     pub option: &'static str,
     pub seconds: u64,
     pub executions: u64,
@@ -21,7 +21,7 @@ pub(super) struct Outcome {
     pub coverage: u64,
     /// Features (libFuzzer's `ft`): edges, how often they were taken, and comparisons.
     pub features: u64,
-    /// Inputs, each of which reaches something that no other one reaches.
+    /// Inputs in the corpus, each of which reaches something that no other input reaches.
     pub corpus: u64,
     /// The file of an input that failed.
     pub failed: Option<String>,
@@ -39,7 +39,7 @@ impl Outcome {
         Self { target: target.to_owned(), option, seconds, ..Self::default() }
     }
 
-    /// Returns whether to show the line: not one for each new input.
+    /// Returns whether to show the line. A line about a single new input is not shown.
     pub fn add_line(&mut self, line: &str) -> bool {
         let words: Vec<_> = line.split_whitespace().collect();
         let after = |key: &str| {
@@ -62,7 +62,7 @@ impl Outcome {
     }
 }
 
-/// In Markdown, as docs/internals/fuzzing.md and docs/internals/reliability.md contain it.
+/// The table in Markdown, in the form used in docs/internals/fuzzing.md and docs/internals/reliability.md.
 pub(super) fn table(outcomes: &[Outcome]) -> String {
     let mut text =
         "| target | seconds | executions | 1/s | edges | features | corpus | outcome |\n".to_owned();

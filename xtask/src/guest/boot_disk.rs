@@ -10,9 +10,9 @@
 //! then        free, at the next MiB: the offset that is returned
 //! ```
 //!
-//! GRUB reads `(hd0)START+LENGTH`, through the firmware, which is slow under emulation. So Linux reads the tools, and a
-//! disk without them has only busybox. Further disks have a mark each: the guest finds a file for each disk that its
-//! firmware could read. GRUB is unpacked like the kernel, not installed.
+//! GRUB reads `(hd0)START+LENGTH` through the firmware, which is slow under emulation. Therefore Linux, not GRUB, reads
+//! the tools; a disk without tools has only busybox. Each disk has a mark, so the guest finds a file for each disk that
+//! its firmware could read. GRUB is unpacked like the kernel, not installed.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -51,7 +51,7 @@ impl GuestImage {
     /// # Errors
     /// Those of [`write_boot_disk`](Self::write_boot_disk).
     pub fn write_boot_disks(&self, firmware: Firmware, disks: &[&Path], script: &str) -> Result<u64> {
-        let first = disks.first().context("a guest that boots from its disk needs one")?;
+        let first = disks.first().context("a guest that boots from its disk needs a disk")?;
         let tools = fs::read(self.tools())?;
         let mark = |number| format!(" (hd{number}){}", sectors(MARK_AT_BYTES, MARK_BYTES));
         let marks: String = (0..disks.len()).map(mark).collect();
@@ -101,7 +101,11 @@ impl GuestImage {
         let archive = work.path().join("mark.cpio");
         initramfs::mark_archive(&format!("read-by-firmware/{number}"), &archive)?;
         let mark = fs::read(archive)?;
-        ensure!(mark.len() as u64 <= MARK_BYTES, "a mark of {} bytes: {MARK_BYTES} fit", mark.len());
+        ensure!(
+            mark.len() as u64 <= MARK_BYTES,
+            "the mark has {} bytes, but only {MARK_BYTES} fit",
+            mark.len()
+        );
         Ok(open(disk)?.write_all_at(&mark, MARK_AT_BYTES)?)
     }
 }
@@ -165,7 +169,7 @@ fn grub(firmware: Firmware, grub: &Path, work: &Path) -> Result<Vec<u8>> {
     let modules_in = grub.join("usr/lib/grub").join(format);
     let core = work.join("core.img");
     let mut mkimage = Command::new(grub.join("usr/bin/grub-mkimage"));
-    // A prefix without a disk: GRUB's root is the disk from which it started.
+    // The prefix names no disk, so GRUB's root is the disk from which it started.
     mkimage.args(["--prefix=/", "--format", format, "--directory"]).arg(&modules_in);
     mkimage.arg("--config").arg(work.join("commands")).arg("--output").arg(&core).args(modules);
     command::output(mkimage.args(["linux", "boot"]))?;
@@ -175,7 +179,11 @@ fn grub(firmware: Firmware, grub: &Path, work: &Path) -> Result<Vec<u8>> {
     }
     let mut start = fs::read(modules_in.join("boot.img"))?;
     start.extend(core);
-    ensure!(start.len() as u64 <= MARK_AT_BYTES, "GRUB has {} bytes: {MARK_AT_BYTES} fit", start.len());
+    ensure!(
+        start.len() as u64 <= MARK_AT_BYTES,
+        "GRUB has {} bytes, but only {MARK_AT_BYTES} fit",
+        start.len()
+    );
     Ok(start)
 }
 
@@ -184,7 +192,7 @@ fn commands_text(kernel: (u64, &[u8]), archives: (u64, &[u8]), marks: &str) -> S
     format!("linux (${{root}}){kernel} {KERNEL_COMMAND_LINE}\ninitrd (${{root}}){archives}{marks}\nboot\n")
 }
 
-/// GRUB's `START+LENGTH`.
+/// Formats a position in GRUB's syntax, `START+LENGTH`.
 fn sectors(at_bytes: u64, length_bytes: u64) -> String {
     format!("{}+{}", at_bytes / SECTOR_BYTES, length_bytes.div_ceil(SECTOR_BYTES))
 }

@@ -1,11 +1,12 @@
-//! A folder with another Debian release, made by debootstrap, whose programs tests run.
+//! A folder with a different Debian release, made by debootstrap. Tests run its programs.
 //!
 //! `debootstrap (base) → apt-get install, inside → command(program): private mounts, chroot, program`
 //!
-//! - It lies below `target/guest`; nothing is installed on this machine, and no service starts inside.
+//! - The folder is below `target/guest`; nothing is installed on this machine, and no service starts inside.
 //! - A program inside sees this machine's `/dev` and `/proc`, `/sys` without its control groups, and the temporary
 //!   files and `target/guest` at their usual paths. The mounts are private to the program and end with it.
-//! - It needs root and the right to mount. [`DebianFolder::prepare`] says why a machine cannot have one.
+//! - The folder needs root and the right to mount. [`DebianFolder::prepare`] returns the reason if a machine cannot
+//!   have one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,9 +29,10 @@ const PACKAGES: &[&str] = &[
 /// Increase it when the packages or the layout inside change.
 const LAYOUT: u32 = 1;
 
-/// Mounts for one program, then starts it: ROOT, `HOST:INSIDE` …, `--`, program and arguments. The shell stays the
-/// first process of the process namespace, because that one inherits orphans and must wait for them, which a daemon may
-/// not do. The root is a separate mount, because libvirt changes how mounts below it propagate.
+/// Makes the mounts for one program, then starts it. Arguments: ROOT, `HOST:INSIDE` …, `--`, the program and its
+/// arguments. The shell remains the first process of the process namespace, because that process inherits orphans and
+/// must wait for them, which a daemon may not do. The root is a separate mount, because libvirt changes how mounts
+/// below it propagate.
 const ENTER: &str = r#"
 root=$1; shift
 mount --bind "$root" "$root" && mount -t proc proc "$root/proc" &&
@@ -53,7 +55,7 @@ pub struct DebianFolder {
     binds: Vec<(PathBuf, PathBuf)>,
 }
 
-/// A usable folder, or why this machine cannot have one.
+/// A usable folder, or the reason why this machine cannot have one.
 #[derive(Debug, Clone)]
 pub enum Prepared {
     /// The folder is ready.
@@ -103,8 +105,8 @@ impl DebianFolder {
         self.entered(Command::new("unshare"), program)
     }
 
-    /// Like [`command`](Self::command), for a daemon without network. Its children end with it; it ends with the thread
-    /// that starts it.
+    /// Like [`command`](Self::command), for a daemon without network. The daemon's children end with it, and it ends
+    /// with the thread that starts it.
     #[must_use]
     pub fn daemon(&self, program: &str) -> Command {
         let mut command = Command::new("setpriv");
@@ -135,18 +137,18 @@ impl DebianFolder {
         if root.exists() {
             fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
         }
-        progress(&format!("making a folder with Debian's {suite} (a minute)"));
+        progress(&format!("making a folder with Debian {suite} (takes a minute)"));
         let mut debootstrap = Command::new("debootstrap");
         command::output(debootstrap.args(["--variant=minbase", suite]).arg(&root))?;
         refuse_services(&root)?;
-        progress(&format!("installing into it: {}", PACKAGES.join(", ")));
+        progress(&format!("installing into the folder: {}", PACKAGES.join(", ")));
         let install = ["install", "-y", "-q", "--no-install-recommends"];
         command::output(self.command("apt-get").args(install).args(PACKAGES))?;
         command::output(self.command("apt-get").arg("clean")).map(drop)
     }
 }
 
-/// The PATH inside, where chroot, and the shell before it, look programs up.
+/// The PATH inside, where chroot, and the shell before it, look up programs.
 const INSIDE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The temporary folder, for sockets, and `target/guest`, for kernels and archives.
@@ -154,7 +156,7 @@ fn usual_binds() -> Vec<(PathBuf, PathBuf)> {
     [std::env::temp_dir(), workspace::guest_dir()].map(|folder| (folder.clone(), folder)).to_vec()
 }
 
-/// Installs the program that Debian's package scripts ask before they start a service; it says no.
+/// Installs the program that Debian's package scripts call before they start a service; it refuses.
 fn refuse_services(root: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let policy = root.join("usr/sbin/policy-rc.d");
@@ -162,7 +164,7 @@ fn refuse_services(root: &Path) -> Result<()> {
     Ok(fs::set_permissions(policy, fs::Permissions::from_mode(0o755))?)
 }
 
-/// Why this machine cannot have such a folder.
+/// The reason why this machine cannot have such a folder, if there is one.
 fn hindrance() -> Option<(Reason, String)> {
     if !rustix::process::geteuid().is_root() {
         return Some((Reason::NotRoot, "a folder with another Debian release".to_owned()));

@@ -1,10 +1,8 @@
 //! A FAT12 volume with one file, `/EFI/BOOT/BOOTX64.EFI`: UEFI firmware starts it from a disk.
 //!
 //! ```text
-//! sector 0   boot sector (only its numbers are used)
-//! 1, 2       two copies of the allocation table
-//! 3          root folder: EFI
-//! 4 …        clusters of 4 KiB: the folder EFI, the folder BOOT, the file
+//! sector 0 boot sector (only its fields are used, not its code) 1, 2 two copies of the allocation table 3 root folder:
+//! EFI 4 … clusters of 4 KiB: the folder EFI, the folder BOOT, the file
 //! ```
 //!
 //! The volume takes the disk's first MiB, without a partition table. Its last sectors belong to no cluster.
@@ -73,13 +71,13 @@ fn write_boot_sector(sector: &mut [u8]) {
     sector[21] = 0xf8; // a fixed disk
     sector[22..24].copy_from_slice(&number(1)); // sectors of a table
     sector[36] = 0x80; // drive number
-    sector[38] = 0x29; // the three fields that follow are there
+    sector[38] = 0x29; // the three following fields are present
     sector[43..54].copy_from_slice(b"BAREBLK    ");
     sector[54..62].copy_from_slice(b"FAT12   ");
     sector[510..].copy_from_slice(&[0x55, 0xaa]);
 }
 
-/// Two entries of 12 bits in three bytes.
+/// The allocation table, with two entries of 12 bits in three bytes.
 fn table(file_clusters: usize) -> Vec<u8> {
     let mut next = vec![0xff8, END_OF_CHAIN, END_OF_CHAIN, END_OF_CHAIN];
     for cluster in FILE..FILE + file_clusters {

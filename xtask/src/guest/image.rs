@@ -1,8 +1,8 @@
 //! A guest image: kernel and file system archives, made once and kept below `target/guest`.
 //!
 //! The archives' folder is named by a hash of their sources (kernel package, `/init`, each program's path, size and
-//! time of change), so a change makes new archives and never spoils those in use. A lock file makes two processes that
-//! prepare at once take turns.
+//! time of change), so a change makes new archives and never damages those in use. With a lock file, processes that
+//! prepare an image at the same time take turns.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,9 @@ impl GuestImage {
     /// This is not an x86-64 machine, a program is missing, or the kernel package cannot be fetched.
     pub fn prepare(mut progress: impl FnMut(&str)) -> Result<Self> {
         if !cfg!(target_arch = "x86_64") {
-            bail!("the guest is made of this machine's programs and Debian's amd64 kernel: it needs x86-64");
+            bail!(
+                "the guest has this machine's programs and Debian's amd64 kernel, so it needs an x86-64 machine"
+            );
         }
         Self::prepare_in(&workspace::guest_dir(), Source::Host, &mut progress)
     }
@@ -70,7 +72,7 @@ impl GuestImage {
         self.kernel.image()
     }
 
-    /// The Debian package that the kernel came from; its name holds the version.
+    /// The Debian package that the kernel came from; its name contains the version.
     #[must_use]
     pub fn kernel_package(&self) -> String {
         self.kernel.name()

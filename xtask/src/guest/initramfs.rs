@@ -33,7 +33,7 @@ pub(super) fn programs(names: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     names.iter().map(find).collect()
 }
 
-/// Busybox, the kernel's modules and `/init`.
+/// Writes the archive with busybox, the kernel's modules and `/init`.
 pub(super) fn write_base(kernel: &Kernel, archive: &Path) -> Result<()> {
     let root = tempfile::tempdir()?;
     let (_, busybox) = programs(&["busybox"])?.swap_remove(0);
@@ -48,7 +48,8 @@ pub(super) fn write_base(kernel: &Kernel, archive: &Path) -> Result<()> {
     pack(root.path(), archive)
 }
 
-/// fio and file system tools, each with the shared libraries that `ldd` names, or shells of those (`remote_libraries.rs`).
+/// Writes the archive with fio and file system tools, and with the shared libraries that `ldd` names or their shells
+/// (`remote_libraries.rs`).
 pub(super) fn write_tools(archive: &Path) -> Result<()> {
     let root = tempfile::tempdir()?;
     let inside = |(name, path)| (path, Path::new("/tools").join(name));
@@ -56,12 +57,12 @@ pub(super) fn write_tools(archive: &Path) -> Result<()> {
     pack(root.path(), archive)
 }
 
-/// One run's `/script.sh`.
+/// Writes an archive with one run's `/script.sh`.
 pub(super) fn script_archive(script: &str, archive: &Path) -> Result<()> {
     run_archive(script, &[], archive)
 }
 
-/// An archive of one run: `/script.sh`, and programs with their paths on this machine and in the guest.
+/// Writes an archive with one run's `/script.sh`, and programs with their paths on this machine and in the guest.
 pub(super) fn run_archive(script: &str, programs: &[(PathBuf, PathBuf)], archive: &Path) -> Result<()> {
     let root = tempfile::tempdir()?;
     fs::write(root.path().join("script.sh"), script)?;
@@ -69,16 +70,16 @@ pub(super) fn run_archive(script: &str, programs: &[(PathBuf, PathBuf)], archive
     pack(root.path(), archive)
 }
 
-/// An archive with one empty file.
+/// Writes an archive with one empty file.
 pub(super) fn mark_archive(name: &str, archive: &Path) -> Result<()> {
     let root = tempfile::tempdir()?;
     let file = root.path().join(name);
-    fs::create_dir_all(file.parent().context("a mark has no folder")?)?;
+    fs::create_dir_all(file.parent().context("the mark's path has no folder")?)?;
     fs::write(&file, "")?;
     pack(root.path(), archive)
 }
 
-/// Puts archives one after the other into one file.
+/// Writes archives one after another into one file.
 pub(super) fn join(archives: &[&Path], to: &Path) -> Result<()> {
     let mut file = File::create(to).with_context(|| format!("cannot create {}", to.display()))?;
     for archive in archives {
@@ -101,8 +102,8 @@ fn place_programs(programs: &[(PathBuf, PathBuf)], root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where the guest's loader finds each library of `programs`, and the file that goes there: the library, or its shell,
-/// which is written to `shells`. Omits libraries that only a library with a shell needs.
+/// Maps the path where the guest's loader finds each library of `programs` to the file to be copied there: the library,
+/// or its shell, which is written to `shells`. Omits libraries that only a library with a shell needs.
 fn libraries_of(programs: &[&Path], shells: &Path) -> Result<BTreeMap<PathBuf, PathBuf>> {
     let mut shell_of = BTreeMap::new();
     for library in
@@ -142,7 +143,7 @@ fn shared_libraries(ldd: &str) -> Vec<PathBuf> {
 
 /// Copies the target of `from`, so that the archive holds no symbolic links.
 fn place(from: &Path, to: &Path) -> Result<()> {
-    let parent = to.parent().context("a file to place has no folder")?;
+    let parent = to.parent().context("the path of a file in the guest has no folder")?;
     fs::create_dir_all(parent)?;
     fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(())

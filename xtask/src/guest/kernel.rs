@@ -1,9 +1,9 @@
 //! The guest's kernel: Debian's, unpacked from its package and never installed.
 //!
-//! `linux-image-cloud-amd64` only depends on the package that holds the kernel. `apt-get download` fetches that one,
-//! and `dpkg -x` unpacks it. The image keeps the kernel, and the modules that a guest with a virtio disk and ext4 needs
-//! and that are not built in. Their order comes from the modules' `depends=` entries, because the package has no
-//! `modules.dep`.
+//! `linux-image-cloud-amd64` has no content but depends on the package that contains the kernel. `apt-get download`
+//! fetches that package, and `dpkg -x` unpacks it. The image keeps the kernel, and the modules that a guest with a
+//! virtio disk and ext4 needs and that are not built in. Their order comes from the modules' `depends=` entries,
+//! because the package has no `modules.dep`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::{command, packages};
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
 /// Modules that the guest needs; their dependencies are added. Which ones are built in differs between kernels (6.1:
-/// all virtio modules are separate; 6.12: only `virtio_blk`). ext4 asks for `crc32c` by its alias.
+/// all virtio modules are separate; 6.12: only `virtio_blk`). ext4 requests `crc32c` by its alias.
 const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "crc32c_generic", "crc32c_intel", "ext4", "loop"];
 
 /// An unpacked kernel.
@@ -63,9 +63,9 @@ impl Kernel {
 /// Where packages come from.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Source<'a> {
-    /// This machine's release.
+    /// This machine's Debian release.
     Host,
-    /// The release in that folder.
+    /// The Debian release in that folder.
     Folder(&'a DebianFolder),
 }
 
@@ -77,7 +77,7 @@ impl Source<'_> {
         }
     }
 
-    /// The folder's package lists date from its creation.
+    /// Makes a package known to apt-get. A folder has package lists since its creation.
     fn make_available(self, package: &str) -> Result<()> {
         match self {
             Self::Host => packages::make_available(&[package]),
@@ -177,7 +177,7 @@ fn module_name(file: &str) -> Option<String> {
     matches!(rest, "" | ".xz" | ".zst" | ".gz").then(|| stem.replace('-', "_"))
 }
 
-/// Unpacks the wanted modules to `to/modules`, and names them, dependencies first.
+/// Unpacks the wanted modules to `to/modules`, and returns their names, dependencies first.
 fn load_order(modules: &BTreeMap<String, PathBuf>, to: &Path) -> Result<Vec<String>> {
     let mut order = Vec::new();
     let mut waiting: Vec<(String, bool)> =

@@ -5,17 +5,17 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// `/init` prints it when the script has ended.
+/// The line that `/init` prints when the script has ended.
 const EXIT_MARK: &str = "BAREBLK-GUEST-EXIT ";
 
 /// A finished guest.
 #[derive(Debug, Clone)]
 pub struct GuestOutput {
-    /// Everything on the serial console, QEMU's own messages (`qemu: …`) included.
+    /// All text on the serial console, QEMU's own messages (`qemu: …`) included.
     pub console: String,
     /// The script's exit status; `None` if the guest ended before the script did.
     pub exit_code: Option<i32>,
-    /// From QEMU's start to its end.
+    /// Time from QEMU's start to its end.
     pub wall: Duration,
 }
 
@@ -58,11 +58,11 @@ struct State {
     ended: usize,
 }
 
-/// Serial port and standard error.
+/// The number of writers: serial port and standard error.
 const WRITERS: usize = 2;
 
 impl Console {
-    /// Everything so far.
+    /// The text of the console so far.
     #[must_use]
     pub fn text(&self) -> String {
         self.state().text.clone()
@@ -80,7 +80,7 @@ impl Console {
         self.grew.notify_all();
     }
 
-    /// The first whole line after byte `from` that contains `pattern`, and where the next one starts.
+    /// The first whole line after byte `from` that contains `pattern`, and the position of the next line.
     pub(super) fn wait_for_line(
         &self,
         from: usize,

@@ -16,7 +16,7 @@ use super::vm::Vm;
 use crate::packages;
 use crate::sizes::EMULATED_ENV;
 
-/// Sparse on the host.
+/// Size of the disk, which is a sparse file on the host.
 const STORAGE_BYTES: u64 = 1 << 30;
 const MEMORY_MIB: u64 = 1536;
 
@@ -39,7 +39,7 @@ pub struct OwnTests {
 /// All tests passed; these are the details.
 #[derive(Debug, Clone)]
 pub struct TestsPassed {
-    /// `uname -r` in the guest.
+    /// The guest's kernel release (`uname -r`).
     pub kernel: String,
     /// The number of tests, counted by the test harness.
     pub count: usize,
@@ -48,7 +48,7 @@ pub struct TestsPassed {
 }
 
 impl OwnTests {
-    /// All tests except `but`, which is the calling test. The folder `storage`, for the tests' disks, is ext4.
+    /// All tests except `but`, which is the calling test. The folder `storage`, for the tests' disks, is on ext4.
     #[must_use]
     pub fn new(image: &GuestImage, storage: &str, but: &str) -> Self {
         let (programs, wanted, skipped) = (Vec::new(), Vec::new(), vec![but.to_owned()]);
@@ -63,7 +63,8 @@ impl OwnTests {
         self
     }
 
-    /// Changes the machine from 2 vCPUs and one NUMA node; memory and vCPUs are split evenly over the nodes.
+    /// Sets the number of vCPUs (default: 2) and of NUMA nodes (default: 1). Memory and vCPUs are split evenly over the
+    /// nodes.
     #[must_use]
     pub fn on(mut self, smp: u32, memory_nodes: u8) -> Self {
         (self.smp, self.memory_nodes) = (smp, memory_nodes);
@@ -80,7 +81,7 @@ impl OwnTests {
         Ok(self)
     }
 
-    /// Runs only tests whose path contains `part`, or the part of another call.
+    /// Runs only tests whose path contains `part`; after several calls, any of their parts.
     #[must_use]
     pub fn only(mut self, part: &str) -> Self {
         self.wanted.push(part.to_owned());
@@ -102,7 +103,7 @@ impl OwnTests {
         let folder = tempfile::tempdir_in(self.image.cache())?;
         let disk = folder.path().join("storage.raw");
         File::create(&disk)?.set_len(STORAGE_BYTES)?;
-        let binary = std::env::current_exe().context("cannot tell where this test's program lies")?;
+        let binary = std::env::current_exe().context("cannot find the path of this test's program")?;
         let mut vm = Vm::new(&self.image).memory_mib(MEMORY_MIB).timeout(TIMEOUT);
         vm = vm.smp(self.smp).memory_nodes(self.memory_nodes);
         vm = vm.qemu_args(["-drive", &drive(&disk)?]).program(binary, "/own-tests").script(&self.script());

@@ -10,7 +10,7 @@ use crate::command;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// From Debian's package `ovmf`. Each guest gets a copy of the variables.
+/// The firmware from Debian's package `ovmf`. Each guest gets a copy of the variables.
 const OVMF_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const OVMF_VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
 
@@ -25,7 +25,7 @@ pub struct Qemu {
 pub enum Firmware {
     /// QEMU's own PC BIOS.
     SeaBios,
-    /// UEFI, of the same release as QEMU.
+    /// UEFI firmware, of the same release as QEMU.
     Ovmf,
 }
 
@@ -36,7 +36,7 @@ impl Qemu {
         Self::default()
     }
 
-    /// The QEMU in this folder, run from there.
+    /// The QEMU in this folder, which runs inside the folder.
     #[must_use]
     pub fn of(folder: &DebianFolder) -> Self {
         Self { folder: Some(folder.clone()) }
@@ -58,7 +58,7 @@ impl Qemu {
         }
     }
 
-    /// `reconnect=` until QEMU 9.1, `reconnect-ms=` since 9.2.
+    /// The option is `reconnect=` until QEMU 9.1 and `reconnect-ms=` since 9.2.
     pub(super) fn reconnect_option(&self, interval_s: u32) -> Result<String> {
         let in_ms = is_at_least(&self.version()?, (9, 2));
         let interval_ms = u64::from(interval_s) * 1000;

@@ -1,8 +1,7 @@
-//! Empty shells in place of the libraries by which fio reaches storage that no guest has: Ceph, Gluster, NBD, RDMA,
-//! PMEM.
+//! Empty shells that replace fio's libraries for storage that no guest has: Ceph, Gluster, NBD, RDMA, PMEM.
 //!
-//! Debian's fio is linked with all of them, and the loader resolves every symbol at each start. Under emulation that
-//! takes most of a second, and their 80 MB have to be unpacked at each boot. See also: other programs' libraries
+//! Debian's fio is linked with all of them, and the loader resolves every symbol at each start. Under emulation, that
+//! takes most of a second, and the libraries' 80 MB must be unpacked at each boot. See also: other programs' libraries
 //! (`initramfs.rs`).
 
 use std::collections::BTreeSet;
@@ -15,7 +14,7 @@ use anyhow::Result;
 
 use crate::command;
 
-/// Names of libraries up to the version.
+/// Names of the libraries, without the version.
 const REMOTE: &[&str] =
     &["librados", "librbd", "libgfapi", "libnbd", "libibverbs", "librdmacm", "libpmem", "libpmemblk"];
 
@@ -25,8 +24,8 @@ pub(super) fn is_remote(library: &Path) -> bool {
     name.split_once(".so").is_some_and(|(name, _)| REMOTE.contains(&name))
 }
 
-/// Writes to `folder` a shell for `library`: its name, and the functions of it that `programs` call. Each ends the
-/// process.
+/// Writes a shell for `library` to `folder`: a library of the same name, with the functions that `programs` call. Each
+/// function ends the process.
 pub(super) fn write_shell(programs: &[&Path], library: &Path, folder: &Path) -> Result<PathBuf> {
     let mut wanted = BTreeSet::new();
     for program in programs {
@@ -47,7 +46,7 @@ pub(super) fn write_shell(programs: &[&Path], library: &Path, folder: &Path) -> 
     Ok(shell)
 }
 
-/// Like `nm` writes it: `name`, `name@VERSION`, `name@@VERSION`.
+/// A symbol as `nm` prints it: `name`, `name@VERSION`, `name@@VERSION`.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Symbol(String);
 
@@ -66,7 +65,7 @@ fn symbols(file: &Path, which: &str) -> Result<Vec<Symbol>> {
     Ok(symbols_of(&command::output(Command::new("nm").args(["--dynamic", which]).arg(file))?))
 }
 
-/// The last word of each line: an address may stand before the kind, or not.
+/// The last word of each line. The address before the kind may be missing.
 fn symbols_of(nm: &str) -> Vec<Symbol> {
     nm.lines().filter_map(|line| line.split_whitespace().last()).map(|word| Symbol(word.to_owned())).collect()
 }
@@ -77,8 +76,8 @@ fn source_text(symbols: &[&Symbol]) -> String {
     functions.collect()
 }
 
-/// The linker's script. The loader warns of a version that a program wants and a library does not have.
-/// The linker takes a part without a name only where no part has one.
+/// The version script for the linker. It defines the versions that the programs need, because the loader warns about a
+/// missing version. The linker accepts a part without a name only if it is the only part.
 fn versions_text(symbols: &[&Symbol]) -> String {
     let mut versions: Vec<&str> = symbols.iter().map(|symbol| symbol.version()).collect();
     versions.sort_unstable();

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::output::{Console, GuestOutput};
 
-/// Time between two checks whether QEMU has ended. No measurement depends on it.
+/// Time between two checks of whether QEMU has ended. No measurement depends on it.
 const POLL: Duration = Duration::from_millis(10);
 
 /// How much of the console an error shows.
@@ -77,7 +77,7 @@ impl RunningVm {
         self.stdin.write_all(format!("{line}\n").as_bytes()).context("the guest's console is closed")
     }
 
-    /// The result if the guest has ended, none if it still runs.
+    /// The result if the guest has ended; `None` if it still runs.
     ///
     /// # Errors
     /// QEMU failed, or the timeout has passed (then the guest is killed).

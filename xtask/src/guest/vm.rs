@@ -20,7 +20,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 /// The guest powers off by itself this long after its timeout, in case the process that should stop it has ended.
 const ORPHAN_GRACE: Duration = Duration::from_secs(30);
 
-/// All that the emulator can do, without CMPXCHG16B: QEMU 7.2 then sometimes leaves bits of an address in EFLAGS, and
+/// All features of the emulator except CMPXCHG16B: with it, QEMU 7.2 sometimes leaves bits of an address in EFLAGS, and
 /// Linux 6.12 crashes in `__kmalloc`.
 const TCG_CPU: &str = "max,cx16=off";
 
@@ -56,7 +56,7 @@ pub struct Vm {
 #[derive(Debug, Clone)]
 struct Disk {
     socket: PathBuf,
-    /// None: QEMU's default.
+    /// `None` means QEMU's default.
     num_queues: Option<u16>,
     reconnect_s: Option<u32>,
     properties: String,
@@ -99,7 +99,7 @@ impl Vm {
         self
     }
 
-    /// Chooses emulator or processor.
+    /// Chooses what executes the guest's instructions.
     #[must_use]
     pub fn accel(mut self, accel: Accel) -> Self {
         self.accel = accel;
@@ -264,7 +264,7 @@ impl Vm {
         qemu
     }
 
-    /// QEMU takes either the machine's memory or that of its nodes.
+    /// QEMU accepts memory either for the machine or for its nodes, not for both.
     fn add_memory(&self, qemu: &mut Command) {
         let node_mib = self.memory_mib / self.memory_nodes;
         for node in 0..self.memory_nodes {
@@ -280,14 +280,15 @@ impl Vm {
         }
     }
 
-    /// One socket per node: Linux warns of a socket that lies in two nodes.
+    /// One socket per node, because Linux warns about a socket that spans two nodes.
     fn sockets(&self) -> String {
         let nodes = self.memory_nodes;
         let splits = nodes > 1 && u64::from(self.smp).is_multiple_of(nodes);
         if splits { format!(",sockets={nodes}") } else { String::new() }
     }
 
-    /// The node's vCPUs; otherwise QEMU would give all vCPUs of a socket to one node. None with fewer vCPUs than nodes.
+    /// The node's vCPUs; otherwise QEMU would give all vCPUs of a socket to one node. Empty with fewer vCPUs than
+    /// nodes.
     fn cpus_of(&self, node: u64) -> String {
         let first = |node| node * u64::from(self.smp) / self.memory_nodes;
         if u64::from(self.smp) < self.memory_nodes {
@@ -317,7 +318,7 @@ impl Vm {
 
     fn check_boots_from_disk(&self) -> Result<()> {
         if self.disks.is_empty() {
-            bail!("a guest that boots from its disk needs one: call disk_socket");
+            bail!("a guest that boots from its disk needs a disk: call disk_socket");
         }
         if !self.script.is_empty() {
             bail!(
@@ -335,6 +336,6 @@ impl Vm {
 
 /// A serial console without kernel messages, which would mix with the script's lines; `dmesg` has them all. The kernel
 /// does not check its timer: on a busy machine an emulated timer is late, and the kernel would panic. It does not zero
-/// pages on allocation (Debian's default), which takes a tenth of an emulated boot.
+/// pages on allocation (Debian's default), which would take a tenth of an emulated boot.
 pub const KERNEL_COMMAND_LINE: &str =
     "console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check init_on_alloc=0";

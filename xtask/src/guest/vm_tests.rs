@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::{GuestImage, Vm};
 
-/// A disk of a given size on QEMU's storage daemon, which ends when this is dropped.
+/// A disk of a given size on QEMU's storage daemon, which ends when this value is dropped.
 struct Peer {
     dir: TempDir,
     daemon: Child,

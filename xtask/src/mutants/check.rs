@@ -36,7 +36,7 @@ pub(crate) struct Judged {
 }
 
 impl Verdict {
-    /// In one word.
+    /// The verdict in one word.
     pub(crate) fn short(&self) -> &str {
         match self {
             Self::Noticed { check, .. } => check,
@@ -134,7 +134,7 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn set_up(root: &Path, folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let manifest = fs::read_to_string(root.join("Cargo.toml"))?;
         fs::write(folder.join("Cargo.toml"), alone(&manifest, root)?)?;
         fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
@@ -153,7 +153,7 @@ impl Bench {
         copy_folder(&self.original, &copy)
     }
 
-    /// A smoke run only checks that it compiles.
+    /// Fails if the unchanged source does not pass the checks. A smoke run only checks that the source compiles.
     pub(super) fn must_pass_unchanged(&self, is_smoke: bool) -> Result<()> {
         match self.checked(|check| !is_smoke || (check.is_model() && check.name == "compiler"))? {
             Verdict::Survived => Ok(()),
@@ -163,7 +163,7 @@ impl Bench {
         }
     }
 
-    /// A smoke run uses only the models.
+    /// Runs the checks on a mutant. A smoke run uses only the models.
     pub(super) fn judge(&self, mutant: &Mutant, is_smoke: bool) -> Result<Verdict> {
         self.restore()?;
         for (path, text) in &mutant.files {

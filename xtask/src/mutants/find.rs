@@ -64,7 +64,7 @@ fn mutants_of(path: &str, text: &str) -> Result<Vec<Mutant>> {
     for change in changes {
         let line = line_of(&code, change.at);
         let base = format!("{path}: {}: {}", function_around(&code, line), change.what);
-        // Several of the same kind in one function are numbered in order.
+        // Several mutants of the same kind in one function are numbered in order.
         let twins = mutants.iter().filter(|mutant| mutant.name.starts_with(&format!("{base} #"))).count();
         let changed = format!("{}{}{}", &text[..change.at], change.with, &text[change.end..]);
         mutants.push(Mutant {

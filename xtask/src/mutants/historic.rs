@@ -1,7 +1,7 @@
 //! Inserts bugs that other locks had into this one: `historic.toml`.
 //!
-//! Each names the text that it replaces. That text must occur exactly once, so that no bug is lost when the
-//! lock changes.
+//! Each bug names the text that it replaces. That text must occur exactly once, so that no bug is lost when the lock
+//! changes.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ struct List {
 #[serde(deny_unknown_fields)]
 struct Bug {
     name: String,
-    /// Which lock had the bug, and what it is here.
+    /// Which lock had the bug, and what it is in this lock.
     what: String,
     #[serde(default)]
     smoke: bool,
@@ -57,7 +57,7 @@ fn inject(bug: &Bug, read: impl Fn(&str) -> Result<String>) -> Result<Mutant> {
         let times = text.matches(&edit.find).count();
         if times != 1 {
             bail!(
-                "bug {}: its text is {times} times in {} instead of once: {}",
+                "bug {}: its text occurs {times} times in {} instead of once: {}",
                 bug.name,
                 edit.file,
                 edit.find

@@ -8,15 +8,15 @@ pub(crate) const CRATE: &str = "crates/locks/qspinlock";
 /// A change to the source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Mutant {
-    /// File, function and change: stays the same when lines move.
+    /// File, function and change. The name stays the same when lines move.
     pub(crate) name: String,
-    /// For readers: file and line.
+    /// File and line, for readers.
     pub(crate) place: String,
-    /// For readers: a description.
+    /// A description, for readers.
     pub(crate) what: String,
-    /// Written by hand. It must compile.
+    /// Whether the mutant was written by hand. Such a mutant must compile.
     pub(crate) by_hand: bool,
-    /// Must be noticed, and is part of each run of the tests.
+    /// Whether the mutant is part of each run of the tests, and must be noticed.
     pub(crate) in_smoke: bool,
     /// The changed files, relative to the crate.
     #[serde(skip)]

@@ -19,7 +19,7 @@ pub(super) enum Top {
 /// Compares the headings with `version`, the version to be released.
 ///
 /// # Errors
-/// The headings disagree with `version`, or a list has another name.
+/// The headings disagree with `version`, or a list has an unknown name.
 pub(super) fn check(text: &str, version: &str) -> Result<Top> {
     if let Some(other) = headings(text, "### ").find(|name| !LISTS.contains(name)) {
         bail!("CHANGELOG.md: the list `{other}` is not one of {}", LISTS.join(", "));

@@ -1,5 +1,5 @@
 //! Checks before a release: the versions of the crates, the changelog and the C libraries agree, and the published
-//! crates have the fields that the package registry wants.
+//! crates have the fields that the package registry requires.
 //!
 //! A crate is published if its manifest does not say `publish = false`.
 
@@ -36,7 +36,7 @@ pub(super) fn versions() -> Result<Value> {
     for package in packages(&metadata)? {
         let (name, its) = (text(package, "name"), text(package, "version"));
         if its != version {
-            bail!("{name} has version {its}, and the workspace {version}");
+            bail!("{name} has version {its}, but the workspace has {version}");
         }
     }
     let changelog = workspace::root().join("CHANGELOG.md");
@@ -82,7 +82,7 @@ fn soname(folder: &Path, library: &str) -> Result<()> {
 
 /// The published crates, each after those on which it depends.
 fn published(metadata: &Value) -> Result<Vec<String>> {
-    // `publish = false` is an empty list of registries.
+    // cargo's metadata shows `publish = false` as an empty list of registries.
     let is_for_others =
         |package: &&Value| package["publish"].as_array().is_none_or(|names| !names.is_empty());
     let mut waiting: Vec<&Value> = packages(metadata)?.iter().filter(is_for_others).collect();
@@ -102,7 +102,7 @@ fn published(metadata: &Value) -> Result<Vec<String>> {
     Ok(ordered)
 }
 
-/// Names of dependencies that a published crate keeps: also its tests' dependencies, if they have a version.
+/// Names of dependencies that a published crate keeps. These include test dependencies that have a version.
 fn crates_needed(package: &Value) -> impl Iterator<Item = String> {
     let dependencies = package["dependencies"].as_array().into_iter().flatten();
     let kept =

@@ -1,10 +1,10 @@
 //! The bill of materials: the crates in the programs, in CycloneDX 1.6 as JSON.
 //!
-//! - Own code, because it is only a dozen fields: `cyclonedx-bom` would bring some twenty crates, and `cargo cyclonedx`
-//!   writes a file for each crate into the source tree.
-//! - Without random serial number and time of day: the same commit gives the same file.
-//! - It lists what cargo resolves for the whole workspace, so an optional dependency may be there because of another
-//!   member. It leaves out crates that only build or test.
+//! - Written with our own code, because the file has only a dozen fields: `cyclonedx-bom` would add some twenty crates,
+//!   and `cargo cyclonedx` writes a file for each crate into the source tree.
+//! - The file has no random serial number and no time of day, so the same commit gives the same file.
+//! - It lists what cargo resolves for the whole workspace, so it may contain an optional dependency that only another
+//!   member enables. It omits crates that only build or test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -43,7 +43,7 @@ impl Stop {
 pub(super) struct Beside {
     pub(super) steps: Vec<&'static Step>,
     pub(super) is_long: bool,
-    /// The file to which tests append that skip themselves.
+    /// The file to which tests that skip themselves append a line.
     pub(super) skips: PathBuf,
 }
 

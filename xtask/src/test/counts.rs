@@ -7,7 +7,7 @@ use std::fmt;
 pub(super) struct Tests {
     pub(super) passed: u64,
     pub(super) failed: u64,
-    /// Tests that skipped themselves. libtest counts them as passed; here they are not.
+    /// Tests that skipped themselves. libtest counts them as passed, but this count does not.
     pub(super) skipped: u64,
 }
 

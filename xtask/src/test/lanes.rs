@@ -15,10 +15,10 @@ use anyhow::{Context, Result};
 
 use super::counts::Tests;
 
-/// If no program ends for this long, the running ones are named.
+/// If no program ends for this long, the running programs are named.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// The entry of a run's list that is no program.
+/// Name of the entry for the build in a run's list of programs.
 pub(super) const BUILD: &str = "(build)";
 
 /// A program to run.
@@ -26,9 +26,9 @@ pub(super) const BUILD: &str = "(build)";
 pub(super) struct Job {
     pub(super) name: String,
     pub(super) command: Command,
-    /// Where its output goes.
+    /// The file for its output.
     pub(super) output: PathBuf,
-    /// The output contains result lines of several programs. If not, only the last line is the program's own.
+    /// Whether the output has result lines of several programs. If not, only the last result line is the program's own.
     pub(super) has_many: bool,
 }
 
@@ -108,7 +108,7 @@ fn gather(news: &Receiver<News>, total: usize) -> Result<Vec<Done>> {
 /// # Errors
 /// It cannot be started, or its output cannot be kept.
 pub(super) fn run_one(mut job: Job) -> Result<Done> {
-    let kept = || format!("cannot keep {}", job.output.display());
+    let kept = || format!("cannot write {}", job.output.display());
     let file = File::create(&job.output).with_context(kept)?;
     let copy = file.try_clone().with_context(kept)?;
     let started = Instant::now();

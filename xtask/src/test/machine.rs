@@ -93,7 +93,7 @@ fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok()
 }
 
-/// Major and minor, from `6.1.0-18-amd64`.
+/// The kernel's major and minor version, read from a text like `6.1.0-18-amd64`.
 fn kernel_version() -> (u32, u32) {
     let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
@@ -135,13 +135,13 @@ fn has_fuse() -> bool {
     opens && (has_helper || succeeds(TMPFS, &[]))
 }
 
-/// The process's group in the version 2 hierarchy.
+/// The process's control group in the version 2 hierarchy.
 fn own_cgroup() -> Option<String> {
     let groups = read("/proc/self/cgroup")?;
     groups.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
 }
 
-/// Tries this program, which lies beside the test programs.
+/// Tries this program, which is in the folder of the test programs.
 fn nobody_runs_us() -> bool {
     let Ok(program) = std::env::current_exe() else { return false };
     let as_nobody = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "test", "-x"];

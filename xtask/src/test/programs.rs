@@ -17,7 +17,7 @@ use xtask::workspace;
 
 use super::lanes::{self, BUILD, Done, Job};
 
-/// These start first, so that no slow program runs alone at the end. The others follow in cargo's order.
+/// These programs start first, so that no slow program runs alone at the end. The others follow in cargo's order.
 const SLOWEST_FIRST: &[&str] = &[
     "bareblk it",
     "io_engine contract",
@@ -73,7 +73,7 @@ fn build(selection: &[String]) -> Result<Option<Vec<Program>>> {
     cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let mut child =
         cargo.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start cargo test")?;
-    let stdout = child.stdout.take().context("a child without standard output")?;
+    let stdout = child.stdout.take().context("the child process has no standard output")?;
     let mut programs = Vec::new();
     for line in BufReader::new(stdout).lines() {
         programs.extend(serde_json::from_str(&line?).ok().and_then(|message| program(&message)));
@@ -81,7 +81,7 @@ fn build(selection: &[String]) -> Result<Option<Vec<Program>>> {
     Ok(child.wait()?.success().then_some(programs))
 }
 
-/// Names of the packages whose programs cargo has built too: those with tests beside their sources.
+/// Names of the packages whose programs cargo has built as well: those with integration tests.
 fn with_programs(programs: &[Program]) -> String {
     let packages: BTreeSet<&str> =
         programs.iter().filter(|program| program.is_integration).map(|program| &*program.package).collect();

@@ -29,8 +29,8 @@ impl Skips {
     /// Reads the skips of the last step. Returns how many of its tests did not run.
     pub(super) fn read(&mut self) -> Result<u64> {
         let text = std::fs::read_to_string(self.path())?;
-        let new =
-            skip::read(&text[self.read_bytes..]).map_err(|error| anyhow!("not a skipped test: {error}"))?;
+        let new = skip::read(&text[self.read_bytes..])
+            .map_err(|error| anyhow!("the skips file has a line that is no skip: {error}"))?;
         self.read_bytes = text.len();
         let whole = new.iter().filter(|skip| skip.extent == Extent::Whole).map(|skip| &skip.test);
         let tests = whole.collect::<BTreeSet<_>>().len();
@@ -38,7 +38,7 @@ impl Skips {
         Ok(tests as u64)
     }
 
-    /// All skips, each with the verdict of `explains` on its reason. Asks once for each reason.
+    /// All skips, each with the verdict of `explains` on its reason. Calls `explains` once for each reason.
     pub(super) fn judged(&self, explains: impl Fn(&Reason) -> bool) -> Vec<Judged> {
         let reasons: BTreeSet<&Reason> = self.found.iter().map(|skip| &skip.reason).collect();
         let verdicts: BTreeMap<&Reason, bool> =

@@ -40,7 +40,7 @@ pub(super) struct Step {
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) is_long: bool,
-    /// None: the workspace.
+    /// The crates to test; empty for the whole workspace.
     pub(super) crates: Vec<String>,
     pub(super) at_once: usize,
     pub(super) tests: Tests,
@@ -57,7 +57,7 @@ pub(super) enum Outcome {
     Skipped(String),
 }
 
-/// A step that has run, or why it did not.
+/// A step, with its outcome or the reason why it did not run.
 #[derive(Debug)]
 pub(super) struct Finished {
     pub(super) name: &'static str,
@@ -125,13 +125,13 @@ impl Step {
         self
     }
 
-    /// The step ends within seconds.
+    /// Says that the step ends within seconds.
     pub(super) const fn quick(mut self) -> Self {
         self.is_quick = true;
         self
     }
 
-    /// Most of the step's time is spent in one thread.
+    /// Runs the step beside the others, because it spends most of its time in one thread.
     pub(super) const fn beside(mut self) -> Self {
         self.is_beside = true;
         self
@@ -155,7 +155,7 @@ impl Step {
         Ok(if passed { Outcome::Passed } else { Outcome::Failed })
     }
 
-    /// Why the step cannot run on this machine; None if it can.
+    /// The reason why the step cannot run on this machine; `None` if it can.
     pub(super) fn missing(&self) -> Result<Option<String>> {
         Ok(self.wants.map(Wants::missing).transpose()?.flatten())
     }
@@ -192,7 +192,7 @@ impl Step {
         let words = self.words(is_long, crates);
         let mut command = match words[0].as_str() {
             "cargo" => Command::new(workspace::cargo()),
-            // Names this program even if another build has replaced its file meanwhile.
+            // This path refers to the running program, even if a build has replaced its file meanwhile.
             "xtask" => Command::new("/proc/self/exe"),
             other => Command::new(other),
         };
@@ -208,7 +208,7 @@ fn set_size(command: &mut Command, is_long: bool) {
     }
 }
 
-/// Runs with its output in view, counting tests; true if it succeeded.
+/// Runs the command, shows its output and counts its tests. Returns true if it succeeded.
 fn stream(command: &mut Command, tests: &mut Tests) -> Result<bool> {
     let name = command::describe(command);
     let mut child = command
@@ -216,7 +216,7 @@ fn stream(command: &mut Command, tests: &mut Tests) -> Result<bool> {
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start `{name}`"))?;
-    let stdout = child.stdout.take().context("a child without standard output")?;
+    let stdout = child.stdout.take().context("the child process has no standard output")?;
     for line in BufReader::new(stdout).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
         println!("{line}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::lanes::{BUILD, Done};
 use super::step::Finished;
 
-/// Programs in the table; the others take little time.
+/// Number of programs in the table; the other programs take little time.
 const SHOWN: usize = 10;
 
 /// A line per step, and the time of the whole run, which is less than the sum if steps ran at the same time.
@@ -39,7 +39,8 @@ fn is_build(one: &Done) -> bool {
 pub(super) fn failed(done: &[Done]) -> String {
     let tests = |one: &Done| {
         let name = one.name.clone();
-        let ended = (!one.passed && one.failed.is_empty()).then(|| "it ended in the middle".to_owned());
+        let ended = (!one.passed && one.failed.is_empty())
+            .then(|| "the program ended before its tests did".to_owned());
         one.failed.clone().into_iter().chain(ended).map(move |test| format!("FAILED: {name}: {test}\n"))
     };
     done.iter().flat_map(tests).collect()
@@ -89,6 +90,6 @@ mod tests {
         let mut dead = done("lab lib", 1);
         dead.passed = false;
         let text = failed(&[done("x it", 1), bad, dead]);
-        assert_eq!(text, "FAILED: lab it: a::b\nFAILED: lab lib: it ended in the middle\n");
+        assert_eq!(text, "FAILED: lab it: a::b\nFAILED: lab lib: the program ended before its tests did\n");
     }
 }

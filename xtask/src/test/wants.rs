@@ -13,16 +13,16 @@ use crate::setup;
 pub(super) enum Wants {
     /// At least one benchmark in the workspace.
     BenchTargets,
-    /// The standard library for another machine.
+    /// The standard library for a different machine.
     Target(&'static str),
-    /// Another version of Rust. If it is the one in use, the other steps already cover it.
+    /// A different version of Rust. If it is the one in use, the other steps already cover it.
     Toolchain(&'static str),
     /// Miri, the interpreter that finds undefined behaviour. Only nightly versions of Rust have it.
     Miri,
 }
 
 impl Wants {
-    /// Why the step cannot run; None if it can.
+    /// The reason why the step cannot run; `None` if it can.
     pub(super) fn missing(self) -> Result<Option<String>> {
         match self {
             Self::BenchTargets => {
@@ -78,7 +78,7 @@ fn is_version(says: &str, version: &str) -> bool {
     says.split_whitespace().nth(1) == Some(version)
 }
 
-/// Looks at the list, because `rustup run` would install a missing version or fail.
+/// Reads rustup's list, because `rustup run` would install a missing version or fail.
 fn has_toolchain(version: &str) -> bool {
     let list = command::output(Command::new("rustup").args(["toolchain", "list"]));
     list.is_ok_and(|list| lists_toolchain(&list, version))

@@ -9,7 +9,7 @@ use std::fmt;
 use crate::source_text::{SourceText, words};
 use crate::source_tree::{SourceFile, is_test, product_part};
 
-/// The path of a module in its crate; the root's is empty.
+/// The path of a module in its crate; empty for the root.
 type Module = Vec<String>;
 /// The code of each module's file.
 type Modules = BTreeMap<Module, String>;
@@ -124,7 +124,7 @@ impl<'a> Names<'a> {
         Self { modules, used: modules.iter().map(used).collect() }
     }
 
-    /// The module that defines what `path` names. A `use` item on the way stands for what it imports.
+    /// The module that defines the item at `path`. Follows `use` items on the way.
     fn owner(&self, path: &[String]) -> Option<Module> {
         self.owner_in(path, self.modules.len())
     }
@@ -166,7 +166,7 @@ fn absolute(module: &[String], path: &[String], modules: &Modules) -> Option<Mod
             let kept = module.len().checked_sub(ups)?;
             Some([&module[..kept], &path[ups..]].concat())
         }
-        // A module of this one, without `self`.
+        // A child of this module, named without `self`.
         _ => {
             let path = [module, path].concat();
             modules.contains_key(&path[..=module.len()]).then_some(path)
@@ -174,7 +174,7 @@ fn absolute(module: &[String], path: &[String], modules: &Modules) -> Option<Mod
     }
 }
 
-/// A path in a `use` item, and the name that it gives to what it imports.
+/// A path in a `use` item, and the name under which the module imports the item.
 struct UsedPath {
     parts: Vec<String>,
     name: String,
@@ -201,7 +201,7 @@ fn parts(path: &str) -> Vec<String> {
     path.split("::").map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
 }
 
-/// `a::{b, c::{d, e}}` → `a::b`, `a::c::d`, `a::c::e`.
+/// Expands `a::{b, c::{d, e}}` to `a::b`, `a::c::d`, `a::c::e`.
 fn written_out(tree: &str) -> Vec<String> {
     let Some((before, rest)) = tree.split_once('{') else { return vec![tree.trim().to_owned()] };
     let inner = rest.rsplit_once('}').map_or(rest, |(inner, _)| inner);

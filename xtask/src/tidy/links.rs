@@ -14,8 +14,8 @@ pub(crate) fn broken(files: &[SourceFile]) -> Vec<String> {
     pages.iter().flat_map(|page| broken_in(page, &known, &headings)).collect()
 }
 
-/// A complaint for each page below docs/ that the book lacks, and for each page that the book lists or links to but
-/// lacks.
+/// A complaint for each page below docs/ that the book does not list, and for each page that the book lists or links to
+/// but does not contain.
 pub(crate) fn missing_in_the_book(files: &[SourceFile]) -> Vec<String> {
     let Some(book) = pages::book(files) else { return Vec::new() };
     let has = |path: &str| book.pages.iter().any(|page| page == path);

@@ -1,12 +1,13 @@
-//! Files that comments and pages name exist: `queue/mod.rs` in backticks is the end of some file's path.
+//! Checks that files named in comments and pages exist: `queue/mod.rs` in backticks must be the end of some file's
+//! path.
 //!
-//! See also: links (`links.rs`). Decisions and the changelog may name what was.
+//! See also: links (`links.rs`). Decisions and the changelog may name files that no longer exist.
 
 use std::collections::HashSet;
 
 use super::{SourceFile, at};
 
-/// Pages that tell of the past.
+/// Pages about the past, which are not checked.
 const HISTORY: [&str; 3] = ["docs/decisions/", "CHANGELOG.md", "bench_results/"];
 
 /// A complaint for each Rust file that is named and does not exist.
@@ -20,7 +21,7 @@ fn is_read(path: &str) -> bool {
     path.ends_with(".rs") || path.ends_with(".md") && !is_history
 }
 
-/// The path, and what is left of it without its first folders.
+/// The path, and all shorter forms without its first folders.
 fn ends(path: &str) -> impl Iterator<Item = &str> {
     let folders = path.match_indices('/').map(|(at, _)| &path[at + 1..]);
     std::iter::once(path).chain(folders)

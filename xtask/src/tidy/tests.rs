@@ -1,4 +1,4 @@
-//! Each rule of `tidy` on a small text that breaks it and one that does not.
+//! Tests each rule of `tidy` on a small text that breaks it and on one that does not.
 
 use super::*;
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why the run ended; it keeps no results.
+/// Why the run ended. A run that ends this way keeps no results.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// The experiment does not exist.

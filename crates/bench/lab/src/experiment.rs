@@ -13,7 +13,7 @@ use crate::error::LabError;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
 
-/// Ids of the declaration's columns, workloads and variants.
+/// Converts ids of columns, workloads or variants to owned strings.
 pub(crate) fn owned(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|&text| text.to_owned()).collect()
 }
@@ -34,7 +34,7 @@ pub struct Source {
 pub struct Published {
     /// The table's caption.
     pub caption: String,
-    /// The column headings, without the one of the row names.
+    /// The column headings, except that of the row names.
     pub columns: Vec<PublishedColumn>,
     /// The rows, in the original's order; rows without published figures come last.
     pub rows: Vec<PublishedRow>,
@@ -45,19 +45,19 @@ pub struct Published {
 /// A column of the published table, and the corresponding figure of this run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedColumn {
-    /// Heading.
+    /// Heading of the column.
     pub title: String,
-    /// Id of a workload.
+    /// Id of the corresponding workload.
     pub workload: String,
-    /// Id of a column.
+    /// Id of the corresponding column of this run.
     pub column: String,
-    /// The published figure is a ratio to the baseline, so the report shows this run's ratio as well.
+    /// True if the published figure is a ratio to the baseline: the report then shows this run's ratio as well.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_ratio: bool,
 }
 
 impl PublishedColumn {
-    /// The figure itself, not a ratio.
+    /// A column whose published figure is not a ratio.
     pub(crate) fn new(title: &str, workload: &str, column: &str) -> Self {
         Self { title: title.into(), workload: workload.into(), column: column.into(), is_ratio: false }
     }
@@ -66,11 +66,11 @@ impl PublishedColumn {
 /// A row of the published table, and the corresponding variant of this run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedRow {
-    /// Name.
+    /// Name of the row.
     pub label: String,
-    /// Id of a variant.
+    /// Id of the corresponding variant.
     pub variant: String,
-    /// One per column; empty if no figures were published.
+    /// One figure per column; empty if no figures were published.
     pub figures: Vec<String>,
 }
 
@@ -100,13 +100,14 @@ impl Difference {
 /// One of the variants compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Variant {
-    /// Short, without spaces.
+    /// Id: a short name without spaces.
     pub id: String,
     /// Name in tables.
     pub label: String,
-    /// The workloads that it is measured with; empty: all.
+    /// Ids of the workloads under which it is measured; all if empty.
     pub only: Vec<String>,
-    /// The variant that it is compared with instead of the experiment's baseline. That variant itself has no baseline.
+    /// Id of the variant that it is compared with instead of the experiment's baseline. That variant itself has no
+    /// baseline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
 }
@@ -118,14 +119,14 @@ impl Variant {
         Self { id: id.into(), label: label.into(), only: Vec::new(), against: None }
     }
 
-    /// Measures it with these workloads only.
+    /// Restricts the variant to these workloads.
     #[must_use]
     pub fn only(mut self, workloads: &[&str]) -> Self {
         self.only = owned(workloads);
         self
     }
 
-    /// Compares it with this variant.
+    /// Sets the variant that this one is compared with.
     #[must_use]
     pub fn against(mut self, variant: &str) -> Self {
         self.against = Some(variant.to_owned());
@@ -142,23 +143,23 @@ impl Variant {
 /// A load under which every variant is measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
-    /// Short, without spaces: part of file names.
+    /// Id: a short name without spaces, which is part of file names.
     pub id: String,
     /// Name in headings.
     pub label: String,
-    /// The workload's position on the axes of the declaration's curves; empty: on none.
+    /// The workload's position on the axes of the declaration's curves; empty if it is on none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub place: BTreeMap<String, f64>,
 }
 
 impl Workload {
-    /// A workload.
+    /// Makes a workload that is on no axis.
     #[must_use]
     pub fn new(id: &str, label: &str) -> Self {
         Self { id: id.into(), label: label.into(), place: BTreeMap::new() }
     }
 
-    /// Sets its position on the axis `key` to `value`.
+    /// Sets the workload's position on the axis `key` to `value`.
     #[must_use]
     pub fn at(mut self, key: &str, value: f64) -> Self {
         self.place.insert(key.to_owned(), value);
@@ -169,7 +170,7 @@ impl Workload {
 /// One figure of each sample.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Column {
-    /// Short, without spaces.
+    /// Id: a short name without spaces.
     pub id: String,
     /// Heading, without the unit.
     pub title: String,
@@ -177,7 +178,7 @@ pub struct Column {
     pub unit: String,
     /// Decimals shown.
     pub decimals: usize,
-    /// How it is measured, in one or two sentences.
+    /// How the figure is measured, in one or two sentences.
     pub measured: String,
     /// The column appears only in files, because a terminal has no room for all columns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -213,7 +214,7 @@ pub struct Plot {
     pub title: String,
     /// The id of the column that is drawn, or `None` for the ratio to the baseline in percent.
     pub column: Option<String>,
-    /// Scale of its axis.
+    /// Scale of the drawing's axis.
     pub scale: Scale,
 }
 
@@ -223,17 +224,17 @@ impl Plot {
     }
 }
 
-/// An axis of [`Curves`]: a number that each workload defines.
+/// An axis of [`Curves`]: a value that each workload sets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
-    /// Key in the workloads' `place`.
+    /// Key of the axis in the workloads' `place`.
     pub key: String,
     /// Title with the unit.
     pub title: String,
 }
 
-/// One drawing for the whole run: the ratio to the baseline against one number of the workloads. It has a panel per
-/// variant, and a line for each value of a second number.
+/// One drawing for the whole run: the ratio to the baseline against one parameter of the workloads. It has a panel per
+/// variant, and a line for each value of a second parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Curves {
     /// The file's name.
@@ -242,7 +243,7 @@ pub struct Curves {
     pub title: String,
     /// The horizontal axis.
     pub across: Axis,
-    /// One line for each value.
+    /// The axis whose values have one line each.
     pub lines: Axis,
     /// Ids of variants, one panel each.
     pub panels: Vec<String>,
@@ -261,7 +262,7 @@ pub struct Stack {
     pub columns: Vec<String>,
 }
 
-/// One drawing for the whole run: a column against a number of the workloads, one line per variant, both axes
+/// One drawing for the whole run: a column against a parameter of the workloads, one line per variant, both axes
 /// logarithmic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Courses {
@@ -279,40 +280,40 @@ pub struct Courses {
     pub variants: Vec<String>,
 }
 
-/// One drawing for the whole run: the ratio to the baseline by two numbers of the workloads, as colour and figure. It
-/// has a grid for each variant and layer. The terminal shows these grids instead of the workloads' tables.
+/// One drawing for the whole run: the ratio to the baseline by two parameters of the workloads, as colour and figure.
+/// It has a grid for each variant and layer. The terminal shows these grids instead of the workloads' tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Map {
     /// The file's name.
     pub id: String,
     /// Title of the drawing.
     pub title: String,
-    /// A column of cells for each value.
+    /// One column of cells per value of this axis.
     pub across: Axis,
-    /// A row of cells for each value.
+    /// One row of cells per value of this axis.
     pub down: Axis,
     /// Ids of variants, one column of grids each.
     pub variants: Vec<String>,
-    /// One row of grids each.
+    /// The layers, one row of grids each.
     pub layers: Vec<Layer>,
 }
 
 /// The workloads of a [`Map`] that share its grids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
-    /// What they have in common.
+    /// Label that says what the workloads have in common.
     pub label: String,
-    /// Their ids. Each has a place of its own on both axes.
+    /// Their ids. No two have the same position on both axes.
     pub workloads: Vec<String>,
 }
 
 /// Notation of the ratio to the baseline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RatioForm {
-    /// 104.2: the share of the baseline, in %.
+    /// The share of the baseline, in %, such as 104.2.
     #[default]
     Share,
-    /// +4.2: the gain over the baseline, in %.
+    /// The gain over the baseline, in %, such as +4.2.
     Gain,
 }
 
@@ -327,7 +328,7 @@ impl RatioForm {
     }
 }
 
-/// A goal for the ratio to the baseline in the same round, as an interval.
+/// A goal for a figure, usually the ratio to the baseline in the same round. It is judged by the figure's interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Target {
     /// The claim as text.
@@ -340,7 +341,7 @@ pub struct Target {
     pub at_least: f64,
     /// The interval's half width must not exceed this.
     pub half_width_max: f64,
-    /// The figure to compare.
+    /// The figure that is judged.
     #[serde(default, skip_serializing_if = "Yardstick::is_baseline")]
     pub yardstick: Yardstick,
 }
@@ -351,14 +352,15 @@ pub enum Yardstick {
     /// The ratio to the baseline.
     #[default]
     Baseline,
-    /// The ratio to whichever of these variants has the highest median of the compared column under the same workload.
+    /// The ratio to the one of these variants that has the highest median of the compared column under the same
+    /// workload.
     BestOf(Vec<String>),
-    /// The ratio to whichever variant has the highest median of the compared column under the same workload, of those
-    /// whose median of another column is at most `at_most`. The judged variant may be that one.
+    /// The ratio to the variant with the highest median of the compared column under the same workload, among the
+    /// variants whose median of another column is at most `at_most`. That variant may be the judged one itself.
     BestWithin {
         /// The other column's id.
         column: String,
-        /// In that column's unit.
+        /// Upper limit, in that column's unit.
         at_most: f64,
     },
     /// The ratio to the same variant under this workload.
@@ -367,7 +369,7 @@ pub enum Yardstick {
     Figure {
         /// The column's id.
         column: String,
-        /// In the column's unit.
+        /// Upper limit, in the column's unit.
         at_most: f64,
     },
     /// The column's figure compared with another variant's in the same round. Reached if the result is at most
@@ -379,7 +381,7 @@ pub enum Yardstick {
         variant: String,
         /// How the two figures are combined.
         by: Beside,
-        /// A ratio, or a difference in the column's unit.
+        /// Upper limit of the ratio, or of the difference in the column's unit.
         at_most: f64,
     },
 }
@@ -414,7 +416,7 @@ pub struct Declaration {
     pub differences: Vec<Difference>,
     /// The variants, in the order of the tables.
     pub variants: Vec<Variant>,
-    /// The loads.
+    /// The workloads, in the order of the tables.
     pub workloads: Vec<Workload>,
     /// The figures of each sample.
     pub columns: Vec<Column>,
@@ -427,18 +429,18 @@ pub struct Declaration {
     /// How the ratio is written.
     #[serde(default)]
     pub ratio_form: RatioForm,
-    /// Drawings, one per workload each.
+    /// Drawings that are made once per workload.
     pub plots: Vec<Plot>,
-    /// Drawings over all workloads.
+    /// Drawings of ratios over all workloads.
     #[serde(default)]
     pub curves: Vec<Curves>,
-    /// Drawings of parts, one per workload each.
+    /// Drawings of a figure's parts, made once per workload.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stacks: Vec<Stack>,
     /// Drawings over all workloads, of figures instead of ratios.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub courses: Vec<Courses>,
-    /// Drawings over all workloads, of ratios by two numbers.
+    /// Drawings over all workloads, of ratios by two parameters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub maps: Vec<Map>,
     /// The goals that the run is judged by.
@@ -474,7 +476,7 @@ impl Declaration {
     }
 }
 
-/// The amount of measurement.
+/// The number and length of the samples, and the size of test files.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effort {
     /// Samples of each variant under each workload.
@@ -485,14 +487,14 @@ pub struct Effort {
     pub file_bytes: u64,
 }
 
-/// The environment of a bench.
+/// What a bench needs to know about the run.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// A directory for small temporary files, which is removed afterwards.
     pub scratch: PathBuf,
     /// The directory for test files, on the disk to be measured. The files are removed afterwards.
     pub storage: PathBuf,
-    /// The amount of measurement.
+    /// How much is measured.
     pub effort: Effort,
     /// Path of `bareblk`, for experiments that measure it as a process.
     pub program: Option<PathBuf>,
@@ -505,9 +507,9 @@ pub struct Setup {
 /// One sample to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Cell {
-    /// Index in the declaration.
+    /// The variant's index in the declaration.
     pub variant: usize,
-    /// Index in the declaration.
+    /// The workload's index in the declaration.
     pub workload: usize,
     /// Seed for random addresses, the same for every variant of the round.
     pub seed: u64,
@@ -521,7 +523,7 @@ pub type Reading = Vec<Option<f64>>;
 /// The reason for a missing sample.
 #[derive(Debug, thiserror::Error)]
 pub enum SampleError {
-    /// This variant cannot run here under this workload. It is not tried again.
+    /// This variant cannot run on this machine under this workload. It is not tried again.
     #[error("{0}")]
     Unavailable(String),
     /// The user wants to stop.
@@ -530,7 +532,7 @@ pub enum SampleError {
 }
 
 impl SampleError {
-    /// Another error, with its text.
+    /// Makes [`Self::Unavailable`] from another error and a text that says what failed.
     pub(crate) fn because(what: &str, error: &dyn std::fmt::Display) -> Self {
         Self::Unavailable(format!("{what}: {error}"))
     }
@@ -538,8 +540,8 @@ impl SampleError {
 
 /// Measures an experiment's samples.
 pub trait Bench {
-    /// Makes the resources that all samples need (test files). `tell` receives the current step and the completed
-    /// share.
+    /// Prepares the resources that all samples need, such as test files. `tell` receives the current step and the
+    /// completed share.
     ///
     /// # Errors
     /// Nothing can be measured, or the user interrupted the run.

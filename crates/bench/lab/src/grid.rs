@@ -1,6 +1,6 @@
-//! The grids of a map: the ratios of one variant to the baseline, by two numbers of a layer's workloads.
+//! The grids of a map: the ratios of one variant to the baseline, by two parameters of a layer's workloads.
 //!
-//! `result, map → Grid per layer and variant → terminal (here) | drawing (report/maps.rs)`
+//! `result, map → Grid per layer and variant → terminal (this file) | drawing (report/maps.rs)`
 
 use std::fmt::Write;
 
@@ -10,20 +10,20 @@ use crate::experiment::{Layer, Map};
 use crate::result::RunResult;
 use crate::stats::Summary;
 
-/// Shown for a missing figure.
+/// The text for a missing figure.
 pub(crate) const NONE: &str = "–";
 
 /// Width of a figure in a terminal, with the space before it.
 const FIGURE_CHARS: usize = 7;
 
-/// One variant under the workloads of one layer.
+/// The ratios of one variant under the workloads of one layer.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Grid {
     /// The values of the columns, ascending.
     pub across: Vec<f64>,
     /// The values of the rows, ascending.
     pub down: Vec<f64>,
-    /// By row, then by column; `None`: not measured.
+    /// The ratios by row, then by column; `None` if not measured.
     pub ratios: Vec<Vec<Option<Summary>>>,
 }
 
@@ -48,7 +48,7 @@ impl Grid {
     }
 }
 
-/// Each value once.
+/// Sorts the values, and keeps each value once.
 fn ascending(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -56,7 +56,7 @@ fn ascending(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// The ratio with two or three digits; with `~` if its interval contains 1.
+/// The ratio with two or three digits; preceded by `~` if its interval contains 1.
 pub(crate) fn figure(ratio: Option<Summary>) -> String {
     let Some(Summary { median, low, high, .. }) = ratio else { return NONE.to_owned() };
     let decimals = match median {
@@ -69,7 +69,7 @@ pub(crate) fn figure(ratio: Option<Summary>) -> String {
     format!("{about}{median:.decimals$}")
 }
 
-/// Says what the figures of a map are.
+/// Explains the figures of a map.
 pub(crate) fn explanation(result: &RunResult) -> String {
     let experiment = &result.experiment;
     let compared = experiment.columns.get(experiment.compared_column()).map_or("", |column| &column.title);
@@ -77,7 +77,7 @@ pub(crate) fn explanation(result: &RunResult) -> String {
     format!("'{compared}' ÷ that of '{baseline}' in the same round; ~ marks an interval that contains 1")
 }
 
-/// A table per layer: a row per row of the grids, a block of figures per variant.
+/// A table per layer: one line per row of the grids, and one block of figures per variant.
 pub(crate) fn text(result: &RunResult, map: &Map) -> String {
     let mut text = format!("\n{}\n  {}.\n", map.title, explanation(result));
     let _ = writeln!(text, "  Rows: {}. Columns: {}.", map.down.title, map.across.title);

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 pub struct StoragePlace {
     /// Name in the workloads' labels.
     pub label: String,
-    /// The folder.
+    /// Path of the folder.
     pub path: PathBuf,
-    /// Type and device, from the mount table.
+    /// Type and device of the file system, from the mount table.
     pub file_system: String,
 }
 
@@ -26,23 +26,23 @@ impl StoragePlace {
     }
 }
 
-/// CPU, memory, kernel, storage.
+/// The machine: CPU, memory, kernel and storage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Model.
+    /// Model of the CPU.
     pub cpu: String,
     /// Cores that this process may use.
     pub cores: usize,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Release and architecture.
+    /// Kernel release and architecture.
     pub kernel: String,
     /// Folders that held test files.
     pub storages: Vec<StoragePlace>,
 }
 
 impl Machine {
-    /// The machine that this runs on.
+    /// Describes the machine that this process runs on.
     #[must_use]
     pub fn here(storages: Vec<StoragePlace>) -> Self {
         let uname = rustix::system::uname();
@@ -71,7 +71,7 @@ fn memory_mib(meminfo: &str) -> Option<u64> {
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? / 1024)
 }
 
-/// The file system with the longest mount point above `path`: "ext4 on /dev/vda".
+/// The file system with the longest mount point above `path`, for example "ext4 on /dev/vda".
 ///
 /// Format: proc(5), `/proc/pid/mountinfo`: the fifth field is the mount point; type and source follow " - ".
 fn mount_of(path: &Path, mountinfo: &str) -> Option<String> {
@@ -82,7 +82,7 @@ fn mount_of(path: &Path, mountinfo: &str) -> Option<String> {
         let what = format!("{} on {}", after.next()?, after.next()?);
         path.starts_with(point).then(|| (point.components().count(), what))
     });
-    // The last of several equally long ones hides the others.
+    // Of several mounts with this mount point, the last one hides the others.
     mounts.max_by_key(|(length, _)| *length).map(|(_, what)| what)
 }
 

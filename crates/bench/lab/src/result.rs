@@ -23,17 +23,17 @@ pub struct RunResult {
     pub experiment: Declaration,
     /// Program and version.
     pub program: String,
-    /// The command that repeats it.
+    /// The command that repeats the run.
     pub command: String,
     /// Start time, UTC.
     pub date: String,
-    /// The amount of measurement.
+    /// How much was measured.
     pub effort: Effort,
     /// Whether the run had `--quick`.
     pub quick: bool,
     /// Seed of the variants' order and of random addresses.
     pub seed: u64,
-    /// The machine that it ran on.
+    /// The machine on which the experiment ran.
     pub machine: Machine,
     /// Facts about this run that readers need.
     pub notes: Vec<String>,
@@ -65,7 +65,7 @@ pub struct Measure {
     pub column: String,
     /// Unit of the samples.
     pub unit: String,
-    /// One per round.
+    /// One sample per round.
     pub samples: Vec<Option<f64>>,
     /// Median and interval of the existing samples.
     pub summary: Option<Summary>,
@@ -74,7 +74,7 @@ pub struct Measure {
 /// Variant ÷ baseline in the same round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
-    /// One per round.
+    /// One ratio per round.
     pub samples: Vec<Option<f64>>,
     /// Median and interval of the existing ratios.
     pub summary: Summary,
@@ -83,13 +83,13 @@ pub struct Ratio {
 /// The runner's samples of one cell.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Collected {
-    /// One per round.
+    /// One reading per round.
     pub readings: Vec<Option<Reading>>,
     pub unavailable: Option<String>,
 }
 
 impl RunResult {
-    /// The figures of a variant under a workload, if it is measured there.
+    /// The figures of a variant under a workload; `None` if it is not measured there.
     #[must_use]
     pub fn cell(&self, workload: &str, variant: &str) -> Option<&CellResult> {
         self.cells.iter().find(|cell| cell.workload == workload && cell.variant == variant)
@@ -130,7 +130,7 @@ impl CellResult {
     }
 }
 
-/// All cells, from what was collected by workload and variant (`None`: not measured there).
+/// Makes all cells from the samples collected by workload and variant (`None`: not measured there).
 pub(crate) fn cells(declaration: &Declaration, collected: &[Vec<Option<Collected>>]) -> Vec<CellResult> {
     let of_workload = declaration.workloads.iter().zip(collected);
     let cells = of_workload.flat_map(|(workload, row)| {

@@ -1,10 +1,10 @@
-//! Runs an experiment: rounds, their order, and collecting the samples.
+//! Runs an experiment: makes the rounds, decides their order, and collects the samples.
 //!
 //! `prepare → for each round: for each workload (rotated): each variant once (shuffled) → RunResult`
 //!
-//! - Within a round, the variants of one workload run right after each other: compared samples are close in
-//!   time.
-//! - A variant that cannot run under a workload is skipped there from then on; the others continue.
+//! - Within a round, the variants of one workload run immediately after one another, so that compared samples are close
+//!   in time.
+//! - A variant that cannot run under a workload is not tried again under that workload; the others continue.
 
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Declaration, Experiment, SampleError, Setup};
@@ -15,10 +15,10 @@ use workload::date::now;
 
 /// Receives a run's progress.
 pub trait Progress {
-    /// Before the rounds: the current preparation step, and the completed share.
+    /// Called before the rounds with the current preparation step and its completed share.
     fn preparing(&mut self, what: &str, share: f64);
 
-    /// `done` of `total` samples are done; `what` is measured next.
+    /// Called before each sample: `done` of `total` samples are complete, and `what` is measured next.
     fn measuring(&mut self, done: usize, total: usize, what: &str);
 }
 
@@ -32,10 +32,10 @@ impl Progress for Quiet {
     fn measuring(&mut self, _: usize, _: usize, _: &str) {}
 }
 
-/// Gives the same order and the same addresses in every run.
+/// A constant, so that every run has the same order and the same addresses.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Runs `experiment` to the end. `command`: the command that repeats it.
+/// Runs `experiment` to the end. `command` is the command that repeats the run.
 ///
 /// # Errors
 /// [`LabError`]; there is no partial result.
@@ -69,10 +69,10 @@ pub fn run(
     })
 }
 
-/// A note for debug builds, whose figures include the cost of the compiler's checks.
+/// The note in the results of debug builds, whose figures include the cost of the compiler's checks.
 fn debug_build() -> Option<String> {
     cfg!(debug_assertions).then(|| {
-        "This is a debug build: its figures mean nothing. Build with cargo build --release.".to_owned()
+        "This is a debug build, so its figures mean nothing. Build with cargo build --release.".to_owned()
     })
 }
 
@@ -135,7 +135,7 @@ fn something_was_measured(collected: &Collection) -> Result<(), LabError> {
         return Ok(());
     }
     let mut reasons = collected.iter().flatten().flatten().filter_map(|cell| cell.unavailable.clone());
-    Err(LabError::Nothing { reason: reasons.next().unwrap_or_else(|| "there are no rounds".into()) })
+    Err(LabError::Nothing { reason: reasons.next().unwrap_or_else(|| "the run has no rounds".into()) })
 }
 
 /// Indices of workload and variant, in the order of one round.
@@ -150,12 +150,12 @@ fn order(declaration: &Declaration, round: usize) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// `0..count` in an order determined by `seed`.
+/// Returns `0..count` in an order determined by `seed`.
 #[must_use]
 pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     let mut random = Xorshift::new(SEED ^ seed);
     let mut places: Vec<usize> = (0..count).collect();
-    // Fisher and Yates.
+    // The shuffle of Fisher and Yates.
     for last in (1..count).rev() {
         #[allow(clippy::cast_possible_truncation)] // smaller than `count`
         let other = random.below(last as u64 + 1) as usize;
@@ -164,14 +164,15 @@ pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     places
 }
 
-/// A random generator that suffices for orders and addresses, the same in every run (Marsaglia 2003,
-/// xorshift64).
+/// A random generator whose quality suffices for orders and addresses, and which gives the same numbers in every run
+/// (Marsaglia 2003, xorshift64).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Xorshift(u64);
 
 impl Xorshift {
     pub(crate) fn new(seed: u64) -> Self {
-        // Zero is the only state that the generator never leaves. Mixed, because similar seeds start alike.
+        // The state must not be zero, which the generator never leaves. The seed is mixed, because similar seeds would
+        // start alike.
         let mut random = Self((seed ^ (seed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1);
         (0..4).for_each(|_| _ = random.next());
         random
@@ -185,7 +186,7 @@ impl Xorshift {
         self.0
     }
 
-    /// A number below `end`, from the upper bits.
+    /// A random number below `end`, made from the upper bits.
     #[inline]
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         ((self.next() >> 32) * end) >> 32

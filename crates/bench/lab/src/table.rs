@@ -1,4 +1,4 @@
-//! Formats a result for a terminal: the maps, a table per workload that no map shows, then the verdicts.
+//! Formats a result for a terminal: the maps, a table for each workload that no map shows, then the verdicts.
 //!
 //! Each cell of a table has the median, and below it the 95 % confidence interval.
 
@@ -34,7 +34,7 @@ pub fn text(result: &RunResult) -> String {
         unavailable(&mut text, result, workload, "");
     }
     if !in_maps.is_empty() {
-        text.push_str("\nThe report has the tables of the workloads in the maps.\n");
+        text.push_str("\nThe report also has the tables of the workloads that the maps show.\n");
     }
     if !others.is_empty() {
         let (first, second) = explanation(result);
@@ -56,12 +56,12 @@ fn unavailable(text: &mut String, result: &RunResult, workload: &Workload, prefi
     }
 }
 
-/// Returns all details if they are few; otherwise those that need attention.
+/// Writes all details if they are few; otherwise only those that need attention.
 fn details(text: &mut String, verdict: &Verdict) {
     let is_as_wanted = |detail: &&String| detail.starts_with(Outcome::Reached.word());
     let many = verdict.details.len() > MANY;
     if many && verdict.is_all_undecided() {
-        let _ = writeln!(text, "  all {} of them, which the report has", verdict.details.len());
+        let _ = writeln!(text, "  all {} of them, listed in the report", verdict.details.len());
         return;
     }
     let shown = verdict.details.iter().filter(|detail| !many || !is_as_wanted(detail));
@@ -69,11 +69,11 @@ fn details(text: &mut String, verdict: &Verdict) {
     let left_out = verdict.details.iter().filter(is_as_wanted).count();
     if many && left_out > 0 {
         let word = Outcome::Reached.word();
-        let _ = writeln!(text, "  {word}: {left_out} of {}, which the report has", verdict.details.len());
+        let _ = writeln!(text, "  {word}: {left_out} of {}, listed in the report", verdict.details.len());
     }
 }
 
-/// Returns a warning if the run had too few rounds for its intervals to mean much.
+/// Returns a warning if the run had too few rounds for meaningful intervals.
 pub(crate) fn caution(result: &RunResult) -> Option<String> {
     let rounds = result.effort.rounds;
     (result.quick || !result.is_sure()).then(|| {
@@ -91,7 +91,7 @@ pub(crate) fn explanation(result: &RunResult) -> (String, String) {
     let below = if result.is_sure() {
         "the interval that contains the true median with at least 95 % (order statistics, no distribution assumed)"
     } else {
-        "smallest and largest: too few rounds for an interval that contains the true median with 95 %"
+        "the smallest and largest figure (too few rounds for an interval that contains the true median with 95 %)"
     };
     let first = format!("Medians of rounds ({}); below each, {below}.", result.effort.rounds);
     let title = &result.experiment.ratio_title;
@@ -109,7 +109,7 @@ fn table(result: &RunResult, workload: &Workload) -> Table {
     let experiment = &result.experiment;
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
-    // One word per line: the figures should determine a column's width.
+    // One word per line, so that the figures determine a column's width.
     let heading = |title: &str, unit: &str| format!("{}\n{unit}", title.replace(' ', "\n"));
     let shown = experiment.columns.iter().filter(|column| !column.files_only);
     let mut headings: Vec<_> = shown.map(|column| heading(&column.title, &column.unit)).collect();
@@ -152,7 +152,7 @@ pub(crate) fn percent(result: &RunResult, cell: &CellResult, between: &str) -> S
     )
 }
 
-/// A gain is written with its sign.
+/// Formats a ratio in percent; a gain has its sign.
 pub(crate) fn written(form: RatioForm, percent: f64) -> String {
     match form {
         RatioForm::Share => format!("{percent:.1}"),
@@ -201,7 +201,7 @@ mod tests {
         let detail = |place| format!("{}: {place}", if place == 3 { "missed" } else { "reached" });
         result.verdicts[0].details = (0..10).map(detail).collect();
         let text = text(&result);
-        assert!(text.contains("  missed: 3\n  reached: 9 of 10, which the report has"), "{text}");
+        assert!(text.contains("  missed: 3\n  reached: 9 of 10, listed in the report"), "{text}");
         assert!(!text.contains("reached: 4"), "{text}");
     }
 
@@ -211,7 +211,7 @@ mod tests {
         result.verdicts[0].details = (0..10).map(|place| format!("undecided: {place}")).collect();
         let text = text(&result);
         assert!(
-            text.contains("  all 10 of them, which the report has") && !text.contains("undecided: 4"),
+            text.contains("  all 10 of them, listed in the report") && !text.contains("undecided: 4"),
             "{text}"
         );
     }

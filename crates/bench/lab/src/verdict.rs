@@ -1,15 +1,15 @@
-//! Decides whether a target was reached, and lists the figures that show it.
+//! Decides whether a target was reached, and lists the figures behind the decision.
 //!
 //! - A target is reached if, for each named variant and workload, the 95% interval of the paired ratio is above the
-//!   target, or includes it and is narrow enough. A wide interval proves nothing. For an upper limit, the condition is
-//!   reversed.
+//!   target, or includes the target and is narrow enough. A wide interval that includes the target proves nothing. For
+//!   an upper limit, the condition is reversed.
 
 use crate::experiment::{Beside, Declaration, Target, Yardstick};
 use crate::result::{CellResult, Outcome, Verdict};
 use crate::stats::Summary;
 use crate::yardstick::{Found, found, label};
 
-/// One verdict per target.
+/// Makes one verdict per target.
 pub(crate) fn judge(declaration: &Declaration, cells: &[CellResult]) -> Vec<Verdict> {
     declaration.targets.iter().map(|target| judge_one(declaration, target, cells)).collect()
 }
@@ -59,7 +59,7 @@ fn judge_cell(
     (outcome, format!("{}: {name}{against}: {figures}{hint}", outcome.word()))
 }
 
-/// The side of a number on which the interval must be.
+/// The limit, and the side of it on which the interval must be.
 #[derive(Clone, Copy)]
 enum Wanted {
     AtLeast(f64),
@@ -98,8 +98,8 @@ fn hint(wanted: Wanted, half_width_max: f64, summary: Summary, outcome: Outcome)
     let wide = summary.half_width() > half_width_max;
     match (outcome, wanted.is_met(summary), wanted) {
         (Outcome::Undecided, ..) => "; too few rounds for 95 %",
-        (Outcome::Reached, _, Wanted::AtLeast(_)) if wide => "; wide, and all of it above the target",
-        (Outcome::Reached, _, Wanted::AtMost(_)) if wide => "; wide, and all of it below the limit",
+        (Outcome::Reached, _, Wanted::AtLeast(_)) if wide => "; wide, but entirely above the target",
+        (Outcome::Reached, _, Wanted::AtMost(_)) if wide => "; wide, but entirely below the limit",
         (Outcome::Missed, (_, true), _) => "; too wide to call: more or longer rounds make it narrower",
         _ => "",
     }

@@ -4,13 +4,13 @@ use crate::experiment::{Beside, Declaration, Target, Yardstick};
 use crate::result::{CellResult, Ratio};
 use crate::stats::Summary;
 
-/// The figure, and the text of what it was compared with, unless that is the baseline.
+/// The judged figure, and a text that names what it was compared with (empty for the baseline).
 pub(crate) struct Found {
     pub summary: Summary,
     pub against: String,
 }
 
-/// Returns `None` if it was not measured.
+/// Returns `None` if one of the figures was not measured.
 pub(crate) fn found(
     declaration: &Declaration,
     target: &Target,
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn best_of_several_is_the_one_with_the_highest_median_and_pairs_stay_pairs() {
-        // Both medians are 100, and the later of equals is taken; against itself every round's ratio is 1.
+        // Both medians are 100, and the later of two equal variants is taken. Compared with itself, every ratio is 1.
         let itself = of(Yardstick::BestOf(vec!["none-posix-aio-1".into()])).unwrap();
         assert_eq!((itself.summary.low, itself.summary.high), (1.0, 1.0));
         let bare = of(Yardstick::BestOf(vec!["bare".into(), "none-posix-aio-4".into()])).unwrap();
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn best_within_a_limit_is_the_best_of_those_that_keep_it() {
-        // Both have a median of 100: "bare" of 98 to 102, the other of 90 to 110.
+        // Both have a median of 100. The interval of "bare" is 98 to 102, that of the other 90 to 110.
         let within = |at_most| of(Yardstick::BestWithin { column: "bandwidth".into(), at_most });
         assert_eq!(within(100.0).unwrap().against, " of cache=none, posix-aio, no pool");
         assert!(within(99.0).is_none());

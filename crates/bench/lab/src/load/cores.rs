@@ -18,12 +18,12 @@ pub(crate) fn all() -> &'static [usize] {
     })
 }
 
-/// Pins the calling thread to the core number `place`, round robin; false if the kernel refused.
+/// Pins the calling thread to core number `place`, counted round robin; false if the kernel refused.
 pub(crate) fn pin_this_thread(place: usize) -> bool {
     pin(None, place)
 }
 
-/// Does the same with another process of one thread.
+/// Pins another process, which must have one thread, in the same way.
 pub(crate) fn pin_process(process: u32, place: usize) -> bool {
     let id = i32::try_from(process).ok().and_then(Pid::from_raw);
     id.is_some_and(|id| pin(Some(id), place))
@@ -39,13 +39,14 @@ fn set(places: impl IntoIterator<Item = usize>) -> CpuSet {
     set
 }
 
-/// The core number `place`, round robin.
+/// Index of core number `place`, counted round robin.
 pub(crate) fn at(place: usize) -> usize {
     let cores = all();
     cores[place % cores.len()]
 }
 
-/// Runs `what` with the calling thread bound to the first `count` cores: processes that it starts stay there.
+/// Runs `what` with the calling thread bound to the first `count` cores. Processes started by `what` stay on these
+/// cores.
 pub(crate) fn on_the_first<T>(count: usize, what: impl FnOnce() -> T) -> T {
     let before = sched_getaffinity(None);
     // Errors are ignored: placement is best effort, and the figures show the result.

@@ -6,7 +6,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 use rustix::time::{ClockId, clock_gettime};
 
-/// CPU time of all threads in ns, including the kernel's threads for io_uring.
+/// CPU time of all threads in ns, including kernel threads for io_uring.
 pub(crate) fn process_ns() -> u64 {
     read(ClockId::ProcessCPUTime)
 }
@@ -21,7 +21,7 @@ fn read(clock: ClockId) -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// The result of `getrusage`: the columns that fio prints.
+/// The result of `getrusage`, as far as fio prints it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub user: Duration,

@@ -1,7 +1,7 @@
-//! Loads: a test file, and the ways to write to it: through a virtqueue, directly through an engine, or by fio.
+//! Loads: a test file, and the ways to write to it (through a virtqueue, directly through an engine, or by fio).
 //!
-//! - Every load writes the same kind of requests to the same file, keeps the same number in flight, and first runs for
-//!   an uncounted [`WARM_UP`].
+//! - Every load sends the same kind of requests to the same file, keeps the same number of them in flight, and starts
+//!   with an uncounted [`WARM_UP`].
 //!
 //! See also: which variant uses which load (`experiments/`).
 
@@ -44,7 +44,7 @@ pub(crate) enum Pattern {
     Sequential,
 }
 
-/// One job.
+/// A job that writes to a test file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     pub pattern: Pattern,
@@ -57,7 +57,7 @@ pub(crate) struct Job {
     pub seed: u64,
 }
 
-/// Random requests of jobs that run at the same time, reads or writes.
+/// Jobs that run at the same time and send random requests, either reads or writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockJob {
     pub writes: bool,
@@ -117,17 +117,17 @@ impl Sectors {
 pub(crate) struct Measured {
     pub requests: u64,
     pub seconds: f64,
-    /// Mean, from start to acceptance, where the kernel accepts requests.
+    /// Mean time from the start of a submission until the kernel accepts it, for loads that can measure it.
     pub submit_us: Option<f64>,
-    /// Mean, in the thread that sends.
+    /// Mean time of a submission in the sending thread.
     pub client_submit_us: Option<f64>,
-    /// Mean, from sending to completion.
+    /// Mean time from sending to completion.
     pub complete_ms: Option<f64>,
     /// CPU time of everything but the client.
     pub cpu_us_per_io: Option<f64>,
 }
 
-/// In nanoseconds; 584 years fit.
+/// The duration in nanoseconds; `u64` holds 584 years.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,7 +1,7 @@
 //! Other processes that keep every core busy, next to the threads under test.
 //!
-//! - Each core has one shell that counts. The shell checks periodically whether this process still exists, and ends if
-//!   it does not. Dropping this value ends them.
+//! - Each core has a shell that counts in a loop. The shell checks periodically whether this process still exists, and
+//!   ends if it does not. Dropping [`Neighbours`] ends the shells.
 
 use std::process::{Child, Command, Stdio};
 
@@ -17,7 +17,7 @@ const BUSY: &str =
 pub(crate) struct Neighbours(Vec<Child>);
 
 impl Neighbours {
-    /// Starts `per_core` on each core.
+    /// Starts `per_core` processes on each core.
     pub fn start(per_core: usize) -> Result<Self, SampleError> {
         let mut all = Self(Vec::new());
         for place in 0..cores::all().len() * per_core {

@@ -11,7 +11,7 @@ use crate::experiment::SampleError;
 
 const BATCH: u64 = 16;
 
-/// Pins each thread to its own core, or leaves the placement to the scheduler.
+/// Measures it with each thread pinned to its own core, or placed by the scheduler.
 pub(crate) fn measure(seconds: f64, pinned: bool) -> Result<Figures, SampleError> {
     let broken = |error: io::Error| SampleError::because("waking a thread", &error);
     let make = || eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from).map_err(broken);
@@ -35,7 +35,8 @@ pub(crate) fn measure(seconds: f64, pinned: bool) -> Result<Figures, SampleError
     ]))
 }
 
-/// The counter adds this value to its own, so the reader always sees it.
+/// Written to an eventfd to end the other thread. The eventfd's counter adds values, so the reader always notices this
+/// one.
 const END: u64 = 1 << 32;
 
 /// Returns the number of wakes, two for each round trip, and the time they took.

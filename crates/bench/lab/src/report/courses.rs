@@ -1,9 +1,9 @@
-//! Drawings over all workloads: a column's figures against a number of the workloads, one line per variant.
+//! Drawings over all workloads: a column's figures against a parameter of the workloads, one line per variant.
 //!
-//! `workloads with that number → points (median, interval) → lines in one panel, their names next to it`
+//! `workloads with that parameter → points (median, interval) → lines in one panel, their names next to it`
 //!
-//! - The horizontal axis has powers of two. The vertical one has powers of ten or starts at zero. Points are placed by
-//!   their logarithms.
+//! - The horizontal axis has powers of two. The vertical axis has powers of ten, or starts at zero. On logarithmic
+//!   axes, points are placed by their logarithms.
 
 use std::ops::Range;
 
@@ -21,7 +21,8 @@ const HEIGHT_PX: u32 = 540;
 /// Width of the lines' names.
 const NAMES_PX: u32 = 230;
 const NAME_PX: i32 = 26;
-/// Distinguishable for the colour-blind (Okabe and Ito 2008). Further lines reuse them, dashed and hollow.
+/// Colours that are distinguishable for the colour-blind (Okabe and Ito 2008). Further lines reuse these colours,
+/// dashed and with hollow markers.
 const COLORS: [RGBColor; 7] = [
     RGBColor(0xd5, 0x5e, 0x00),
     RGBColor(0x00, 0x72, 0xb2),
@@ -32,12 +33,12 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(0x70, 0x70, 0x70),
 ];
 
-/// One variant.
+/// The line of one variant.
 struct Line<'r> {
     label: &'r str,
     color: RGBColor,
     is_dashed: bool,
-    /// By the horizontal number; positions in the drawing.
+    /// The points by their horizontal positions in the drawing.
     points: Vec<(f64, Summary)>,
 }
 
@@ -47,7 +48,7 @@ pub(super) fn all(result: &RunResult) -> Result<Vec<(String, String)>, LabError>
     courses.map(|courses| Ok((format!("{}.svg", courses.id), svg(result, courses)?))).collect()
 }
 
-/// One drawing.
+/// Draws one of the declaration's courses.
 pub(super) fn svg(result: &RunResult, courses: &Courses) -> Result<String, LabError> {
     text(&format!("{}.svg", courses.id), |text| draw(text, result, courses))
 }
@@ -102,21 +103,21 @@ fn placed(found: Summary, scale: Scale) -> Option<Summary> {
         Scale::Linear => Some(found),
         Scale::Log if median <= 0.0 => None,
         Scale::Log => {
-            // An interval that reaches zero or below ends a power of ten below the median.
+            // If the interval reaches zero, it is drawn to a power of ten below the median.
             let low = if low > 0.0 { low } else { median / 10.0 };
             Some(Summary { median: median.log10(), low: low.log10(), high: high.log10(), ..found })
         }
     }
 }
 
-/// The logarithms of all horizontal numbers, and a range with a margin.
+/// The logarithms of all horizontal values, and their range with a margin.
 fn across(lines: &[Line<'_>]) -> (Range<f64>, Vec<f64>) {
     let values = positions(lines.iter().flat_map(|line| &line.points));
     let (low, high) = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(1.0));
     (low - 0.3..high + 0.3, values)
 }
 
-/// Covers all medians, and the nearby parts of the intervals.
+/// The vertical range: it covers all medians, and the nearby parts of the intervals.
 fn up(lines: &[Line<'_>], scale: Scale) -> Range<f64> {
     let medians = || lines.iter().flat_map(|line| line.points.iter().map(|(_, found)| found.median));
     let (low, high) = (medians().fold(f64::INFINITY, f64::min), medians().fold(f64::NEG_INFINITY, f64::max));
@@ -157,7 +158,7 @@ fn axes<'a, 's>(
     Ok(chart)
 }
 
-/// Bottom: at the measured numbers. Left: at round numbers.
+/// Draws the ticks: at the measured values on the horizontal axis, at round numbers on the vertical axis.
 fn ticks(
     area: &Area<'_>,
     chart: &mut Chart<'_, '_>,
@@ -181,7 +182,7 @@ fn ticks(
     Ok(())
 }
 
-/// Labels with their positions.
+/// Labels of the vertical axis, with their positions.
 fn round_numbers(up: &Range<f64>, scale: Scale) -> Vec<(String, f64)> {
     let inside = |(_, y): &(String, f64)| up.contains(y);
     match scale {
@@ -195,7 +196,7 @@ fn round_numbers(up: &Range<f64>, scale: Scale) -> Vec<(String, f64)> {
         }
         Scale::Linear => {
             let step = step(up.end - up.start);
-            #[allow(clippy::cast_possible_truncation)] // about ten of them
+            #[allow(clippy::cast_possible_truncation)] // about ten labels
             let places = (up.start / step).ceil() as i64..=(up.end / step).floor() as i64;
             #[allow(clippy::cast_precision_loss)]
             let all = places.map(|place| place as f64 * step);
@@ -204,7 +205,7 @@ fn round_numbers(up: &Range<f64>, scale: Scale) -> Vec<(String, f64)> {
     }
 }
 
-/// A step such that five to ten of them make `width`.
+/// A round step that fits into `width` five to ten times.
 fn step(width: f64) -> f64 {
     let power = 10_f64.powf((width / 5.0).log10().floor());
     let most = width / 5.0 / power;
@@ -218,13 +219,13 @@ fn step(width: f64) -> f64 {
         }
 }
 
-/// Uses as few digits as possible.
+/// Formats a number with as few digits as possible.
 fn number(value: f64) -> String {
     let text = format!("{value:.5}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Shifts each line slightly: intervals at the same position would cover each other.
+/// The horizontal shift of a line: without it, intervals at the same position would cover each other.
 fn aside(place: usize, of: usize) -> f64 {
     let (place, of) = (u32::try_from(place).unwrap_or(0), u32::try_from(of).unwrap_or(1));
     (f64::from(place) - f64::from(of.saturating_sub(1)) / 2.0) * 0.022
@@ -251,7 +252,7 @@ fn dot(line: &Line<'_>) -> ShapeStyle {
     if line.is_dashed { line.color.stroke_width(2) } else { line.color.filled() }
 }
 
-/// The names of all lines, one below the other, in the order of the tables.
+/// The names of all lines, one below another, in the order of the tables.
 fn legend(area: &Area<'_>, lines: &[Line<'_>]) -> Drawn {
     let measured = lines.iter().filter(|line| !line.points.is_empty());
     for (place, line) in measured.enumerate() {

@@ -1,7 +1,7 @@
-//! Drawings over all workloads: the ratio to the baseline against a number, a panel per variant, a line per
-//! other number.
+//! Drawings over all workloads: the ratio to the baseline against one parameter, with a panel per variant and a line
+//! per value of a second parameter.
 //!
-//! `workloads with both numbers → points (median, interval) → panels side by side, one scale for all`
+//! `workloads with both parameters → points (median, interval) → panels side by side, one scale for all`
 
 use std::ops::Range;
 
@@ -18,13 +18,13 @@ const PANEL_PX: u32 = 400;
 const HEIGHT_PX: u32 = 400;
 /// Height of the title and the legend.
 const HEAD_PX: u32 = 66;
-/// Width of the vertical axis; the first panel's also has its name.
+/// Width of the vertical axis; in the first panel, with the axis's name.
 const SCALE_PX: u32 = 58;
 /// Upper limit of the scale. A disturbed lock may be a hundred times slower, which would flatten all other curves.
 const MOST: f64 = 400.0;
-/// Intervals are shown at least this far beyond the medians, in %.
+/// The scale shows intervals at least up to this distance from the medians, in %.
 const LEAST_REACH: f64 = 5.0;
-/// Distinguishable for the colour-blind (Okabe and Ito 2008).
+/// Colours that are distinguishable for the colour-blind (Okabe and Ito 2008).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
@@ -34,11 +34,11 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(0x8a, 0x6d, 0x00),
 ];
 
-/// One value of the lines' axis.
+/// One line: a value of the second parameter.
 struct Line {
     value: f64,
     color: RGBColor,
-    /// By the horizontal value.
+    /// The points by their horizontal values.
     points: Vec<(f64, Summary)>,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn all(result: &RunResult) -> Result<Vec<(String, String)>, LabError>
     curves.map(|curves| Ok((format!("{}.svg", curves.id), svg(result, curves)?))).collect()
 }
 
-/// One drawing.
+/// Draws one of the declaration's curves.
 pub(super) fn svg(result: &RunResult, curves: &Curves) -> Result<String, LabError> {
     text(&format!("{}.svg", curves.id), |text| draw(text, result, curves))
 }
@@ -104,7 +104,7 @@ fn lines(result: &RunResult, curves: &Curves, variant: &str) -> Vec<Line> {
     lines
 }
 
-/// All horizontal values, and a range with a margin.
+/// All horizontal values, and their range with a margin.
 fn across<'l>(lines: impl Iterator<Item = &'l Line>) -> (Range<f64>, Vec<f64>) {
     let values = positions(lines.flat_map(|line| &line.points));
     let (low, high) = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(1.0));
@@ -112,8 +112,8 @@ fn across<'l>(lines: impl Iterator<Item = &'l Line>) -> (Range<f64>, Vec<f64>) {
     (low - room..high + room, values)
 }
 
-/// Covers all medians up to [`MOST`], "no difference", and the intervals, unless these are much larger than both: one
-/// disturbed round must not flatten all other curves.
+/// The vertical range. It covers "no difference", all medians up to [`MOST`], and the intervals unless they reach much
+/// further: one disturbed round must not flatten all other curves.
 fn up<'l>(lines: impl Iterator<Item = &'l Line>) -> Range<f64> {
     let around = |(low, high): (f64, f64), value: f64| (low.min(value), high.max(value));
     let found: Vec<_> = lines.flat_map(|line| line.points.iter().map(|(_, found)| *found)).collect();
@@ -188,7 +188,7 @@ fn panel(
         .try_for_each(|(place, line)| draw_line(&mut chart, (&x.0, y), line, place, lines.len()))
 }
 
-/// Shifts each line slightly: whiskers at the same position would cover each other.
+/// Draws a line, shifted slightly: otherwise whiskers at the same position would cover each other.
 fn draw_line(
     chart: &mut Chart<'_, '_>,
     (x, y): (&Range<f64>, &Range<f64>),

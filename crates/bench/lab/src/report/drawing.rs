@@ -17,7 +17,7 @@ pub(super) type Chart<'a, 's, X = RangedCoordf64> =
     ChartContext<'a, SVGBackend<'s>, Cartesian2d<X, RangedCoordf64>>;
 pub(super) type Drawn<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// The drawing as text. `name` is the file's, for the error.
+/// Draws, and returns the file's text. `name` is the file's name, for the error.
 pub(super) fn text(name: &str, draw: impl FnOnce(&mut String) -> Drawn) -> Result<String, LabError> {
     let mut text = String::new();
     let failed = |error: Box<dyn std::error::Error>| LabError::Plot {
@@ -28,7 +28,7 @@ pub(super) fn text(name: &str, draw: impl FnOnce(&mut String) -> Drawn) -> Resul
     Ok(text)
 }
 
-/// Letters beside their anchor, vertically centred on it.
+/// Style of text beside its anchor, vertically centred on it.
 pub(super) fn letters(size: u32, color: RGBColor, side: HPos) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&color).pos(Pos::new(side, VPos::Center))
 }

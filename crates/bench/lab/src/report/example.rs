@@ -7,7 +7,7 @@ use crate::result::{Collected, FORMAT, RunResult, cells};
 use crate::stats::Summary;
 use crate::verdict::judge;
 
-/// Three rounds of the first workload of `aio`; one variant lacks a sample and one is missing.
+/// A result with three rounds of the first workload of `aio`. One variant lacks a sample, and one is not available.
 pub(crate) fn result() -> RunResult {
     let mut declaration = experiments::find("aio").expect("there").declaration;
     declaration.workloads = vec![Workload::new("disk-randwrite", "random <writes> & more")];
@@ -51,8 +51,8 @@ pub(crate) fn result() -> RunResult {
     }
 }
 
-/// The same, with a second workload and a map of two by two cells over both. `none-posix-aio-1` has figures in two of
-/// them: 1.01 at row 1 and column 20, and 2.5 at row 4 and column 0; `none-posix-aio-4` has none.
+/// [`result`] with a second workload, and a map of two by two cells over both workloads. `none-posix-aio-1` has figures
+/// in two cells: 1.01 at row 1 and column 20, and 2.5 at row 4 and column 0; `none-posix-aio-4` has none.
 pub(crate) fn with_map() -> (RunResult, Map) {
     let mut result = result();
     let placed = |id: &str, down, across| Workload::new(id, id).at("per-core", down).at("pauses", across);

@@ -1,6 +1,6 @@
 //! The report: one self-contained HTML page over all results in a folder.
 //!
-//! `results → section per experiment: verdicts, published figures, tables, plots, differences, how, machine`
+//! `results → section per experiment: verdicts, published figures, tables, plots, differences, methods, machine`
 //!
 //! - All text from a result file is escaped, because people exchange these files.
 
@@ -30,7 +30,7 @@ code { background: #f3f3f3; padding: .1rem .3rem; overflow-wrap: anywhere }
 dt { font-weight: 600; margin-top: .5rem } dd { margin-left: 1.2rem }
 ";
 
-/// The whole page.
+/// Makes the whole page.
 pub(super) fn page(results: &[RunResult]) -> Result<String, LabError> {
     let mut page = String::from("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
@@ -85,7 +85,7 @@ fn section(page: &mut String, result: &RunResult) -> Result<(), LabError> {
     Ok(())
 }
 
-/// The workload's table and plots, folded if a map shows the workload.
+/// Writes the workload's table and plots, folded if a map shows the workload.
 fn workload(page: &mut String, result: &RunResult, workload: &Workload) -> Result<(), LabError> {
     let experiment = &result.experiment;
     let is_folded = experiment.maps_show(workload);
@@ -124,7 +124,7 @@ fn verdicts(page: &mut String, result: &RunResult) {
     }
 }
 
-/// The published table, with this run's figure below each published one.
+/// Writes the published table, with this run's figure below each published one.
 fn published(page: &mut String, result: &RunResult) {
     let published = &result.experiment.published;
     let caption = escape(&published.caption);
@@ -146,10 +146,10 @@ fn published(page: &mut String, result: &RunResult) {
     let source = &result.experiment.source;
     let (title, year, setup) = (escape(&source.title), source.year, escape(&source.setup));
     let _ = writeln!(page, "</table>\n<p>Published in: {title}, {year}. Set-up: {setup}.</p>");
-    let _ = writeln!(page, "<p>What it says: {}</p>", escape(&published.conclusion));
+    let _ = writeln!(page, "<p>Its conclusion: {}</p>", escape(&published.conclusion));
 }
 
-/// The median; for a ratio also its interval.
+/// The median of this run's figure; for a ratio, also its interval.
 fn measured_counterpart(result: &RunResult, row: &PublishedRow, column: &PublishedColumn) -> String {
     let cell = result.cell(&column.workload, &row.variant);
     if let Some(cell) = cell.filter(|_| column.is_ratio) {
@@ -201,14 +201,14 @@ fn measured_row(page: &mut String, result: &RunResult, cell: &CellResult) {
     page.push_str("</tr>\n");
 }
 
-/// `text`: median, line break, interval.
+/// Writes a table cell. `text` is the median and the interval, separated by a line break.
 fn figure(page: &mut String, text: &str) {
     let (median, interval) = text.split_once('\n').unwrap_or((text, ""));
     let _ = write!(page, "<td>{}<span class=\"interval\">{}</span></td>", escape(median), escape(interval));
 }
 
 fn differences(page: &mut String, result: &RunResult) {
-    page.push_str("<h3>What differs from the original, and why</h3>\n<table class=\"words\">\n");
+    page.push_str("<h3>Differences from the original, and their reasons</h3>\n<table class=\"words\">\n");
     page.push_str("<tr><th>there</th><th>here</th><th>why</th></tr>\n");
     for difference in &result.experiment.differences {
         let words = [&difference.original, &difference.here, &difference.why].map(|word| escape(word));
@@ -243,7 +243,7 @@ fn machine(page: &mut String, result: &RunResult) {
         let _ = writeln!(page, "<li>{label}: {path} ({kind})</li>");
     }
     let (rounds, seconds, mib) = (effort.rounds, effort.seconds, effort.file_bytes >> 20);
-    let _ = writeln!(page, "<li>{rounds} rounds of {seconds} s each, a test file of {mib} MiB</li>");
+    let _ = writeln!(page, "<li>{rounds} rounds of {seconds} s each, test files of {mib} MiB</li>");
     result.notes.iter().for_each(|note| _ = writeln!(page, "<li>{}</li>", escape(note)));
     let (program, date) = (escape(&result.program), escape(&result.date));
     let _ = writeln!(page, "<li>{program}, {date}; every sample is in {name}/result.json</li>\n</ul>");
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn ratio_is_the_median_of_the_pairs_not_of_the_medians() {
-        // Rounds: 90/100, none, 110/98.
+        // The rounds are 90/100, none, 110/98.
         let page = page(&[example::result()]).unwrap();
         assert!(page.contains("<td>101.1<span class=\"interval\">90.0–112.2</span></td>"), "{page}");
     }

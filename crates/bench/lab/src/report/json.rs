@@ -6,15 +6,15 @@ use std::path::Path;
 use crate::error::LabError;
 use crate::result::RunResult;
 
-/// In the experiment's folder.
+/// Name of the file in the experiment's folder.
 pub(super) const FILE: &str = "result.json";
 
 pub(super) fn to_text(result: &RunResult) -> String {
-    // Fails only for maps whose keys are not strings; there are none.
+    // Fails only for maps whose keys are not strings, and a result has no such maps.
     serde_json::to_string_pretty(result).unwrap_or_default() + "\n"
 }
 
-/// All results in the subfolders of `folder`, by name.
+/// All results in the subfolders of `folder`, sorted by name.
 pub(super) fn read_all(folder: &Path) -> Result<Vec<RunResult>, LabError> {
     let failed = |source| LabError::output(folder, source);
     let mut results = Vec::new();

@@ -1,8 +1,8 @@
-//! Drawings over all workloads: the ratio to the baseline by two numbers, a grid per variant and layer.
+//! Drawings over all workloads: the ratio to the baseline by two parameters, one grid per variant and layer.
 //!
-//! `Grid per layer and variant → cells (colour and figure) → grids side by side, layers one below the other`
+//! `Grid per layer and variant → cells (colour and figure) → grids side by side, layers one below another`
 //!
-//! - White is a ratio of 1. The colours are on a logarithmic scale: half and twice are equally strong.
+//! - White is a ratio of 1. The colours are on a logarithmic scale: half and double are equally strong.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -18,22 +18,22 @@ const CELL_HEIGHT_PX: i32 = 26;
 /// Height of the title, the explanation and the scale.
 const HEAD_PX: i32 = 128;
 const MARGIN_PX: i32 = 14;
-/// Width of the rows' values, left of each grid.
+/// Width of the row values, left of each grid.
 const VALUES_PX: i32 = 46;
 /// Height of a layer's name and the variants' names, above the grids.
 const NAMES_PX: i32 = 46;
-/// Height of the columns' values and the gap below them.
+/// Height of the column values and the gap below them.
 const BELOW_PX: i32 = 40;
-/// Colours for less and more than the baseline. Distinguishable for the colour-blind (Okabe and Ito 2008).
+/// Colours for ratios below and above 1. Distinguishable for the colour-blind (Okabe and Ito 2008).
 const LESS: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
 const MORE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
-/// A cell without a ratio.
+/// Colour of a cell without a ratio.
 const ABSENT: RGBColor = RGBColor(0xf0, 0xf0, 0xf0);
-/// The ratio that has the strongest colour; so has its reciprocal.
+/// This ratio and its reciprocal have the strongest colours.
 const STRONGEST: f64 = 2.0;
-/// Share of that colour in the strongest one. The rest is white, so that dark figures stay readable.
+/// Share of the pure colour in the strongest one. The rest is white, so that dark figures remain readable.
 const MOST_MIXED: f64 = 0.75;
-/// The ratios that explain the colours.
+/// The legend's ratios, which explain the colours.
 const SCALE: [(f64, &str); 7] =
     [(0.5, "≤ 0.5"), (0.7, "0.7"), (0.85, "0.85"), (1.0, "1"), (1.2, "1.2"), (1.4, "1.4"), (2.0, "≥ 2")];
 
@@ -43,7 +43,7 @@ pub(super) fn all(result: &RunResult) -> Result<Vec<(String, String)>, LabError>
     maps.map(|map| Ok((format!("{}.svg", map.id), svg(result, map)?))).collect()
 }
 
-/// One drawing.
+/// Draws one of the declaration's maps.
 pub(super) fn svg(result: &RunResult, map: &Map) -> Result<String, LabError> {
     text(&format!("{}.svg", map.id), |text| draw(text, result, map))
 }
@@ -59,7 +59,7 @@ fn draw(text: &mut String, result: &RunResult, map: &Map) -> Drawn {
         let rows = grids.iter().map(|grid| grid.down.len()).max().unwrap_or(0);
         NAMES_PX + CELL_HEIGHT_PX * number(rows) + BELOW_PX
     };
-    // The head needs this width whatever the grids need.
+    // The head needs this width even if the grids are narrower.
     let width_px = (MARGIN_PX + grid_width_px * number(map.variants.len())).max(720);
     let all_px = HEAD_PX + layers.iter().map(|(_, grids)| height_px(grids)).sum::<i32>();
     let area =
@@ -82,7 +82,7 @@ fn draw(text: &mut String, result: &RunResult, map: &Map) -> Drawn {
     Ok(())
 }
 
-/// The title, what the cells are, and the scale of colours.
+/// Draws the title, an explanation of the cells, and the scale of colours.
 fn head(area: &Area<'_>, result: &RunResult, map: &Map) -> Drawn {
     let line = |text: String, y_px, size| {
         area.draw(&Text::new(text, (MARGIN_PX, y_px), letters(size, INK, HPos::Left)))
@@ -98,7 +98,8 @@ fn head(area: &Area<'_>, result: &RunResult, map: &Map) -> Drawn {
     Ok(())
 }
 
-/// `x_px`, `y_px`: the upper left corner of the cells. The values are left of them and below them.
+/// Draws a grid. `x_px` and `y_px` are the upper left corner of its cells; the row and column values are to the left of
+/// and below the cells.
 fn draw_grid(area: &Area<'_>, grid: &Grid, (x_px, y_px): (i32, i32)) -> Drawn {
     let mut down_px = y_px;
     for (value, row) in grid.down.iter().zip(&grid.ratios) {

@@ -35,7 +35,7 @@ use tempfile::TempDir;
 use crate::error::LabError;
 use crate::result::RunResult;
 
-/// The folder for results, with a subfolder for temporary files that is removed when this is dropped.
+/// The folder for results, with a subfolder for temporary files that is removed when this value is dropped.
 #[derive(Debug)]
 pub struct Output {
     folder: PathBuf,
@@ -86,7 +86,7 @@ impl Drop for Output {
 /// Writes all files of `result`, and the report over all results in `folder`. Returns the report's path.
 ///
 /// # Errors
-/// [`LabError`], with the file.
+/// [`LabError`], which names the file.
 pub fn write_all(folder: &Path, result: &RunResult) -> Result<PathBuf, LabError> {
     let own = folder.join(&result.experiment.name);
     fs::create_dir_all(&own).map_err(|source| LabError::output(&own, source))?;

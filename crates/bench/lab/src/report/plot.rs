@@ -1,4 +1,4 @@
-//! Drawings per workload: one row per variant with a bar or a point, whiskers for the interval, the figure.
+//! Drawings per workload: one row per variant, with a bar or a point, whiskers for the interval, and the figure.
 
 use std::ops::Range;
 
@@ -24,12 +24,12 @@ const FAINT: RGBColor = RGBColor(0x88, 0x88, 0x88);
 const BASELINE: RGBColor = RGBColor(0x9a, 0xa5, 0xb1);
 const BAR: RGBColor = RGBColor(0x3b, 0x7d, 0xb8);
 
-/// One variant.
+/// The row of one variant.
 struct Row<'r> {
     label: &'r str,
     summary: Option<Summary>,
     is_baseline: bool,
-    /// The report writes this row's figure with a sign.
+    /// Whether the figure is written with a sign.
     is_gain: bool,
 }
 
@@ -45,7 +45,7 @@ fn name(workload: &Workload, plot: &Plot) -> String {
     format!("{}-{}.svg", workload.id, plot.id)
 }
 
-/// One drawing.
+/// Draws a plot of one workload.
 pub(super) fn svg(result: &RunResult, workload: &Workload, plot: &Plot) -> Result<String, LabError> {
     let rows: Vec<_> = result.cells_of(&workload.id).map(|cell| row(result, cell, plot)).collect();
     let title = format!("{}: {}", plot.title, workload.label);
@@ -83,7 +83,7 @@ fn axis_title(result: &RunResult, plot: &Plot) -> String {
     column.map_or_else(|| id.clone(), |column| format!("{}, {}", column.title, column.unit))
 }
 
-/// `even`: the value of a ratio that means "no difference".
+/// `even` is the value of a ratio that means "no difference".
 fn draw(
     text: &mut String,
     (title, axis): (&str, &str),
@@ -122,7 +122,7 @@ fn draw(
     Ok(())
 }
 
-/// Leaves room for the figures on the right, and on the left only if there are losses.
+/// The horizontal range. It leaves room for the figures on the right, and on the left only if there are losses.
 fn with_zero(rows: &[Row<'_>]) -> Range<f64> {
     let present = || rows.iter().filter_map(|row| row.summary);
     let lowest = present().map(|summary| summary.low).fold(0.0, f64::min);
@@ -162,7 +162,7 @@ where
     Ok(())
 }
 
-/// Uses as few digits as possible.
+/// Formats a number with as few digits as possible.
 fn short(value: f64) -> String {
     let digits = if value == 0.0 || value.abs() >= 100.0 { 0 } else { 4 };
     let text = format!("{value:.digits$}");
@@ -211,7 +211,7 @@ fn whiskers<X: Ranged<ValueType = f64>>(chart: &mut Chart<'_, '_, X>, rows: &[Ro
     Ok(())
 }
 
-/// Names at the left; the median at the right of the whisker, where there is room.
+/// Writes the names on the left, and each median to the right of its whisker, where there is room.
 fn figures<X>(area: &Area<'_>, chart: &Chart<'_, '_, X>, rows: &[Row<'_>]) -> Drawn
 where
     X: Ranged<ValueType = f64>,
@@ -219,7 +219,7 @@ where
     let (left_px, _) = chart.plotting_area().get_pixel_range();
     for (place, row) in rows.iter().enumerate() {
         let y = middle(rows, place);
-        // Next to the bar; for a loss, on the other side of zero.
+        // The figure is next to the bar; for a loss, it is on the other side of zero.
         let at = row.summary.map_or(f64::MIN_POSITIVE, |summary| summary.high.max(f64::MIN_POSITIVE));
         let (x_px, y_px) = chart.backend_coord(&(at, y));
         let name = letters(14, INK, HPos::Right);
@@ -234,7 +234,7 @@ where
     Ok(())
 }
 
-/// Three digits, or all digits before the decimal point.
+/// Formats a number with three digits, or with all digits before the decimal point if there are more.
 fn significant(value: f64) -> String {
     let decimals = match value.abs() {
         size if size >= 100.0 => 0,

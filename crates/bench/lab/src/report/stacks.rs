@@ -1,4 +1,4 @@
-//! Drawings of a figure's parts: per workload, one bar per variant, a coloured part per column, and the sum.
+//! Drawings of a figure's parts: one per workload, with a bar per variant, a coloured part per column, and the sum.
 //!
 //! The parts' medians are stacked. Their sum need not equal the median of the sums.
 
@@ -20,7 +20,7 @@ const LABELS_PX: u32 = 275;
 const HALF_BAR: f64 = 0.3;
 /// Approximate width of a letter at font size 13.
 const LETTER_PX: i32 = 7;
-/// Distinguishable for the colour-blind (Okabe and Ito 2008).
+/// Colours that are distinguishable for the colour-blind (Okabe and Ito 2008).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xe6, 0x9f, 0x00),
@@ -30,10 +30,10 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(0x80, 0x80, 0x80),
 ];
 
-/// One variant.
+/// The bar of one variant.
 struct Row<'r> {
     label: &'r str,
-    /// Medians; empty if it was not measured.
+    /// Medians of the parts; empty if the variant was not measured.
     parts: Vec<f64>,
 }
 
@@ -55,7 +55,7 @@ fn name(workload: &Workload, stack: &Stack) -> String {
     format!("{}-{}.svg", workload.id, stack.id)
 }
 
-/// One drawing.
+/// Draws a stack of one workload.
 pub(super) fn svg(result: &RunResult, workload: &Workload, stack: &Stack) -> Result<String, LabError> {
     let rows = rows(result, workload, stack);
     text(&name(workload, stack), |text| draw(text, result, workload, stack, &rows))
@@ -115,7 +115,7 @@ fn colors() -> impl Iterator<Item = RGBColor> {
     COLORS.into_iter().cycle()
 }
 
-/// The title, and below it each part's colour and name.
+/// Draws the title, and below it each part's colour and name.
 fn head(area: &Area<'_>, title: &str, names: &[&str]) -> Drawn {
     let style = |size| letters(size, INK, HPos::Left);
     area.draw(&Text::new(title.to_owned(), (14, 22), style(17)))?;
@@ -144,7 +144,7 @@ fn axes(chart: &mut Chart<'_, '_>, title: &str) -> Drawn {
     Ok(())
 }
 
-/// The stacked parts, with the name at the left and the sum at the right.
+/// Draws the stacked parts, with the name on the left and the sum on the right.
 fn draw_row(area: &Area<'_>, chart: &mut Chart<'_, '_>, y: f64, row: &Row<'_>) -> Drawn {
     let mut end = 0.0;
     for (part, color) in row.parts.iter().zip(colors()) {

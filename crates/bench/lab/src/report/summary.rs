@@ -1,13 +1,14 @@
-//! `summary.json`: a run's medians and intervals, without samples. Small enough to keep next to the code.
+//! `summary.json`: a run's medians and intervals, without samples, so the file is small enough to be kept next to the
+//! code.
 //!
-//! - Figures have four significant digits. Each cell is one line, so that the diff of two runs is readable.
+//! - Figures have four significant digits. Each cell is one line, so that a diff of two runs is readable.
 
 use serde_json::{Value, json};
 
 use crate::result::{CellResult, RunResult};
 use crate::stats::Summary;
 
-/// In the experiment's folder.
+/// Name of the file in the experiment's folder.
 pub(super) const FILE: &str = "summary.json";
 
 pub(super) fn to_text(result: &RunResult) -> String {
@@ -67,7 +68,7 @@ fn rounded(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
 
-/// An array with one element per line.
+/// Formats an array with one element per line.
 fn lines(elements: impl Iterator<Item = Value>) -> String {
     let lines: Vec<String> = elements.map(|element| element.to_string()).collect();
     format!("[\n{}\n]", lines.join(",\n"))

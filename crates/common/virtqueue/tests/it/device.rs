@@ -1,5 +1,5 @@
-//! The device half against a driver that may break any rule: which chains it takes, which it refuses, and
-//! how.
+//! The device half against a driver that may break any rule: which chains the device takes, which it refuses, and how
+//! it reports that.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use guest_mem::{AccessError, GuestAddress, GuestMemory, MemoryView};

@@ -1,12 +1,12 @@
-//! The device half compared with the `virtio-queue` crate over the same bytes: well-formed and malformed
+//! The device half compared with the `virtio-queue` crate (the oracle) on the same bytes: well-formed and malformed
 //! rings.
 //!
-//! Where we take a chain, the oracle yields the same buffers. Where only one of the two takes it:
+//! If we take a chain, the oracle yields the same buffers. Chains that only one of the two takes:
 //!
-//! - we refuse it and the oracle walks on: a readable descriptor after a writable one; a table without the
-//!   feature; INDIRECT with NEXT; a table larger than the queue; direct and indirect descriptors that
-//!   together exceed the queue size; a head outside the table (the oracle yields an empty chain);
-//! - the oracle stops and we take it: chains of more than 2^32 bytes (our sums are 64 bits wide, and the
+//! - we refuse the chain and the oracle continues: a readable descriptor after a writable one; a table without the
+//!   feature; INDIRECT with NEXT; a table larger than the queue; direct and indirect descriptors that together exceed
+//!   the queue size; a head outside the table (the oracle yields an empty chain);
+//! - the oracle stops and we take the chain: chains of more than 2^32 bytes (our sums are 64 bits wide, and the
 //!   capacity check refuses such a chain).
 #![cfg(not(miri))] // the oracle maps the files itself
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
@@ -60,9 +60,9 @@ fn oracle(queue_size: u16, position: u16, event_idx: bool) -> Queue {
 /// What the oracle reads from a chain.
 #[derive(Debug)]
 struct Walked {
-    /// Address, length, writable.
+    /// Address, length, and whether the descriptor is writable.
     descriptors: Vec<(u64, u32, bool)>,
-    /// The last descriptor had no next: the oracle saw no fault.
+    /// Whether the last descriptor had no successor: then the oracle saw no fault.
     complete: bool,
 }
 
@@ -88,7 +88,7 @@ fn pairs(ranges: &[guest_mem::GuestRange]) -> Vec<(u64, u32)> {
     ranges.iter().map(|range| (range.addr, range.len_bytes)).collect()
 }
 
-/// Whether `fault` is one that the oracle does not check, or that it reports as we do.
+/// Whether `fault` is one that the oracle does not check, or one that it reports as well.
 fn explains(fault: &ChainFault, oracle: &Walked, queue_size: u16, features: RingFeatures) -> bool {
     match fault {
         ChainFault::ReadableAfterWritable => oracle.is_readable_after_writable() || !oracle.complete,
@@ -126,14 +126,14 @@ fn compare_chain(
     }
 }
 
-/// Sizes, tables and heads of a ring that is mostly right and in some places wrong.
+/// Sizes, tables and heads of a ring that is mostly valid and has some faults.
 #[derive(Clone, Debug)]
 struct Ring {
     queue_size: u16,
     position: u16,
     features: RingFeatures,
     table: Vec<RawDescriptor>,
-    /// Tables at [`TABLE`], one after the other: descriptors may refer to the middle of one.
+    /// Tables at [`TABLE`], one after another. Descriptors may refer to the middle of a table.
     indirect: Vec<RawDescriptor>,
     heads: Vec<u16>,
     avail_idx: u16,
@@ -217,7 +217,7 @@ proptest! {
     #[test]
     fn notifications_are_decided_as_the_oracle_decides(
         position in prop_oneof![any::<u16>(), 65_500..=u16::MAX],
-        // Entries used, where the driver wants a notification, whether to ask.
+        // Number of used entries, where the driver wants a notification, whether to compare `needs_notification`.
         steps in prop::collection::vec((0_u16..6, -8_i16..8, any::<bool>()), 1..40),
     ) {
         let memory = shared();

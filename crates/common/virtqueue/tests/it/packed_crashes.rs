@@ -1,8 +1,7 @@
-//! Packed devices that die at any step: the next one resumes exactly where the last one's used descriptors
-//! end, or refuses the ring.
+//! Packed devices that die at any step: the next device resumes exactly where the last device's used descriptors end,
+//! or refuses the ring.
 //!
-//! Real halves on both sides, any schedule; a device dies by being dropped, also between two stores of one
-//! call.
+//! Both sides are real halves, in any schedule. A device dies by being dropped, even between two stores of one call.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use guest_mem::MemoryView;
@@ -16,27 +15,26 @@ use crate::rig::{layout, range, view};
 enum Step {
     /// The driver adds a chain of this many descriptors, if that many are free.
     Add(u16),
-    /// It makes all of them visible.
+    /// The driver makes all added chains visible.
     DriverPublish,
     DriverReap,
     /// The device takes a chain, if there is one.
     Pop,
     Unpop,
-    /// It completes any one of the chains in flight.
+    /// The device completes any one of the chains in flight.
     Push(usize),
     Publish,
     Enable,
     Disable,
-    /// It takes, completes and publishes everything there is.
+    /// The device takes, completes and publishes all available chains.
     Serve,
-    /// It dies; the driver continues for a while; a new device opens the ring.
+    /// The device dies, the driver continues for a while, and then a new device opens the ring.
     Die {
         base: Base,
         torn: bool,
         added: u16,
     },
-    /// The driver resets the queue, makes a new ring in the same place, and adds some chains before a device
-    /// opens it.
+    /// The driver resets the queue, makes a new ring in the same memory, and adds some chains before a device opens it.
     Reset {
         base: Base,
         keeps_event: bool,
@@ -49,7 +47,7 @@ enum Step {
 enum Base {
     New,
     Zero,
-    /// The base that it sent at the last start.
+    /// The base that the front-end sent at the last start.
     Same,
     Exact,
 }
@@ -61,12 +59,13 @@ struct Bed {
     raw: RawPacked,
     driver: DriverQueue,
     device: Option<DeviceQueue>,
-    /// By number of the chain that the driver added in this life of the ring: how often its token came back.
+    /// How often each chain's token came back, in the order in which the driver added the chains since the ring was
+    /// made.
     came_back: Vec<u32>,
-    /// Tags and lengths: popped, and pushed but not published.
+    /// Tags and lengths of the chains that are popped, and of those that are pushed but not published.
     popped: Vec<(u16, u16)>,
     pushed: u32,
-    /// By tag: length of the chain.
+    /// Length of each chain, by tag.
     lengths: Vec<u16>,
     /// Descriptors used and visible since the ring was made.
     used: u32,
@@ -118,8 +117,8 @@ impl Bed {
         (self.used & (queue_size - 1) | wrap) * 0x1_0001
     }
 
-    /// Whether the ring shows no use and every descriptor is available. It is either a full new ring, or one
-    /// where the chain used last began in the last slot. The two look the same, and the device may refuse it
+    /// Whether the ring shows no use and every descriptor is available. It is then either a full new ring, or a ring
+    /// whose last used chain began in the last slot. The two look the same, so the device may refuse the ring
     /// (`resume.rs`).
     fn looks_full_and_new(&self) -> bool {
         const BOTH: u16 = RawDescriptor::AVAIL | RawDescriptor::USED;
@@ -252,7 +251,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Every added chain comes back exactly once.
+    /// Checks that every added chain comes back exactly once.
     fn finish(&mut self) {
         self.driver.publish();
         while !self.popped.is_empty() {

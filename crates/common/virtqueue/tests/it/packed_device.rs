@@ -1,5 +1,4 @@
-//! The packed device half against a driver that may break any rule: which chains it takes, refuses and
-//! answers.
+//! The packed device half against a driver that may break any rule: which chains the device takes, refuses and answers.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -17,7 +16,7 @@ const ENABLE: u16 = 0;
 const DISABLE: u16 = 1;
 const AT: u16 = 2;
 
-/// The fault of a chain of these descriptors; the last one holds id 3.
+/// The fault of a chain of these descriptors, the last of which has id 3.
 fn fault_of(queue_size: u16, descriptors: &[RawDescriptor]) -> ChainFault {
     let mut rig = packed_rig(queue_size, INDIRECT_DESC);
     rig.driver.offer(descriptors);

@@ -20,7 +20,7 @@ fn driver(queue_size: u16, features: RingFeatures) -> (DriverQueue, RawPacked) {
     (driver, RawPacked::new(&view, layout(queue_size)).unwrap())
 }
 
-/// One chain of two descriptors with 512 writable bytes is with the device, tag 0.
+/// A driver whose only chain, of two descriptors with 512 writable bytes and tag 0, is with the device.
 fn one_in_flight() -> (DriverQueue, RawPacked) {
     let (mut driver, device) = driver(4, PLAIN);
     driver.add(&[range(1, 16)], &[range(2, 512)], 77).unwrap();

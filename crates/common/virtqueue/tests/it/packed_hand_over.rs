@@ -1,7 +1,6 @@
-//! Packed rings that change hands: the next device resumes at the right position, whatever the front-end
-//! sends.
+//! Packed rings that change hands: the next device resumes at the right position, whatever base the front-end sends.
 //!
-//! Real halves on both sides; a device "dies" by being dropped.
+//! Both sides are real halves. A device "dies" by being dropped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use guest_mem::MemoryView;
@@ -48,7 +47,7 @@ impl Bed {
         self.driver.pop_used().unwrap().unwrap();
     }
 
-    /// Stores what a foreign, polling device leaves: no position.
+    /// Leaves the ring as a foreign, polling device does: without a stored position.
     fn left_by_foreign_device(&self) {
         self.view.store(0xc000, &(1_u32 << 16).to_le_bytes()).unwrap();
     }
@@ -100,7 +99,7 @@ fn new_ring_in_the_place_of_an_old_one_starts_at_its_beginning() {
     assert_eq!((opened.position(), pop(&mut opened)), (FRESH_BASE, None));
 }
 
-/// A ring that the driver filled looks like one that the last device left.
+/// A new ring that the driver has filled looks like a ring that the last device left.
 #[test]
 fn new_ring_in_the_place_of_an_old_one_with_requests_beyond_its_end_starts_at_its_beginning() {
     for added in 5..8 {
@@ -117,7 +116,7 @@ fn new_ring_in_the_place_of_an_old_one_with_requests_beyond_its_end_starts_at_it
     }
 }
 
-/// The ring could also be one where a chain that began in the last slot was used.
+/// The ring could also be a used one, whose last used chain began in the last slot.
 #[test]
 fn full_ring_that_may_be_new_or_was_left_elsewhere_is_refused() {
     let mut bed = bed(8, PLAIN);
@@ -142,7 +141,8 @@ fn exact_base_of_a_ring_in_use_goes_on_there() {
     let mut device = bed.open(FRESH_BASE).unwrap();
     for descriptors in [3, 1, 2, 1, 3, 3, 3, 1, 8, 7] {
         bed.exchange(&mut device, descriptors);
-        // Whole laps end at the position that front-ends send for new rings, so the base must be given.
+        // After whole laps, the position is the one that front-ends send for new rings, so this test must send the
+        // base.
         let base = device.position();
         bed.left_by_foreign_device();
         if base & 0x7fff == 0 {
@@ -194,7 +194,7 @@ fn last_request_that_completes_while_kicks_are_wanted_is_behind_the_position_lef
     }
 }
 
-/// A device that does not announce that it polls may die while serving, too.
+/// A device may also die while it serves without having announced that it polls.
 #[test]
 fn request_taken_while_kicks_are_wanted_takes_back_what_was_said_before_it() {
     for features in [PLAIN, BY_IDX] {
@@ -220,7 +220,8 @@ fn ring_whose_device_died_at_work_is_refused_whatever_the_base() {
     }
 }
 
-/// The second chain's used descriptor overwrites the first chain's, and the second chain looks available.
+/// The second chain's used descriptor overwrites the descriptor of the first chain, and the second chain still looks
+/// available.
 #[test]
 fn ring_whose_device_died_after_completing_out_of_order_is_refused_with_an_exact_base() {
     for features in [PLAIN, BY_IDX] {
@@ -289,7 +290,7 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// Chains of any length complete in any order; devices leave in between.
+    /// Chains of any length complete in any order; devices are replaced in between.
     #[test]
     fn every_ring_left_in_order_is_found_again(
         lengths in prop::collection::vec((1_u64..=4, any::<bool>()), 1..60),

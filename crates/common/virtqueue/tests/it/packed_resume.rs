@@ -1,4 +1,4 @@
-//! Where a packed device resumes: it takes positions that fit the ring and refuses those that the ring
+//! Where a packed device resumes: it accepts positions that fit the ring, and refuses positions that the ring
 //! contradicts.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
@@ -94,7 +94,7 @@ fn new_ring_that_is_being_filled_is_no_old_one() {
     let view = view();
     let driver = RawPacked::new(&view, layout(8)).unwrap();
     driver.set_descriptor(0, packed_desc(0x1, 1, 0, AVAIL));
-    driver.set_descriptor(1, packed_desc(0x2, 1, 0, 0)); // first of a chain: its flags are stored last
+    driver.set_descriptor(1, packed_desc(0x2, 1, 0, 0)); // the first of a chain: its flags are stored last
     driver.set_descriptor(2, packed_desc(0x3, 1, 0, AVAIL));
     driver.set_descriptor(3, packed_desc(0x4, 0, 0, 0)); // address stored, the rest still missing
     assert!(DeviceQueue::new(&view, layout(8), PACKED, FRESH_BASE).is_ok());

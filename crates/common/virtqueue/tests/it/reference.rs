@@ -1,9 +1,10 @@
-//! The device half compared with a simple reader that follows the specification, over the same bytes, in both formats:
+//! The device half compared with a simple reader that follows the specification, on the same bytes, in both formats:
 //! well-formed and malformed chains.
 //!
-//! - Both take the same chains, with the same buffers, and refuse the others with the same fault and the same values.
-//! - The size with which a [`Chain`] was made does not change its buffers.
-//! - A successor that opens the log pops the same chains again.
+//! - Both take the same chains, with the same buffers, and refuse the other chains with the same fault and the same
+//!   values.
+//! - The capacity with which a [`Chain`] was made does not change its buffers.
+//! - A new device that opens the in-flight log pops the same chains again.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -32,7 +33,7 @@ struct Ring {
     first_slot: u16,
     descriptors: Vec<RawDescriptor>,
     indirect: Vec<RawDescriptor>,
-    /// The available ring of a split ring: each head once, and perhaps one outside the ring.
+    /// The available ring of a split ring: each head once, and perhaps one head outside the ring.
     heads: Vec<u16>,
 }
 
@@ -91,7 +92,7 @@ impl Ring {
     }
 }
 
-/// The same descriptor with an id in place of `next`.
+/// The descriptor in the packed format, with an id instead of `next`.
 fn as_packed(d: RawDescriptor) -> virtqueue::packed::RawDescriptor {
     packed_desc(d.addr, d.len_bytes, d.next, d.flags)
 }
@@ -102,7 +103,7 @@ struct Reader<'r> {
     view: &'r MemoryView,
     /// Number of heads, or of descriptors of a packed ring, that were taken.
     taken: u16,
-    /// By buffer id of a packed ring.
+    /// Whether a chain is in flight, by buffer id of a packed ring.
     is_in_flight: Vec<bool>,
 }
 
@@ -126,7 +127,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// The entry of a table in memory. A packed ring's has its id in `next`.
+    /// An entry of a table in memory. For a packed ring, `next` has the entry's id.
     fn entry(&self, table: u64, index: u16) -> Result<RawDescriptor, AccessError> {
         let mut bytes = [0; 16];
         self.view.read(table + 16 * u64::from(index), &mut bytes)?;
@@ -155,7 +156,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// virtio 1.3 §2.7.5, §2.7.5.3.
+    /// Reads a chain of a split ring (virtio 1.3 §2.7.5, §2.7.5.3).
     fn split_chain(&mut self) -> Result<(u16, Result<Vec<RawDescriptor>, ChainFault>), RingFault> {
         let (head, queue_size) = (self.ring.heads[usize::from(self.taken)], self.ring.queue_size);
         if head >= queue_size {
@@ -194,7 +195,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// virtio 1.3 §2.8.5 to §2.8.8.
+    /// Reads a chain of a packed ring (virtio 1.3 §2.8.5 to §2.8.8).
     fn packed_chain(&mut self) -> Result<(u16, Result<Vec<RawDescriptor>, ChainFault>), RingFault> {
         let (queue_size, room) = (self.ring.queue_size, self.ring.queue_size - self.taken);
         let offered = &self.ring.descriptors[usize::from(self.taken)..];
@@ -229,7 +230,8 @@ impl<'r> Reader<'r> {
     }
 }
 
-/// The buffers that are not empty. If a readable one follows a writable one, it is left out (virtio 1.3 §2.7.4.2).
+/// The buffers that are not empty. A readable buffer after a writable one is a fault, and is left out (virtio 1.3
+/// §2.7.4.2).
 fn sort_out(chain: &[RawDescriptor]) -> (Result<(), ChainFault>, [Vec<GuestRange>; 2]) {
     let is_writable = |d: &&RawDescriptor| d.flags & WRITE != 0;
     let (before, after) = chain.split_at(chain.iter().take_while(|d| !is_writable(d)).count());

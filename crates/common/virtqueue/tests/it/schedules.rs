@@ -1,8 +1,8 @@
-//! Both halves in any order: our driver with our device, in both ring formats, and with the `virtio-queue`
-//! crate's device (split).
+//! Both halves, with their steps in any order: our driver with our device, in both ring formats, and with the
+//! `virtio-queue` crate's device (split).
 //!
-//! A model records what must come out: chains reach the device in the order of publication with the buffers
-//! that were added, come back with their token, and no side sleeps through a notification.
+//! A model records what must happen: chains reach the device in the order of publication with their buffers, and come
+//! back with their tokens; no side sleeps through a notification.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::collections::VecDeque;
@@ -20,9 +20,9 @@ type Buffers = (Vec<GuestRange>, Vec<GuestRange>);
 trait Device {
     fn pop(&mut self) -> Option<(u16, Buffers)>;
     fn use_chain(&mut self, tag: u16, written_bytes: u32);
-    /// Makes used chains visible and says whether the driver wants an interrupt.
+    /// Makes used chains visible and returns whether the driver wants an interrupt.
     fn publish(&mut self) -> bool;
-    /// Asks for kicks; returns whether a chain is available already.
+    /// Enables kicks; returns whether a chain is already available.
     fn enable_kicks(&mut self) -> bool;
     fn disable_kicks(&mut self);
 }
@@ -116,7 +116,7 @@ struct Expected {
 enum WantedEvents {
     Every,
     None,
-    /// Once, if nothing was there when the side asked.
+    /// Once, if there was nothing to do when the side enabled notifications.
     Next,
 }
 
@@ -135,7 +135,7 @@ struct World<D> {
     driver_wants: WantedEvents,
     next_token: u64,
     features: RingFeatures,
-    /// The oracle makes each used chain visible at once.
+    /// Whether each used chain is visible at once, as with the oracle.
     used_is_visible_at_once: bool,
 }
 
@@ -178,7 +178,7 @@ impl<D: Device> World<D> {
             (0..count as u64).map(|i| range(token * 64 + first + i, 100 + i as u32)).collect()
         };
         let (readable, writable) = (ranges(0, readable), ranges(32, writable));
-        // Each table that can be in flight has its own place.
+        // Each table that can be in flight has its own address.
         let table = GuestAddress(TABLE + token % 64 * 256);
         let added = if indirect && self.features.indirect {
             self.driver.add_indirect(&readable, &writable, table, token)
@@ -267,8 +267,7 @@ impl<D: Device> World<D> {
         Ok(())
     }
 
-    /// With nothing in flight, the device of a packed ring stores its position in a field that a driver
-    /// ignores.
+    /// With nothing in flight, the device of a packed ring stores its position in a field that drivers ignore.
     fn events_wanted_when_idle(&self) -> WantedEvents {
         let is_drained = self.popped.is_empty() && self.visible == self.used.len();
         if self.features.event_idx && !is_drained { WantedEvents::Next } else { WantedEvents::Every }
@@ -283,7 +282,7 @@ impl<D: Device> World<D> {
         Ok(())
     }
 
-    /// Everything in flight comes back, and every descriptor is free again.
+    /// Checks that everything in flight comes back, and that every descriptor is free again.
     fn drain(&mut self, queue_size: u16) -> Result<(), TestCaseError> {
         self.publish_avail()?;
         while !self.available.is_empty() {

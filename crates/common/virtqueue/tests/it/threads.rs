@@ -1,10 +1,9 @@
 //! Both halves on their own threads, in both ring formats: data, tables and wake-ups arrive.
 //!
-//! Either each side sleeps as the standard says: it asks for a notification, checks once more, and waits for
-//! a bell. Or both sides only poll, so that only the ring orders the stores of one side before the loads of
-//! the other. Under Miri (`cargo +nightly miri test -p virtqueue --test it threads`) a missing ordering shows
-//! as a data race or as a bell that never rings, because a load may return any older value that the orderings
-//! allow.
+//! Either each side sleeps as the standard requires: it enables notifications, checks once more, and waits for a bell.
+//! Or both sides only poll, so that only the ring orders one side's stores before the other side's loads. Under Miri
+//! (`cargo +nightly miri test -p virtqueue --test it threads`) a missing ordering shows as a data race or as a bell
+//! that never rings, because a load may return any older value that the orderings allow.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -19,15 +18,15 @@ use crate::rig::*;
 
 const QUEUE_SIZE: u16 = 8;
 const REQUESTS: u64 = if cfg!(miri) { 20 } else { 20_000 };
-/// Requests in flight at most: with three descriptors each they do not fill the ring.
+/// Maximum number of requests in flight. With three descriptors each, they do not fill the ring.
 const DEPTH: u64 = 2;
 const DATA: u64 = 0x4_0000;
-/// Bytes between the buffers of two requests.
+/// Distance in bytes between the buffers of two requests.
 const STRIDE: u64 = 64;
 /// Detects a side that hangs, not a side that is slow. Miri's clock counts steps.
 const DEADLINE: Duration = Duration::from_secs(if cfg!(miri) { 20 } else { 300 });
 
-/// Does the job of an eventfd between two processes.
+/// Replaces the eventfd that two processes would use.
 #[derive(Debug, Default)]
 struct Bell {
     rung: AtomicBool,
@@ -47,11 +46,11 @@ impl Bell {
     }
 }
 
-/// How a side waits for the other one.
+/// How a side waits for the other side.
 #[derive(Clone, Copy)]
 enum Wait<'b> {
     Poll,
-    /// The first bell is this side's, the second one the other side's.
+    /// This side's bell, and the other side's bell.
     Sleep(&'b Bell, &'b Bell),
 }
 

@@ -1,8 +1,6 @@
-//! Back-ends that answer with garbage, hang, or die between two messages: the driver returns a precise error
-//! in time.
+//! Back-ends that answer with garbage, hang, or die between two messages. The driver returns a precise error in time.
 //!
-//! Times are only limits far above the time needed: a driver that hangs fails the test, a slow machine does
-//! not.
+//! The time limits are far above the time needed: a driver that hangs fails the test, but a slow machine does not.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::error::Error;
@@ -25,7 +23,7 @@ use crate::peers::{PATIENCE, eventually};
 
 /// Limit for an exchange that is meant to time out.
 const SHORT: Duration = Duration::from_millis(300);
-/// Limit if some steps must succeed in time first: long enough for a machine under load.
+/// Limit for an exchange in which some steps must first succeed in time: long enough for a machine under load.
 const MODEST: Duration = Duration::from_secs(2);
 
 fn options(script: &Script) -> Options {
@@ -40,14 +38,14 @@ fn modest(script: &Script) -> Options {
     Options { timeout: MODEST, ..options(script) }
 }
 
-/// A script that reacts to messages with `code` by `reaction`, and otherwise correctly.
+/// A script that uses `reaction` for messages with `code`, and answers all other messages correctly.
 fn on(code: u32, reaction: impl Fn(&Message) -> Reaction + Send + 'static) -> Script {
     Script::start(Character::default(), move |message| {
         if message.code == code { reaction(message) } else { Reaction::Right }
     })
 }
 
-/// The error of connecting, which must come before the test's own time limit.
+/// The error of a failed connect, which must occur within the test's own time limit.
 fn failure(options: &Options) -> ConnectError {
     let start = Instant::now();
     let error = Device::connect(options).map(drop).unwrap_err();
@@ -312,7 +310,7 @@ fn in_flight(device: &Device, queue: &mut Queue) {
     queue.submit();
 }
 
-/// The request ends with `Lost`, then the queue reports that the back-end is gone.
+/// The request ends with `Lost`, then the queue reports that the back-end has disconnected.
 fn ends_lost(queue: &mut Queue) {
     let mut out = [Completion::default()];
     assert_eq!(queue.wait(&mut out, PATIENCE), Ok(1));
@@ -337,7 +335,7 @@ fn user_memory() -> UserMemory {
     UserMemory { fd, offset_bytes: 0, len_bytes: 65536, addr: 0x5555_0000_0000 }
 }
 
-/// Reacts to the third region: rings and pool are the first two.
+/// Reacts to the third memory region; the first two are rings and pool.
 fn on_third_region(reaction: fn() -> Reaction) -> Script {
     let seen = std::sync::atomic::AtomicUsize::new(0);
     on(code::ADD_MEM_REG, move |_| match seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
@@ -465,7 +463,8 @@ fn device_that_is_dropped_with_all_its_queues_does_not_wait_for_each_of_them() {
     assert!(eventually(|| script.codes().contains(&code::GET_VRING_BASE)), "one is under way");
     drop(device);
     let asked = script.codes().iter().filter(|&&code| code == code::GET_VRING_BASE).count();
-    // The stop under way, and as many more as are answered within the limit of one message.
+    // The driver waits for the stop in progress, and for as many further stops as are answered within the limit of one
+    // message.
     assert!(asked < 16, "all {asked} queues were waited for");
 }
 
@@ -477,7 +476,7 @@ fn limits_longer_than_the_clock_are_no_limits() {
     assert!(Device::connect(&endless).is_ok());
 }
 
-/// A back-end that closes its first connection once it is established, and reacts with `second` later.
+/// A back-end that closes its first connection once it is established, and reacts with `second` on later connections.
 fn comes_back(second: fn(&Message) -> Reaction) -> Script {
     Script::start(Character::default(), move |message| match (message.connection, message.code) {
         // The connection is good until the driver registers memory.

@@ -1,7 +1,7 @@
-//! The front-end's part of the in-flight log: it asks for the log once, gives it to each back-end before its
-//! rings, and drops it together with the rings.
+//! The front-end's part of the in-flight log: it requests the log once, sends it to each back-end before the rings, and
+//! drops it together with the rings.
 //!
-//! Back-ends here have no disk; they only record the messages. Tests with a disk: `reconnect.rs`.
+//! The back-ends of these tests have no disk and only record the messages. Tests with a disk: `reconnect.rs`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::error::Error;
@@ -57,7 +57,7 @@ fn is_end(message: &Message) -> bool {
     message.code == code::GET_CONFIG && message.number > 15
 }
 
-/// A back-end that closes its first connection on demand, and reacts with `second` later.
+/// A back-end that closes its first connection on demand, and reacts with `second` on later connections.
 fn goes_and_comes_back(second: impl Fn(&Message) -> Reaction + Send + 'static) -> Script {
     Script::start(Character::default(), move |message| match message.connection {
         0 if is_end(message) => Reaction::Close,
@@ -66,7 +66,7 @@ fn goes_and_comes_back(second: impl Fn(&Message) -> Reaction + Send + 'static) -
     })
 }
 
-/// Makes the driver ask for the configuration.
+/// Makes the driver request the configuration, at which the back-end ends the connection.
 fn end_connection(script: &Script) {
     let request = [2_u32, 1, 0].map(u32::to_ne_bytes).concat();
     rustix::io::write(script.passed(code::SET_BACKEND_REQ_FD), &request).unwrap();
@@ -146,7 +146,7 @@ fn log_of_no_bytes_is_none() {
 
 // ---- invalid answers
 
-/// The error of connecting to a back-end that answers GET_INFLIGHT_FD this way.
+/// The error of a failed connect to a back-end that answers GET_INFLIGHT_FD this way.
 fn failure(answer: impl Fn(&Message) -> Reaction + Send + 'static) -> ConnectError {
     let script = Script::start(Character::default(), move |message| match message.code {
         code::GET_INFLIGHT_FD => answer(message),
@@ -260,7 +260,7 @@ fn next_back_end_is_given_the_same_log_and_the_same_rings_and_is_rung_for_them()
     assert_eq!(queues[1].in_flight(), 1);
 }
 
-/// The back-end signals the driver that it cannot continue with its queue.
+/// The back-end signals to the driver that it cannot continue with the queue.
 fn gives_its_queue_up(script: &Script) {
     rustix::io::write(script.passed(code::SET_VRING_ERR), &1_u64.to_ne_bytes()).unwrap();
 }

@@ -9,7 +9,7 @@ use crate::peers::{DISK_BYTES, MIB, Own, PATIENCE, SECTOR};
 
 const PACKED: Setting = Setting { packed: true, ..USUAL };
 
-/// Runs `setting` on a new server that has as many queues.
+/// Runs `setting` on a new server with that many queues.
 fn works(setting: Setting) {
     let own = Own::start(setting.queues);
     contract::setting_works(own.options(), setting);

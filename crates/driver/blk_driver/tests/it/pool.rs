@@ -60,7 +60,7 @@ fn buffer_outlives_its_pool() {
     assert_eq!(bytes, [7; 512]);
 }
 
-/// Machines have few huge pages reserved, or none; no machine has 64 TiB of them.
+/// Few machines reserve huge pages, and none reserves 64 TiB of them.
 #[test]
 fn huge_pages_that_are_not_reserved_are_an_error_that_says_how_to() {
     let refused = pool(64 << 40, true).unwrap_err();

@@ -1,12 +1,12 @@
-//! The contract against qemu-storage-daemon: a foreign back-end, with split rings only, and with
-//! SET_MEM_TABLE or memory slots, depending on its version. Skipped, with a line, if the program is missing.
+//! The contract against qemu-storage-daemon: a foreign back-end, with split rings only, and with SET_MEM_TABLE or
+//! memory slots, depending on its version. If the program is missing, the tests report that they are skipped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use crate::contract;
 use crate::contract::{Setting, USUAL};
 use crate::peers::{StorageDaemon, options};
 
-/// Runs `setting` on a new daemon that has as many queues.
+/// Runs `setting` on a new daemon with that many queues.
 fn works(setting: Setting) {
     with(setting.queues, |options| contract::setting_works(options, setting));
 }

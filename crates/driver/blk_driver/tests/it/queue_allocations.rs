@@ -1,4 +1,4 @@
-//! A warm queue does not allocate: every kind of request, again and again, under a counting allocator.
+//! A warm queue does not allocate: requests of every kind run repeatedly under a counting allocator.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use virtqueue::{Chain, DeviceQueue, RingFeatures};
 
 use crate::rig::{FULL, LONG, PLAIN, Rig, rig};
 
-/// Answers everything, also without allocating.
+/// Answers all requests, also without allocating.
 fn serve(view: &MemoryView, ring: &mut DeviceQueue, chain: &mut Chain, end: &DeviceEnd) {
     while let Some(tag) = ring.pop(chain).unwrap() {
         view.store(chain.writable().last().unwrap().addr, &[0]).unwrap();
@@ -42,7 +42,7 @@ fn push_all(queue: &mut Queue, data: &[GuestRange], segments: &[Segment]) {
     assert!(queue.cancel(7));
 }
 
-/// Completions of [`push_all`]: one each, plus the return of the cancelled one.
+/// Completions of [`push_all`]: one for each request, and the return of the cancelled request.
 const ENDINGS: usize = 9;
 
 fn allocations_of_a_warm_queue(features: RingFeatures) -> u64 {
@@ -61,7 +61,7 @@ fn allocations_of_a_warm_queue(features: RingFeatures) -> u64 {
         }
         assert_eq!(ended, ENDINGS);
     };
-    // Slots are used last in, first out, but not always in the same order.
+    // Slots are reused last in, first out, but not in the same order in each round.
     (0..20).for_each(|_| round());
     allocation_counter::measure(|| (0..100).for_each(|_| round())).count_total
 }

@@ -1,5 +1,4 @@
-//! Requests that end before the device is done with them: deadlines, cancellation, and when the buffers come
-//! back.
+//! Requests that end before the device has finished them: deadlines, cancellation, and when the buffers are returned.
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::time::{Duration, Instant};

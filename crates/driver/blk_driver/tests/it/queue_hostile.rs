@@ -9,7 +9,7 @@ use crate::rig::{FULL, LONG, PLAIN, Rig, rig};
 
 const LOST: Result<(), RequestError> = Err(RequestError::Lost);
 
-/// The queue's error after everything in flight has ended; it stays the same on the next call.
+/// The queue's error after everything in flight has ended; the next call returns it again.
 fn end_of(rig: &mut Rig) -> QueueError {
     let mut out = [Completion::default(); 8];
     let error = rig.queue.completions(&mut out).unwrap_err();
@@ -35,7 +35,7 @@ fn descriptor_completed_twice_breaks_the_queue_and_the_rest_is_lost() {
     raw.set_used_entry(0, 0, 1);
     raw.set_used_entry(1, 0, 1);
     raw.set_used_idx(2);
-    // The device wrote no status, so the first answer is not trusted either.
+    // The device wrote no status, so the first request's answer is not trusted either.
     assert_eq!(rig.results(), [(1, Err(RequestError::BadStatus { status: 0xff })), (2, LOST)]);
     assert_eq!(end_of(&mut rig), fault(DriverFault::NotInFlight { id: 0 }));
 }

@@ -1,4 +1,4 @@
-//! Every kind of request on the ring: the device's view, and the owner's completion.
+//! Every kind of request on the ring: what the device sees, and the completion that the owner gets.
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use blk_driver::{Completion, Durability, PushError, RequestError, ShortReads, Work};

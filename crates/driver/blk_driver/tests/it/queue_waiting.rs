@@ -1,5 +1,4 @@
-//! Sleeping for completions: with a device thread that answers, one that never does, and one that only
-//! signals.
+//! Sleeping for completions: with a device that answers, a device that never answers, and a device that only signals.
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;
@@ -190,7 +189,7 @@ fn queue_that_polls_is_not_signalled_without_event_index() {
 #[test]
 fn signal_that_the_device_made_blocking_is_taken_off_without_waiting_for_it() {
     let mut rig = rig(8, FULL);
-    // Flags belong to the eventfd itself, which the back-end shares.
+    // The back-end shares the eventfd, and file status flags belong to the eventfd, not to a descriptor.
     rustix::fs::fcntl_setfl(&*rig.device.end.call, rustix::fs::OFlags::empty()).unwrap();
     let (cleared, is_cleared) = std::sync::mpsc::channel();
     thread::spawn(move || {

@@ -1,8 +1,7 @@
-//! Back-ends that go away and come back: no request is lost, none ends twice, and the report says what was
-//! done.
+//! Back-ends that disconnect and return: no request is lost or ends twice, and the report states what the driver did.
 //!
-//! - Each case runs with an in-flight log (the rings stay, and the server redoes requests that were not
-//!   acknowledged) and without (new rings, and the driver sends the requests again).
+//! - Each case runs with an in-flight log (the rings remain, and the server resubmits requests that were not
+//!   acknowledged) and without one (new rings, and the driver sends the requests again).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +26,7 @@ enum Log {
     Without,
 }
 
-/// Runs each of these with and without a log.
+/// Runs each of these cases with and without a log.
 macro_rules! with_and_without_a_log {
     ($($name:ident),* $(,)?) => {
         mod with_a_log {
@@ -57,7 +56,7 @@ fn patient(options: Options, log: Log) -> Options {
     Options { reconnect: Reconnect::For(PATIENCE), in_flight_log, ..options }
 }
 
-/// The next report; skips other events.
+/// Returns the next report, and skips other events.
 fn report(device: &Device) -> ReconnectReport {
     loop {
         match device.next_event(PATIENCE) {
@@ -84,7 +83,7 @@ fn all_ok(completions: &[Completion]) -> bool {
     completions.iter().all(|completion| completion.result == Ok(()))
 }
 
-/// Writes of 4 KiB blocks, block `n` from buffer `n` with token `n`.
+/// Pushes writes of 4 KiB blocks: block `n` from buffer `n` with token `n`.
 fn push_writes(queue: &mut Queue, buffers: &[Buffer]) {
     for (at, buffer) in (0_u64..).zip(buffers) {
         buffer.write(0, &pattern(at, 4096));
@@ -125,12 +124,12 @@ fn requests_that_the_old_back_end_had_done_are_not_done_again(log: Log) {
     let buffers = buffers(&device, 20);
     push_writes(&mut queues[0], &buffers);
     assert!(eventually(|| (0..20).all(|at| own.place.image_bytes(at * 4096, 4096) == pattern(at, 4096))));
-    // It ends after it has finished the requests that it began.
+    // The server ends after it has finished the requests that it began.
     own.stop();
     queues[0].clear_signal();
     own.place.erase();
     own.start_again();
-    // Wait for the next back-end first; otherwise the requests complete normally and are not part of the
+    // Wait for the next back-end first; otherwise the requests would complete normally and not be part of the
     // reconnect.
     let mut signal = [PollFd::from_borrowed_fd(queues[0].completion_fd(), PollFlags::IN)];
     assert_eq!(poll(&mut signal, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })), Ok(1));
@@ -249,8 +248,7 @@ fn device_dropped_while_its_back_end_is_away_ends_its_queues(log: Log) {
     assert!(ended.iter().all(|completion| completion.result == Err(RequestError::Lost)), "{ended:?}");
 }
 
-/// Blocks of 4 KiB that are written again and again with changing contents: at most one write of each in
-/// flight.
+/// Blocks of 4 KiB that are written repeatedly with changing contents. Each block has at most one write in flight.
 struct Load {
     queue: Queue,
     buffers: Vec<Buffer>,
@@ -278,7 +276,7 @@ impl Load {
         pattern(self.versions[block] << 8 | self.sector(block), 4096)
     }
 
-    /// One pass: writes to some idle blocks, and takes completions.
+    /// Makes one pass: writes to some idle blocks, and takes completions.
     fn step(&mut self) {
         for _ in 0..8 {
             self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

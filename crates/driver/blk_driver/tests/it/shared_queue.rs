@@ -1,4 +1,4 @@
-//! A queue behind a lock: batches, both kick policies, and no thread sleeps through a completion.
+//! A queue behind a lock: batches, both kick policies, and waiting threads, none of which sleeps through a completion.
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::collections::HashSet;
@@ -46,7 +46,7 @@ impl Shared {
         self.queue.submit(&tokens.map(|token| self.read(token)).collect::<Vec<_>>())
     }
 
-    /// A thread that waits for one completion and already sleeps.
+    /// A thread that waits for one completion and is already asleep.
     fn sleeper(&self) -> Waiter {
         let asleep = self.queue.stats().sleeps;
         let sleeper = self.waiter(Duration::MAX); // no limit, so that a lost wake-up is noticed
@@ -137,7 +137,7 @@ fn empty_batch_does_nothing() {
 #[derive(Debug)]
 struct LockProbe {
     queue: OnceLock<Weak<SharedQueue<StdMutex>>>,
-    /// Too short a limit could make a free lock look taken, never the other way round.
+    /// If the limit is too short, a free lock may look taken, but never the other way round.
     limit: Duration,
     was_free: Mutex<Option<bool>>,
 }
@@ -218,7 +218,7 @@ fn sleeper_hears_of_the_next_completion_after_another_thread_took_the_one_before
         shared.submit_reads(0..2).unwrap();
         let sleeper = shared.sleeper();
         shared.answer_one();
-        // This happens between the device's publication and its check whether to signal.
+        // The take happens after the device's publication and before its check of whether to signal.
         assert_eq!(shared.take(8), [0]);
         shared.answer_one();
         assert!(shared.device.signal(), "the request for a signal stands");
@@ -249,7 +249,7 @@ fn sleeper_sleeps_on_when_another_thread_took_what_it_was_signalled_for() {
     while shared.queue.stats().sleeps < 2 {
         thread::yield_now();
     }
-    thread::sleep(Duration::from_millis(5)); // time for a sleeper that does not clear the signal to show it
+    thread::sleep(Duration::from_millis(5)); // gives a sleeper that does not clear the signal time to show that
     shared.answer_one();
     shared.device.signal();
     assert_eq!((tokens(sleeper), shared.queue.stats().sleeps), (vec![1], 2));

@@ -28,7 +28,7 @@ fn directory_as_image_is_refused() {
     assert_says(&refusal(place.serve(&place.path(""), "s")), &["is a directory"]);
 }
 
-/// Drops the two capabilities with which root can read every file.
+/// The command without the two capabilities with which root can read every file.
 fn without_root_powers(command: &Command) -> Option<Command> {
     let mut wrapped = Command::new("setpriv");
     wrapped.arg("--bounding-set=-dac_override,-dac_read_search");
@@ -77,7 +77,7 @@ fn block_size_that_is_no_power_of_two_is_refused() {
     assert_says(&refusal(command), &["1000", "power of two", "512 to 4096"]);
 }
 
-/// This file exists on every Linux and is readable by every user, and sysfs has no direct I/O.
+/// Every Linux has this file, every user can read it, and sysfs does not support direct I/O.
 const FILE_WITHOUT_DIRECT_IO: &str = "/sys/kernel/uevent_seqnum";
 
 #[test]
@@ -118,7 +118,7 @@ fn created_image_and_its_folder_reach_stable_storage_before_it_is_served() {
     let image = place.path("disk.raw");
     let mut serve = place.serve(&image, "no/such/folder/s");
     serve.args(["--create", "1M"]);
-    // One trace file per thread. In a shared file, another thread's line can split a call's line.
+    // One trace file per thread. In a shared file, another thread's line could split the line of a call.
     let mut traced = Command::new("strace");
     traced.args(["-ff", "-y", "-e", "trace=fsync", "-o"]).arg(place.path("calls"));
     traced.arg(serve.get_program()).args(serve.get_args());

@@ -1,5 +1,5 @@
-//! Many disks in one process: a configuration file is served, refused with its mistakes named, and followed when it
-//! changes.
+//! Many disks in one process: a configuration file is served; it is refused with its mistakes named; and the server
+//! follows its changes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use crate::rig::{
 
 const MIB: u64 = 1 << 20;
 
-/// A configuration file beside the images.
+/// Writes a configuration file beside the images, and returns its path.
 fn write(place: &Place, text: &str) -> PathBuf {
     let path = place.path("bareblk.toml");
     std::fs::write(&path, text).unwrap();
@@ -194,7 +194,7 @@ fn load(place: &Place, socket: &str) -> Child {
     child
 }
 
-/// Waits for the load. Its exit code is 1 if a request failed.
+/// Waits for the end of the load. Its exit code is 1 if a request failed.
 fn end_of(load: Child) {
     kill_process(Pid::from_child(&load), Signal::INT).unwrap();
     let ended = load.wait_with_output().unwrap();

@@ -35,7 +35,7 @@ fn ctl(place: &Place, words: &[&str]) -> Command {
     command
 }
 
-/// The value of `ok` in the answer.
+/// Sends a command, and returns the value of `ok` in the answer.
 fn ok(place: &Place, words: &[&str]) -> Value {
     let mut command = ctl(place, words);
     command.arg("--json");
@@ -89,7 +89,7 @@ impl Client {
     }
 }
 
-/// Checks that the server still answers its operator.
+/// Checks that the server still answers other clients.
 fn assert_well(place: &Place, server: &mut Server) {
     assert!(server.is_running());
     assert_eq!(ok(place, &["list"])["disks"][0]["name"], "root");
@@ -499,7 +499,7 @@ fn control_socket_that_cannot_be_had_keeps_the_server_from_starting() {
     let second = |control: &std::path::Path| {
         let mut command = place.serve(&place.image("other.raw", MIB), "other");
         command.arg("--control").arg(control);
-        // Without the line that says at once who has the socket.
+        // Suppresses the log line that names the socket's owner at once.
         command.env("RUST_LOG", "error");
         refusal(command)
     };
@@ -535,7 +535,7 @@ fn open_to_all(socket: &std::path::Path) {
     open(socket.parent().unwrap(), 0o755);
 }
 
-/// Runs the program as user 4321, by its descriptor: its folders may be closed to other users.
+/// Runs the program as user 4321, through its descriptor, because other users may have no access to its folders.
 fn as_user_4321(program: &std::fs::File, socket: &std::path::Path) -> Command {
     use std::os::fd::AsRawFd;
     rustix::io::fcntl_setfd(program, rustix::io::FdFlags::empty()).unwrap();
@@ -566,7 +566,7 @@ fn socket_of_a_disk_is_recognised_as_another_one() {
     assert_says(&refusal(command), &["does not greet as a bareblk server", "is it a disk's socket?"]);
 }
 
-/// A fake server that sends `says`, reads one line if `asked`, and closes the connection.
+/// A fake server that sends `says`, reads one line if `asked`, and then closes the connection.
 fn impostor(place: &Place, says: &'static str, asked: bool) -> std::thread::JoinHandle<()> {
     let listener = UnixListener::bind(place.socket("c")).unwrap();
     std::thread::spawn(move || {

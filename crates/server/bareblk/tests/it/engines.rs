@@ -1,7 +1,7 @@
-//! Engines from the command line: the chosen one, the refused ones, and the program's behaviour when the host forbids
-//! their calls.
+//! Engines from the command line: which engine is chosen, which are refused, and what the program does if the host
+//! forbids an engine's calls.
 //!
-//! Seccomp filters on one thread forbid the calls; the program that the thread starts inherits them.
+//! A seccomp filter on a thread forbids the calls, and the program that the thread starts inherits the filter.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
@@ -16,7 +16,8 @@ use crate::rig::{Place, Server, assert_says, bareblk, output, refusal, wrong_usa
 
 const MIB: u64 = 1 << 20;
 
-/// Runs `act` on a thread where these system calls fail with these error numbers. Programs that it starts inherit this.
+/// Runs `act` on a thread where these system calls fail with these error numbers. Programs that the thread starts
+/// inherit the filter.
 fn where_calls_fail<T: Send>(calls: &[(i64, i32)], act: impl FnOnce() -> T + Send) -> T {
     let filters = calls.iter().map(|&(call, errno)| {
         let rules = BTreeMap::from([(call, vec![])]);

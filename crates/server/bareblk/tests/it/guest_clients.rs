@@ -1,13 +1,13 @@
 //! Stock VMMs: firmware boots a Linux guest from the disk, and the guest's verified load survives `kill -9` of each
 //! server.
 //!
-//! - The smoke run takes this machine's QEMU with its defaults.
-//! - The long run takes this machine's QEMU and kernel package, and those of Debian 13 (from a folder,
+//! - The smoke run uses this machine's QEMU with its defaults.
+//! - The long run uses this machine's QEMU and kernel package, and those of Debian 13 (from a folder,
 //!   `xtask::guest::DebianFolder`), each with SeaBIOS and OVMF, four queue sizes and both ring formats; and libvirt
 //!   (`libvirt.rs`).
 //! - One guest has a disk for each queue size and ring format. Each disk has its own server.
 //! - Each combination prints a line (`client: …`); docs/how-to/clients.md has the results.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod libvirt;
@@ -21,7 +21,7 @@ use xtask::skip::{Reason, skip, skip_part};
 use crate::guest::{MIB, Served, finish, guest_image, line, number, script, sizes, spawn, value};
 use crate::rig::Place;
 
-/// One VMM, and the firmware and kernel that it boots.
+/// A VMM, with the firmware and the kernel that it boots.
 struct Client {
     qemu: Qemu,
     firmware: Firmware,
@@ -64,8 +64,8 @@ const ALL_VARIANTS: &[Variant] = &[
     ("1024, packed", "queue-size=1024,packed=on"),
 ];
 
-/// Runs a verified load on each disk until the console gets a line, then one more run, which the last server serves
-/// from its start. The console is read in the background, where a shell has no standard input.
+/// Runs a verified load on each disk until the console receives a line, then one more run, which only the last server
+/// serves. A background job reads the console by name, because the shell gives the job no standard input.
 fn load_script(variants: &[Variant]) -> String {
     let letters: String = letters().take(variants.len()).flat_map(|letter| [letter, ' ']).collect();
     format!(
@@ -92,7 +92,7 @@ fn load_script(variants: &[Variant]) -> String {
     )
 }
 
-/// Free space in the guest's disk, besides kernel, tools and archives.
+/// Free space on the guest's disk, in addition to kernel, tools and archives.
 const FREE_MIB: u64 = 160;
 
 fn letters() -> impl Iterator<Item = char> {
@@ -158,7 +158,7 @@ fn row(at: usize, variant: &Variant, done_again: u64, seen: &GuestOutput) -> Row
     Row { variant: variant.0, ring: said("RING"), queues: said("QUEUES"), done_again }
 }
 
-/// Prints a line for each disk; false if one of them lost data.
+/// Prints a line for each disk. Returns false if a disk lost data.
 fn works(client: &Client, variants: &'static [Variant]) -> bool {
     let name = client.name();
     let Ok(rows) = catch_unwind(AssertUnwindSafe(|| rows(client, variants))) else {
@@ -175,7 +175,7 @@ fn works(client: &Client, variants: &'static [Variant]) -> bool {
     true
 }
 
-/// `None`, with a line that gives the reason, where this machine cannot have the folder.
+/// `None` if this machine cannot have the folder; the test then prints the reason.
 fn debian_13() -> Option<DebianFolder> {
     let prepared = DebianFolder::prepare("trixie", &mut |step| eprintln!("{step}"));
     match prepared.unwrap_or_else(|error| panic!("no Debian 13: {error:#}")) {
@@ -199,7 +199,7 @@ fn firmwares(qemu: &Qemu) -> &'static [Firmware] {
     &[Firmware::SeaBios]
 }
 
-/// Each QEMU with each firmware and each kernel.
+/// All combinations of QEMU, firmware and kernel.
 fn all_clients() -> Vec<Client> {
     let folder = debian_13();
     let kernel_of =
@@ -258,7 +258,7 @@ fn ovmf_on_a_transitional_device_is_refused_by_a_line_that_says_what_helps() {
     }
 }
 
-/// QEMU passes the NVDIMM's file as guest memory.
+/// QEMU passes the NVDIMM's file to the server as guest memory.
 #[test]
 fn guest_with_an_nvdimm_on_an_ordinary_file_is_refused_by_a_line_that_says_why() {
     let qemu = Qemu::of_this_machine();

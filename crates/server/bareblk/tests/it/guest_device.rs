@@ -1,5 +1,5 @@
 //! The disk in a real guest: its attributes, read-only disks, discard, growth.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::OnceLock;
@@ -101,8 +101,8 @@ fn options_of_two_disks_show_in_one_guest_and_a_read_only_one_refuses_writes() {
 
 // ---- discard
 
-/// On each disk, writes 16 MiB, discards the first half and zeroes the second. Busybox runs its own `blkdiscard` first,
-/// which cannot zero.
+/// On each disk, writes 16 MiB, discards the first half and zeroes the second. Calls `blkdiscard` by its path: busybox
+/// would run its own, which cannot zero.
 const DISCARD: &str = "
     for disk in vda vdb; do
         dd if=/dev/urandom of=/dev/$disk bs=1M count=16 conv=fsync 2> /dev/null || fail write
@@ -122,8 +122,8 @@ const DISCARD: &str = "
     done
     echo BB:COMPLAINTS=$(complaints)";
 
-/// What a guest said, and the allocated bytes of its disks' images after each of the three steps. `/dev/vda` may be
-/// discarded, `/dev/vdb` not. One guest for the two tests.
+/// A guest's output, and the allocated bytes of its disks' images after each of the three steps. `/dev/vda` allows
+/// discards, `/dev/vdb` does not. Two tests share this guest.
 fn discarded() -> &'static (GuestOutput, [[u64; 3]; 2]) {
     static DISCARDED: OnceLock<(GuestOutput, [[u64; 3]; 2])> = OnceLock::new();
     DISCARDED.get_or_init(|| {
@@ -151,7 +151,7 @@ fn discarded_blocks_are_freed_and_zeroed_ones_are_kept_and_both_read_as_zeroes()
     assert_eq!(*discarded, written - 8 * MIB);
     assert_eq!(value(seen, "vda/REST"), "untouched", "{}", seen.console);
     assert_eq!(number(seen, "vda/NONZERO_DISCARDED"), 0);
-    // The guest asks for zeroes without UNMAP.
+    // The guest requests zeroes without UNMAP.
     assert_eq!(zeroed, discarded);
     assert_eq!(number(seen, "vda/NONZERO_ZEROED"), 0);
     assert_eq!(number(seen, "COMPLAINTS"), 0, "{}", seen.console);

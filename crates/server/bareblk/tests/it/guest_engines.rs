@@ -1,5 +1,5 @@
-//! One real guest with many disks: each engine and cache mode serves one, and the guest verifies its writes.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+//! One real guest with many disks, one per engine and cache mode. The guest verifies its writes.
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use xtask::guest::Vm;
@@ -8,7 +8,7 @@ use crate::guest::{MIB, Served, guest_image, number, run, script, sizes, value};
 
 const DISK_BYTES: u64 = 64 * MIB;
 
-/// A guest with these disks, `/dev/vda` first.
+/// A guest with these disks, the first of which is `/dev/vda`.
 fn guest_with(disks: &[Served], body: &str) -> Vm {
     let vm = Vm::new(&guest_image()).script(&script(body)).timeout(sizes::GUEST_DEADLINE.now());
     disks.iter().fold(vm, |vm, disk| vm.disk_socket(disk.socket(), 2).disk_args("queue-size=1024"))

@@ -1,8 +1,8 @@
 //! A real guest on failing storage: only the requests to the failed sectors get errors. With `--on-error
 //! hold-on-enospc` the guest waits for free space and never sees an error.
 //!
-//! Needs the right to mount (a small tmpfs, FUSE). Without it, the tests print that they are skipped.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+//! The tests need the right to mount (a small tmpfs, FUSE). Without that right, the tests report that they are skipped.
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;

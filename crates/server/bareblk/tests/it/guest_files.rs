@@ -45,7 +45,7 @@ fn files_are_whole_after_a_reset_and_in_a_new_guest() {
     assert_eq!(number(&with_reset, "COMPLAINTS") + number(&new_guest, "COMPLAINTS"), 0);
 }
 
-/// SeaBIOS drives the disk first (one small queue), then GRUB through SeaBIOS; then the kernel negotiates anew.
+/// SeaBIOS drives the disk first (one small queue), then GRUB through SeaBIOS; then the kernel negotiates again.
 #[test]
 fn firmware_boots_a_guest_from_the_disk_and_again_after_a_reset() {
     let mut disk = Served::new(192 * MIB, &[]);

@@ -1,5 +1,5 @@
 //! Reads and writes of a real guest, verified by the guest: mixed sizes, large requests, several memory regions.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use crate::guest::{MIB, Served, finish, line, number, run, sizes, spawn};
 
-/// `/dev/vda` has split rings, `/dev/vdb` packed ones. QEMU offers packed rings only when told to.
+/// `/dev/vda` has split rings, `/dev/vdb` packed ones. QEMU offers packed rings only if configured to.
 #[test]
 fn verified_writes_of_mixed_sizes_on_two_queues_find_no_error_in_either_ring_format() {
     let mib = sizes::VERIFIED_MIB.now();
@@ -66,14 +66,14 @@ fn requests_of_more_segments_than_the_queue_has_entries_are_verified() {
 
 // ---- memory
 
-/// `zone` reads a counter of a kernel zone; `buffers` puts fio's buffers into a tmpfs file and keeps it. The zone with
-/// the buffers then has fewer free pages. Linux takes user pages from the highest zone first.
+/// `zone` reads a counter of a kernel zone; `buffers` puts fio's buffers into a tmpfs file that stays allocated, so the
+/// zone with the buffers has fewer free pages. Linux takes user pages from the highest zone first.
 const ZONES: &str = "
     zone() { awk '/^Node/ { here = / +'$1'$/ } here && /'$2'/ { sum += $2 } END { print sum + 0 }' /proc/zoneinfo; }
     buffers() { dd if=/dev/zero of=/tmp/buffers bs=1M count=33 2> /dev/null; ln -f /tmp/buffers /tmp/kept; }
 ";
 
-/// This machine type puts 2 GiB below 4 GiB and the rest above: two regions of one file.
+/// This machine type puts 2 GiB below 4 GiB and the rest above: as two regions of one file.
 #[test]
 fn buffers_above_4_gib_are_read_and_written() {
     let mib = sizes::VERIFIED_MIB.now();
@@ -95,7 +95,7 @@ fn buffers_above_4_gib_are_read_and_written() {
     assert!(number(&output, "TAKEN_ABOVE_PAGES") >= 32 * MIB / 4096, "{}", output.console);
 }
 
-/// Each node is its own memory file. First one vCPU at a time uses the memory of its node, then both do.
+/// Each node has its own memory file. First, one vCPU at a time uses the memory of its node; then both vCPUs do.
 #[test]
 fn guest_with_two_nodes_of_memory_reads_and_writes_from_both() {
     let mib = sizes::VERIFIED_MIB.now();

@@ -1,9 +1,9 @@
-//! A running guest migrates between QEMUs on this host, again and again, while fio writes and verifies.
+//! A running guest migrates between QEMUs on this host, repeatedly, while fio writes and verifies.
 //!
-//! Both QEMUs connect to the same sockets of one server. A disk may have two sessions, one of which has rings
+//! Both QEMUs connect to the same sockets of one server. A disk may have two sessions, of which one has rings
 //! (`docs/how-to/migration.md`). Guest memory goes through a socket from one QEMU to the other, page by page. QEMU
 //! learns only from the server's dirty log which pages the device wrote meanwhile.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader, Write};
@@ -17,8 +17,8 @@ use xtask::guest::{RunningVm, Vm};
 use crate::guest::{MIB, Served, finish, number, sizes, spawn};
 use crate::rig::eventually;
 
-/// Verified runs on all disks, one after the other, until a file says stop. Half of fio's requests are reads, into
-/// pages that only the device writes.
+/// Verified runs on all disks, one after another, until a file tells them to stop. Half of fio's requests are reads,
+/// into pages that only the device writes.
 const VERIFIED_UNTIL_TOLD: &str = "
     (read stop < /dev/console; touch /tmp/stop) &
     number=0
@@ -44,7 +44,7 @@ impl Host {
         Self::start(vm, &place.join("qmp-0"), None)
     }
 
-    /// A QEMU that waits for the guest on this socket.
+    /// A QEMU that waits for the guest; returns the socket on which it waits.
     fn next(vm: &Vm, place: &Path, number: u64) -> (Self, PathBuf) {
         let incoming = place.join(format!("incoming-{number}"));
         let host = Self::start(vm, &place.join(format!("qmp-{number}")), Some(&incoming));
@@ -67,10 +67,10 @@ impl Host {
         self.vm.wait_for_line(pattern, LINE_DEADLINE).map(drop).map_err(died)
     }
 
-    /// Returns QEMU's report once the guest runs there.
+    /// Migrates the guest. Returns QEMU's report once the guest runs in the new QEMU.
     fn migrate_to(&mut self, incoming: &Path) -> Value {
-        // Slow enough that the guest writes while most memory is copied, fast enough that the rest is copied within the
-        // pause.
+        // The bandwidth is low enough that the guest writes while most memory is copied, and high enough that the rest
+        // is copied within the pause.
         self.qmp.ask("migrate-set-parameters", json!({ "max-bandwidth": 64 * MIB, "downtime-limit": 400 }));
         self.qmp.ask("migrate", json!({ "uri": format!("unix:{}", incoming.display()) }));
         eventually("the migration is over", || {
@@ -102,7 +102,7 @@ impl Qmp {
         serde_json::from_str(&line).unwrap()
     }
 
-    /// Skips events before the answer.
+    /// Sends a command and returns its answer. Skips events before the answer.
     fn ask(&mut self, command: &str, arguments: Value) -> Value {
         let question = json!({ "execute": command, "arguments": arguments });
         self.socket.get_mut().write_all(format!("{question}\n").as_bytes()).unwrap();
@@ -116,11 +116,11 @@ impl Qmp {
     }
 }
 
-/// Runs of the test, if the emulator breaks the guest. The emulator's processors can lose a store to memory that QEMU is
-/// sending: on a busy host the guest's kernel then panics, stops or reports a BUG, also without any disk. Wrong data that
-/// fio finds in a guest whose kernel is well is never excused.
+/// How often the test is tried if the emulator breaks the guest. The emulated processors can lose a store to memory
+/// that QEMU is sending: on a busy host, the guest's kernel then panics, stops or reports a BUG, even without any disk.
+/// Wrong data that fio finds always fails the test if the guest's kernel is intact.
 const ATTEMPTS: usize = 3;
-/// Longer than a run of fio takes. A guest that is silent for so long has stopped.
+/// Longer than a run of fio takes. A guest that prints nothing for this long has stopped.
 const LINE_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The console of a guest whose kernel died or stopped.
@@ -162,7 +162,8 @@ fn migrate_again_and_again() -> Result<(), KernelDied> {
         let state = here.migrate_to(&incoming);
         println!("migration {number}: {state}");
         here = there;
-        // Waits for whole runs that began after the migration: their data was not yet in memory before it.
+        // Waits for whole runs that began after the migration, because their data was not in memory before the
+        // migration.
         here.wait_for("on /dev/vda starts")?;
         here.wait_for("on /dev/vdb starts")?;
     }

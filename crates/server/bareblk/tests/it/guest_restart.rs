@@ -1,9 +1,11 @@
-//! A running guest whose servers restart, are killed, or take over from each other; and an image on a full file system.
+//! A running guest whose servers restart, are killed, or are replaced by live upgrades; and an image on a full file
+//! system.
 //!
-//! - A server that is told to stop finishes its requests. Its successor continues there, and the guest notices nothing.
-//! - A killed server leaves its in-flight log with the VMM (vhost-user, INFLIGHT_SHMFD). Its successor resubmits those
-//!   requests, and the guest notices nothing either. `BAREBLK_KILL_SEED` repeats a schedule of kills.
-#![cfg(target_arch = "x86_64")] // what the guest is made of
+//! - A server that is told to stop finishes its requests. Its successor continues with the rings, and the guest notices
+//!   nothing.
+//! - A killed server leaves its in-flight log with the VMM (vhost-user, INFLIGHT_SHMFD). Its successor resubmits the
+//!   requests in the log, and the guest notices nothing either. `BAREBLK_KILL_SEED` repeats a schedule of kills.
+#![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::PathBuf;
@@ -15,8 +17,8 @@ use xtask::guest::Vm;
 use crate::guest::{MIB, Served, finish, line, number, sizes, spawn, value};
 use crate::rig::{Place, is_root};
 
-/// Verified runs on all disks, one after the other, until a file says stop. Each run prints a line when it starts. The
-/// console is read in the background, where a shell has no standard input.
+/// Verified runs on all disks, one after another, until a file tells them to stop. Each run prints a line when it
+/// starts. A background job reads the console by name, because the shell gives the job no standard input.
 const VERIFIED_UNTIL_TOLD: &str = "
     (read stop < /dev/console; touch /tmp/stop) &
     number=0
@@ -62,7 +64,7 @@ fn verified_writes_go_on_while_servers_are_stopped_and_started() {
     assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
 }
 
-/// QEMU is not told to reconnect, so a lost connection would fail the disk.
+/// QEMU is not configured to reconnect, so a lost connection would make the disk fail.
 #[test]
 fn verified_writes_go_on_while_servers_take_over_from_each_other() {
     let mut disks = [(); 2].map(|()| Served::with_control(16 * MIB));
@@ -112,7 +114,7 @@ fn idle_guest_goes_on_with_the_successors_of_killed_servers() {
     assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
 }
 
-/// Long enough for a few fio runs to start and end, short enough to kill most of them at work.
+/// Long enough for a few fio runs to start and end, short enough that most servers are killed at work.
 const LONGEST_LIFE_MS: u64 = 400;
 
 /// Makes a file system on each disk, writes files with fsync while the server is killed, and checks the files
@@ -132,7 +134,8 @@ const FILES_UNDER_KILLS: &str = "
     done
     echo BB:COMPLAINTS_IN_ALL=$(complaints)";
 
-/// Kills come at random times. No write is lost or stale, the guest sees no error, and the file systems are intact.
+/// The servers are killed at random times. No write is lost or stale, the guest sees no error, and the file systems are
+/// intact.
 #[test]
 fn verified_writes_go_on_while_servers_are_killed_and_started() {
     let seed =
@@ -173,7 +176,7 @@ fn verified_writes_go_on_while_servers_are_killed_and_started() {
     assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
     assert_eq!(number(&seen, "COMPLAINTS_IN_ALL"), 0, "{}", seen.console);
     assert_eq!([number(&seen, "WHOLE_a"), number(&seen, "WHOLE_b")], [60, 60], "{}", seen.console);
-    // With few kills, one of the disks may have had nothing in flight each time.
+    // With few kills, one of the disks may have had nothing in flight at any kill.
     assert!(done_again.iter().any(|&count| count > 0), "no server had anything in flight: {done_again:?}");
 }
 
@@ -202,7 +205,7 @@ struct SmallFileSystem {
 }
 
 impl SmallFileSystem {
-    /// `None` if this process may not mount.
+    /// Mounts the file system; `None` if this process may not mount.
     fn mount(size_bytes: u64) -> Option<Self> {
         let place = Place::new();
         let dir = place.path("small");
@@ -224,7 +227,7 @@ impl Drop for SmallFileSystem {
     }
 }
 
-/// Uses the page cache: tmpfs takes O_DIRECT on some kernels only.
+/// Uses the page cache: tmpfs supports O_DIRECT only on some kernels.
 #[test]
 fn full_file_system_is_an_io_error_for_the_guest_and_space_makes_it_go_on() {
     let Some(small) = SmallFileSystem::mount(48 * MIB) else {

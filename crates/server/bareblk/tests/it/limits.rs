@@ -1,6 +1,6 @@
 //! Limits of IOPS and bandwidth through the real server: options, files, reloads and `bareblk ctl limit`.
 //!
-//! The upper bounds hold for the time that the client itself measures, so a busy machine cannot break them.
+//! The upper bounds refer to the time that the client itself measures, so a busy machine cannot cause a failure.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ fn ctl(place: &Place, words: &[&str]) -> Command {
     command
 }
 
-/// The value of `ok` in the answer.
+/// Sends a command, and returns the value of `ok` in the answer.
 fn ok(place: &Place, words: &[&str]) -> Value {
     let mut command = ctl(place, words);
     command.arg("--json");
@@ -33,7 +33,7 @@ fn controlled(place: &Place, options: &[&str]) -> Server {
     Server::start(command)
 }
 
-/// Random reads of 4 KiB. Returns how many completed, and the time of the whole client.
+/// Runs random reads of 4 KiB. Returns how many completed, and the run time of the whole client.
 fn reads(place: &Place, socket: &str, words: &[&str]) -> (u64, Duration) {
     let mut command = bench();
     command.args(["--rw=randread", "--bs=4k", "--runtime=1500ms", "--json", "--socket"]);
@@ -50,7 +50,7 @@ fn limit_of_an_option_holds_for_a_client_with_many_queues_and_a_change_applies_a
     let place = Place::new();
     let server = controlled(&place, &["--iops", "300", "--workers", "2"]);
     let (completed, elapsed) = reads(&place, "s", &["--numjobs=4", "--iodepth=8"]);
-    // The credit, a turn, and a request of each queue.
+    // The limit allows the rate, the credit, a turn, and a request of each queue.
     let allowed = 300.0 * elapsed.as_secs_f64() + 30.0 + 1.0 + 8.0;
     assert!(completed as f64 <= allowed, "{completed} in {elapsed:?}");
     assert!(completed >= 100, "{completed} in {elapsed:?}");
@@ -58,11 +58,11 @@ fn limit_of_an_option_holds_for_a_client_with_many_queues_and_a_change_applies_a
     assert_eq!((&limit["limits"][0]["limit"], &limit["limits"][0]["rate"]), (&"iops".into(), &300.into()));
     assert!(limit["throttled_requests"].as_u64().unwrap() > 0, "{limit}");
     assert_says(&output(ctl(&place, &["stats"])), &["root: ", "requests waited for limits"]);
-    // Without a configuration file, nothing restores the limits.
+    // Without a configuration file, nothing restores the old limits.
     assert_eq!(output(ctl(&place, &["limit", "root", "iops=off", "bps=4K"])), "changed\n");
     let shown = output(ctl(&place, &["limit"]));
     assert!(shown.contains("root  -      bps") && !shown.contains("iops"), "{shown}");
-    // A stop does not wait for requests that the limit keeps waiting.
+    // A stop does not wait for requests that wait because of the limit.
     assert!(server.stop(Signal::TERM).success());
 }
 
@@ -118,7 +118,7 @@ fn groups_of_a_file_hold_for_all_their_disks_and_a_reload_restores_what_ctl_chan
         both.map(|client| client.join().unwrap())
     });
     let elapsed = first.max(second);
-    // The credit, two turns, and a request of each queue.
+    // The limit allows the rate, the credit, two turns, and a request of each queue.
     assert!((a + b) as f64 <= 300.0 * elapsed.as_secs_f64() + 30.0 + 2.0 + 4.0, "{a} + {b} in {elapsed:?}");
     assert!(a + b >= 100, "{a} + {b} in {elapsed:?}");
 
@@ -138,7 +138,7 @@ fn groups_of_a_file_hold_for_all_their_disks_and_a_reload_restores_what_ctl_chan
     );
     assert_eq!(answer["disks"][0]["limits"], serde_json::json!([]));
 
-    // A front-end is connected: limits change all the same.
+    // Limits can change although a front-end is connected.
     let _front_end = std::os::unix::net::UnixStream::connect(place.socket("a")).unwrap();
     eventually("a session", || (ok(&place, &["list"])["disks"][0]["sessions"] == 1).then_some(()));
     file("bps = '8M'", "iops = 100\niops-max = 200");

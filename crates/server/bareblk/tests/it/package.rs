@@ -1,7 +1,8 @@
 //! Checks the units with systemd's own tools, the manual pages with man, and the Debian package in a clean Debian.
 //!
 //! - Three tests install a Debian in a folder (`mmdebstrap`, root, a mirror), in the long run only. Two of them boot
-//!   its   systemd: in namespaces (`package/boot.sh`) with the host's kernel, and in a virtual machine with Debian's.
+//!   its systemd: one in namespaces (`package/boot.sh`) with the host's kernel, the other in a virtual machine with
+//!   Debian's kernel.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
@@ -152,7 +153,8 @@ fn missing(tools: &[&str]) -> Option<String> {
     tools.iter().find(|tool| find_program(tool).is_none()).map(|tool| (*tool).to_owned())
 }
 
-/// A Debian in a folder. Only root on a Debian can make one, in the long run; else the test prints the reason.
+/// A Debian in a folder. Only root on a Debian system can make it, and only the long run does; otherwise the test
+/// prints the reason.
 struct Debian {
     place: tempfile::TempDir,
 }
@@ -252,7 +254,7 @@ fn units_serve_under_a_real_systemd() {
     assert!(log.ends_with("all is well\n"), "{log}\n{}", String::from_utf8_lossy(&booted.stderr));
 }
 
-/// Prints on the console how the script ended.
+/// Files that make the service print its script's exit status on the console.
 const ON_A_CONSOLE: [(&str, &str); 2] = [
     (
         "etc/systemd/system/test.service.d/console.conf",
@@ -265,7 +267,7 @@ const ON_A_CONSOLE: [(&str, &str); 2] = [
     ),
 ];
 
-/// This program also serves the machine's root disk.
+/// The program under test also serves the machine's root disk.
 #[test]
 fn units_serve_under_the_systemd_of_a_virtual_machine() {
     if let Some(tool) = missing(&["qemu-system-x86_64", "mke2fs"]) {
@@ -289,7 +291,7 @@ fn units_serve_under_the_systemd_of_a_virtual_machine() {
     assert_says(&said.console, &["all is well"]);
 }
 
-/// Both packages, of the programs under test; the server's is first.
+/// Builds both packages from the programs under test. The server's package is first.
 fn built_packages(folder: &Path) -> Vec<PathBuf> {
     rig::monitor_program();
     let programs = rig::bench_program();
@@ -347,7 +349,7 @@ fn each_package_has_its_programs_with_pages_and_completions_and_no_file_is_in_bo
     assert_says(&bench.0, &["Package: bareblk-bench\n", &same]);
 }
 
-/// This machine's release: a program built here needs its C library.
+/// This machine's Debian release, because a program built on this machine needs its C library.
 fn release() -> String {
     let text = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));

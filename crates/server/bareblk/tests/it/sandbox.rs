@@ -1,4 +1,4 @@
-//! The real program inside its sandbox: which rights it keeps, which operations still work, and which process does
+//! The real program inside its sandbox: which rights it keeps, which operations still work, and which process performs
 //! them.
 //!
 //! The tests of forbidden calls are beside the lists (`sandbox/tests/confined.rs`). Every other test here also runs the
@@ -48,12 +48,12 @@ fn verify(place: &Place) {
     bench(place, &["--rw=write", "--size=1m", "--verify=crc32c"]);
 }
 
-/// Uses this many queues, and so this many workers.
+/// Runs a load on this many queues, and so on this many workers.
 fn read_and_write(place: &Place, queues: u32) {
     bench(place, &["--rw=randrw", "--size=1m", &format!("--numjobs={queues}")]);
 }
 
-/// A field of `/proc/PID/task/TID/status`, by the thread's name.
+/// Returns a field of `/proc/PID/task/TID/status`, by the thread's name.
 fn of_each_thread(server: &Server, field: &str) -> BTreeMap<String, String> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
     let status = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok());
@@ -151,7 +151,7 @@ fn every_engine_serves_verified_io() {
 }
 
 /// The kernel may deliver a signal for the process to any thread that does not block it; kill(2) with a thread's ID
-/// makes it prefer that thread.
+/// makes the kernel prefer that thread.
 #[test]
 fn signal_that_any_thread_could_have_taken_does_its_usual_work() {
     for (engine, sandbox) in [("threads", "on"), ("linux-aio", "on"), ("posix-aio", "on"), ("threads", "off")]
@@ -169,7 +169,7 @@ fn signal_that_any_thread_could_have_taken_does_its_usual_work() {
         for signal in [Signal::HUP, Signal::TERM] {
             // Workers first: a signal that is already pending is not delivered again.
             for thread in threads.values().rev() {
-                // Threads may have exited; after the stop all have.
+                // Threads may have exited; after the stop, all of them have.
                 let _ = kill_process(Pid::from_raw(thread.parse().unwrap()).unwrap(), signal);
             }
         }
@@ -359,7 +359,7 @@ fn helper_ends_with_a_server_that_is_killed() {
     let helpers = children(&server);
     assert_eq!(helpers.len(), 1);
     server.kill();
-    // The process that inherits it reaps it.
+    // The process that inherits the helper reaps it.
     eventually("the helper's end", || {
         let state = std::fs::read_to_string(format!("/proc/{}/stat", helpers[0])).unwrap_or_default();
         (state.is_empty() || state.contains(") Z ")).then_some(())

@@ -1,4 +1,5 @@
-//! The real program under a service manager, which the tests imitate: its notifications, and the sockets it is passed.
+//! The real program under a service manager, which the tests imitate: the program's notifications, and the sockets
+//! passed to it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader};
@@ -142,7 +143,7 @@ fn watchdog_that_is_too_short_is_told_at_its_shortest_and_said() {
     assert!(server.stop(Signal::TERM).success());
 }
 
-/// The stop waits for a control client whose image is in use.
+/// The stop waits for a control client whose image is still in use.
 #[test]
 fn watchdog_has_no_complaints_while_the_server_stops() {
     let place = Place::new();
@@ -183,8 +184,8 @@ fn watchdog_of_another_process_hears_nothing() {
     assert!(!server.log().contains("watchdog"), "{}", server.log());
 }
 
-/// Stops a thread of the server with ptrace until the tracer's standard input is closed. In Rust that takes unsafe
-/// code.
+/// Stops a thread of the server with ptrace until the tracer's standard input is closed. This is a Python script,
+/// because ptrace in Rust needs unsafe code.
 const TRACER: &str = "
 import ctypes, sys
 ptrace, thread = ctypes.CDLL(None, use_errno=True).ptrace, int(sys.argv[1])
@@ -239,7 +240,8 @@ fn watchdog_hears_nothing_while_the_main_loop_hangs() {
 
 // ---- sockets
 
-/// Runs `command` with these sockets from descriptor 3 on. A shell puts them there: choosing numbers is unsafe in Rust.
+/// Runs `command` with these sockets from descriptor 3 on. A shell arranges the descriptors, because choosing their
+/// numbers is unsafe in Rust.
 fn passing(command: &Command, sockets: &[(&str, &UnixListener)]) -> Command {
     let mut script = String::new();
     for (index, (_, socket)) in sockets.iter().enumerate() {
@@ -270,7 +272,7 @@ fn passed_socket_is_the_disks_with_its_path_and_stays_as_it_was() {
     let server = Server::start(passing(&command, &[("anything", &socket)]));
     bench(&path);
     assert_eq!((inode(&path), mode(&path)), (before, 0o612));
-    // The kernel reports the process that called listen last as the peer. The server leaves the manager's backlog
+    // As the peer, the kernel reports the process that called listen last. The server leaves the manager's backlog
     // unchanged.
     let stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
     let peer = rustix::net::sockopt::socket_peercred(&stream).unwrap();

@@ -1,4 +1,4 @@
-//! The real program while it serves: image locks, signals, sockets, logs.
+//! The real program while it is serving: image locks, signals, sockets, logs.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::ffi::OsStr;
@@ -131,7 +131,7 @@ fn attr(ino: INodeNo) -> FileAttr {
     }
 }
 
-/// Unmounted when dropped, even if a process still waits for it.
+/// Unmounted when dropped, even if a process still waits for an answer.
 struct Mounted(PathBuf, Option<BackgroundSession>);
 
 impl Drop for Mounted {
@@ -164,7 +164,7 @@ fn start_that_waits_for_a_file_system_that_hangs_names_the_image_and_can_be_inte
 
 // ---- images of another format
 
-/// An image that begins as another format does.
+/// An image whose first bytes are those of a different format.
 fn foreign(place: &Place, name: &str) -> PathBuf {
     let image = place.path(name);
     std::fs::write(&image, [b"QFI\xfb\0\0\0\x03".as_slice(), &[0; 65_528]].concat()).unwrap();
@@ -212,7 +212,7 @@ fn disk_whose_guest_wrote_another_formats_bytes_is_left_out_and_the_others_are_s
     assert_says(&reload(), &["not changed: odd: ", "looks like qcow2"]);
     write("format = 'raw'");
     assert_eq!(reload(), "added odd\n");
-    // It was served: changes of its settings, and a live upgrade, must not take it from its guest.
+    // The disk was served, so a change of its settings or a live upgrade must not take the disk from its guest.
     write("queues = 2");
     assert_eq!(reload(), "replaced odd\n");
     let mut next = bareblk();
@@ -282,13 +282,13 @@ fn second_start_of_a_server_with_a_control_socket_ends_soon_and_names_the_first(
         command
     };
     let first = Server::start(start());
-    // Its log and its error are the two lines.
+    // The two lines are its log and its error.
     let run = start().output().unwrap();
     let text = String::from_utf8(run.stderr).unwrap();
     assert_eq!((run.status.code(), text.lines().count()), (Some(1), 2), "{text}");
     let pid = format!("(pid {})", first.pid());
     assert_says(&text, &["waiting a moment", "control socket", &pid, "bareblk ctl reload", "--take-over"]);
-    // A server that stops meanwhile is waited for.
+    // The second server waits for a server that is stopping.
     let second = Starting::new(start());
     second.wait_logged("waiting a moment");
     assert!(first.stop(Signal::TERM).success());
@@ -353,7 +353,7 @@ fn socket_gets_the_owner_and_group_that_were_asked_for() {
     command.args(["--socket-owner", "daemon", "--socket-group", "4321"]);
     let _server = Server::start(command);
     let socket = std::fs::metadata(place.socket("s")).unwrap();
-    assert_eq!((socket.uid(), socket.gid()), (1, 4321)); // daemon is 1 on every Linux
+    assert_eq!((socket.uid(), socket.gid()), (1, 4321)); // the user `daemon` is 1 on every Linux
 }
 
 // ---- output

@@ -33,7 +33,7 @@ fn served(place: &Place, image: &Path) -> Server {
     Server::start(command)
 }
 
-/// Writes at random, all the time; ended when dropped.
+/// A load of random writes, which ends when dropped.
 struct Load(Child);
 
 impl Load {
@@ -91,18 +91,18 @@ fn healthy_server_says_so_and_one_whose_worker_hangs_fails_the_check() {
         |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
     let worker = tasks.into_iter().find(|task| name(task).starts_with("bareblk-work")).expect("a worker");
     let worker = worker.file_name().into_string().unwrap();
-    // A debugger stops the worker's thread, and nothing else.
+    // A debugger stops only the worker's thread.
     let Some(_stopped) = Stopped::attach(&worker) else { return };
     let run = ctl(&place, &["health", "--timeout", "1"]).output().unwrap();
     assert_eq!(run.status.code(), Some(1));
     assert_says(&String::from_utf8(run.stdout).unwrap(), &["worker 0 does not answer"]);
 }
 
-/// A thread that a tracer has stopped; runs on when dropped.
+/// A thread that a tracer has stopped; it continues when dropped.
 struct Stopped(Child);
 
 impl Stopped {
-    /// `None`, with the reason, where tracing is not possible.
+    /// `None` if tracing is not possible; the test then prints the reason.
     fn attach(thread: &str) -> Option<Self> {
         const STOP: &str = "\
 import ctypes, os, sys
@@ -157,7 +157,7 @@ fn command_runs_while_nothing_is_written_and_its_exit_code_is_passed_on() {
     let _server = served(&place, &image);
     let load = Load::start(&place);
     let twice = format!("a=$(cksum {0}); sleep 0.3; [ \"$a\" = \"$(cksum {0})\" ]", image.display());
-    // The image changes all the time, except during a pause.
+    // The image changes constantly, except during a pause.
     assert!(!Command::new("sh").args(["-c", &twice]).status().unwrap().success());
     output(ctl(&place, &["pause", "root", "--", "sh", "-c", &twice]));
     load.wait_progress(&place);
@@ -180,7 +180,7 @@ fn pause_without_a_command_ends_with_its_client() {
     let out = client.stdout.take().unwrap();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut said).unwrap();
     assert_says(&said, &["disk root is paused", "press Enter"]);
-    // A second pause has to wait for the first.
+    // A second pause must wait for the first.
     assert_says(
         &refusal(ctl(&place, &["pause", "root", "--timeout", "0", "--", "true"])),
         &["another client"],
@@ -266,7 +266,7 @@ fn snapshots_of_two_disks_are_of_one_instant() {
     let Some(pair) = Pair::start() else { return };
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Counts up, always on the first disk before the second.
+        // Writes increasing numbers, always to the first disk before the second.
         scope.spawn(|| {
             let disk = |name| Device::connect(&Options::new(pair.place.socket(name))).unwrap();
             let ((_a, mut first), (_b, mut second)) = (disk("first"), disk("second"));
@@ -303,7 +303,7 @@ fn snapshot_that_fails_for_one_disk_leaves_none() {
     let Some(pair) = Pair::start() else { return };
     let other = pair.place.path("elsewhere");
     let words = [pair.word("first", "snap"), format!("second={}", other.display())];
-    // The folder of the second is no folder of an image.
+    // No image is in the folder of the second snapshot.
     assert_says(&refusal(ctl(&pair.place, &["snapshot", &words[0], &words[1]])), &["--allow-folders"]);
     assert!(!pair.snapshot("snap").exists() && !other.exists());
     std::fs::write(pair.snapshot("taken"), "x").unwrap();

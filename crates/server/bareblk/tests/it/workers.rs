@@ -24,7 +24,7 @@ fn worker(task: &std::path::Path) -> Option<Worker> {
     let (status, stat) = (read("status")?, read("stat")?);
     let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim().to_owned();
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    // Fields 19 and 41 of proc(5); the first after the name is the third.
+    // Fields 19 and 41 of proc(5); the first field after the name is field 3.
     let (nice, class) = (fields.get(16)?.to_string(), fields.get(38)?.to_string());
     name.starts_with("bareblk-work-").then_some((name, cpus, nice, class))
 }

@@ -1,4 +1,4 @@
-//! A test bed: one engine, one image, one guest memory, and the shortest way to push an op through.
+//! A test bed: one engine, one image, one guest memory, and the shortest way to run an op.
 //!
 //! See also: the cases (`cases.rs`), faults (`faults.rs`).
 
@@ -36,7 +36,7 @@ pub struct Bed {
     _storage: Storage,
 }
 
-/// The storage, removed with the bed.
+/// The storage, which is removed with the bed.
 enum Storage {
     Folder { _folder: tempfile::TempDir },
     Loop { device: String, _folder: tempfile::TempDir },
@@ -102,7 +102,7 @@ pub fn uring_loop_device() -> Option<Bed> {
     on_loop_device(uring(KernelAge::Newest), &[], |device| ImageOptions::new(device))
 }
 
-/// A device whose sectors are larger than the blocks that the guest sees. The page cache makes that possible.
+/// A device whose sectors are larger than the blocks that the guest sees. This is possible through the page cache.
 pub fn uring_4k_sectors() -> Option<Bed> {
     let small_blocks = |device: &str| ImageOptions {
         cache: CacheMode::Writeback,
@@ -152,7 +152,7 @@ pub fn fake_direct() -> Option<Bed> {
 }
 
 fn fake_on(cache: CacheMode) -> Option<Bed> {
-    // Some of its calls never end.
+    // Some of the fake engine's calls never end.
     let config = EngineConfig { drain_timeout: Duration::from_millis(200), ..config() };
     let (engine, handle) = FakeEngine::new(config.clone()).unwrap();
     let mut bed = on_file((Box::new(engine), config), disk_folder(), cache)?;
@@ -367,7 +367,7 @@ impl Bed {
         assert_eq!(self.run(kind, &[(0, len)]).result, Ok(()));
     }
 
-    /// Reads into memory that held something else before.
+    /// Reads into memory that held different data before.
     pub fn read(&mut self, offset_bytes: u64, len_bytes: u64) -> Vec<u8> {
         self.store(0, &vec![0xee; len_bytes as usize]);
         let range = self.range(offset_bytes, len_bytes);

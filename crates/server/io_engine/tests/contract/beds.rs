@@ -1,4 +1,4 @@
-//! Beds by engine; those of io_uring and the fake are in `bed.rs`.
+//! Beds by engine; those of io_uring and of the fake engine are in `bed.rs`.
 
 mod doubles;
 

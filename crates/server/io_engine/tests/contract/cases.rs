@@ -210,7 +210,7 @@ pub fn discarded_blocks_are_freed_and_read_as_zeroes(mut bed: Bed) {
     let range = bed.range(1 << 20, 2 << 20);
     let discard = OpKind::Discard { range, durability: Durability::Cached };
     assert_eq!(bed.run(discard, &[]).result, Ok(()));
-    // Checks the holes before it reads them, because `mmap` fills the holes that it reads.
+    // Checks the holes before it reads them, because reading through `mmap` fills the holes.
     if bed.is_file() {
         let freed = before - bed.image.file().metadata().unwrap().blocks();
         assert!(freed >= (2 << 20) / 512, "{freed} sectors freed");
@@ -360,7 +360,7 @@ pub fn fd_that_cannot_be_watched_is_reported(mut bed: Bed) {
         Err(_) => {}
         Ok(id) => {
             let failed = |event: &Event| matches!(event, Event::WatchFailed(WatchToken(3), _));
-            // The engine gives up the descriptor only after it has looked readable many times without an event.
+            // The engine gives up a descriptor only after it has been readable many times without an event.
             while !failed(&bed.next_event()) {}
             bed.engine.unwatch(id);
         }

@@ -120,7 +120,7 @@ impl Stream {
 }
 
 pub fn stream_with_cancellations_completes_and_its_data_is_right(bed: Bed) {
-    let seed = u64::from(std::process::id()) * 7919; // other calls in every run
+    let seed = u64::from(std::process::id()) * 7919; // different calls in every run
     println!("seed {seed}");
     let slots = vec![Slot::default(); SLOTS as usize];
     let mut stream = Stream { bed, slots, state: seed, cancelled: false };

@@ -1,6 +1,6 @@
 //! Tests the logic that all engines share when the kernel fails, transfers less than requested, or does not answer.
 //!
-//! Most cases run on the fake engine. The others need a real device that fails. See also: what every engine does
+//! Most cases run on the fake engine. The others need a real device that fails. See also: every engine's behaviour
 //! without faults (`cases.rs`).
 
 use std::os::unix::fs::MetadataExt;
@@ -385,7 +385,7 @@ fn durable_discard_whose_flush_fails_is_not_done() {
     assert_eq!(bed.run(discard, &[]).result, Err(OpError::Errno(Errno::IO)));
 }
 
-/// An op on a file other than the bed's own.
+/// Makes an op on a file other than the bed's own.
 fn on(file: FileId, bed: &Bed, token: u64, kind: OpKind, pieces: &[(u64, u64)]) -> Op {
     Op { file, ..bed.op(token, kind, pieces) }
 }

@@ -8,7 +8,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::bed::uring_direct;
 
-/// Major and minor, from `6.1.0-18-amd64`.
+/// The major and minor version, read from a text like `6.1.0-18-amd64`.
 fn kernel_version() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
@@ -33,7 +33,7 @@ fn direct_bed_bypasses_the_page_cache() {
     assert!(flags.contains(OFlags::DIRECT), "{flags:?}");
 }
 
-#[cfg(target_arch = "x86_64")] // what the guest is made of
+#[cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 mod in_a_guest {
     use xtask::guest::{GuestImage, OwnTests, TestsPassed};
 

@@ -84,7 +84,7 @@ suite!(@beds
     ]
 );
 
-/// Omits the cases that count an op's calls, because a layer also reads its table.
+/// The cases for layers. Omits the cases that count an op's calls, because a layer also reads its table.
 mod of_layers {
     suite!(@beds
         [layer]
@@ -123,7 +123,7 @@ mod of_layers {
     );
 }
 
-/// Only for files, because a device cannot be truncated.
+/// The cases for files only, because a device cannot be truncated.
 mod of_files {
     suite!(@beds
         [uring_direct, uring_buffered, uring_tmpfs, uring_before_6_1, uring_before_5_19, uring_5_15, fake, fake_direct,

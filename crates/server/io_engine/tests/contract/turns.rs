@@ -1,5 +1,5 @@
-//! Tests how much of a submission one file's ops may use. The fake engine makes its calls in `submit`, where copies of
-//! cached data also happen.
+//! Tests how much of a submission one file's ops may use. The fake engine makes its calls in `submit`, where engines
+//! also copy cached data.
 //!
 //! See also: what a call costs (`src/core/turn.rs`), what a call means (`faults.rs`).
 
@@ -19,13 +19,13 @@ fn calls(bed: &Bed) -> usize {
     bed.recorder.records().len()
 }
 
-/// Bytes that calls on `file` moved, without the first `calls` calls.
+/// Bytes that calls on `file` moved, except for the first `calls` calls.
 fn bytes_since(bed: &Bed, calls: usize, file: FileId) -> u64 {
     let records = bed.recorder.records();
     records.iter().skip(calls).filter(|record| record.file == file).map(|record| record.len_bytes).sum()
 }
 
-/// Does the part of a worker's pass that follows taking requests. Returns the completions.
+/// Runs the part of a worker's pass after it has taken requests. Returns the completions.
 fn pass(bed: &mut Bed) -> Vec<Completion> {
     let mut events = Vec::new();
     bed.engine.submit().unwrap();
@@ -48,7 +48,7 @@ fn read_beside_many_large_ones_in_flight_waits_for_one_turn_of_theirs() {
     assert!(pass(&mut bed).is_empty());
     bed.engine.submit().unwrap();
     let before = calls(&bed);
-    bed.engine.reap(&mut Vec::new()); // what stopped short is to be resumed
+    bed.engine.reap(&mut Vec::new()); // ops that stopped short are to be resumed
     let range = bed.range(0, 4096);
     let op = bed.op(99, OpKind::Read { range }, &[(0, 4096)]);
     bed.engine.push(io_engine::Op { file: neighbour, ..op }).unwrap();
@@ -71,7 +71,7 @@ fn first_calls_and_resumed_ones_share_a_turn() {
             bytes_since(&bed, before, file) / TURN_BYTES
         })
         .collect();
-    // One call each time. The core makes the next call as soon as it has the result of the last one.
+    // Each pass makes one call. The core makes the next call as soon as it has the last call's result.
     assert_eq!(after_each, (1..=16).collect::<Vec<u64>>());
 }
 

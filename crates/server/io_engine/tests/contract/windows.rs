@@ -1,4 +1,5 @@
-//! Tests how much of one file the kernel may have at once. The fake engine keeps its calls until they are released.
+//! Tests how many of one file's calls the kernel may have at once. The fake engine holds its calls until they are
+//! released.
 //!
 //! See also: how much a submission starts (`turns.rs`), what a call costs (`src/core/window.rs`).
 
@@ -11,7 +12,7 @@ const LARGE_BYTES: u64 = 1 << 20;
 /// A window of 1 MiB holds 32 calls of this size, because each costs 32 KiB.
 const MIDDLE_BYTES: u64 = 28 << 10;
 
-/// A disk, and another one on the same engine.
+/// A bed with a disk, and a second disk on the same engine.
 fn two_disks() -> (Bed, FileId) {
     let mut bed = fake().expect(FAKE);
     let neighbour = bed.engine.attach_file(spec(&bed.image)).unwrap();
@@ -36,7 +37,7 @@ fn calls(bed: &Bed, file: FileId) -> Vec<u64> {
     records.iter().filter(|record| record.file == file).map(|record| record.len_bytes).collect()
 }
 
-/// Does the part of a worker's pass that follows taking requests. Returns the completions.
+/// Runs the part of a worker's pass after it has taken requests. Returns the completions.
 fn pass(bed: &mut Bed) -> Vec<Completion> {
     let mut events = Vec::new();
     bed.engine.submit().unwrap();

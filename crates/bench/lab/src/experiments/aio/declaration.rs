@@ -10,7 +10,7 @@ use crate::experiment::{
 use crate::load::Pattern;
 use crate::load::disk::test_files::Place;
 
-/// Indexed as in the declaration.
+/// The workloads, indexed as in the declaration.
 pub(crate) const WORKLOADS: [(&str, &str, Place, Pattern); 4] = [
     ("disk-randwrite", "16k random writes, disk", Place::Disk, Pattern::Random),
     ("disk-write", "16k sequential writes, disk", Place::Disk, Pattern::Sequential),
@@ -44,7 +44,7 @@ const fn on_tmpfs(engine: EngineKind) -> Way {
     Way::Ring { engine, cache: CacheMode::Writeback, fd_pool: 4, tmpfs_only: true }
 }
 
-/// Indexed as in the declaration.
+/// The variants, indexed as in the declaration.
 pub(crate) const VARIANTS: [(&str, &str, Way); 14] = [
     ("bare", "bare metal, O_DIRECT", Way::Bare),
     ("bare-batched", "bare metal, own batched loop", Way::OwnLoop),
@@ -148,8 +148,8 @@ fn published() -> Published {
                 "writeback-posix-aio-4",
                 &["126.0", "67.35", "9.30", "165.0", "70.90", "7.09"],
             ),
-            row("asked for: sync=on", "writethrough-io_uring", &[]),
-            row("not there yet: io_uring", "none-io_uring", &[]),
+            row("requested: sync=on", "writethrough-io_uring", &[]),
+            row("not yet available: io_uring", "none-io_uring", &[]),
         ],
         conclusion: "posix-aio past the page cache has 7.6 % of native speed (random) and 3.9 % (sequential), \
                      because it runs the requests of one descriptor one after the other; linux-aio has 100 % and \
@@ -163,7 +163,7 @@ fn differences() -> Vec<Difference> {
     vec![
         difference(
             "fio in a Linux guest",
-            "the driver half of a virtqueue on a thread of the same process; the worker of a server on another",
+            "the driver half of a virtqueue on one thread, a server's worker on another thread of the same process",
             "this measures only the path from ring to file: no guest, no exits, no guest scheduler",
         ),
         difference(
@@ -179,12 +179,12 @@ fn differences() -> Vec<Difference> {
         difference(
             "cache=on, posix-aio before and after the change",
             "writeback, posix-aio with one descriptor (before) and with a pool of four (after)",
-            "the change was the pool",
+            "the change introduced the pool",
         ),
         difference(
             "bare metal submits one request per call",
-            "fio does the same here; the second row of bare metal is our own loop over io_uring, which \
-             submits in batches",
+            "fio does the same in this run; the second row of bare metal is our own loop over io_uring, which submits \
+             in batches",
             "the kernel merges neighbouring requests of a batch, so sequential writes exceed 100 % of fio",
         ),
         difference(
@@ -219,7 +219,8 @@ fn columns() -> Vec<Column> {
             "client's submit",
             "µs",
             2,
-            "Mean per request, in the client: time to fill in, add, publish and kick. Does not exist for bare metal.",
+            "Mean per request, in the client: time to fill in, add and publish the request, and to kick. \
+             Bare metal has no such figure.",
         ),
         column(
             "complete",
@@ -234,9 +235,8 @@ fn columns() -> Vec<Column> {
             "CPU per I/O",
             "µs",
             2,
-            "Processor time of the process without the client's thread, per request: the worker, its \
-             helpers, the kernel's threads for it. Bare metal: all of fio's job, which is client and server \
-             in one.",
+            "Processor time of the process without the client's thread, per request: the worker, its helpers, and the \
+             kernel threads that work for them. Bare metal: all of fio's job, which is client and server in one.",
         ),
     ]
 }

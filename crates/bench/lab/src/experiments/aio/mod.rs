@@ -27,7 +27,7 @@ use crate::load::{Job, Measured};
 use crate::machine::StoragePlace;
 
 const BLOCK_BYTES: u32 = 16 << 10;
-/// The published value.
+/// Queue depth of the published measurements.
 const DEPTH: u16 = 74;
 const FIO_IS_ONE_BY_ONE: &str = "fio submits one request per call, as in the published job. The worker \
                                  submits in batches, and the kernel merges neighbouring requests, so \
@@ -52,7 +52,7 @@ impl Aio {
 
     fn bare(&self, place: Place, job: &Job) -> Result<Measured, SampleError> {
         let file = self.files.one(place)?;
-        let no_direct = |error| SampleError::because("O_DIRECT is not possible here", &error);
+        let no_direct = |error| SampleError::because("O_DIRECT is not possible on this storage", &error);
         file.check_direct().map_err(no_direct)?;
         if self.fio.is_some() {
             return fio::run(file.path(), job, &self.setup.scratch, &self.setup.stop);
@@ -67,7 +67,7 @@ impl Aio {
             ));
         }
         let file = self.files.one(place)?;
-        let no_direct = |error| SampleError::because("O_DIRECT is not possible here", &error);
+        let no_direct = |error| SampleError::because("O_DIRECT is not possible on this storage", &error);
         file.check_direct().map_err(no_direct)?;
         bare::run(open(file, CacheMode::None)?, job, &self.setup.stop)
     }
@@ -136,7 +136,7 @@ impl Bench for Aio {
             }
         };
         if self.storages()[0].file_system.starts_with("tmpfs") {
-            notes.push("The disk is a tmpfs too: give a folder on a real one with --storage.".to_owned());
+            notes.push("The disk is a tmpfs too: give a folder on a real disk with --storage.".to_owned());
         }
         notes
     }

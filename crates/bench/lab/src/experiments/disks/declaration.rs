@@ -8,7 +8,7 @@ use crate::experiment::{
 pub(crate) const BLOCK_BYTES: u32 = 4096;
 /// Queue depth of a busy disk.
 pub(crate) const DEPTH: u32 = 16;
-/// More busy disks than this are never measured: each has a filled image.
+/// The largest number of busy disks in any variant. Each of them needs a filled image.
 pub(crate) const MOST_BUSY: usize = 10;
 const READ: &str = "randread";
 const ONE: &str = "disks-1";
@@ -17,15 +17,15 @@ const HUNDRED: &str = "disks-100";
 const THOUSAND: &str = "disks-1000";
 const THOUSAND_TEN: &str = "disks-1000-busy";
 
-/// The numbers of disks of one server.
+/// How many disks one server has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Count {
     pub disks: usize,
-    /// How many of them have a client.
+    /// How many of the disks have a client.
     pub busy: usize,
 }
 
-/// In the order of the tables.
+/// The variants, in the order of the tables.
 pub(crate) fn counts() -> Vec<(Variant, Count)> {
     let count = |disks, busy| Count { disks, busy };
     vec![
@@ -55,8 +55,8 @@ pub(crate) fn declaration() -> Declaration {
         },
         differences: vec![Difference::new(
             "disks of guests",
-            "sparse files on a RAM disk; those that are busy are filled. No front-end is connected to an idle disk",
-            "this measures what a disk costs beyond its session",
+            "sparse files on a RAM disk; the files of busy disks are filled. No front-end is connected to an idle disk",
+            "this measures the cost of a disk without that of a connected session",
         )],
         targets: targets(),
         variants: counts().into_iter().map(|(variant, _)| variant).collect(),
@@ -107,7 +107,7 @@ fn columns() -> Vec<Column> {
     COLUMNS.into_iter().map(column).collect()
 }
 
-/// Id, title, unit, decimals, what is measured.
+/// The columns: id, title, unit, decimals, and what is measured.
 const COLUMNS: [(&str, &str, &str, usize, &str); 6] = [
     ("iops", "IOPS", "1/s", 0, "Requests of all busy disks that completed in the counted time."),
     ("cpu", "server CPU", "µs/IO", 2, "Processor time of all threads of the server, per request."),
@@ -118,8 +118,14 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 6] = [
         "memory per disk",
         "KiB",
         2,
-        "Private memory (RssAnon) of the server and its helper before a client connects, less that of the same \
-         server with one disk, per further disk.",
+        "Private memory (RssAnon) of the server and its helper before a client connects, minus that of the same server \
+         with one disk, divided by the number of further disks.",
     ),
-    ("control", "control", "ms", 2, "A request for all counters over the control socket, after the load."),
+    (
+        "control",
+        "control",
+        "ms",
+        2,
+        "Duration of a request for all counters over the control socket, after the load.",
+    ),
 ];

@@ -23,7 +23,8 @@ use crate::load::server::placed::{Layout, PlacedServer, Placing};
 use crate::load::server::stats::Stats;
 use crate::machine::StoragePlace;
 
-/// The pause between the start of a server and the reading of its memory: it frees what it needed only to start.
+/// Pause between the start of a server and the reading of its memory, in which the server frees what only its start
+/// needed.
 const SETTLE: Duration = Duration::from_millis(300);
 
 pub(crate) fn experiment() -> Experiment {

@@ -34,7 +34,7 @@ pub(crate) fn workers(cores: usize) -> usize {
     (cores / 2).clamp(1, MOST_WORKERS)
 }
 
-/// In the order of the tables: the tenth guest's behaviour, and the cache mode of all disks.
+/// The variants in the order of the tables, each with the tenth guest's behaviour and the cache mode of all disks.
 pub(crate) fn attacks() -> Vec<(Variant, Attack, &'static str)> {
     let past_the_cache = [
         (BUSY, "an ordinary busy guest", Attack::Busy),
@@ -59,7 +59,7 @@ pub(crate) fn attacks() -> Vec<(Variant, Attack, &'static str)> {
     past_the_cache.into_iter().chain(through).collect()
 }
 
-/// In the order of the report.
+/// The loads, in the order of the report.
 pub(crate) fn loads() -> Vec<(Workload, Place)> {
     vec![
         (Workload::new(RAM, "4k random reads of nine guests, RAM disk, depth 4 each"), Place::Tmpfs),
@@ -76,7 +76,7 @@ pub(crate) fn declaration() -> Declaration {
         source: Source {
             title: "No publication: this is this project's own requirement".into(),
             year: 2026,
-            setup: "nine good guests and one on one server".into(),
+            setup: "nine good guests and a hostile one on one server".into(),
         },
         published: Published {
             caption: "No published figures".into(),
@@ -87,8 +87,8 @@ pub(crate) fn declaration() -> Declaration {
         },
         differences: vec![Difference::new(
             "guests, each on its own processors",
-            "threads of this program; the tenth never sleeps, whether it is hostile or ordinary: the \
-             ordinary one polls",
+            "threads of this program; the tenth never sleeps, whether it is hostile or ordinary (the ordinary one \
+             polls)",
             "the scheduler, not the server, decides how much processor time a spinning virtual CPU takes \
              from its neighbours",
         )],
@@ -157,16 +157,22 @@ pub(crate) fn columns() -> Vec<Column> {
     COLUMNS.into_iter().map(column).collect()
 }
 
-/// Id, title, unit, decimals, what is measured.
+/// The columns: id, title, unit, decimals, and what is measured.
 const COLUMNS: [(&str, &str, &str, usize, &str); 10] = [
     ("iops", "IOPS of nine", "1/s", 0, "Requests of all nine guests that completed in the counted time."),
-    ("worst", "of the worst", "1/s", 0, "The same for the slowest of the nine."),
+    (
+        "worst",
+        "of the worst",
+        "1/s",
+        0,
+        "Requests of the slowest of the nine guests that completed in the counted time.",
+    ),
     (
         "latency",
         "mean latency",
         "µs",
         1,
-        "From submitting a request until the client takes its completion; the nine guests.",
+        "From submitting a request until the client takes its completion, over all nine guests.",
     ),
     ("p50", "50 % latency", "µs", 1, "Half of the nine's requests are faster; excludes the submission."),
     ("p99", "99 % latency", "µs", 1, "99 % of the nine's requests are faster; excludes the submission."),
@@ -176,7 +182,7 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 10] = [
         "unanswered",
         "guests",
         0,
-        "Guests of the nine whose run ended because a request had no answer for 30 s, including the warm-up.",
+        "Good guests whose run ended because a request was not answered for 30 s, including the warm-up.",
     ),
     (
         "cpu",

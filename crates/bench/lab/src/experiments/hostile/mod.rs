@@ -29,7 +29,7 @@ pub(crate) fn experiment() -> Experiment {
 
 struct Hostile {
     setup: Setup,
-    /// Each with the cache mode.
+    /// The attacks, each with the cache mode of its disks.
     attacks: Vec<(Attack, &'static str)>,
     loads: Vec<Place>,
     columns: Vec<String>,
@@ -54,8 +54,8 @@ impl Hostile {
         Ok(self.files.all(place)?.iter().map(TestFile::path).collect())
     }
 
-    /// `files`: one per disk; the tenth has `tenth_bytes`. Calls `hang` once the server serves, and drops its result
-    /// before the server.
+    /// `files`: one per disk; the tenth has `tenth_bytes`. Calls `hang` once the server is serving, and drops its
+    /// result before the server.
     #[allow(clippy::cast_precision_loss)] // counts of one sample
     fn measure<H>(
         &self,
@@ -108,8 +108,8 @@ fn frozen_disk(storage: &Path) -> Result<FrozenDisk, String> {
         release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0_u32));
     if (numbers.next(), numbers.next()) < (Some(6), Some(12)) {
         return Err(format!(
-            "no file system to freeze: Linux {release} waits in io_uring_enter for a write to a frozen one; \
-             Linux 6.12 does not"
+            "no file system to freeze: on Linux {release}, io_uring_enter waits for a write to a frozen file system; \
+             use Linux 6.12 or newer"
         ));
     }
     FrozenDisk::make(storage)
@@ -129,11 +129,11 @@ impl Bench for Hostile {
             return self.measure((attack, cache), &files, cell, self.setup.effort.file_bytes, || Ok(()));
         }
         // Takes the disk out of its field, so that the disk can be frozen while the other fields are borrowed.
-        let unprepared = Err("it is in use".to_owned());
+        let unprepared = Err("the frozen disk is in use".to_owned());
         let mut disk = std::mem::replace(&mut self.frozen, unprepared).map_err(SampleError::Unavailable)?;
         files[GOOD] = disk.image().to_path_buf();
         let reading = self.measure((attack, cache), &files, cell, IMAGE_BYTES, || {
-            disk.freeze().map_err(|error| SampleError::because("the file system does not freeze", &error))
+            disk.freeze().map_err(|error| SampleError::because("the file system cannot be frozen", &error))
         });
         self.frozen = Ok(disk);
         reading

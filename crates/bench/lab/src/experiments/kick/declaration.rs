@@ -26,7 +26,7 @@ impl Lock {
     }
 }
 
-/// Indexed as in the declaration; each unlocked variant follows the locked one it is compared with.
+/// The variants, indexed as in the declaration. Each unlocked variant follows the locked one that it is compared with.
 pub(crate) const VARIANTS: [(&str, &str, Lock, KickPolicy); 12] = [
     ("ticket-locked", "ticket, locked", Lock::Ticket, KickPolicy::Locked),
     ("ticket-unlocked", "ticket, unlocked", Lock::Ticket, KickPolicy::Unlocked),
@@ -58,7 +58,7 @@ pub(crate) fn declaration(cores: usize) -> Declaration {
     let loads = loads(cores);
     Declaration {
         name: "kick".into(),
-        question: "How much does it gain to notify the device without holding the queue's lock?".into(),
+        question: "How much is gained by notifying the device without holding the queue's lock?".into(),
         source: Source {
             title: "virtio_blk: unlock vblk->lock during kick (Linux)".into(),
             year: 2012,
@@ -105,7 +105,7 @@ fn published() -> Published {
     let column = PublishedColumn::new;
     let row = PublishedRow::new;
     Published {
-        caption: "IOPS, with the lock held during the notification and without".into(),
+        caption: "IOPS, with and without the lock held during the notification".into(),
         columns: vec![
             column("12 devices, plain QEMU", "disks-12", "iops"),
             column("12 devices, data-plane QEMU", "disks-12", "iops"),
@@ -151,8 +151,8 @@ fn differences() -> Vec<Difference> {
         ),
         difference(
             "256 jobs of depth 64 on one queue: most of the 16,384 requests wait outside the queue",
-            "the same, on one queue of 1024: once with a thread per job, and once with all jobs on one \
-             thread per core, as a guest's kernel runs them on its virtual CPUs",
+            "the same jobs, on one queue of 1024: once with a thread per job, and once with all jobs on one thread per \
+             core, as a guest's kernel runs them on its virtual CPUs",
             "the first is the job as written, the second has the contention that the job was meant to show",
         ),
         difference(
@@ -186,7 +186,13 @@ fn columns() -> Vec<Column> {
     let in_files = Column::in_files;
     vec![
         column("iops", "IOPS", "1/s", 0, "Requests completed in the counted time, all threads together."),
-        in_files(column("bandwidth", "bandwidth", "MB/s", 1, "Their bytes, in units of 10^6.")),
+        in_files(column(
+            "bandwidth",
+            "bandwidth",
+            "MB/s",
+            1,
+            "Bytes of the requests completed in the counted time, in units of 10^6.",
+        )),
         in_files(column(
             "runtime",
             "run time",
@@ -214,7 +220,7 @@ fn columns() -> Vec<Column> {
             "kicks per I/O",
             "",
             3,
-            "Notifications that the device wanted, per request submitted.",
+            "Notifications that the device requested, per submitted request.",
         ),
         column("held", "lock held", "ns/IO", 0, LOCK),
         column("waited", "waited for lock", "ns/IO", 0, LOCK),
@@ -222,12 +228,12 @@ fn columns() -> Vec<Column> {
 }
 
 const CLAT: &str = "From just before a request is submitted until a thread finds it completed (fio's clat begins after \
-                    the submission, and is shorter by that).";
-const CPU: &str = "Of the driver's threads (getrusage), in % of the time they ran, as fio has it; a server's threads are \
-                   not in it.";
-const LOCK: &str = "Over all threads, per request completed: submissions and completions take the lock. One acquisition in \
-                    17 is timed, which costs about 5 ns per acquisition and 1.5 ns of holding; a free lock counts as \
-                    waited for by one reading of the clock, some 25 ns.";
+                    the submission, so it is shorter).";
+const CPU: &str = "Of the driver's threads (getrusage), in % of their run time, as in fio; excludes a server's \
+                   threads.";
+const LOCK: &str = "Over all threads, per request completed: submissions and completions take the lock. One \
+                    acquisition in 17 is timed, which adds about 5 ns per acquisition and 1.5 ns to the time that the \
+                    lock is held. The measured wait for a free lock is one clock reading, about 25 ns.";
 
 fn curves() -> Vec<Curves> {
     let axis = |key: &str, title: &str| Axis { key: key.into(), title: title.into() };

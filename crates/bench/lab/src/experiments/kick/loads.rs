@@ -15,7 +15,7 @@ const COSTS_US: [u32; 5] = [0, 1, 2, 5, 10];
 /// Notification cost, in µs, of the in-process load's variants and of the target.
 const USUAL_COST_US: u32 = 2;
 
-/// The destination of the requests.
+/// Where the requests go.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Way {
     /// To a null device in this process, by a notification that takes `cost_us`.
@@ -24,7 +24,6 @@ pub(crate) enum Way {
     Socket { disks: usize },
 }
 
-/// One load.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Load {
     pub workload: Workload,
@@ -37,16 +36,16 @@ pub(crate) struct Load {
     /// Depth of each job.
     pub depth: u16,
     pub queue_size: u16,
-    /// Number of requests of the whole published job, if it ends.
+    /// Number of requests of the whole published job, if the job has an end.
     pub requests: Option<u64>,
 }
 
 /// The number of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Jobs {
-    /// One per thread.
+    /// One job per thread.
     PerThread,
-    /// A fixed number.
+    /// A fixed number of jobs.
     Fixed(usize),
 }
 
@@ -71,7 +70,7 @@ pub(crate) fn thread_counts(cores: usize) -> Vec<usize> {
 }
 
 impl Load {
-    /// More threads than cores: locks that only spin are not measured.
+    /// Whether there are more threads than cores. Locks that only spin are not measured then.
     pub fn is_crowded(&self, cores: usize) -> bool {
         self.threads > cores
     }

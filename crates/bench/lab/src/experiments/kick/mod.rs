@@ -40,7 +40,7 @@ const DISK_BYTES: u64 = JOB_BYTES;
 /// A polling server requests almost no notifications; the published servers did not poll.
 const NO_POLLING: Duration = Duration::ZERO;
 const MOST_DISKS: usize = 12;
-/// Buffers are rounded up to this.
+/// Buffer sizes are rounded up to a multiple of this.
 const PAGE_BYTES: u64 = 4096;
 
 pub(crate) fn experiment() -> Experiment {

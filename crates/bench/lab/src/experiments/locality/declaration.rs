@@ -23,7 +23,7 @@ pub(crate) struct Way {
     pub placing: Placing,
 }
 
-/// The load on it.
+/// The load on the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     pub place: Place,
@@ -56,7 +56,7 @@ const AIO_QUEUE: &str = "aio-queue";
 const AIO_SHARED: &str = "aio-shared";
 const AIO_NO_REAP: &str = "aio-no-reap";
 const AIO_ADAPTIVE: &str = "aio-adaptive";
-/// Ids with their policies.
+/// Ids of the variants with fixed hand-over policies, and the policies.
 const BATCHES: [(&str, &str); 8] = [
     ("count-1", "count:1"),
     ("count-4", "count:4"),
@@ -76,7 +76,7 @@ const RAM: &str = "ram-1";
 const RAM_TWO: &str = "ram-2";
 const ON_DISK: [&str; 4] = [DISK, DISK_ASLEEP, DISK_TWO, DISK_SINGLE];
 
-/// In the order of the tables.
+/// The variants, in the order of the tables.
 pub(crate) fn ways() -> Vec<(Variant, Way)> {
     let shared = |reap_on_submit| Placing::Shared { reap_on_submit };
     let completion = |hand_over, host| Placing::Completion { hand_over, host };
@@ -113,7 +113,7 @@ pub(crate) fn ways() -> Vec<(Variant, Way)> {
     ways
 }
 
-/// In the order of the report.
+/// The loads, in the order of the report.
 pub(crate) fn loads(cores: usize) -> Vec<(Workload, Ask)> {
     let queues = queues(cores);
     let usual = u32::try_from((DEPTH / usize::from(queues)).max(1)).unwrap_or(1);
@@ -179,17 +179,17 @@ fn published() -> Published {
         columns: vec![column("16-CPU x86-64"), column("2-node")],
         rows: vec![
             row("1: only the completion CPU reaps", AIO_NO_REAP, first),
-            row("1: the same, over io_uring", NO_REAP, first),
+            row("1: only the completion CPU reaps, io_uring", NO_REAP, first),
             row("2: the completion CPU submits", AIO_ADAPTIVE, second),
-            row("2: the same, over io_uring", ADAPTIVE, second),
-            row("2: and it is given less other work", APART, &[]),
+            row("2: the completion CPU submits, io_uring", ADAPTIVE, second),
+            row("2: the completion CPU also gets less other work", APART, &[]),
             row("wished for: a queue pair per CPU", AIO_QUEUE, &[]),
-            row("wished for: the same, over io_uring", QUEUE, &[]),
+            row("wished for: a queue pair per CPU, io_uring", QUEUE, &[]),
         ],
-        conclusion: "Reaping on the submission path costs 1.4 %, submitting elsewhere than where the completion is handled \
-                     2 to 3 %. The completion CPU becomes busier, so it must be given less other work; each request that \
-                     is moved costs an interrupt and a context switch, so how much to batch is open. With a queue pair \
-                     per CPU the problem is gone."
+        conclusion: "Reaping on the submission path costs 1.4 %, submitting on a different CPU from the one that \
+                     handles the completion costs 2 to 3 %. The completion CPU becomes busier, so it must be given \
+                     less other work; each request that is moved costs an interrupt and a context switch, so the best \
+                     batch size remains open. A queue pair per CPU would solve the problem."
             .into(),
     }
 }
@@ -199,21 +199,21 @@ fn differences() -> Vec<Difference> {
     vec![
         difference(
             "a kernel's submission path and its completion interrupt, on CPUs",
-            "a server's workers, each a thread bound to a core (two share one if there are too few): a ring for each, one \
-             behind a lock, or one that belongs to the completion worker",
+            "a server's workers, each a thread bound to a core (two share one if there are too few): a ring for each, \
+             or one ring for all, which is behind a lock or belongs to the completion worker",
             "the kernel has a queue per CPU now; the question still applies to devices with a single queue",
         ),
         difference(
             "the kernel's own block layer, completions in an interrupt",
-            "Linux AIO, which completes in the interrupt as then, and io_uring, whose kernel finishes a call in the thread \
+            "Linux AIO, which still completes in the interrupt, and io_uring, which finishes a request in the thread \
              that submitted it",
             "io_uring's own behaviour is part of the question; each engine is compared with its own 'shared'",
         ),
         difference(
             "a database's transactions",
-            "4k random reads by this project's driver; a queue per core, whose clients sleep until they are \
+            "4k random reads by this project's driver; a queue per core, and clients that sleep until they are \
              notified",
-            "writes to such storage vary by more than the expected differences",
+            "write speeds vary by more than the expected differences",
         ),
         difference(
             "submissions are queued to a real-time worker on the completion CPU",
@@ -222,19 +222,19 @@ fn differences() -> Vec<Difference> {
         ),
         difference(
             "16 CPUs, and two nodes",
-            "this machine's cores; the report compares the gains of both with the same figure, that of a \
-             device whose workers never poll",
+            "this machine's cores; the report compares both published gains with the same figure of this run, that of \
+             one device whose workers never poll",
             "the kernel does not poll: an interrupt wakes it",
         ),
         difference(
             "many disks behind one controller",
-            "one device and two: files, both on the same storage",
+            "one device or two, which are files on the same storage",
             "two devices show the cost of dividing completions among workers",
         ),
     ]
 }
 
-/// In the order of the tables; the compared column is first.
+/// The columns, in the order of the tables. The compared column is first.
 pub(crate) fn columns() -> Vec<Column> {
     let column = |(id, title, unit, decimals, files_only, measured)| Column {
         files_only,
@@ -243,7 +243,7 @@ pub(crate) fn columns() -> Vec<Column> {
     COLUMNS.into_iter().map(column).collect()
 }
 
-/// Id, title, unit, decimals, whether in files only, what is measured.
+/// The columns: id, title, unit, decimals, whether the column is only in files, and what is measured.
 const COLUMNS: [(&str, &str, &str, usize, bool, &str); 17] = [
     (
         "iops",
@@ -267,7 +267,7 @@ const COLUMNS: [(&str, &str, &str, usize, bool, &str); 17] = [
         "1/IO",
         3,
         false,
-        "Voluntary and involuntary, summed over the server's threads, without threads that ended meanwhile.",
+        "Voluntary and involuntary, summed over the server's threads, except threads that ended meanwhile.",
     ),
     (
         "wakes",
@@ -309,10 +309,17 @@ const COLUMNS: [(&str, &str, &str, usize, bool, &str); 17] = [
         true,
         "Adaptive hand-over: the completion worker slept, was left asleep, and woke up by its own I/O.",
     ),
-    ("passed", "passed on", "1/IO", 3, true, "Completions that a worker other than the request's reaped."),
-    ("contended", "lock contended", "%", 2, true, "Of the times it was taken."),
-    ("lock-takes", "lock taken", "1/IO", 3, true, "Of the shared engine."),
-    ("kicks", "kicks", "1/IO", 3, true, "Notifications that the server wanted, per request."),
+    ("passed", "passed on", "1/IO", 3, true, "Completions reaped by a worker other than the request's own."),
+    (
+        "contended",
+        "lock contended",
+        "%",
+        2,
+        true,
+        "Share of the acquisitions of the shared engine's lock that found it taken.",
+    ),
+    ("lock-takes", "lock taken", "1/IO", 3, true, "Acquisitions of the shared engine's lock, per request."),
+    ("kicks", "kicks", "1/IO", 3, true, "Notifications that the server requested, per request."),
 ];
 
 const LATENCY: &str = "This share of the requests is faster; excludes the submission, like fio's clat.";

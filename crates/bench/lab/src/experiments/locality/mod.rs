@@ -19,7 +19,7 @@ use crate::load::server::placed::{Layout, PlacedServer};
 use crate::load::{BlockJob, cores};
 use crate::machine::StoragePlace;
 
-/// One per disk of a load.
+/// Number of test files: one per disk of the largest load.
 const FILES: usize = 2;
 
 pub(crate) fn experiment() -> Experiment {
@@ -96,7 +96,8 @@ impl Bench for Locality {
         let (workers, queues) = (declared::workers(self.cores), declared::queues(self.cores));
         let cores = self.cores;
         let mut notes = vec![format!(
-            "{workers} workers on {} of {cores} cores, {queues} queues per device: queue i is worker i mod {workers}'s.",
+            "{workers} workers on {} of {cores} cores, {queues} queues per device: worker i mod {workers} \
+             serves queue i.",
             workers.min(cores)
         )];
         if cores < workers + usize::from(queues) {
@@ -107,7 +108,7 @@ impl Bench for Locality {
         }
         let disk = StoragePlace::of("disk", &self.setup.storage);
         if disk.file_system.starts_with("tmpfs") {
-            notes.push("The disk is a tmpfs too: give a folder on a real one with --storage.".to_owned());
+            notes.push("The disk is a tmpfs too: give a folder on a real disk with --storage.".to_owned());
         }
         notes
     }

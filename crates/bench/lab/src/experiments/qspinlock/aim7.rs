@@ -1,8 +1,8 @@
 //! `qspinlock-aim7`: runs the users' jobs over one family of locks.
 //!
-//! `sample → users (threads, or carried by one per core) → jobs until done or the deadline → Tally → Reading`
+//! `sample → users (threads, or run by one thread per core) → jobs until done or the deadline → Tally → Reading`
 //!
-//! - Each sample makes locks, structures and threads anew.
+//! - Each sample makes new locks, structures and threads.
 
 use std::marker::PhantomData;
 
@@ -28,7 +28,7 @@ struct Aim7 {
     setup: Setup,
 }
 
-/// A run with this lock also uses it for the table, so readers exclude each other.
+/// A run with this lock uses the lock for the table as well, so readers exclude each other.
 struct Ticket;
 
 impl Family for Ticket {
@@ -102,7 +102,7 @@ impl Bench for Aim7 {
             Kind::ParkingLot => run::<ParkingLot>(users, stop),
         }?;
         if !tally.is_sound {
-            return Err(SampleError::Unavailable("after all jobs, pages or processes were left over".into()));
+            return Err(SampleError::Unavailable("pages or processes were left over after all jobs".into()));
         }
         Ok(reading(&tally, users))
     }

@@ -6,7 +6,7 @@ use crate::experiment::{
 };
 use crate::load::users::Carried;
 
-/// The locks of a run.
+/// The family of locks that a run uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Ticket,
@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     ParkingLot,
 }
 
-/// Indexed as in the declaration.
+/// The variants, indexed as in the declaration.
 pub(crate) const VARIANTS: [(&str, &str, Kind); 6] = [
     ("ticket", "ticket", Kind::Ticket),
     ("native", "queued, native (only spins)", Kind::Native),
@@ -27,7 +27,7 @@ pub(crate) const VARIANTS: [(&str, &str, Kind); 6] = [
     ("parking_lot", "parking_lot", Kind::ParkingLot),
 ];
 
-/// Indexed as in the declaration: the number of users, and the threads that run them.
+/// The number of users and the threads that run them, for each workload of the declaration.
 pub(crate) const WORKLOADS: [(usize, Carried); 8] = [
     (500, Carried::ByCores),
     (1000, Carried::ByCores),
@@ -44,7 +44,7 @@ pub(crate) const JOBS_PER_USER: u32 = 104;
 /// Deadline of a full sample.
 pub(crate) const FULL_S: f64 = 2.0;
 
-/// Indexed like `meter::CALLERS`: id, name.
+/// Id and name of each caller, indexed like `meter::CALLERS`.
 const CALLERS: [(&str, &str); 5] = [
     ("lru", "page list"),
     ("zone", "free list"),
@@ -77,7 +77,7 @@ pub(crate) fn declaration() -> Declaration {
         columns: columns(),
         baseline: "ticket".into(),
         compared: "jobs".into(),
-        ratio_title: "change to ticket".into(),
+        ratio_title: "change from ticket".into(),
         ratio_form: RatioForm::Gain,
         plots: vec![Plot::new("jobs", "Jobs per minute", Some("jobs"), Scale::Linear)],
         curves: Vec::new(),
@@ -85,7 +85,7 @@ pub(crate) fn declaration() -> Declaration {
         maps: Vec::new(),
         stacks: vec![Stack {
             id: "callers".into(),
-            title: "Processor time spent on getting locks, by who wanted them".into(),
+            title: "Processor time spent acquiring locks, by caller".into(),
             axis: "% of the processor time".into(),
             columns: CALLERS.map(|(id, _)| format!("cpu-{id}")).into(),
         }],
@@ -187,27 +187,27 @@ fn differences() -> Vec<Difference> {
         ),
         difference(
             "every user does 104 jobs, without a time limit",
-            "the same, as far as they come by the deadline; then the rate is that of the parts of jobs that are done, and \
-             the execution time is what all jobs would take at it (see \"done\")",
-            "a ticket lock hands on about once per time slice when its waiters outnumber the cores",
+            "the same jobs, with a deadline; if it stops them, the rate counts the completed steps of jobs, and the \
+             execution time is what all jobs would take at that rate (see \"done\")",
+            "a ticket lock with more waiters than cores changes hands only about once per time slice",
         ),
         difference(
             "one ticket lock",
-            "with a thread per user it is the `spin` crate's, whose waiters spin until the deadline and from then on give \
-             their cores away; with a thread per core it is this crate's",
+            "with a thread per user, the `spin` crate's ticket lock, whose waiters spin until the deadline and then \
+             yield their cores; with a thread per core, this crate's",
             "hundreds of threads that only spin would need minutes to notice the end",
         ),
         difference(
             "the process table is behind an unfair reader-writer spinlock, the same in both kernels",
-            "with the ticket lock: a ticket lock, readers too; queued locks: this crate's reader-writer lock; std and \
-             parking_lot: their own",
-            "each column shall be one family of locks",
+            "with the ticket lock, a ticket lock for readers and writers; with queued locks, this crate's \
+             reader-writer lock; std and parking_lot use their own",
+            "each variant is to use one family of locks",
         ),
         difference(
             "share of lock contention by a sampling profiler",
-            "processor time in acquisitions that did not find their lock free, one in 5 timed; what is on the fast path \
-             is not in it",
-            "the slow path is where contention is; callers are told apart by where the lock is taken",
+            "processor time in acquisitions that did not find their lock free (one in 5 is timed); excludes the fast \
+             path",
+            "contention occurs on the slow path; callers are distinguished by where they take the lock",
         ),
     ]
 }
@@ -215,14 +215,14 @@ fn differences() -> Vec<Difference> {
 fn columns() -> Vec<Column> {
     let column = Column::new;
     let in_files = Column::in_files;
-    let jobs = "Steps of jobs done by all users, counted in jobs, divided by the time from their common \
-                start to the end of the last user or the deadline.";
+    let jobs = "Completed steps of all users' jobs, converted to jobs, divided by the time from the common start until \
+                the last user ends or the deadline passes.";
     let time =
         "The time for all jobs; if the deadline stopped them, the time that they would take at that rate.";
     let mut columns = vec![
         column("jobs", "jobs", "1/min", 0, jobs),
         column("time", "execution time", "s", 2, time),
-        column("done", "done", "%", 1, "Share of all jobs that was done by the deadline."),
+        column("done", "done", "%", 1, "Share of all jobs completed by the deadline."),
         column("contention", "CPU in contention", "%", 2, CPU),
         column(
             "contended",
@@ -238,7 +238,13 @@ fn columns() -> Vec<Column> {
             1,
             "Mean of contended acquisitions, asleep or spinning (one in 5 is timed).",
         ),
-        column("switches", "context switches per job", "", 2, "Voluntary and others, of the users' threads."),
+        column(
+            "switches",
+            "context switches per job",
+            "",
+            2,
+            "Voluntary and involuntary, of the users' threads.",
+        ),
         column(
             "cpu",
             "CPU per job",

@@ -22,7 +22,7 @@ const BLOCK: u32 = 10_000;
 const ALONE: &str = "alone";
 const RATE: &str = "rate";
 const COST: &str = "cost";
-/// At most 1.05 times the time.
+/// The rate that corresponds to at most 1.05 times the duration.
 const AT_LEAST: f64 = 1.0 / 1.05;
 
 pub(crate) fn experiment() -> Experiment {
@@ -31,7 +31,7 @@ pub(crate) fn experiment() -> Experiment {
 
 struct Alone;
 
-/// Returns ns per acquisition and release.
+/// Measures the duration of an acquisition and release, in ns.
 struct Blocks {
     seconds: f64,
 }
@@ -93,7 +93,7 @@ fn declaration() -> Declaration {
         published: published(),
         differences: vec![Difference::new(
             "no published figures",
-            "all locks in turn in each round, one pinned thread, one addition to what is locked",
+            "all locks in turn in each round, one pinned thread that adds one to the locked value",
             "the question is about a few per cent, less than the drift of a virtual machine's speed",
         )],
         variants: COMPARED.map(Lock::variant).into(),

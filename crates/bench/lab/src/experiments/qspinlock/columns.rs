@@ -3,7 +3,7 @@
 use crate::experiment::{Column, Reading};
 use crate::load::locks::contest::Found;
 
-/// In the order of [`reading`]; a terminal shows the first column and those in `shown`.
+/// The columns, in the order of [`reading`]. A terminal shows the first column and those in `shown`.
 pub(crate) fn columns(shown: &[&str]) -> Vec<Column> {
     let column = |id: &str, title, unit, decimals, measured| {
         let files_only = id != RATE && !shown.contains(&id);
@@ -16,7 +16,7 @@ pub(crate) fn columns(shown: &[&str]) -> Vec<Column> {
             "Dice",
             "",
             3,
-            "Share of the half of the threads that got the lock more often: 0.5 is fair, 1 is not.",
+            "Share of the acquisitions made by the more successful half of the threads: 0.5 is fair, 1 is unfair.",
         ),
         column(WAIT, "wait p99.9", "µs", 1, WAITS),
         column(
@@ -34,7 +34,13 @@ pub(crate) fn columns(shown: &[&str]) -> Vec<Column> {
             1,
             "Voluntary context switches of the process (getrusage) per thousand acquisitions.",
         ),
-        column(INVOLUNTARY, "preempted", "/1000", 1, "Involuntary ones, likewise."),
+        column(
+            INVOLUNTARY,
+            "preempted",
+            "/1000",
+            1,
+            "Involuntary context switches per thousand acquisitions.",
+        ),
         column(
             HALTS,
             "halts",
@@ -42,9 +48,9 @@ pub(crate) fn columns(shown: &[&str]) -> Vec<Column> {
             1,
             "Sleeps begun in the queued locks' slow path, per thousand acquisitions.",
         ),
-        column(KICKS, "kicks", "/1000", 1, "Wakes given, likewise."),
+        column(KICKS, "kicks", "/1000", 1, "Wakes given per thousand acquisitions."),
         column(KICKS_PER_HALT, "kicks per halt", "", 3, "Wakes given per sleep begun."),
-        column(SPURIOUS, "spurious", "%", 2, "Sleeps that ended without a reason, of those begun."),
+        column(SPURIOUS, "spurious", "%", 2, "Share of the sleeps begun that ended without a reason."),
     ]
 }
 
@@ -60,14 +66,14 @@ pub(crate) const KICKS: &str = "kicks";
 pub(crate) const KICKS_PER_HALT: &str = "kicks-per-halt";
 pub(crate) const SPURIOUS: &str = "spurious";
 
-const WAITS: &str = "From asking until the lock was had. A thread times one acquisition in as many as make it some 250 samples \
-                     while it settles, at most 64, and each counts for those between; its two readings of the clock \
-                     cost some 50 ns, half of that with the lock held.";
+const WAITS: &str = "From the attempt until the acquisition. A thread times one acquisition in n, where n is a 250th \
+                     of its acquisitions during the settling time, at most 64. Each timed wait counts n times. Its two \
+                     clock readings cost about 50 ns, half of that with the lock held.";
 
 /// Below this number of sleeps, a ratio to them is meaningless.
 const FEW_HALTS: u64 = 20;
 
-/// In the order of the columns. `is_counted`: the lock's events are counted.
+/// The figures, in the order of the columns. `is_counted` is whether the lock's events are counted.
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 pub(crate) fn reading(found: &Found, is_counted: bool) -> Reading {
     let events = is_counted.then_some(found.events);

@@ -72,7 +72,7 @@ pub(crate) const FIFO_PEERS: [Lock; 5] =
     [Lock::Ticket, Lock::SpinTicket, Lock::Mcs, Lock::McsYield, Lock::ParkingLotFair];
 
 impl Lock {
-    /// Short, without spaces.
+    /// The lock's id: a short name without spaces.
     pub fn id(self) -> &'static str {
         self.names().0
     }

@@ -29,7 +29,7 @@ mod aim7_declaration;
 
 use crate::experiment::Experiment;
 
-/// In the order in which they run.
+/// The parts, in the order in which they run.
 pub(super) fn parts() -> Vec<Experiment> {
     vec![
         alone::experiment(),

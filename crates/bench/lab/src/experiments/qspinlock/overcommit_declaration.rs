@@ -19,7 +19,7 @@ const HALVES_BESIDE: [usize; 3] = [2, 8, 32];
 const MOST_HALVES_SPINNING: usize = 32;
 const MOST_HALVES_SPINNING_BESIDE: usize = 8;
 
-/// One number of threads.
+/// A number of threads, with or without busy processes beside them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Load {
     pub workload: Workload,
@@ -106,7 +106,7 @@ fn courses(cores: usize) -> Vec<Courses> {
     vec![
         course("throughput", "Acquisitions per second", RATE, Scale::Log, false),
         course("dice", "Fairness (Dice: 0.5 is fair, 1 is not)", DICE, Scale::Linear, false),
-        course("wait", "Wait that one in a thousand exceeds", WAIT, Scale::Log, false),
+        course("wait", "Wait that one acquisition in a thousand exceeds", WAIT, Scale::Log, false),
         course(
             "throughput-beside",
             "Acquisitions per second, beside a busy process per core",
@@ -274,7 +274,7 @@ fn differences() -> Vec<Difference> {
     let difference = Difference::new;
     vec![
         difference(
-            "0.5 s, five times, each lock for itself",
+            "0.5 s, five times, each lock separately",
             "0.25 s, nine times, all locks in turn in each round",
             "a virtual machine's speed drifts; ratios are formed within a round",
         ),

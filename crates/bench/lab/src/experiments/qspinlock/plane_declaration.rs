@@ -15,12 +15,12 @@ const PAUSES: [u32; 4] = [0, 4, 20, 100];
 /// Keys of the axes.
 const THREADS_PER_CORE: &str = "per-core";
 const PAUSES_OUTSIDE: &str = "pauses";
-/// A lock with at most this is fair.
+/// A lock is fair if its Dice value is at most this.
 const FAIR_DICE: f64 = 0.6;
 
-/// The points with one hold time, by threads and pauses.
+/// A slice of the plane: the points with one hold time, by threads and pauses.
 struct Slice {
-    /// First part of its workloads' ids.
+    /// First part of the slice's workload ids.
     id: &'static str,
     label: &'static str,
     held: Held,
@@ -207,19 +207,19 @@ fn differences() -> Vec<Difference> {
     let difference = Difference::new;
     vec![
         difference(
-            "1 s for each lock, one after the other",
+            "1 s for each lock, one after another",
             "0.25 s, seven times, all locks in turn in each round",
             "a virtual machine's speed drifts; ratios are formed within a round",
         ),
         difference(
             "dependent steps between two acquisitions",
             "pause instructions, whose duration depends on the processor",
-            "spinning locks pause likewise, so their limits of spinning can be compared with the axis",
+            "spinning locks pause in the same way, so their spin limits can be compared with the axis",
         ),
         difference(
-            "as many threads as the user asks for",
+            "a number of threads that the user chooses",
             "1 to 32 threads per core, one slice pinned, one beside busy processes",
-            "placement and foreign load decide how often a thread with the lock is preempted",
+            "placement and other load decide how often a thread that holds the lock is preempted",
         ),
     ]
 }

@@ -123,7 +123,7 @@ impl Bench for Overshoot {
             _ => measure::<Mutex<FutexLock, Lines>>(threads, seconds, stop)?,
         };
         if late.acquired > 0 {
-            let why = format!("the lock was held, and yet acquired {} times", late.acquired);
+            let why = format!("the lock was held all the time, but was acquired {} times", late.acquired);
             return Err(SampleError::Unavailable(why));
         }
         Ok(reading(&late, &found))
@@ -168,15 +168,16 @@ fn declaration() -> Declaration {
         published: published(),
         differences: vec![Difference::new(
             "no figures",
-            "timeouts of 1 to 5 ms on a lock that is held, beside threads that want another lock of the same kind",
-            "the lateness of the system's timers is measured beside it and subtracted",
+            "timeouts of 1 to 5 ms on a lock that is held, beside threads that contend for another lock of \
+             the same kind",
+            "the lateness of the system's timers is measured in the same threads and subtracted",
         )],
         variants: LOCKS.map(Lock::variant).into(),
         workloads: PER_CORE.map(workload).into(),
         columns: columns(),
         baseline: Lock::Futex.id().into(),
         compared: RATE.into(),
-        ratio_title: "load of plain futex's".into(),
+        ratio_title: "load, relative to plain futex".into(),
         ratio_form: RatioForm::Share,
         plots: Vec::new(),
         curves: Vec::new(),
@@ -199,7 +200,7 @@ fn declaration() -> Declaration {
 
 fn columns() -> Vec<Column> {
     let column = Column::new;
-    let beyond = "From the requested timeout until the call returned.";
+    let beyond = "From the end of the requested timeout until the call returned.";
     vec![
         column(RATE, "load", "k/s", 1, "Acquisitions of the other lock per second, by the load's threads."),
         column("late-p50", "late p50", "ms", 3, beyond),
@@ -209,9 +210,9 @@ fn columns() -> Vec<Column> {
             "sleep late p50",
             "ms",
             3,
-            "The same of clock_nanosleep, by the same threads in turn.",
+            "As late p50, but for clock_nanosleep, which the same threads call between two attempts.",
         ),
-        column("sleep-p99", "sleep late p99", "ms", 3, "As before."),
+        column("sleep-p99", "sleep late p99", "ms", 3, "As late p99, but for clock_nanosleep."),
         column(
             EXCESS,
             "beyond sleep p99",
@@ -219,18 +220,18 @@ fn columns() -> Vec<Column> {
             3,
             "The 99th percentile of the lock minus that of the sleep, in one sample.",
         ),
-        column("attempts", "attempts", "", 0, "Timed locks in the sample, and as many sleeps."),
+        column("attempts", "attempts", "", 0, "Number of timed attempts in the sample, and of sleeps."),
     ]
 }
 
 fn workload(per_core: usize) -> Workload {
-    Workload::new(&format!("timed-{per_core}x"), &format!("{per_core} threads per core beside them"))
+    Workload::new(&format!("timed-{per_core}x"), &format!("{per_core} threads per core as load"))
 }
 
 fn published() -> Published {
     let row = |lock: Lock| PublishedRow::new("not published", lock.id(), &[]);
     Published {
-        caption: "Milliseconds beyond the time asked for, 99th percentile".into(),
+        caption: "Milliseconds beyond the requested timeout, 99th percentile".into(),
         columns: vec![PublishedColumn::new("16 threads per core", "timed-16x", LATE)],
         rows: LOCKS.map(row).into(),
         conclusion: "No publication promises a bound.".into(),

@@ -1,6 +1,6 @@
 //! `qspinlock-wakes`: compares waking a waiter once, at the unlock that gives it the lock, with also waking it earlier.
 //!
-//! `sample → contest over a lock with either policy → Reading`
+//! `sample → contest over a lock that wakes once or twice → Reading`
 
 use super::columns::{HALTS, INVOLUNTARY, KICKS, KICKS_PER_HALT, RATE, VOLUNTARY, columns, reading};
 use super::locks::{Lock, ids};
@@ -59,8 +59,8 @@ fn declaration(cores: usize) -> Declaration {
         source: Source {
             title: "locking/pvqspinlock: Only kick CPU at unlock time (Linux)".into(),
             year: 2015,
-            setup: "a kernel in a virtual machine; a waiter that has become the next was woken by the new holder, spun, and \
-                    could be put to sleep again before the lock was free"
+            setup: "a kernel in a virtual machine; the new holder woke the next waiter, which spun and could fall \
+                    asleep again before the lock was free"
                 .into(),
         },
         published: published(),
@@ -126,7 +126,7 @@ fn published() -> Published {
             column("context switches per 1000", VOLUNTARY),
         ],
         rows: LOCKS.map(row).into(),
-        conclusion: "Waking only at the unlock saves a sleep and a wake of each waiter that would not have spun long enough."
+        conclusion: "Waking only at the unlock saves a sleep and a wake for each waiter that would not have spun long enough."
             .into(),
     }
 }

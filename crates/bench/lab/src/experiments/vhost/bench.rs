@@ -1,6 +1,6 @@
 //! Measures the parts of `vhost`: a server, the host, or a bare loop under a load of random 4k requests.
 //!
-//! `sample → server's process anew → (busy neighbours) → clients | fio | loop → Figures → the part's columns`
+//! `sample → new server process → (busy neighbours) → clients | fio | loop → Figures → the part's columns`
 //!
 //! - Each sample starts a new server, so that samples do not affect each other and only one server has the file open.
 //! - A polling client and its server have separate cores: the first cores are for the workers, the next for the
@@ -27,8 +27,8 @@ use workload::Client;
 
 /// Block size of the published measurements.
 pub(crate) const BLOCK_BYTES: u32 = 4096;
-const PLACES: &str = "'asleep', 'polling': how clients wait. Those that poll are bound to cores of their own, and so are \
-    their servers; sleepers are not bound.";
+const PLACES: &str = "'asleep', 'polling': how clients wait. Polling clients and their servers are bound to separate \
+    cores; sleeping clients and their servers are not bound.";
 /// The pause between the start of a client's queues and the measurement, after which an idle worker has stopped
 /// polling.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -55,12 +55,12 @@ pub(crate) enum Way {
         kind: Kind,
         client_polls: bool,
     },
-    /// An independent client, which sleeps, on a server or on the file itself.
+    /// An independent client, which sleeps; its disk is a server's, or the file itself if `None`.
     QemuImg(Option<Kind>),
 }
 
 impl Way {
-    /// qemu-storage-daemon.
+    /// `qemu-storage-daemon` as the server.
     pub const fn peer(client_polls: bool) -> Self {
         Self::Server { kind: Kind::Peer, client_polls }
     }
@@ -86,7 +86,7 @@ const fn own(engine: &'static str, workers: u16, polls: bool) -> Kind {
     Kind::Own { engine, cache, workers, polls }
 }
 
-/// The load on it.
+/// What the variant is measured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     /// Random requests, reads or writes.
@@ -150,7 +150,9 @@ impl Vhost {
     #[allow(clippy::cast_precision_loss)] // of one sample
     fn silence(&self, way: Way, seconds: f64) -> Result<Figures, SampleError> {
         let Way::Server { kind, .. } = way else {
-            return Err(SampleError::Unavailable("it is no server".to_owned()));
+            return Err(SampleError::Unavailable(
+                "only a server can be measured without requests".to_owned(),
+            ));
         };
         let queues = u16::try_from(kind.workers()).unwrap_or(u16::MAX);
         let server = self.server(kind, self.files.one(Place::Tmpfs)?, queues)?;
@@ -249,7 +251,7 @@ impl Bench for Vhost {
         }
         if self.storages().iter().any(|place| place.label == "disk" && place.file_system.starts_with("tmpfs"))
         {
-            notes.push("The disk is a tmpfs too: give a folder on a real one with --storage.".to_owned());
+            notes.push("The disk is a tmpfs too: give a folder on a real disk with --storage.".to_owned());
         }
         notes
     }

@@ -56,8 +56,8 @@ pub(crate) fn declaration(name: &str, question: &str, part: &Part, baseline: &st
     }
 }
 
-/// The independent client on the file, on the peer, and on `bareblk serve` with one worker; the others are compared
-/// with `against`.
+/// The independent client's variants: on the file, on the peer, and on `bareblk serve` with one worker. The last two
+/// are compared with `against`.
 pub(crate) fn independent(engine: &'static str, against: &str) -> [(Variant, Way); 3] {
     let ways = [
         (IMG_HOST, "qemu-img on the file".to_owned(), Way::QemuImg(None)),
@@ -80,7 +80,7 @@ fn all_columns() -> [Column; 11] {
     COLUMNS.map(|(id, title, unit, decimals, measured)| Column::new(id, title, unit, decimals, measured))
 }
 
-/// Id, title, unit, decimals, what is measured.
+/// The columns: id, title, unit, decimals, and what is measured.
 const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
     (IOPS, "IOPS", "1/s", 0, "Requests completed in the counted time, all jobs together."),
     (
@@ -88,16 +88,15 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
         "server CPU",
         "µs/IO",
         2,
-        "Processor time of the server's process, including all threads and the kernel's threads for it, per \
-         request. Host: fio's jobs, which are client and server in one, without the kernel's threads for \
-         them.",
+        "Processor time of the server's process, including all threads and the kernel threads that work for it, per \
+         request. Host: fio's jobs, which are client and server in one, without kernel threads.",
     ),
     (
         "client-cpu",
         "client CPU",
         "µs/IO",
         2,
-        "Processor time of the client's threads, per request. A client that polls uses all the time that it \
+        "Processor time of the client's threads, per request. A client that polls uses all the processor time that it \
          gets.",
     ),
     (
@@ -105,8 +104,8 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
         "mean latency",
         "µs",
         2,
-        "From submitting a request until the client takes its completion; for the host, fio's lat; for qemu-img, \
-         its time times the depth, per request.",
+        "From submitting a request until the client takes its completion; for the host, fio's lat; for qemu-img, its \
+         run time multiplied by the depth and divided by the requests.",
     ),
     (
         "p99",
@@ -120,10 +119,10 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
         "server switches",
         "1/IO",
         3,
-        "Context switches, voluntary and involuntary, summed over the server's threads, without threads that \
-         ended meanwhile.",
+        "Context switches, voluntary and involuntary, summed over the server's threads, except threads that ended \
+         meanwhile.",
     ),
-    ("kicks", "kicks", "1/IO", 3, "Notifications that the server wanted, per request."),
+    ("kicks", "kicks", "1/IO", 3, "Notifications that the server requested, per request."),
     (
         WAKES,
         "wake-ups",
@@ -132,7 +131,7 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
         "Context switches, voluntary and involuntary, summed over all threads of the server, per second.",
     ),
     ("idle-cpu", "CPU", "µs/s", 1, "Processor time of all threads of the server, per second."),
-    ("threads", "threads", "", 0, "Of the server's process, at the end."),
+    ("threads", "threads", "", 0, "Number of threads of the server's process at the end."),
     (
         "resident",
         "memory",
@@ -158,7 +157,7 @@ pub(crate) fn published(
     }
 }
 
-/// The differences of all parts, followed by this part's.
+/// The differences of all parts, followed by those of one part.
 pub(crate) fn differences(more: &[(&str, &str, &str)]) -> Vec<Difference> {
     let common = [
         (
@@ -169,8 +168,8 @@ pub(crate) fn differences(more: &[(&str, &str, &str)]) -> Vec<Difference> {
         ),
         (
             "one kind of client",
-            "in some parts also `qemu-img bench` over libblkio (rows \"qemu-img\"), where it is installed: one queue, which \
-             holds 85 requests, and a client that sleeps",
+            "in some parts also `qemu-img bench` over libblkio (rows \"qemu-img\") if it is installed: one queue, \
+             which holds 85 requests, and a client that sleeps",
             "the figures cannot be an artefact of this project's driver",
         ),
         (
@@ -200,7 +199,7 @@ pub(crate) fn target(
     }
 }
 
-/// The ratio to one other variant.
+/// Makes the yardstick that is the ratio to one other variant.
 pub(crate) fn of(variant: &str) -> Yardstick {
     Yardstick::BestOf(vec![variant.to_owned()])
 }

@@ -1,7 +1,7 @@
 //! `vhost-depth1`: one request at a time, compared with the cost of waking a thread.
 //!
-//! - Two sides may sleep: the client until it is called, and the server until it is kicked. Our server by
-//!   default polls for some time before it sleeps, so it is measured with and without polling.
+//! - The client may sleep until it is called, and the server until it is kicked. By default, our server polls for some
+//!   time before it sleeps, so it is measured with and without polling.
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{
@@ -27,7 +27,10 @@ fn part() -> Part {
     Part {
         ways: vec![
             (Variant::new(WAKE, "a wake-up by eventfd"), Way::WakeUp { pinned: false }),
-            (Variant::new(WAKE_PINNED, "the same, on another core"), Way::WakeUp { pinned: true }),
+            (
+                Variant::new(WAKE_PINNED, "a wake-up by eventfd, on another core"),
+                Way::WakeUp { pinned: true },
+            ),
             (Variant::new(PEER_SLEEPS, "qemu-storage-daemon, asleep"), Way::peer(false)),
             (Variant::new(PEER_POLLS, "qemu-storage-daemon, polling"), Way::peer(true)),
             (Variant::new(ALL_SLEEP, "bareblk mmap, server asleep too"), Way::own_asleep("mmap")),
@@ -54,10 +57,10 @@ fn this() -> Declaration {
                 ("not published: both sleep", ALL_SLEEP, &[]),
                 ("not published: the client sleeps", SLEEPS, &[]),
             ],
-            "A server that polls answers in a microsecond or two; one that sleeps pays for each wake-up.",
+            "A server that polls answers in a microsecond or two; a server that sleeps pays for each wake-up.",
         ),
         differences: differences(&[(
-            "on their own machine",
+            "measured on other machines",
             "compared with the cost of one wake-up in the same round",
             "on a virtual machine a wake-up may need an exit to the host, which no server can avoid",
         )]),

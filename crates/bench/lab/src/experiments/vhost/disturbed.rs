@@ -1,6 +1,7 @@
-//! `vhost-disturbed`: the same loads while another process keeps every core busy.
+//! `vhost-disturbed`: loads on disk and RAM disk while another process keeps every core busy.
 //!
-//! - Two threads that each share a core with one busy neighbour have a fair share of half of what they get alone.
+//! - If client and server each share a core with one busy neighbour, their fair share is half of their performance
+//!   without neighbours.
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{
@@ -18,7 +19,7 @@ const DISK_SLEEPS: &str = "io_uring-sleep";
 const DISK_POLLS: &str = "io_uring-poll";
 const SLEEPS: &str = "mmap-sleep";
 const POLLS: &str = "mmap-poll";
-/// The required fraction of that half.
+/// The required fraction of the fair share.
 const FAIR_SHARE: f64 = 0.8;
 
 pub(crate) fn experiment() -> Experiment {
@@ -50,7 +51,7 @@ fn part() -> Part {
             (Workload::new(DISK_READ, "4k random reads, disk, depth 128, cores busy"), disk(false)),
             (Workload::new(DISK_WRITE, "4k random writes, disk, depth 128, cores busy"), disk(true)),
             (Workload::new(RAM, "4k random reads, RAM disk, depth 64, cores busy"), ram(true)),
-            (Workload::new(RAM_ALONE, "the same, without neighbours"), ram(false)),
+            (Workload::new(RAM_ALONE, "4k random reads, RAM disk, depth 64, without neighbours"), ram(false)),
         ],
         columns: columns(&[IOPS, CPU, "client-cpu", "latency", "p99", "switches"]),
     }
@@ -65,21 +66,21 @@ fn this() -> Declaration {
             &[("IOPS, cores busy", RAM, IOPS), ("IOPS, alone", RAM_ALONE, IOPS)],
             &[
                 ("qemu-storage-daemon 10.0, client sleeps", PEER_SLEEPS, &["68 k", "115 k"]),
-                ("SPDK, which always polls, and its client polls", POLLS, &["279 k", "1.2–1.4 M"]),
+                ("SPDK, server and client always poll", POLLS, &["279 k", "1.2–1.4 M"]),
                 ("not published: the client sleeps", SLEEPS, &[]),
             ],
-            "A server that needs its own core keeps 23 % of its IOPS without one.",
+            "A server that needs a core of its own keeps 23 % of its IOPS if it has to share the core.",
         ),
         differences: differences(&[(
             "nothing was published",
             "one busy process pinned to each core, beside the host's fio and beside every server",
-            "hosts are not idle; users get the performance that a server keeps then",
+            "hosts are rarely idle, and users get the performance that a server keeps on a busy host",
         )]),
         plots: vec![Plot::new("iops", "IOPS", Some(IOPS), Scale::Linear)],
         targets: targets(),
         ..declaration(
             "vhost-disturbed",
-            "How much performance is left when every core has other work?",
+            "How much performance remains when every core has other work?",
             &part,
             HOST,
         )

@@ -20,7 +20,7 @@ fn part() -> Part {
             (Variant::new(TWO, "bareblk, 2 workers, 2 queues"), Way::own("io_uring", 2, false)),
         ],
         loads: vec![(
-            Workload::new(SILENT, "a client is connected and its queues are started, but it sends nothing"),
+            Workload::new(SILENT, "a client is connected and has started its queues, but sends nothing"),
             Ask::Silence,
         )],
         columns: columns(&[WAKES, "idle-cpu", "threads", "resident"]),

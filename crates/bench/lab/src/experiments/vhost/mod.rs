@@ -20,7 +20,7 @@ mod idle;
 
 use crate::experiment::Experiment;
 
-/// In the order in which they run.
+/// The parts, in the order in which they run.
 pub(super) fn parts() -> Vec<Experiment> {
     vec![
         ssd::experiment(),

@@ -1,7 +1,7 @@
 //! `vhost-ram`: 4k requests on a RAM disk, as many queues as jobs, with one and several workers.
 //!
-//! - Queues and workers as published, and up to the machine's cores. Polling clients are measured only if each has a
-//!   core that the server does not use; otherwise the figures would show the scheduler.
+//! - The numbers of queues and workers are those published, and larger ones up to the number of cores. Polling clients
+//!   are measured only if each has a core that the server does not use; otherwise the figures would show the scheduler.
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{
@@ -77,7 +77,7 @@ fn loads(cores: usize) -> Vec<(Workload, Ask)> {
 }
 
 fn ways(cores: usize) -> Vec<(Variant, Way)> {
-    // The numbers of queues that a variant is measured with.
+    // Restricts a variant to the workloads whose number of queues passes `wanted`.
     let with = |variant: Variant, wanted: &dyn Fn(u16) -> bool| {
         let queues: Vec<_> = queues(cores).into_iter().filter(|&queues| wanted(queues)).collect();
         let both = queues.iter().flat_map(|&queues| [workload(false, queues), workload(true, queues)]);
@@ -88,7 +88,7 @@ fn ways(cores: usize) -> Vec<(Variant, Way)> {
     let mut ways = vec![
         (with(Variant::new(HOST, "host, fio io_uring"), &|_| true), Way::Fio(Engine::IoUring)),
         (with(Variant::new(PSYNC, "host, fio psync"), &|_| true), Way::Fio(Engine::Psync)),
-        (with(Variant::new(LOOP, "a bare loop that copies"), &one), Way::CopyLoop),
+        (with(Variant::new(LOOP, "a bare loop that copies blocks"), &one), Way::CopyLoop),
         (Variant::new(PEER_SLEEPS, "qemu-storage-daemon, asleep"), Way::peer(false)),
         (
             with(Variant::new(PEER_POLLS, "qemu-storage-daemon, polling"), &|queues| has_room(queues, 1)),
@@ -118,13 +118,13 @@ fn this(cores: usize) -> Declaration {
         published: published_table(),
         differences: differences(&[
             (
-                "a RAM disk as a block device, depth not told",
+                "a RAM disk as a block device, depth not stated",
                 "a file of 1 GiB on tmpfs, depth 64 per queue",
                 "available on every machine; deep enough that no worker waits for clients",
             ),
             (
                 "virtqueues = vCPUs = jobs, in a guest with this number of vCPUs",
-                "a queue and a thread for each job; the published numbers even on machines with fewer cores",
+                "a queue and a thread for each job, in the published numbers even on machines with fewer cores",
                 "a guest may have more vCPUs than the host has cores",
             ),
         ]),
@@ -185,7 +185,8 @@ fn published_table() -> Published {
             ),
             ("vhost-blk, two workers", &two_workers, &["–", "–", "–", "–", "–", "–", "803k", "779k"]),
         ],
-        "QEMU stops at two queues; the server scales to four with one worker, and by 1.4 times more with a second.",
+        "QEMU does not scale beyond two queues; the server scales to four queues with one worker, and a \
+         second worker adds a factor of 1.4.",
     )
 }
 
@@ -223,7 +224,8 @@ fn targets(cores: usize) -> Vec<Target> {
     ]
 }
 
-/// With separate cores, two workers do nearly twice the work; otherwise a request costs hardly more CPU.
+/// With separate cores, two workers must do nearly twice the work of one. Otherwise, a request must cost hardly more
+/// CPU with two workers.
 fn two_workers(cores: usize) -> Target {
     let read = workload(false, 2);
     if cores >= 4 {

@@ -50,13 +50,13 @@ fn this() -> Declaration {
                 ("QEMU virtio-blk", PEER_SLEEPS, &["61.5 k", "79.9 k"]),
                 ("vhost-blk", SLEEPS, &["95.6 k", "84.3 k"]),
             ],
-            "With a server outside of the VMM, a guest has 99.8 % and 98.8 % of the host's IOPS; with QEMU, \
-             64 % and 94 %.",
+            "With a server outside the VMM, a guest has 99.8 % and 98.8 % of the host's IOPS, with QEMU 64 % \
+             and 94 %.",
         ),
         differences: differences(&[(
             "fio with libaio on the host",
             "fio with io_uring",
-            "the host's best figure, which a server is compared with",
+            "a server is compared with the host's best figure",
         )]),
         plots: vec![
             Plot::new("ratio", "IOPS, share of the host's in the same round", None, Scale::Linear),

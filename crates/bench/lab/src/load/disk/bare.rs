@@ -1,4 +1,4 @@
-//! The same load without a guest: a loop over one io_uring engine, used if fio is not installed.
+//! Bare metal without fio: a loop that sends the load's requests to one io_uring engine.
 
 use std::io;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ struct Loop {
 
 /// Runs the job on `image`, which is open with O_DIRECT.
 pub(crate) fn run(image: Image, job: Job, stop: &Stop) -> Result<Measured, SampleError> {
-    let broken = |error: io::Error| SampleError::because("our own loop", &error);
+    let broken = |error: io::Error| SampleError::because("the loop over io_uring", &error);
     let mut state = Loop::new(image, job).map_err(broken)?;
     let warm = Instant::now() + Duration::from_secs_f64(job.seconds * WARM_UP);
     state.keep_busy(warm, stop).map_err(broken)?;
@@ -104,7 +104,9 @@ impl Loop {
             let range = range.map_err(io::Error::other)?;
             let kind = OpKind::Write { range, durability: Durability::Cached };
             let op = Op { token: slot, file: self.file, kind, buffers };
-            self.engine.push(op).map_err(|_| io::Error::other("no room in the engine"))?;
+            self.engine
+                .push(op)
+                .map_err(|_| io::Error::other("the engine accepts fewer requests than the depth"))?;
             #[allow(clippy::cast_possible_truncation)] // below `depth`
             let place = slot as usize;
             self.sent[place] = now;

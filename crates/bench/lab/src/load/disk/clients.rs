@@ -1,5 +1,5 @@
-//! Load on a server's socket by this project's driver, with one thread and one queue per job, and the
-//! server's cost.
+//! A load on a server's socket, sent by this project's driver with one thread and one queue per job, and the server's
+//! cost.
 //!
 //! `warm up (own connection) → connect → touch (whole file) → server's cost → job → server's cost → Figures`
 //! - A server that maps its file takes a page fault on each page's first use, in every new session. The client
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Shortest warm-up in seconds: the first requests always run with cold caches.
 const WARM_UP_MIN: f64 = 0.02;
 
-/// Measures a load of clients. `touches`: reads the whole file first.
+/// Measures a load of clients. If `touches`, reads the whole file first.
 pub(crate) fn measure(
     server: &ServerProcess,
     job: &BlockJob,
@@ -77,7 +77,7 @@ pub(crate) fn go(
     }
 }
 
-/// Runs `job` once. A request without an answer only ends the run, and the outcome records it.
+/// Runs `job` once. An unanswered request ends the run but is no error: the outcome records it.
 pub(crate) fn go_on(
     socket: &Path,
     job: &workload::Job,
@@ -102,7 +102,7 @@ pub(crate) fn go_on(
     }
 }
 
-/// The error with its causes: a connection's error alone names only the socket.
+/// The error with its causes: without them, a connection's error names only the socket.
 fn words(error: &RunError) -> String {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

@@ -1,4 +1,4 @@
-//! The same load on several disks of a server at once, and its total cost to the server.
+//! A load on several disks of a server at once, and its total cost to the server.
 //!
 //! `a thread per disk: connect → wait for the others → cost of the server → … all have ended → cost again → Figures`
 //!
@@ -25,12 +25,14 @@ const UNANSWERED: &str = "unanswered";
 pub(crate) fn measure(server: &PlacedServer, job: &BlockJob, stop: &Stop) -> Result<Figures, SampleError> {
     let figures = measure_on(server, server.sockets(), job, stop)?;
     match figures.get(UNANSWERED) {
-        Some(&guests) if guests > 0.0 => Err(SampleError::because("the load ended", &"the server hangs")),
+        Some(&guests) if guests > 0.0 => {
+            Err(SampleError::because("the load ended", &"a request was not answered"))
+        }
         _ => Ok(figures),
     }
 }
 
-/// Runs `job` on some of the disks. Unanswered requests are a figure here, not an error.
+/// Runs `job` on some of the disks. Counts unanswered requests in a figure instead of failing.
 pub(crate) fn measure_on(
     server: &PlacedServer,
     sockets: &[PathBuf],
@@ -102,7 +104,7 @@ impl Start<'_> {
         let mut state = self.state();
         state.ready += 1;
         if state.ready == self.disks {
-            // Read before the clock, so that the cost of this query is not counted.
+            // Queried before the clock is read, so that the cost of the query is not counted.
             let stats = Stats::ask(self.server.control());
             state.before = Some(stats.map(|stats| Spent { cost: Cost::of(self.server.pid()), stats }));
             self.bell.notify_all();
@@ -128,14 +130,14 @@ impl Start<'_> {
     fn spent(self) -> io::Result<Spent> {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let (Some(before), Some(after)) = (state.before, state.after) else {
-            return Err(io::Error::other("a load did not begin"));
+            return Err(io::Error::other("one of the loads did not start"));
         };
         let (before, after) = (before?, after?);
         Ok(Spent { cost: after.cost.since(before.cost), stats: after.stats.since(before.stats) })
     }
 }
 
-/// One of the loads.
+/// A watcher of one of the loads.
 struct Runner<'s>(&'s Start<'s>);
 
 impl Watch for Runner<'_> {

@@ -2,7 +2,7 @@
 //!
 //! `file → mapped → random block → copied to the next buffer`
 //!
-//! - As simple as possible: one thread, no ring, no prefetch, as many buffers as requests in flight.
+//! - As simple as possible: one thread, no ring, no prefetch, and one buffer per request in flight.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -21,9 +21,9 @@ use crate::stop::Stop;
 /// Blocks between two readings of the clock.
 const BATCH: u64 = 64;
 
-/// Runs it on the file `path`, after one pass over the whole file.
+/// Runs the loop on the file `path`, after one pass over the whole file.
 pub(crate) fn measure(path: &Path, job: &BlockJob, stop: &Stop) -> Result<Figures, SampleError> {
-    let broken = |error: io::Error| SampleError::because("the bare loop", &error);
+    let broken = |error: io::Error| SampleError::because("the copy loop", &error);
     let mut copies = Copies::of(path, job).map_err(broken)?;
     (0..copies.blocks).try_for_each(|block| copies.copy(block, false)).map_err(broken)?;
     let mut random = Xorshift::new(job.seed);

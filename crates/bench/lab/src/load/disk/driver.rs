@@ -1,4 +1,4 @@
-//! A guest's load: one queue of the driver library on the calling thread, and a worker behind a socket.
+//! A guest's load: the calling thread drives one queue of the driver library, which a worker behind a socket serves.
 //!
 //! `refill (push each, submit once) … completions → … → wait (arm, sleep on the call eventfd)`
 //!
@@ -20,11 +20,11 @@ use crate::load::{Job, Measured, Sectors, WARM_UP, cpu, mean_us, nanos};
 use crate::runner::Xorshift;
 use crate::stop::Stop;
 
-/// The default of QEMU's virtio-blk.
+/// The default queue size of QEMU's virtio-blk.
 const QUEUE_SIZE: u16 = 256;
-/// Without a completion for this long, the measurement is considered broken.
+/// If nothing completes for this long, the measurement fails.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Limit of completions per call.
+/// Largest number of completions taken per call.
 const BATCH: usize = 128;
 
 /// A connected queue and its server, ready for load.
@@ -36,7 +36,7 @@ pub(crate) struct RingLoad {
     served: Served,
     job: Job,
     sectors: Sectors,
-    /// When the request in each slot was sent.
+    /// The time at which the request in each slot was sent.
     sent: Vec<Instant>,
     free: Vec<u16>,
     found: Vec<Completion>,
@@ -136,7 +136,7 @@ impl RingLoad {
     fn reap(&mut self, sums: &mut Sums) -> io::Result<()> {
         let count = self.queue.wait(&mut self.found, PATIENCE).map_err(io::Error::other)?;
         if count == 0 {
-            return Err(io::Error::other(format!("nothing completed for {} s", PATIENCE.as_secs())));
+            return Err(io::Error::other(format!("no request completed for {} s", PATIENCE.as_secs())));
         }
         let now = Instant::now();
         for completion in &self.found[..count] {

@@ -1,4 +1,4 @@
-//! The same load by fio, the tool behind the published figures, if it is installed.
+//! The load as run by fio, the tool behind the published figures, if it is installed.
 //!
 //! `fio --ioengine=libaio --direct=1 … --output-format=json --output=FILE → Measured`
 
@@ -10,17 +10,17 @@ use crate::experiment::SampleError;
 use crate::load::{Job, Measured, Pattern, WARM_UP};
 use crate::stop::Stop;
 
-/// "fio-3.33"; `None` if it is not installed.
+/// fio's version, such as "fio-3.33"; `None` if fio is not installed.
 pub(crate) fn version() -> Option<String> {
     let output = Command::new("fio").arg("--version").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     output.status.success().then(|| text.trim().to_owned())
 }
 
-/// Installation instructions.
+/// Tells the user how to install fio.
 pub(crate) const MISSING: &str = "fio is not installed: apt install fio";
 
-/// The options of a job, for example random writes for some time on a part of a file.
+/// Options that all fio jobs have.
 pub(crate) struct Basics<'p> {
     pub(crate) path: &'p Path,
     /// fio's word for the pattern.
@@ -40,7 +40,7 @@ impl Basics<'_> {
             ["--norandommap", "--thread", "--time_based", "--fallocate=none", "--output-format=json"];
         let mut arguments: Vec<String> = always.map(str::to_owned).into();
         arguments.extend([
-            // A colon separates two files.
+            // In fio's option, a colon separates two files.
             format!("--filename={}", self.path.display().to_string().replace(':', "\\:")),
             format!("--rw={}", self.rw),
             format!("--bs={}", self.block_bytes),
@@ -75,7 +75,7 @@ pub(crate) fn run(path: &Path, job: &Job, scratch: &Path, stop: &Stop) -> Result
 }
 
 pub(crate) fn lacking() -> SampleError {
-    SampleError::because("fio", &"its report lacks the figures")
+    SampleError::because("fio", &"its report has no figures for the job")
 }
 
 /// Returns fio's report, which fio writes to a file in the folder `scratch`.

@@ -15,9 +15,9 @@ use crate::stop::Stop;
 /// How fio accesses the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// With O_DIRECT.
+    /// io_uring with O_DIRECT.
     IoUring,
-    /// One call after another, through the page cache.
+    /// One call after another (`pread`, `pwrite`), through the page cache.
     Psync,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn measure(
     read(&json, job.writes).ok_or_else(lacking)
 }
 
-/// `None` if it failed.
+/// Reads the figures from fio's report; `None` if the job failed.
 fn read(json: &serde_json::Value, writes: bool) -> Option<Figures> {
     let job = json.get("jobs")?.get(0)?;
     let side = job.get(if writes { "write" } else { "read" })?;
@@ -60,7 +60,7 @@ fn read(json: &serde_json::Value, writes: bool) -> Option<Figures> {
         return None;
     }
     if ios <= 0.0 || runtime_s <= 0.0 {
-        // The time was too short on a busy machine: no figures for this sample; the next one may have some.
+        // The run was too short on a busy machine, so this sample has no figures.
         return Some(Figures::new());
     }
     let percent = job.get("usr_cpu")?.as_f64()? + job.get("sys_cpu")?.as_f64()?;

@@ -1,6 +1,7 @@
-//! Runs another program that makes a load, until it ends or the user wants to stop.
+//! Runs another program that generates a load, until it ends or the user wants to stop.
 //!
-//! - It runs in its own process group: a terminal's Ctrl-C ends this program cleanly, which then ends the other.
+//! - The program runs in its own process group, so a terminal's Ctrl-C reaches only this process, which then ends the
+//!   program.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -13,7 +14,7 @@ use crate::stop::Stop;
 /// Time between two checks of whether the program has ended or the user wants to stop.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Runs the program `name`, and returns what it printed. `missing` says how to install it.
+/// Runs the program `name`, and returns its output. `missing` says how to install it.
 pub(crate) fn run(
     command: &mut Command,
     name: &str,
@@ -40,7 +41,7 @@ pub(crate) fn run(
     Err(SampleError::because(&format!("{name} ended with {}", ended.status), &line))
 }
 
-/// `None` if the user wants to stop: the program has been killed.
+/// Waits for the program's end. If the user wants to stop, kills the program and returns `None`.
 fn wait(mut child: Child, stop: &Stop) -> io::Result<Option<Output>> {
     while child.try_wait()?.is_none() {
         if stop.is_asked() {

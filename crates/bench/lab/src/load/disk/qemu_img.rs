@@ -2,11 +2,12 @@
 //!
 //! `warm-up run → its pace → server's cost → qemu-img bench -c (pace × seconds) → server's cost → Figures`
 //!
-//! - It has no random order. Each request lies a fixed step after the one before. The step visits every block once, in
-//!   an order that no read-ahead follows.
-//! - It has one queue of 256 descriptors, which holds 85 requests; it keeps further ones back. It sleeps until it is
+//! - qemu-img cannot send requests in random order, only at a fixed step. The step is chosen so that it visits every
+//!   block once, in an order that read-ahead does not predict.
+//! - Its one queue of 256 descriptors holds 85 requests; further requests wait in qemu-img. It sleeps until it is
 //!   notified.
-//! - It counts requests, not time, so a short run first measures its pace. It reports its time in milliseconds.
+//! - Its run is limited by a number of requests, not by time, so a short run first measures its pace. It reports its
+//!   run time in milliseconds.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,42 +22,42 @@ use crate::load::{BlockJob, Figures};
 use crate::stop::Stop;
 
 const NAME: &str = "qemu-img";
-/// Instructions to install it.
+/// Tells the user how to install it.
 pub(crate) const MISSING: &str = "qemu-img with libblkio is not installed: apt install qemu-utils qemu-block-extra \
     (Debian 13), or name one with --qemu-img";
 /// The block driver that needs libblkio.
 const DRIVER: &str = "virtio-blk-vhost-user";
-/// Requests of the first run, which only finds out roughly how fast the target is.
+/// Requests of the first run, which measures roughly how fast the target is.
 const FIRST_REQUESTS: u64 = 2_000;
-/// The part of the file's blocks that a step covers: the golden ratio, which spreads successive blocks evenly.
+/// The length of a step, as a share of the file: the golden ratio, which spreads successive blocks evenly.
 const STEP: f64 = 0.618_034;
 
 /// The client's disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Disk<'d> {
-    /// A server's.
+    /// A server's disk.
     Served(&'d ServerProcess),
-    /// The file, with O_DIRECT and io_uring.
+    /// The file itself, opened with O_DIRECT and io_uring.
     File(&'d Path),
 }
 
-/// The program.
+/// The program `qemu-img`.
 #[derive(Clone, Debug)]
 pub(crate) struct QemuImg {
     program: PathBuf,
-    /// "qemu-img 10.0.13", or why it cannot be used.
+    /// "qemu-img 10.0.13", or the reason why it cannot be used.
     version: Result<String, String>,
 }
 
 impl QemuImg {
-    /// Finds out whether the program can drive a vhost-user-blk socket. `None`: `qemu-img` in PATH.
+    /// Checks whether the program can drive a vhost-user-blk socket. `None`: `qemu-img` in PATH.
     pub fn find(program: Option<&Path>) -> Self {
         let program = program.unwrap_or(Path::new(NAME)).to_path_buf();
         let version = version(&program);
         Self { program, version }
     }
 
-    /// Its version, for the report, or why it is not used.
+    /// Its version for the report, or the reason why it is not used.
     pub fn version(&self) -> Result<&str, &str> {
         self.version.as_deref().map_err(String::as_str)
     }
@@ -77,18 +78,20 @@ impl QemuImg {
         Ok(figures(count, seconds, job.depth, matches!(disk, Disk::Served(_)).then_some(cost), &used))
     }
 
-    /// The time that it needs for `count` requests, in seconds.
+    /// Runs `count` requests, and returns how long they took, in seconds.
     fn run(&self, disk: Disk<'_>, job: &BlockJob, count: u64, stop: &Stop) -> Result<f64, SampleError> {
         let mut command = Command::new(&self.program);
         command.args(arguments(disk.options(), job, count)).env("LC_ALL", "C");
         let said = program::run(&mut command, NAME, MISSING, stop)?;
-        seconds(&said).ok_or_else(|| SampleError::because(NAME, &"it did not say how long it took"))
+        seconds(&said).ok_or_else(|| {
+            SampleError::because(NAME, &"its output has no line \"Run completed in … seconds\"")
+        })
     }
 }
 
 impl Disk<'_> {
     fn options(self) -> String {
-        // A comma ends a value.
+        // In QEMU's options, a comma ends a value.
         let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
         match self {
             Self::Served(server) => {
@@ -107,7 +110,7 @@ fn version(program: &Path) -> Result<String, String> {
     let ended = output(&["--version"])?;
     let text = String::from_utf8_lossy(&ended.stdout).into_owned();
     let line = text.lines().next().filter(|_| ended.status.success()).ok_or_else(|| MISSING.to_owned())?;
-    // It fails in any case, for want of a server. Only the reason matters.
+    // This run always fails, because no server exists. Only the reason matters.
     let tried =
         output(&["info", "--image-opts", &format!("driver={DRIVER},path=/dev/null,cache.direct=on")])?;
     if String::from_utf8_lossy(&tried.stderr).contains("Unknown driver") {
@@ -135,7 +138,8 @@ fn blocks(job: &BlockJob) -> u64 {
     (job.file_bytes / u64::from(job.block_bytes)).max(1)
 }
 
-/// Has no common factor with the number of blocks, so that every block is visited before one is visited again.
+/// Returns a step that has no common factor with the number of blocks, so that every block is visited before any block
+/// is visited again.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // any step will do
 fn step_bytes(job: &BlockJob) -> u64 {
     let blocks = blocks(job);
@@ -150,12 +154,12 @@ fn common_factor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { common_factor(b, a % b) }
 }
 
-/// Where the first request lies: elsewhere in each round.
+/// Position of the first request, which differs between rounds.
 fn offset_bytes(job: &BlockJob) -> u64 {
     job.seed % blocks(job) * u64::from(job.block_bytes)
 }
 
-/// The number of requests that take `wanted` seconds, if `count` took `seconds`.
+/// The number of requests that would take `wanted` seconds, if `count` took `seconds`.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // an estimate
 fn requests(count: u64, seconds: f64, wanted: f64) -> u64 {
     let pace = count as f64 / seconds.max(0.001);
@@ -171,7 +175,7 @@ fn seconds(said: &str) -> Option<f64> {
 #[allow(clippy::cast_precision_loss)] // requests of one sample
 fn figures(count: u64, seconds: f64, depth: u32, server: Option<Cost>, client: &Usage) -> Figures {
     if seconds <= 0.0 {
-        // Too short for its clock: no figures for this sample.
+        // The run was too short for qemu-img's clock, so this sample has no figures.
         return Figures::new();
     }
     let ios = count as f64;
@@ -179,7 +183,7 @@ fn figures(count: u64, seconds: f64, depth: u32, server: Option<Cost>, client: &
     let mut figures = Figures::from([
         ("iops", ios / seconds),
         ("client-cpu", us(client.user + client.system)),
-        // So many requests are in flight all the time.
+        // `depth` requests are always in flight.
         ("latency", f64::from(depth) * seconds * 1e6 / ios),
     ]);
     if let Some(server) = server {
@@ -262,7 +266,7 @@ mod tests {
 
     #[test]
     fn sample_is_as_long_as_the_pace_of_the_warm_up_says() {
-        // A device that needs a millisecond per request.
+        // Imitates a device that needs a millisecond per request.
         let (_folder, program) = script(
             "[ $1 = bench ] || exit 0\nms=$5; [ $4 = -c ] || exit 9\n\
              printf 'Run completed in %d.%03d seconds.\\n' $((ms / 1000)) $((ms % 1000))",

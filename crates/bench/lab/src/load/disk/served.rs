@@ -16,7 +16,7 @@ use blk_server::{
 use disk_image::{HostOpener, Image, Opener};
 use tempfile::TempDir;
 
-/// How long a hanging request may take to be abandoned.
+/// How long stopping the server may wait for a hanging request.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The server. Dropping it stops the server; drop the connections first.
@@ -64,7 +64,7 @@ impl Served {
         Ok(Self { server: Some(server), sockets, queue_size, _folder: folder })
     }
 
-    /// The driver's end of disk `number`, with a pool of `pool_bytes`: its session and its one queue.
+    /// Connects the driver to disk `number`, with a pool of `pool_bytes`. Returns the session and its only queue.
     pub fn connect(&self, number: usize, pool_bytes: u64) -> io::Result<(Device, Queue)> {
         let options = Options {
             queues: 1,
@@ -90,7 +90,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // The unflushed data belongs only to a test file.
+        // Unflushed data does not matter: the disks are test files.
         let _ = self.server.take().map(|server| server.stop(TIMEOUT));
     }
 }

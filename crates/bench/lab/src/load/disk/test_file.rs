@@ -1,7 +1,6 @@
 //! The file that loads write to. It is filled before the first round and removed after the last.
 //!
-//! - It is filled with random bytes and synced, so its blocks are allocated, and storage with compression gains
-//!   nothing.
+//! - It is filled with random bytes and synced, so its blocks are allocated, and storage that compresses gains nothing.
 //! - Call [`TestFile::settle`] after a load through the page cache: dirty pages must not be written back during the
 //!   next sample, and direct writes must not find cached pages to invalidate.
 
@@ -73,7 +72,7 @@ impl TestFile {
         self.size_bytes
     }
 
-    /// Checks whether it can be opened with O_DIRECT.
+    /// Checks whether the file can be opened with O_DIRECT.
     pub fn check_direct(&self) -> io::Result<()> {
         let direct = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
         File::options().read(true).write(true).custom_flags(direct).open(&self.path).map(drop)

@@ -6,7 +6,7 @@ use super::test_file::TestFile;
 use crate::error::LabError;
 use crate::experiment::{SampleError, Setup};
 
-/// The RAM disk.
+/// The folder on the RAM disk.
 pub(crate) const TMPFS: &str = "/dev/shm";
 
 /// The location of a test file.
@@ -16,7 +16,7 @@ pub(crate) enum Place {
     Tmpfs,
 }
 
-/// Dropping it removes the files.
+/// The test files of an experiment. Dropping this value removes them.
 #[derive(Debug)]
 pub(crate) struct TestFiles {
     disk: Vec<TestFile>,
@@ -34,7 +34,8 @@ impl Default for TestFiles {
 const NOT_PREPARED: &str = "not prepared";
 
 impl TestFiles {
-    /// Fills `count` files in each of `places`. A RAM disk without room for them is not an error: it gets no samples.
+    /// Fills `count` files in each of `places`. If the RAM disk has no room for them, that is not an error: its samples
+    /// are then unavailable.
     pub fn fill(
         setup: &Setup,
         (places, count): (&[Place], usize),
@@ -64,7 +65,7 @@ impl TestFiles {
         }
     }
 
-    /// The file at `place`, where there is one.
+    /// The only file at `place`.
     pub fn one(&self, place: Place) -> Result<&TestFile, SampleError> {
         self.all(place)?.first().ok_or_else(|| SampleError::Unavailable(NOT_PREPARED.to_owned()))
     }

@@ -1,4 +1,5 @@
-//! A front-end for a guest that breaks the rules: the minimum of messages that start a queue, plus arbitrary ones.
+//! A front-end for a guest that breaks the rules: it can send the minimum of messages that start a queue, and arbitrary
+//! messages.
 //!
 //! `connect → features → memory → queues of 256 each → anything`
 //!
@@ -18,22 +19,22 @@ use vhost_user::body::{MemoryRegion, memory_table, vring_addresses, vring_state}
 use vhost_user::{FrameError, FrontEnd, Header, code};
 use virtqueue::RingLayout;
 
-/// The guest's memory.
+/// Size of the guest's memory.
 pub(crate) const MEMORY_BYTES: u64 = 16 << 20;
-/// In descriptors.
+/// Size of each queue, in descriptors.
 pub(crate) const QUEUE_SIZE: u16 = 256;
-/// A server that does not answer for this long is considered ended.
+/// A server that does not answer for this long is considered dead.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// `VIRTIO_F_VERSION_1` and `VIRTIO_F_INDIRECT_DESC`.
 const FEATURES: u64 = 1 << 32 | 1 << 28;
-/// `VHOST_USER_F_PROTOCOL_FEATURES`, and of those `REPLY_ACK`.
+/// `VHOST_USER_F_PROTOCOL_FEATURES`, and its `REPLY_ACK`.
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 const REPLY_ACK: u64 = 1 << 3;
 /// `VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`.
 const INFLIGHT_SHMFD: u64 = 1 << 12;
 /// Guest memory of each queue, for its ring and its requests.
 pub(crate) const AREA_BYTES: u64 = 0x1_0000;
-/// Size of the description of an in-flight log.
+/// Size of the message body that describes an in-flight log.
 const LOG_BYTES: usize = 24;
 
 const PLAIN: u32 = Header::REQUEST;
@@ -45,7 +46,7 @@ pub(crate) struct HostileFrontEnd {
     connection: FrontEnd,
 }
 
-/// A queue that it started.
+/// A queue that the front-end started.
 #[derive(Debug)]
 pub(crate) struct RawQueue {
     pub view: MemoryView,
@@ -66,7 +67,7 @@ impl HostileFrontEnd {
         self.barrier()
     }
 
-    /// Starts a queue without requests, in its own memory. The last message starts it.
+    /// Starts a queue without requests, in its own memory. The server starts the queue at the last message.
     pub fn start_queue(&self) -> io::Result<RawQueue> {
         self.start_queues(1)?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
@@ -79,7 +80,7 @@ impl HostileFrontEnd {
         (0..count).map(|index| self.start(&view, index)).collect()
     }
 
-    /// Negotiates an in-flight log; shares memory, but starts no queue.
+    /// Negotiates an in-flight log and shares memory, but starts no queue.
     pub fn negotiate_log(&self) -> io::Result<MemoryView> {
         self.send(code::SET_OWNER, PLAIN, &[], &[])?;
         self.send(code::SET_PROTOCOL_FEATURES, PLAIN, &INFLIGHT_SHMFD.to_ne_bytes(), &[])?;
@@ -133,7 +134,7 @@ impl HostileFrontEnd {
         Ok(RawQueue { view: view.clone(), layout, kick, _call: call })
     }
 
-    /// Announces a queue's memory again; returns when the server has switched to it.
+    /// Sends a queue's memory table again. Returns when the server has switched to it.
     pub fn announce_memory(&self, view: &MemoryView) -> io::Result<()> {
         let regions = view.memory().regions();
         regions.iter().try_for_each(|region| self.send_table(region))?;

@@ -2,8 +2,8 @@
 //!
 //! `make → mounted → freeze → Frozen dropped: thaws … dropped: unmounted, removed`
 //!
-//! - A shell executes the commands that it reads from its standard input. It runs in its own process group, and cleans
-//!   up when its input closes: however this program ends, the file system is thawed and unmounted.
+//! - A shell reads commands from its standard input and executes them. It runs in its own process group and cleans up
+//!   when its input closes. So however this program ends, the file system is thawed and unmounted.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -36,11 +36,11 @@ rmdir on
 cd / && rmdir "$0"
 "#;
 
-/// The disk.
+/// A disk that can be made to hang.
 #[derive(Debug)]
 pub(crate) struct FrozenDisk {
     shell: Child,
-    /// Closing it ends the shell.
+    /// The shell's standard input. Closing it ends the shell.
     orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     image: PathBuf,
@@ -59,7 +59,7 @@ impl FrozenDisk {
 
     fn try_make(parent: &Path) -> io::Result<Self> {
         if !rustix::process::geteuid().is_root() {
-            return Err(io::Error::other("only root mounts one"));
+            return Err(io::Error::other("only root can mount a file system"));
         }
         let folder = tempfile::Builder::new().prefix(".bareblk-lab-").tempdir_in(parent.canonicalize()?)?;
         let on = folder.path().join("on");
@@ -100,7 +100,7 @@ impl FrozenDisk {
         self.answers.read_line(&mut line)?;
         match line.trim() {
             "ok" => Ok(()),
-            "" => Err(io::Error::other("its shell said nothing")),
+            "" => Err(io::Error::other("the shell that mounts and freezes the file system did not answer")),
             why => Err(io::Error::other(why.to_owned())),
         }
     }

@@ -1,9 +1,9 @@
-//! A guest or front-end that harms its server as much as one thread can, and an ordinary busy guest for comparison.
+//! A guest or front-end that disturbs its server as much as one thread can, and an ordinary busy guest for comparison.
 //!
-//! `start → a thread that repeats one thing → dropped → the thread has ended`
+//! `start → a thread that repeats one action → dropped → the thread has ended`
 //!
-//! - Its thread never sleeps, like a virtual CPU that spins. The busy guest's thread also spins, polling for its
-//!   completions. Any additional loss of the good guests is therefore caused inside the server.
+//! - Its thread never sleeps, like a virtual CPU that spins. The ordinary busy guest's thread polls for its completions
+//!   and does not sleep either. The server is therefore the cause of any additional loss of the good guests.
 //! - If its session ends or its queue stops, it connects again.
 
 use std::io;
@@ -27,20 +27,20 @@ use crate::stop::Stop;
 /// Addresses of headers and status bytes.
 const HEADERS: u64 = 0x1_0000;
 const STATUS: u64 = 0x2_0000;
-/// Address of a table that loops, and its number of entries.
+/// Address of a table that loops.
 const TABLE: u64 = 0x3_0000;
 /// Offsets of valid requests' headers and status bytes in their queue's area. All queues share the data.
 const REQUEST_HEADERS: u64 = 0x1000;
 const REQUEST_STATUS: u64 = 0x2000;
 const REQUEST_DATA: u64 = 8 << 20;
-/// Header, data, status.
+/// Number of parts of a request: header, data, status.
 const PARTS: u16 = 3;
 const DATA_BYTES: u32 = 4096;
 const BLOCK_BYTES: u64 = DATA_BYTES as u64;
 const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / 512;
-/// Overwriting soon breaks a ring. After this long, a new session starts.
+/// Random writes soon break a ring, so a new session starts after this time.
 const SCRIBBLED: Duration = Duration::from_millis(5);
-/// How long an attack may fail to start before it counts as failed, and the pause between two attempts.
+/// An attack that cannot start for this long has failed. [`PAUSE`] is the time between two attempts.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 /// Depth of the ordinary busy guest.
@@ -94,7 +94,7 @@ pub(crate) struct HostileGuest {
 }
 
 impl HostileGuest {
-    /// Starts the guest on the disk behind `socket`. `job`: the load of an ordinary guest.
+    /// Starts the guest on the disk behind `socket`. `job` is the load of an ordinary guest.
     pub fn start(attack: Attack, socket: &Path, job: &BlockJob) -> Result<Self, SampleError> {
         let (stop, done) = (Stop::default(), Arc::default());
         let mut thread = Thread {
@@ -115,19 +115,19 @@ impl HostileGuest {
         Ok(Self { stop, done, thread: Some(thread) })
     }
 
-    /// Requests, kicks, sessions or tables so far. Not counted for a guest that only reads.
+    /// Number of requests, kicks, sessions or tables so far. Not counted for a guest that only reads.
     pub fn done(&self) -> u64 {
         self.done.load(Relaxed)
     }
 
-    /// Stops it.
+    /// Stops the guest.
     pub fn end(mut self) -> Result<(), SampleError> {
         self.join().map_err(|why| SampleError::because("the tenth guest", &why))
     }
 
     fn join(&mut self) -> Result<(), String> {
         self.stop.ask();
-        let broken = |_| Err("its thread panicked".to_owned());
+        let broken = |_| Err("the guest's thread panicked".to_owned());
         self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap_or_else(broken))
     }
 }
@@ -161,7 +161,8 @@ impl Thread {
         }
     }
 
-    /// Repeats the attack. Sessions that end are part of it; it fails only if none starts for a long time.
+    /// Repeats the attack. A session may end as part of the attack; the attack fails only if no new one starts for
+    /// [`PATIENCE`].
     fn attack(&mut self, attack: Attack) -> Result<(), String> {
         let mut last = Instant::now();
         while !self.stop.is_asked() {
@@ -172,7 +173,7 @@ impl Thread {
             } else if last.elapsed() > PATIENCE {
                 return Err(ended
                     .err()
-                    .map_or_else(|| "it does nothing".to_owned(), |error| error.to_string()));
+                    .map_or_else(|| "it made no progress".to_owned(), |error| error.to_string()));
             } else {
                 std::thread::sleep(PAUSE);
             }
@@ -263,7 +264,7 @@ impl Thread {
 struct Guest {
     queue: RawQueue,
     ring: RawRing,
-    /// Answers taken so far.
+    /// Number of answers taken so far.
     taken: u16,
 }
 
@@ -273,7 +274,7 @@ impl Guest {
         Ok(Self { queue, ring, taken: 0 })
     }
 
-    /// Fills the ring with requests. Returns their number.
+    /// Fills the ring with requests, and returns the number of requests.
     fn fill_with(&mut self, kind: u32, block: &mut impl FnMut() -> u64) -> io::Result<u64> {
         let area = self.queue.layout.descriptors.raw_value();
         let (headers, status) = (area + REQUEST_HEADERS, area + REQUEST_STATUS);
@@ -297,7 +298,7 @@ impl Guest {
         Ok(requests.into())
     }
 
-    /// Resends each answered request for another block. Returns their number.
+    /// Sends each answered request again, for a different block. Returns the number of these requests.
     fn refill(&mut self, block: &mut impl FnMut() -> u64) -> io::Result<u64> {
         let (from, new) = (self.ring.avail_idx(), self.ring.used_idx().wrapping_sub(self.taken));
         if new == 0 {

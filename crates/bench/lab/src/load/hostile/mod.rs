@@ -1,4 +1,4 @@
-//! Guests, front-ends and disks that harm the others on their server.
+//! Guests, front-ends and disks that disturb the others on their server.
 
 pub(crate) mod front_end;
 

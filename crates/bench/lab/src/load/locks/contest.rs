@@ -1,17 +1,17 @@
-//! Threads that want one lock as fast as they can: how often and evenly they get it, and how long they wait.
+//! Threads that take one lock as often as they can: how often and how evenly they get it, and how long they wait.
 //!
 //! `start, pin (unless left to the scheduler) → all at the gate → settle → count (the caller's thread reads all counts)
 //! → end → Found`
 //!
-//! - Each thread counts in its own cache line; the caller's thread reads all of them when the counted time
-//!   begins and ends. So a thread that does not get the processor counts nothing, for exactly that time.
-//! - Waits are sampled: a thread that was fast while it settled times one acquisition in up to 64, a slow
-//!   thread times every one. Each timed wait also stands for those not timed. A timed acquisition costs two
-//!   readings of the clock, some 50 ns, the second with the lock held.
-//! - A wait that is not over at the end counts towards the longest wait: otherwise a starving thread would
-//!   not show.
-//! - Threads check for the end between two acquisitions. With a lock that hands over to preempted threads
-//!   they leave one by one; [`Found::drain`] is how long that took.
+//! - Each thread counts in its own cache line; the caller's thread reads all of them when the counted time begins and
+//!   ends. So a thread counts nothing while it does not get a processor.
+//! - Waits are sampled: a thread that was fast during the settling time times only one acquisition in up to 64, a slow
+//!   thread times every one. Each timed wait also stands for the untimed ones after it. A timed acquisition costs two
+//!   clock readings, about 50 ns, the second with the lock held.
+//! - A wait that is not over at the end counts towards the longest wait: otherwise a starving thread would not be
+//!   noticed.
+//! - Threads check for the end between two acquisitions. With a lock that hands over to preempted threads, they leave
+//!   one by one; [`Found::drain`] is the time until all have left.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize};
@@ -29,7 +29,7 @@ use crate::load::cpu::Usage;
 use crate::load::{cpu, nanos};
 use crate::stop::Stop;
 
-/// Share of a sample that runs before it, uncounted.
+/// Length of the uncounted settling time before a sample, as a share of the sample.
 const SETTLE: f64 = 0.25;
 /// Time between two checks of the user's request to stop.
 const LOOK: Duration = Duration::from_millis(20);
@@ -38,15 +38,15 @@ const STACK_BYTES: usize = 256 << 10;
 const LONGEST_NS: u64 = 600_000_000_000;
 /// At least one acquisition in this many is timed.
 const MOST_SKIPPED: u64 = 64;
-/// The stride is the number of acquisitions while settling, divided by this; a slow thread times each.
+/// A thread's stride is its number of acquisitions during the settling time, divided by this.
 const SETTLED: u64 = 250;
 
 /// Figures of one sample.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// The counted time.
+    /// Length of the counted time.
     pub seconds: f64,
-    /// Acquisitions in it, by thread.
+    /// Acquisitions in the counted time, by thread.
     pub counts: Vec<u64>,
     /// Times from the request until the lock was acquired, in ns.
     pub waits: Histogram<u64>,
@@ -71,7 +71,7 @@ impl Found {
         if self.seconds > 0.0 { self.acquired() as f64 / self.seconds } else { 0.0 }
     }
 
-    /// `count` per thousand acquisitions.
+    /// Converts `count` to a rate per thousand acquisitions.
     pub fn per_thousand(&self, count: u64) -> Option<f64> {
         (self.acquired() > 0).then(|| 1000.0 * count as f64 / self.acquired() as f64)
     }
@@ -81,7 +81,7 @@ impl Found {
         (self.seconds > 0.0).then(|| self.cpu_ns as f64 / 1e9 / self.seconds)
     }
 
-    /// The wait at `quantile`, in µs: only the rest of the waits was longer.
+    /// The wait at `quantile`, in µs: this share of the waits is at most as long.
     pub fn wait_us(&self, quantile: f64) -> Option<f64> {
         (!self.waits.is_empty()).then(|| self.waits.value_at_quantile(quantile) as f64 / 1000.0)
     }
@@ -96,7 +96,7 @@ const ENDING: u8 = 2;
 #[repr(align(128))]
 struct Slot {
     acquired: AtomicU64,
-    /// On the common clock, plus one; 0: no timed wait is in progress.
+    /// Start of the timed wait in progress, on the common clock, plus one; 0 if there is none.
     asked_ns: AtomicU64,
 }
 
@@ -105,12 +105,12 @@ struct Common<'l, L> {
     load: Load,
     clock: Instant,
     phase: AtomicU8,
-    /// Threads that wait at the gate.
+    /// Number of threads that wait at the gate.
     ready: AtomicUsize,
     /// The gate is closed while this lock is write-locked.
     gate: RwLock<()>,
     slots: Vec<Slot>,
-    /// Every thread starts with a copy of this.
+    /// An empty histogram, of which every thread starts with a copy.
     no_waits: Histogram<u64>,
 }
 
@@ -204,7 +204,7 @@ fn count<L>(common: &Common<'_, L>, seconds: f64, stop: &Stop) -> Found {
     }
 }
 
-/// Two significant digits: 30 KiB for each thread.
+/// An empty histogram with two significant digits, which takes 30 KiB per thread.
 pub(crate) fn histogram() -> Result<Histogram<u64>, SampleError> {
     Histogram::new_with_bounds(1, LONGEST_NS, 2).map_err(|why| SampleError::because("a histogram", &why))
 }
@@ -229,7 +229,7 @@ fn start<'s, 'e, L: Exclusive>(
     Builder::new().name("lab-contest".into()).stack_size(STACK_BYTES).spawn_scoped(scope, body)
 }
 
-/// One thread.
+/// The state of one thread of the contest.
 struct Hand<'c, L> {
     common: &'c Common<'c, L>,
     slot: &'c Slot,
@@ -240,7 +240,7 @@ struct Hand<'c, L> {
     until_timed: u64,
     is_counting: bool,
     waits: Waits,
-    /// The state of its work without the lock.
+    /// State of the work that the thread does without the lock.
     value: u64,
 }
 
@@ -289,7 +289,7 @@ impl<'c, L: Exclusive> Hand<'c, L> {
             had_ns
         });
         self.slot.asked_ns.store(0, Relaxed);
-        // Ignores waits that ended while the threads settled, and waits that ended after the counted time.
+        // Ignores waits that ended during the settling time or after the counted time.
         if common.is(COUNTING) {
             let waited_ns = had_ns.saturating_sub(asked_ns);
             self.waits.histogram.saturating_record_n(waited_ns, self.stride);

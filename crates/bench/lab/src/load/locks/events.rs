@@ -5,11 +5,11 @@ use qspinlock::stats::{Mode, set_mode, totals};
 /// Counts since the process started, or between two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LockEvents {
-    /// Sleeps begun.
+    /// Number of sleeps begun.
     pub halts: u64,
-    /// Other threads woken.
+    /// Number of wakes of other threads.
     pub kicks: u64,
-    /// Wakes without reason.
+    /// Number of wakes without a reason.
     pub spurious: u64,
 }
 
@@ -30,7 +30,7 @@ impl LockEvents {
     }
 }
 
-/// Counts events while this value exists. Only slow paths become slower.
+/// Counts events while this value exists. Counting slows down only the slow paths.
 #[derive(Debug)]
 pub(crate) struct Counting(());
 

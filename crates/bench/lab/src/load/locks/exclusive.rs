@@ -17,8 +17,8 @@ pub(crate) struct Lines {
 pub(crate) struct Line(pub u64);
 
 impl Lines {
-    /// `steps` of a linear congruential generator (Knuth's MMIX). Each step depends on the previous one. Half of them
-    /// are on each line.
+    /// Makes `steps` steps of a linear congruential generator (Knuth's MMIX), half of them on each line. Each step
+    /// depends on the previous one.
     #[inline]
     pub fn work(&mut self, steps: u32) {
         self.first.0 = generate(self.first.0, steps / 2);
@@ -26,7 +26,7 @@ impl Lines {
     }
 }
 
-/// See [`Lines::work`]. About 1 ns per step.
+/// Makes the steps of [`Lines::work`] on one value, in about 1 ns per step.
 #[inline]
 pub(crate) fn generate(mut value: u64, steps: u32) -> u64 {
     // Hidden from the compiler, which would otherwise fold several steps into one.
@@ -46,9 +46,9 @@ pub(crate) trait Exclusive: Send + Sync {
     fn with<R>(&self, work: impl FnOnce(&mut Lines) -> R) -> R;
 }
 
-/// Supports a limited wait.
+/// A lock that supports a limited wait.
 pub(crate) trait Timed: Exclusive {
-    /// `None` if the timeout passed first.
+    /// Like [`Exclusive::with`]; returns `None` if the timeout passes first.
     fn with_within<R>(&self, timeout: Duration, work: impl FnOnce(&mut Lines) -> R) -> Option<R>;
 }
 

@@ -1,7 +1,7 @@
-//! The fairness of a lock (Dice and Kogan 2019): the share of acquisitions of the half of the threads that acquired it
-//! more often.
+//! The fairness of a lock (Dice and Kogan 2019): the share of acquisitions made by the more successful half of the
+//! threads.
 
-/// With 0.5, all threads are equal; with 1, one half got all acquisitions. `None` for a single thread, or without
+/// 0.5 if all threads are equal, 1 if one half made all acquisitions. `None` for a single thread, or without
 /// acquisitions.
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 pub(crate) fn upper_half(counts: &[u64]) -> Option<f64> {

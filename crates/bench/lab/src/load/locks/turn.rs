@@ -19,7 +19,7 @@ impl Load {
         Self { threads, held: Held::Steps50, outside: Outside::Steps100, is_pinned: true }
     }
 
-    /// Called by the thread number `place`, before its first turn.
+    /// Pins the calling thread, which is number `place`, if the load is pinned. Called before its first turn.
     pub fn place_this_thread(self, place: usize) {
         if self.is_pinned {
             pin_this_thread(place);
@@ -27,7 +27,7 @@ impl Load {
     }
 }
 
-/// The work with the lock held. Each number of steps is a constant, so that the compiler can unroll them.
+/// The work with the lock held. Each number of steps is a constant, so that the compiler can unroll the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     /// One step, on one of the two cache lines: a few ns.

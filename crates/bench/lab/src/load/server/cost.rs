@@ -1,7 +1,7 @@
 //! The cost of another process: CPU time, context switches, threads, memory.
 //!
-//! - CPU time comes from the process's own clock, with nanosecond resolution. It includes all its threads, even ended
-//!   ones and the kernel's io_uring workers.
+//! - CPU time comes from the process's own clock, with nanosecond resolution. That clock covers all threads of the
+//!   process, including ended threads and the kernel's io_uring workers.
 //! - Context switches are summed over existing threads; those of ended threads are lost.
 //!
 //! Facts: clock_getcpuclockid(3), proc_pid_status(5).
@@ -15,12 +15,12 @@ use nix::unistd::Pid;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cost {
     pub cpu_ns: u64,
-    /// Voluntary and involuntary.
+    /// Voluntary and involuntary context switches.
     pub switches: u64,
 }
 
 impl Cost {
-    /// The cost of process `pid`; zero if the process is gone.
+    /// The cost of process `pid`; zero if the process has ended.
     pub fn of(pid: u32) -> Self {
         Self {
             cpu_ns: cpu_ns(pid).unwrap_or(0),
@@ -37,7 +37,7 @@ impl Cost {
     }
 }
 
-/// The number of existing threads.
+/// Number of the process's existing threads.
 pub(crate) fn thread_count(pid: u32) -> usize {
     threads(pid).count()
 }
@@ -47,7 +47,7 @@ pub(crate) fn resident_kib(pid: u32) -> Option<u64> {
     number(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "VmRSS:")
 }
 
-/// Memory that neither a file nor another process shares, of the process and its children, in KiB.
+/// Memory of the process and its children that is neither file-backed nor shared with another process, in KiB.
 pub(crate) fn private_kib(pid: u32) -> Option<u64> {
     let own = number(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "RssAnon:")?;
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
@@ -74,7 +74,7 @@ fn switches(status: &str) -> u64 {
         .sum()
 }
 
-/// The number in the line that begins with `key`.
+/// Returns the number in the line that begins with `key`.
 fn number(status: &str, key: &str) -> Option<u64> {
     let line = status.lines().find(|line| line.starts_with(key))?;
     line.split_ascii_whitespace().nth(1)?.parse().ok()

@@ -3,7 +3,7 @@
 //! `Layout → bareblk.toml (a table per disk) → ServerProcess, its control socket`
 //!
 //! - Each worker is bound to its own core if there are enough cores, so that requests are submitted and completed where
-//!   the placement says. Queues do not move (`balance = "off"`).
+//!   the placement specifies. Queues do not move (`balance = "off"`).
 //! - Disk k's completion worker is worker k, so several disks share the work of completing.
 
 use std::fmt::Write;
@@ -37,16 +37,16 @@ pub(crate) enum Placing {
 /// Which worker is the completion worker, and whether it also serves queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Host {
-    /// A different one for each disk; it serves queues like the others.
+    /// A different worker for each disk, which serves queues like the other workers.
     PerDisk,
-    /// A different one for each disk; it serves none of that disk's queues.
+    /// A different worker for each disk, which serves none of that disk's queues.
     PerDiskWithoutQueues,
     /// One worker is the completion worker of all disks.
     One,
 }
 
 impl Host {
-    /// The worker of disk number `disk`.
+    /// The completion worker of disk number `disk`.
     fn worker(self, disk: usize, workers: usize) -> usize {
         match self {
             Self::PerDisk | Self::PerDiskWithoutQueues => disk % workers.max(1),
@@ -68,7 +68,7 @@ pub(crate) struct Layout {
     pub polls: bool,
 }
 
-/// A running server, with a socket for each disk. Dropping it ends it.
+/// A running server, with a socket for each disk. Dropping it ends the server.
 #[derive(Debug)]
 pub(crate) struct PlacedServer {
     process: ServerProcess,
@@ -77,7 +77,7 @@ pub(crate) struct PlacedServer {
 }
 
 impl PlacedServer {
-    /// Serves `files`, one disk each. Returns once clients can connect. `program` is `bareblk`.
+    /// Serves `files`, each as one disk. Returns once clients can connect. `program` is `bareblk`.
     pub fn start(
         layout: &Layout,
         program: Option<&Path>,
@@ -106,7 +106,7 @@ impl PlacedServer {
         self.process.pid()
     }
 
-    /// The size of its log.
+    /// Size of the server's log.
     pub fn log_bytes(&self) -> u64 {
         self.process.log_bytes()
     }
@@ -121,7 +121,7 @@ impl PlacedServer {
     }
 }
 
-/// The whole configuration.
+/// The configuration file's text.
 fn text(layout: &Layout, control: &Path, disks: &[(&Path, &Path)]) -> io::Result<String> {
     let cpus: Vec<_> =
         (0..layout.workers.min(cores::all().len())).map(|at| cores::at(at).to_string()).collect();
@@ -149,7 +149,7 @@ fn text(layout: &Layout, control: &Path, disks: &[(&Path, &Path)]) -> io::Result
     Ok(text)
 }
 
-/// The placement keys of a disk.
+/// The keys of the configuration file for a disk's placement.
 fn placing(layout: &Layout, disk: usize) -> String {
     match layout.placing {
         Placing::Queue => String::new(),
@@ -175,10 +175,11 @@ fn placing(layout: &Layout, disk: usize) -> String {
     }
 }
 
-/// A TOML string; JSON strings are valid TOML strings.
+/// Formats a TOML string as JSON, because JSON strings are valid TOML strings.
 fn quoted(path: &Path) -> io::Result<String> {
     let text = path.to_str().ok_or_else(|| {
-        let text = format!("{path:?} is not UTF-8, which a configuration file must be: use another folder");
+        let text =
+            format!("{path:?} is not UTF-8, so it cannot be in a configuration file: use another folder");
         io::Error::new(io::ErrorKind::InvalidInput, text)
     })?;
     serde_json::to_string(text).map_err(io::Error::other)

@@ -2,10 +2,12 @@
 //!
 //! `spawn → its socket exists → load → SIGTERM → ended`
 //!
-//! - As in real use, it is a separate process, so the kernel counts its CPU time and context switches separately.
-//! - It runs in its own process group: a terminal's Ctrl-C ends this program cleanly, which then ends the server.
-//! - It does not outlive this program, even if this program is killed (a second Ctrl-C): a shell notices that its end
-//!   of a pipe was closed.
+//! - As in real use, the server is a separate process. The kernel therefore counts its CPU time and context switches
+//!   separately.
+//! - The server runs in its own process group, so a terminal's Ctrl-C reaches only this program, which then ends the
+//!   server.
+//! - The server does not outlive this program, even if this program is killed (a second Ctrl-C): a shell that reads
+//!   from a pipe notices that the pipe was closed, and ends the server.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -22,14 +24,14 @@ use crate::stop::Stop;
 
 /// The server that bareblk is compared with.
 const PEER: &str = "qemu-storage-daemon";
-/// Instructions to install that server.
+/// Tells the user how to install that server.
 pub(crate) const PEER_MISSING: &str =
     "qemu-storage-daemon is not installed: apt install qemu-system-common (Debian 12) or qemu-utils (13)";
 /// How long to wait for the socket, and for the process to end.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The log file, in its folder.
+/// Name of the log file in the server's folder.
 const SAID: &str = "said";
-/// Time between two checks.
+/// Time between two checks for the sockets or the end of the process.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// The server program.
@@ -43,12 +45,12 @@ pub(crate) enum Kind {
         /// Whether the server's worker polls.
         polls: bool,
     },
-    /// qemu-storage-daemon: one thread for all queues, io_uring, O_DIRECT.
+    /// qemu-storage-daemon, with one thread for all queues, io_uring and O_DIRECT.
     Peer,
 }
 
 impl Kind {
-    /// Number of threads that do its work.
+    /// Number of threads that serve queues.
     pub fn workers(self) -> usize {
         match self {
             Self::Own { workers, .. } => workers.into(),
@@ -61,13 +63,13 @@ impl Kind {
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     child: Child,
-    /// Must be dropped first, so that the keeper never signals a process id that was reused.
+    /// Must be dropped first, so that the keeper never signals a process id that may have been reused.
     keeper: Option<Keeper>,
     socket: PathBuf,
     folder: TempDir,
 }
 
-/// How to start a server: its command, and the sockets that exist once it serves.
+/// How to start a server: its command, and the sockets that exist once it is ready.
 pub(crate) struct Launch {
     pub command: Command,
     /// At least one. Clients that use only one socket use the first.
@@ -76,7 +78,7 @@ pub(crate) struct Launch {
     pub missing: Option<&'static str>,
 }
 
-/// A shell that ends a process when this program is gone: this program holds the shell's standard input open.
+/// A shell that ends a process when this program has ended: this program holds the shell's standard input open.
 #[derive(Debug)]
 struct Keeper(Child);
 
@@ -99,7 +101,7 @@ impl Drop for Keeper {
     }
 }
 
-/// "qemu-storage-daemon 7.2.22"; `None` if it is not installed.
+/// The peer's version, such as "qemu-storage-daemon 7.2.22"; `None` if it is not installed.
 pub(crate) fn peer_version() -> Option<String> {
     let output = Command::new(PEER).arg("--version").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
@@ -127,7 +129,7 @@ impl ServerProcess {
     }
 
     /// Starts the server that `make` describes for a directory of sockets, and returns once clients can connect. The
-    /// directory is removed with the server.
+    /// directory is removed when the server ends.
     pub fn launch(
         stop: &Stop,
         make: impl FnOnce(&Path) -> Result<Launch, SampleError>,
@@ -138,7 +140,7 @@ impl ServerProcess {
         let said = folder.path().join(SAID);
         let Launch { mut command, sockets, missing } = make(folder.path())?;
         let log = File::create(&said).map_err(|error| failed(&error))?;
-        // A user's setting for other servers would distort the measurement.
+        // The user's RUST_LOG would make this server log more or less, and distort the measurement.
         command.env_remove("RUST_LOG");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0).spawn();
         let child = child.map_err(|error| match missing {
@@ -166,7 +168,7 @@ impl ServerProcess {
                 return Err(SampleError::because(&format!("the server ended with {status}"), &line));
             }
             if Instant::now() > end {
-                let why = format!("the server made no socket within {} s", PATIENCE.as_secs());
+                let why = format!("the server created no socket within {} s", PATIENCE.as_secs());
                 return Err(SampleError::Unavailable(why));
             }
             std::thread::sleep(LOOK);
@@ -182,7 +184,7 @@ impl ServerProcess {
         self.child.id()
     }
 
-    /// The size of its log.
+    /// Size of the server's log.
     pub fn log_bytes(&self) -> u64 {
         std::fs::metadata(self.folder.path().join(SAID)).map_or(0, |said| said.len())
     }
@@ -198,15 +200,15 @@ impl Drop for ServerProcess {
                 std::thread::sleep(LOOK);
             }
         }
-        // These do nothing if it has already ended.
+        // Neither call does anything if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The path of `bareblk`, if there is one.
+/// The path of `bareblk`, or an error if it is not known.
 pub(crate) fn here(program: Option<&Path>) -> Result<&Path, SampleError> {
-    program.ok_or_else(|| SampleError::because("the server", &"there is no program to start"))
+    program.ok_or_else(|| SampleError::because("the server", &"the path of bareblk is unknown"))
 }
 
 fn own(program: &Path, kind: Kind, file: &Path, socket: &Path, queues: u16) -> Command {
@@ -225,7 +227,7 @@ fn own(program: &Path, kind: Kind, file: &Path, socket: &Path, queues: u16) -> C
 }
 
 fn peer(file: &Path, socket: &Path, queues: u16) -> Command {
-    // A comma ends a value in its options.
+    // In the options, a comma ends a value.
     let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
     let (file, socket) = (quoted(file), quoted(socket));
     let mut command = Command::new(PEER);

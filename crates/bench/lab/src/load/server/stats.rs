@@ -2,7 +2,7 @@
 //!
 //! `connect → greeting → {"do": "stats"} → one line of JSON → Stats`
 //!
-//! - Reads them as any client would (docs/reference/control.md): missing fields count as zero.
+//! - Answers are read as by any client (docs/reference/control.md): missing fields count as zero.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Far more than the microseconds that an answer takes.
+/// Limit of the time for an answer, which normally takes microseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sums over workers and disks.
@@ -21,15 +21,15 @@ pub(crate) struct Stats {
     /// Number of sleeps of the workers; each ended with a wake-up.
     #[serde(skip)]
     pub sleeps: u64,
-    /// Batches of ops handed to another worker, or pushed into the engine with the lock held.
+    /// Number of batches of operations handed to another worker, or pushed into the engine with the lock held.
     pub hand_overs: u64,
-    /// Ops in these batches.
+    /// Number of operations in these batches.
     pub ops: u64,
-    /// Wakes of the completion worker by a worker that handed over.
+    /// Wakes of the completion worker by a worker that handed operations over.
     pub completion_worker_wake_ups: u64,
     /// Wakes that were skipped, because the worker woke up by itself.
     pub spared_wake_ups: u64,
-    /// Completions passed to the worker that owns them.
+    /// Completions passed on to the workers that own the requests.
     pub passed: u64,
     /// Wakes of workers by the completion worker.
     pub worker_wake_ups: u64,

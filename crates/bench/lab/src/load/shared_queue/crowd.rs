@@ -3,14 +3,14 @@
 //!
 //! `warm up → count → end` (set by the caller's thread, noticed by each thread in its next pass) `→ drain → Tally`
 //!
-//! - Each submission has one request, as in a block layer: the driver decides on a notification for each.
+//! - Each submission has one request, as in a block layer, so the driver decides for each request whether to notify.
 //! - A thread may run several jobs alternately, as a virtual CPU does. A kernel does not preempt a thread that holds or
 //!   waits for a spinlock, but these threads can be preempted. Spinning locks are therefore measured with no more
 //!   threads than cores, however many jobs there are.
 //! - Other jobs' completions are handed to them without a lock (`mailboxes.rs`).
 //! - Each thread counts, in its own memory, the completions that it found within the measured interval. It reads its
-//!   CPU time and lock time when it notices the beginning and the end.
-//! - The clock is read twice per request and batch, and once per pass, equally under both kick policies.
+//!   CPU time and lock time when it notices that the interval begins and ends.
+//! - The clock is read twice per request and batch, and once per pass, under both kick policies alike.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,13 +33,13 @@ use crate::stop::Stop;
 
 /// Time between two checks of the clock and of the user's request to stop.
 const LOOK: Duration = Duration::from_millis(20);
-/// Without a completion for this long, the measurement is considered broken.
+/// If nothing completes for this long, the measurement fails.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// After an error, the measurement waits only this long for the completions that are still out.
+/// After an error, the measurement waits only this long for requests in flight.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
 /// Longest sleep for a completion, which another thread may have reaped meanwhile.
 const NAP: Duration = Duration::from_millis(2);
-/// Completions reaped at once.
+/// Most completions reaped at once.
 const BATCH: usize = 64;
 /// Number of spinning passes before the thread yields its core.
 const SPINS: u32 = 64;
@@ -56,20 +56,20 @@ pub(crate) struct Station<L: RawMutex> {
 pub(crate) enum Idle {
     /// Polls again, because the device is in this process and completes at once.
     Poll,
-    /// Sleeps until the device signals; a thread with several queues polls here too, and yields.
+    /// Sleeps until the device signals; a thread with several queues polls and yields instead.
     Sleep,
 }
 
 /// The load of a crowd.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowd {
-    /// The options of each job; `seed` is the first job's.
+    /// The options of each job; `seed` is that of the first job.
     pub job: Job,
     /// Job n uses station n modulo the number of stations.
     pub jobs: usize,
     /// Number of threads. Each runs consecutive jobs, evenly divided.
     pub threads: usize,
-    /// 0: writes only, 100: reads only.
+    /// Share of reads: 0 for writes only, 100 for reads only.
     pub read_percent: u8,
     pub idle: Idle,
 }
@@ -78,11 +78,11 @@ pub(crate) struct Crowd {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     pub requests: u64,
-    /// The counted time.
+    /// Length of the counted time.
     pub seconds: f64,
     pub latency_us: Moments,
     pub usage: Usage,
-    /// Sum of the threads' values.
+    /// Sum of the counted times of all threads.
     pub thread_seconds: f64,
     pub lock: LockTimes,
     /// The queues' counters in the measured interval.
@@ -109,7 +109,7 @@ impl Tally {
         if self.seconds > 0.0 { self.requests as f64 / self.seconds } else { 0.0 }
     }
 
-    /// `total` per request.
+    /// Divides `total` by the number of requests.
     pub fn per_io(&self, total: f64) -> Option<f64> {
         (self.requests > 0).then(|| total / self.requests as f64)
     }
@@ -130,7 +130,7 @@ struct Common {
     mailboxes: Mailboxes,
     clock: Instant,
     phase: AtomicU8,
-    /// The counted time, on `clock`; not begun until `from_ns` is set.
+    /// The counted time, on `clock`; it begins when `from_ns` is set.
     from_ns: AtomicU64,
     until_ns: AtomicU64,
     failure: OnceLock<String>,
@@ -211,7 +211,7 @@ where
     Builder::new().name("lab-load".into()).spawn_scoped(scope, body).map_err(|why| why.to_string())
 }
 
-/// Sets the phases; returns the queues' counts.
+/// Sets the phases of the run; returns the queues' counts.
 fn conduct<L: RawMutex>(common: &Common, stations: &[Station<L>], stop: &Stop) -> Tally {
     let seconds = common.crowd.job.seconds;
     let mut now = Tally { seconds, ..Tally::default() };
@@ -242,7 +242,7 @@ fn stats<L: RawMutex>(stations: &[Station<L>]) -> QueueStats {
     })
 }
 
-/// One job.
+/// The state of one job.
 struct Seat<'c> {
     /// Index of its station.
     station: usize,
@@ -280,7 +280,7 @@ impl<'c> Seat<'c> {
         Ok((count, true))
     }
 
-    /// Returns whether the queue took it.
+    /// Sends one request; returns whether the queue took it.
     fn send<L: RawMutex>(
         &mut self,
         common: &Common,
@@ -305,14 +305,15 @@ impl<'c> Seat<'c> {
     }
 }
 
-/// One thread.
+/// The state of one thread.
 struct Hand<'c, L: RawMutex> {
     common: &'c Common,
     stations: &'c [Station<L>],
     seats: Vec<Seat<'c>>,
     /// The stations of its jobs.
     own_stations: Vec<usize>,
-    /// The job that is served first in this pass. It changes, so that the same jobs do not always find the queue full.
+    /// The job that is served first in this pass. It changes from pass to pass, so that it is not always the same jobs
+    /// that find the queue full.
     first: usize,
     found: [Completion; BATCH],
     requests: u64,
@@ -376,7 +377,7 @@ impl<'c, L: RawMutex> Hand<'c, L> {
         Ok(())
     }
 
-    /// Returns whether anything was sent or found.
+    /// Makes one pass over all jobs. Returns whether anything was sent or found.
     fn turn(&mut self, sends: bool) -> Result<bool, String> {
         let (mut any, mut full) = (false, None);
         let count = self.seats.len();
@@ -423,7 +424,7 @@ impl<'c, L: RawMutex> Hand<'c, L> {
         Ok(true)
     }
 
-    /// `last`: the time of the last progress.
+    /// `last` is the time of the last progress.
     fn idle(&mut self, turns: &mut u32, last: Instant) -> Ended {
         *turns += 1;
         let broken = self.common.failure.get().is_some();
@@ -431,7 +432,7 @@ impl<'c, L: RawMutex> Hand<'c, L> {
         if !turns.is_multiple_of(SPINS) {
             std::hint::spin_loop();
         } else if last.elapsed() > patience {
-            return Err(format!("nothing completed for {} s", patience.as_secs()));
+            return Err(format!("no request completed for {} s", patience.as_secs()));
         } else {
             std::thread::yield_now();
         }
@@ -496,7 +497,7 @@ mod tests {
         assert!(stats.kicks <= stats.pushed, "{stats:?}");
     }
 
-    /// 20 jobs of depth 8 want 160 of 64 places, so the queue is always full.
+    /// 20 jobs of depth 8 want 160 requests in flight, but the queue has room for 64, so it is always full.
     #[test]
     fn more_jobs_than_threads_and_room_are_all_served() {
         let (tally, stats) = under_load(By::Notifier, false, KickPolicy::Unlocked, crowd(20, 2, Idle::Poll));

@@ -10,7 +10,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
-/// Requests of one job.
+/// Most requests that one job has in flight.
 pub(crate) const MAX_DEPTH: u32 = 64;
 const SLOT_BITS: u32 = 6;
 
@@ -25,11 +25,11 @@ pub(crate) enum HandOverError {
     NotOut { job: usize, slots: u64 },
 }
 
-/// A job's mailbox. It has two cache lines of its own, because the processor fetches pairs.
+/// A job's mailbox. It has two cache lines to itself, because processors fetch lines in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Mailbox {
-    /// Slots that have completed but were not taken yet.
+    /// Slots whose requests have completed, but that the owner has not taken yet.
     done: AtomicU64,
     /// When each slot was sent, on the crowd's clock.
     sent_ns: [AtomicU64; MAX_DEPTH as usize],
@@ -46,14 +46,15 @@ impl Mailboxes {
         Self((0..jobs).map(|_| mailbox()).collect())
     }
 
-    /// Gives a completion to its owner. Returns when the request was sent.
+    /// Gives a completion to its owner. Returns the time at which the request was sent.
     pub fn hand_over(&self, token: u64) -> Result<u64, HandOverError> {
         let jobs = self.0.len();
         let (job, slot) = parts(token);
         let mailbox = self.0.get(job).ok_or(HandOverError::UnknownToken { token, jobs })?;
-        // Relaxed: stored before the request entered the queue, whose lock orders it.
+        // Relaxed: the time was stored before the request entered the queue, and the queue's lock orders both.
         let sent_ns = mailbox.sent_ns[slot as usize].load(Relaxed);
-        // AcqRel: pairs with the owner's swap: the slot's buffer is no longer used, and the time was read.
+        // AcqRel: pairs with the owner's swap. Before the owner reuses the slot, its buffer is out of use and its time
+        // has been read.
         let before = mailbox.done.fetch_or(1 << slot, AcqRel);
         if before & 1 << slot != 0 {
             return Err(HandOverError::Twice { job, slot });
@@ -77,7 +78,7 @@ pub(crate) struct Slots<'d> {
 }
 
 impl<'d> Slots<'d> {
-    /// The slots of `job`, `depth` of them (at most [`MAX_DEPTH`]).
+    /// Makes `depth` slots (at most [`MAX_DEPTH`]) for `job`.
     pub fn new(mailboxes: &'d Mailboxes, job: usize, depth: u32) -> Self {
         let depth = depth.clamp(1, MAX_DEPTH);
         Self { mailbox: &mailboxes.0[job], job, free: u64::MAX >> (MAX_DEPTH - depth), out: 0 }
@@ -92,9 +93,9 @@ impl<'d> Slots<'d> {
         self.out != 0
     }
 
-    /// Returns the token of `slot`, sent at `now_ns`; must be called before the queue sees the request.
+    /// Marks `slot` as sent at `now_ns`, and returns its token. Must be called before the queue sees the request.
     pub fn send(&mut self, slot: u32, now_ns: u64) -> u64 {
-        // Relaxed: the queue's lock publishes it.
+        // Relaxed: the queue's lock publishes the value.
         self.mailbox.sent_ns[slot as usize].store(now_ns, Relaxed);
         self.free &= !(1 << slot);
         self.out |= 1 << slot;
@@ -109,7 +110,7 @@ impl<'d> Slots<'d> {
 
     /// Takes the slots that were handed over. Returns their number.
     pub fn take(&mut self) -> Result<u32, HandOverError> {
-        // Relaxed: only keeps the cache line shared while the mailbox is empty.
+        // Relaxed: this look only keeps the cache line shared while the mailbox is empty.
         if self.mailbox.done.load(Relaxed) == 0 {
             return Ok(0);
         }
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!((slots.next_free(), slots.has_any_out()), (Some(0), false));
     }
 
-    /// Three threads send, and each hands over every completion it finds: none is lost, none arrives twice.
+    /// Three threads send, and each hands over every completion it finds. None is lost, and none arrives twice.
     #[test]
     fn completions_handed_over_by_any_thread_arrive_once_each() {
         const EACH: u32 = 20_000;

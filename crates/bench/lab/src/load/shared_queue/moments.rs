@@ -29,7 +29,7 @@ impl Moments {
         self.max = self.max.max(sample);
     }
 
-    /// Combines both (Chan, Golub, LeVeque 1979).
+    /// Combines the moments of two sets of samples (Chan, Golub, LeVeque 1979).
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         if self.count == 0 || other.count == 0 {
@@ -51,7 +51,7 @@ impl Moments {
         (self.count > 0).then_some(self.mean)
     }
 
-    /// The deviation of the samples, not of the distribution they come from.
+    /// The deviation of the samples, not of the distribution that they come from.
     pub fn deviation(&self) -> Option<f64> {
         (self.count > 0).then(|| (self.squares / self.count as f64).sqrt())
     }

@@ -2,26 +2,24 @@
 //!
 //! `driver: Kick::notify → ExitBell::ring: spin for the notify cost → the device's work → return`
 //!
-//! The parts of an exit to the host, and what represents them here:
-//! - **The CPU is away.** A guest's write to the notify register leaves the guest. Until the host resumes it,
-//!   the virtual CPU does nothing else, and the host uses the physical one. Here the thread spins for the
-//!   notify cost: no other thread gets the core, as while a virtual CPU is away. A sleep would give the core
-//!   away.
-//! - **The host does something.** With QEMU's own loop it does the device's work itself; with an eventfd it
-//!   wakes the thread that does it. [`By::Notifier`] is the first: the notifying thread does the device's
-//!   work before it returns. It needs no third thread, which two cores could run only in place of a driver's,
-//!   and no sleep and wake, whose 5–50 µs would drown the 0–10 µs under test. It costs the device's work,
-//!   about 0.1 µs per request, within the time that a locked kick holds the lock. [`By::Thread`] is the
-//!   second: after the spin an eventfd is written, and a thread that slept in `poll` does the work.
-//! - **One device.** Two virtual CPUs may be in an exit for the same queue at once, and one device serves it.
-//!   Here the second one leaves its work to the first, and returns: [`ExitBell::wanted`] counts rings, and
-//!   the thread at the device repeats until it has seen all. It waits for no other thread, and no ring is
-//!   missed.
+//! The parts of an exit to the host, and how this file imitates them:
+//! - **The CPU is away.** When a guest writes to the notify register, the virtual CPU leaves the guest and does nothing
+//!   until the host resumes it. Meanwhile, the host uses the physical CPU. Here, the thread spins for the notify cost,
+//!   so no other driver thread gets the core. A sleep would give the core away.
+//! - **The host does something.** With QEMU's own loop, the host does the device's work itself; with an eventfd, it
+//!   wakes the thread that does the work. [`By::Notifier`] is the first: the notifying thread does the device's work
+//!   before it returns. It needs no third thread, which two cores could run only instead of a driver's thread, and no
+//!   sleep and wake, whose 5–50 µs would hide the 0–10 µs under test. In return, a locked kick holds the lock during
+//!   the device's work, about 0.1 µs per request. [`By::Thread`] is the second: after the spin an eventfd is written,
+//!   and a thread that slept in `poll` does the work.
+//! - **One device.** Two virtual CPUs may be in an exit for the same queue at once, and one device serves it. Here, the
+//!   second thread leaves its work to the first, and returns: [`ExitBell::wanted`] counts rings, and the thread at the
+//!   device repeats until it has seen all of them. No thread waits for another, and no ring is missed.
 //!
-//! **Every request is notified**: without EVENT_IDX the device never sets NO_NOTIFY (virtio 1.3 §2.7.10), so
-//! each submission must notify, under either policy. With EVENT_IDX the device re-arms after every chain, but
-//! requests submitted while a notification is in progress and the device has not looked yet need none of
-//! their own. So an unlocked kick also saves kicks, which is a different gain and a separate workload.
+//! **Every request is notified**: without EVENT_IDX the device never sets NO_NOTIFY (virtio 1.3 §2.7.10), so each
+//! submission must notify, under either policy. With EVENT_IDX the device re-arms after every chain, but a request
+//! needs no notification of its own if another one is still in progress and the device has not looked yet. So an
+//! unlocked kick also saves kicks, which is a different gain and has its own workload.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -53,7 +51,7 @@ enum DeviceError {
     Pop(#[from] PopError),
     #[error(transparent)]
     Ring(#[from] RingFault),
-    #[error("a request has no place for its status")]
+    #[error("a request has no writable byte for its status")]
     NoStatus,
     #[error(transparent)]
     Status(#[from] AccessError),
@@ -73,7 +71,7 @@ impl NullDevice {
         Ok(Self { queue: end.device()?, view, chain: Chain::with_capacity(end.layout.queue_size) })
     }
 
-    /// Completes all available chains one by one, asking for a notification after each.
+    /// Completes all available chains one by one, and requests a notification after each.
     fn serve(&mut self) -> Result<(), DeviceError> {
         loop {
             while let Some(tag) = self.queue.pop(&mut self.chain)? {
@@ -96,7 +94,7 @@ impl NullDevice {
         let written_bytes = u32::try_from(self.chain.writable_bytes()).unwrap_or(u32::MAX);
         self.queue.push_used(tag, written_bytes);
         self.queue.publish();
-        // No thread sleeps: the drivers here poll, so the call eventfd is not used.
+        // The call eventfd is not used, because the drivers in this experiment poll.
         let _ = self.queue.needs_notification();
         Ok(())
     }
@@ -110,7 +108,7 @@ pub(crate) struct ExitBell {
     wanted: AtomicU32,
     device: OnceLock<Mutex<NullDevice>>,
     fault: OnceLock<String>,
-    /// For [`By::Thread`]: signalled after the spin.
+    /// Signalled after the spin, for [`By::Thread`].
     sleeper: Option<EventFd>,
     ended: AtomicBool,
 }
@@ -127,7 +125,7 @@ impl ExitBell {
     pub fn attach(self: &Arc<Self>, end: &DeviceEnd) -> io::Result<DeviceThread> {
         let device = NullDevice::new(end).map_err(io::Error::other)?;
         let _ = self.device.set(Mutex::new(device));
-        // Before the first request: the device asks for notifications.
+        // Before the first request, the device must enable notifications.
         self.work();
         let bell = Arc::clone(self);
         let thread = match self.sleeper {
@@ -146,7 +144,7 @@ impl ExitBell {
 
     /// Does the device's work, unless another thread is doing it and will include this work.
     fn work(&self) {
-        // AcqRel: the chain was made available before; the thread that takes over this count has to see it.
+        // AcqRel: the chain was made available before this count, and the thread that handles the count must see it.
         if self.wanted.fetch_add(1, AcqRel) != 0 {
             return;
         }
@@ -171,10 +169,10 @@ impl ExitBell {
         }
     }
 
-    /// Runs on the device's own thread.
+    /// The loop of the device's own thread.
     fn sleep(&self) {
         let Some(sleeper) = &self.sleeper else { return };
-        // Relaxed: the eventfd orders it.
+        // Relaxed: the eventfd orders the flag.
         while !self.ended.load(Relaxed) {
             let _ = poll(&mut [PollFd::new(sleeper, PollFlags::IN)], None);
             let _ = rustix::io::read(sleeper.as_fd(), &mut [0; 8]);
@@ -198,7 +196,7 @@ impl Doorbell for ExitBell {
     }
 }
 
-/// The thread of a device that has one.
+/// The device's own thread, if it has one.
 #[derive(Debug)]
 pub(crate) struct DeviceThread {
     bell: Arc<ExitBell>,

@@ -1,4 +1,5 @@
-//! The locks of a run of users: each family has one for short sections, and one for a table that is mostly read.
+//! The locks that a run of users shares: each family has a lock for short sections, and one for a table that is mostly
+//! read.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicBool;
@@ -9,13 +10,13 @@ use lock_api::{Mutex, MutexGuard, RawMutex, RawRwLock};
 
 /// Locks of one kind.
 pub(crate) trait Family: 'static {
-    /// For sections well under a microsecond.
+    /// The lock for sections well under a microsecond.
     type Lock: RawMutex + Send + Sync;
-    /// For data that many threads read and few change.
+    /// The lock for data that many threads read and few change.
     type Table<T: Send + Sync>: ReadMostly<T>;
 }
 
-/// A reader/writer lock, or one that treats both alike.
+/// A reader/writer lock, or a lock that treats readers and writers alike.
 pub(crate) trait ReadMostly<T>: Send + Sync {
     type Read<'l>: Deref<Target = T>
     where
@@ -31,8 +32,8 @@ pub(crate) trait ReadMostly<T>: Send + Sync {
     fn try_write(&self) -> Option<Self::Write<'_>>;
 }
 
-/// Spins during a sample. Afterwards it yields between two polls: a queue of hundreds of threads that only spin on a
-/// few cores takes minutes to empty.
+/// Spins during a sample, and yields between two polls after it: a queue of hundreds of threads that only spin on a few
+/// cores takes minutes to empty.
 #[derive(Debug)]
 pub(crate) struct SpinUntilOver;
 
@@ -40,7 +41,7 @@ pub(crate) struct SpinUntilOver;
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 impl SpinUntilOver {
-    /// Signals all waiting threads. No other data depends on it.
+    /// Tells all waiting threads whether the sample is over. No other data depends on it.
     pub fn set_over(is_over: bool) {
         IS_OVER.store(is_over, Relaxed);
     }
@@ -57,7 +58,7 @@ impl spin::RelaxStrategy for SpinUntilOver {
     }
 }
 
-/// One holder at a time, reader or writer.
+/// A lock with one holder at a time, whether reader or writer.
 pub(crate) struct Exclusive<L, T>(Mutex<L, T>);
 
 impl<L: RawMutex + Send + Sync, T: Send + Sync> ReadMostly<T> for Exclusive<L, T> {

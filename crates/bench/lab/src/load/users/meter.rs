@@ -1,8 +1,8 @@
 //! The time that one user's thread spends on locks, by caller.
 //!
-//! - An acquisition that finds its lock free only increments a counter. Of the others, one in [`STRIDE`] is timed, by
-//!   the clock and by the thread's CPU time, outside any lock.
-//! - Waiting without CPU time is sleep, or time when other threads had the core.
+//! - An acquisition that finds its lock free only increments a counter. Of the other acquisitions, one in [`STRIDE`] is
+//!   timed, by the clock and by the thread's CPU time.
+//! - The rest of a wait, without CPU time, is sleep or time in which other threads had the core.
 
 use std::time::Instant;
 
@@ -18,11 +18,11 @@ const STRIDE: u32 = 5;
 /// The code that acquires a lock, as in the published profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// Pages in use, in order of use.
+    /// The list of pages in use, in order of use.
     PageList,
-    /// Unused pages.
+    /// The list of unused pages.
     FreeList,
-    /// Processes that want a core; one queue per core.
+    /// The queue of processes that are ready to run; each core has one.
     RunQueue,
     /// The lock inside a reader/writer semaphore.
     Semaphore,
@@ -39,11 +39,11 @@ pub(crate) struct Waits {
     pub acquired: u64,
     /// Acquisitions that did not find the lock free.
     pub contended: u64,
-    /// How many of these were timed.
+    /// Contended acquisitions that were timed.
     pub timed: u64,
-    /// Waiting time of the timed ones.
+    /// Waiting time of the timed acquisitions.
     pub waited_ns: u64,
-    /// CPU time during these waits: spinning, and going to sleep and back.
+    /// CPU time during these waits: spinning, falling asleep and waking up.
     pub cpu_ns: u64,
 }
 

@@ -1,6 +1,6 @@
 //! Many users, each with a number of short jobs, on all cores.
 //!
-//! `threads started and pinned → gate → steps, until all jobs are done or the deadline has passed → Tally`
+//! `threads started and pinned → gate → steps, until all jobs are completed or the deadline has passed → Tally`
 //!
 //! - Either each user has its own thread, or there is one thread per core, which runs an equal share of the users and
 //!   switches to the next user after each step. In the second case, as in a kernel, no thread that holds or waits for a
@@ -43,11 +43,11 @@ const STACK_BYTES: usize = 128 << 10;
 pub(crate) enum Carried {
     /// One thread per user.
     ByThreads,
-    /// One thread per core, which share all users.
+    /// One thread per core; the threads share all users.
     ByCores,
 }
 
-/// The load.
+/// The load: users with jobs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Users {
     pub count: usize,
@@ -58,19 +58,19 @@ pub(crate) struct Users {
     pub deadline_s: f64,
 }
 
-/// The result.
+/// The measurements of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Tally {
-    /// Steps of jobs until the end or the deadline.
+    /// Steps of jobs completed before the end or the deadline.
     pub steps: u64,
     pub seconds: f64,
     /// Whether all jobs were completed.
     pub is_complete: bool,
     /// CPU time of the process, in ns.
     pub cpu_ns: u64,
-    /// Waiting time of the users' threads.
+    /// Resource usage of the users' threads.
     pub usage: Usage,
-    /// Indexed like [`CALLERS`].
+    /// Acquisitions by caller, indexed like [`CALLERS`].
     pub waits: [Waits; CALLERS.len()],
     /// Whether all structures were back in their initial state after the jobs.
     pub is_sound: bool,
@@ -107,7 +107,7 @@ impl Tally {
         self.waits.iter_mut().zip(&part.waits).for_each(|(sum, part)| *sum = sum.and(*part));
     }
 
-    /// The acquisitions of all callers.
+    /// Sum over the acquisitions of all callers.
     pub fn all_waits(&self) -> Waits {
         self.waits.iter().fold(Waits::default(), |sum, part| sum.and(*part))
     }
@@ -120,7 +120,7 @@ struct Common<F: Family> {
     cores: Vec<usize>,
     gate: Gate,
     is_over: AtomicBool,
-    /// Threads that have jobs left.
+    /// Number of threads that have jobs left.
     busy: AtomicUsize,
     conductor: Thread,
 }
@@ -128,7 +128,7 @@ struct Common<F: Family> {
 /// The gate where threads wait until all have arrived.
 #[derive(Default)]
 struct Gate {
-    /// How many have arrived, and whether the gate is open.
+    /// How many threads have arrived, and whether the gate is open.
     state: Mutex<(usize, bool)>,
     changed: Condvar,
 }
@@ -205,12 +205,12 @@ fn under_load<F: Family>(common: &Common<F>, carriers: usize, stop: &Stop) -> Re
     })
 }
 
-/// Waits until all jobs are done or the time is over. Returns the time that this took.
+/// Waits until all jobs are completed or the deadline has passed. Returns the elapsed time.
 fn conduct<F: Family>(common: &Common<F>, stop: &Stop) -> f64 {
     SpinUntilOver::set_over(false);
     let since = Instant::now();
     let end = since + Duration::from_secs_f64(common.users.deadline_s);
-    // Acquire pairs with the release of the last thread, whose end must come before the clock is read.
+    // Acquire pairs with the release of the last thread, which must have ended before the clock is read.
     while common.busy.load(Acquire) > 0 && Instant::now() < end && !stop.is_asked() {
         std::thread::park_timeout(LOOK.min(end.saturating_duration_since(Instant::now())));
     }
@@ -220,7 +220,7 @@ fn conduct<F: Family>(common: &Common<F>, stop: &Stop) -> f64 {
     seconds
 }
 
-/// One thread, and the users that it runs.
+/// A thread's state and the users that it runs.
 struct Carrier<'c, F: Family> {
     common: &'c Common<F>,
     core: Option<usize>,
@@ -261,7 +261,7 @@ impl<'c, F: Family> Carrier<'c, F> {
         Tally { steps: self.steps, usage, waits: *self.meter.waits(), ..Tally::default() }
     }
 
-    /// Makes one step for each user. Returns whether there is time for more.
+    /// Makes one step for each user. Returns false if the deadline has passed.
     fn go_round(&mut self, sleeper: &mut Sleeper) -> bool {
         let mut ended = false;
         for job in &mut self.jobs {
@@ -336,7 +336,8 @@ mod tests {
         assert!(tally.jobs_per_minute() > 0.0 && tally.cpu_ns > 0, "{tally:?}");
     }
 
-    /// Page list: eight faults and the end. Free list: the first pages as well.
+    /// Acquisitions per job. Page list: eight faults and the exit. Free list: eight faults, the exit and the first
+    /// pages.
     #[test]
     fn every_caller_of_a_job_is_counted() {
         let tally = complete::<Std>(users(1, Carried::ByThreads));

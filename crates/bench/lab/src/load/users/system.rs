@@ -8,9 +8,9 @@
 //! ```
 //!
 //! - A job is a process that starts, touches memory, is looked up, and ends, as in the published load. Each step takes
-//!   one lock, or takes and releases one semaphore, and first works briefly without a lock.
+//!   one lock, or takes and releases one semaphore, after a short piece of work without a lock.
 //! - The structures are real, though small: pages are on lists, and no page may be lost or be on two lists.
-//!   [`System::is_idle`] checks that after all jobs.
+//!   [`System::is_idle`] checks this after all jobs.
 //! - The semaphore's waiters sleep. The subject of the measurement is the lock inside the semaphore.
 
 use std::collections::VecDeque;
@@ -25,15 +25,15 @@ use lock_api::Mutex;
 use super::locks::{Family, ReadMostly};
 use super::meter::{Caller, Meter};
 
-/// Page faults of a job.
+/// Number of page faults of a job.
 const FAULTS: usize = 8;
 /// Pages that a job gets when it starts.
 const FIRST_PAGES: usize = 4;
-/// Most pages of a job.
+/// Largest number of pages that a job has.
 const PAGES: usize = FIRST_PAGES + FAULTS;
 /// Work between two steps: about a tenth of a microsecond, the same as the work under a lock.
 const WORK_STEPS: u32 = 100;
-/// Processes that one look-up visits.
+/// Number of processes that one look-up visits.
 const LOOKED_AT: usize = 4;
 /// This many users share a semaphore.
 const USERS_PER_SEMAPHORE: usize = 64;
@@ -65,15 +65,14 @@ const JOB: [Step; 25] = {
         LeaveTable, Dequeue,
     ]
 };
-/// Number of steps of a job.
 pub(crate) const STEPS: usize = JOB.len();
 
-/// On separate cache lines, as hot structures are.
+/// Puts a value on separate cache lines, as is usual for hot structures.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// Everything the jobs share.
+/// The structures that the jobs share.
 pub(crate) struct System<F: Family> {
     free: Apart<Mutex<F::Lock, Vec<u32>>>,
     pages: Apart<Mutex<F::Lock, PageList>>,
@@ -85,7 +84,7 @@ pub(crate) struct System<F: Family> {
 /// The existing processes.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// By user: how many of its jobs are alive.
+    /// Number of existing processes, by user.
     entries: Vec<u32>,
     living: u32,
 }
@@ -137,7 +136,7 @@ impl Job {
         Self { user, step: 0, pages: [0; PAGES], count: 0, random }
     }
 
-    /// Makes one step. The last step is followed by the first of the next job. Returns whether a job has ended.
+    /// Makes one step of a job; after the last step, a new job begins. Returns whether a job has ended.
     pub fn advance<F: Family>(
         &mut self,
         system: &System<F>,
@@ -178,7 +177,7 @@ impl Job {
     fn take<F: Family>(&mut self, count: usize, system: &System<F>, meter: &mut Meter) {
         let mut free = meter.lock(Caller::FreeList, &system.free.0);
         for _ in 0..count {
-            // The capacity that all jobs together can need.
+            // The free list starts with as many pages as all jobs together can need.
             if let Some(page) = free.pop() {
                 self.pages[self.count] = page;
                 self.count += 1;
@@ -234,16 +233,16 @@ impl Job {
         }
     }
 
-    /// Removes the first process, because only the length matters.
+    /// Removes the first process: which one does not matter, only the queue's length.
     fn dequeue<F: Family>(&self, system: &System<F>, meter: &mut Meter) {
         meter.lock(Caller::RunQueue, self.run_queue(system)).pop_front();
     }
 }
 
-/// Pages in order of use, linked by number; the last entry is head and tail.
+/// Pages in order of use, linked by their indices. The last entry is head and tail.
 #[derive(Debug)]
 struct PageList {
-    /// The page before and the page after.
+    /// For each page, the page before it and the page after it.
     links: Vec<(u32, u32)>,
 }
 
@@ -253,7 +252,7 @@ impl PageList {
         Self { links: (0..=pages).map(|own| (own, own)).collect() }
     }
 
-    /// Number of pages that it has room for.
+    /// Number of pages that the list has room for.
     fn count(&self) -> usize {
         self.links.len() - 1
     }
@@ -292,14 +291,14 @@ struct State {
     changes: u64,
 }
 
-/// Where one thread sleeps.
+/// A thread that sleeps, and its wake-up flag.
 #[derive(Debug)]
 struct Seat {
     thread: Thread,
     is_woken: AtomicBool,
 }
 
-/// Lets other threads run, at semaphores and in between.
+/// What one thread needs to sleep at semaphores and to yield.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     seat: Arc<Seat>,
@@ -308,8 +307,8 @@ pub(crate) struct Sleeper {
 }
 
 impl Sleeper {
-    /// Makes the state of the calling thread. `gives_way`: the thread runs one of many users, and lets the others run
-    /// in between.
+    /// Makes the sleeper of the calling thread. With `gives_way`, the thread runs one of many users, and yields to the
+    /// others in between.
     pub fn new(gives_way: bool) -> Self {
         let seat = Seat { thread: std::thread::current(), is_woken: AtomicBool::new(false) };
         Self { seat: Arc::new(seat), gives_way }
@@ -342,7 +341,7 @@ impl<F: Family> Semaphore<F> {
         state.readers == 0 && !state.is_written && state.waiting.is_empty()
     }
 
-    /// Takes and releases it as a writer.
+    /// Takes and releases the semaphore as a writer.
     fn change(&self, sleeper: &mut Sleeper, meter: &mut Meter) {
         self.down(sleeper, meter, |state| {
             let may = state.readers == 0 && !state.is_written;
@@ -355,7 +354,7 @@ impl<F: Family> Semaphore<F> {
         });
     }
 
-    /// Takes and releases it as a reader.
+    /// Takes and releases the semaphore as a reader.
     fn walk(&self, sleeper: &mut Sleeper, meter: &mut Meter) {
         self.down(sleeper, meter, |state| {
             state.readers += u32::from(!state.is_written);
@@ -376,7 +375,7 @@ impl<F: Family> Semaphore<F> {
         }
     }
 
-    /// Wakes the first waiter. If newcomers get in before it, it sleeps again.
+    /// Wakes the first waiter. If newcomers enter first, that waiter sleeps again.
     fn up(&self, meter: &mut Meter, leaves: impl FnOnce(&mut State)) {
         let mut state = meter.lock(Caller::Semaphore, &self.state);
         leaves(&mut state);

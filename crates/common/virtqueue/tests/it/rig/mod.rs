@@ -1,5 +1,5 @@
 //! Shared by the tests of both halves: a small memory with a ring in it, and descriptors.
-#![allow(dead_code)] // each test binary uses a part
+#![allow(dead_code)] // each test binary uses only a part
 
 pub mod tables;
 
@@ -14,7 +14,7 @@ pub const NEXT: u16 = RawDescriptor::NEXT;
 pub const WRITE: u16 = RawDescriptor::WRITE;
 pub const INDIRECT: u16 = RawDescriptor::INDIRECT;
 
-/// Memory: 1 MiB at 0, directly followed by 64 KiB more, then nothing.
+/// The memory has 1 MiB at address 0, followed directly by a second region of 64 KiB.
 pub const SECOND_REGION: u64 = 1 << 20;
 pub const END: u64 = SECOND_REGION + (64 << 10);
 /// Where tests put indirect tables.
@@ -86,7 +86,7 @@ pub fn packed_rig(queue_size: u16, features: RingFeatures) -> PackedRig {
 }
 
 impl PackedRig {
-    /// Sends `count` chains of one descriptor each through the ring, one after the other, with id 0.
+    /// Sends `count` chains of one descriptor each through the ring, one after another, with id 0.
     pub fn go_round(&mut self, count: u16) {
         for _ in 0..count {
             self.driver.offer(&[packed_desc(0x1, 16, 0, 0)]);

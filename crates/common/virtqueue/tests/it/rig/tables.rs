@@ -60,7 +60,7 @@ fn tidy(mut table: Vec<RawDescriptor>, wild: &[bool], first_writable: u16) -> Ve
     table
 }
 
-/// Length of a section of the indirect tables that is consistent in itself.
+/// Length of a section of the indirect tables that is consistent on its own.
 const STRETCH: usize = 8;
 
 /// A table of `queue_size` descriptors, and entries for indirect tables at [`TABLE`]: mostly valid, some wrong.

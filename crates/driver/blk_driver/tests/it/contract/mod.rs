@@ -13,7 +13,7 @@ use virtio_blk::Segment;
 
 use crate::peers::{DISK_BYTES, MIB, PATIENCE, SECTOR};
 
-/// A device's settings: the part that the cases vary.
+/// A device's settings: those that the cases vary.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     pub packed: bool,
@@ -50,7 +50,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Pushes one request, waits for it, and returns its completion.
+/// Pushes one request, waits for its completion, and returns it.
 pub fn one(queue: &mut Queue, work: Work<'_>) -> Completion {
     queue.push(&Request::new(work, 77)).unwrap();
     queue.submit();
@@ -139,7 +139,7 @@ pub fn batch_reads_back(device: &Device, queue: &mut Queue) {
 /// Number of places on the disk that a batch uses, all different.
 const PLACES: usize = 64;
 
-/// Pushes `depth` requests with one token each, and waits until each has ended once.
+/// Pushes `depth` requests with one token each, and waits until each request has ended once.
 fn all_end_well<'w>(queue: &mut Queue, depth: usize, work: impl Fn(usize) -> Work<'w>) {
     for at in 0..depth {
         queue.push(&Request::new(work(at), at as u64)).unwrap();
@@ -167,7 +167,7 @@ pub fn vectored_requests_read_back(options: Options) {
     let whole = buffer.range();
     let data = pattern(5, 32 << 10);
     buffer.write(0, &data);
-    // 16 parts, most of them not whole sectors; the reads use them in reverse order in memory.
+    // 16 parts, most of them not whole sectors; the reads use the parts in reverse memory order.
     let lens: Vec<usize> = (0..16).map(|at| if at % 2 == 0 { 2048 - 100 } else { 2048 + 100 }).collect();
     let offsets = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len)));
     let out: Vec<GuestRange> = offsets.zip(&lens).map(|(at, &len)| part(whole, at, len)).collect();
@@ -228,7 +228,7 @@ pub fn memory_registered_at_run_time_is_used_and_taken_back(options: Options) {
     assert_eq!(read(queue, &pool_buffer, 64, 8192), bytes, "the queue goes on");
 }
 
-/// A page-aligned part of a memfd, as a user has it: not at the file's start, and mapped somewhere.
+/// A page-aligned part of a memfd, as users have: not at the file's start, and mapped at any address.
 pub struct User {
     pub fd: OwnedFd,
     /// Stands for the address of the user's mapping.
@@ -276,7 +276,7 @@ pub fn two_threads_with_a_queue_each_do_not_disturb_each_other(options: Options)
     });
 }
 
-/// The id is text, padded with zeroes.
+/// Returns the disk's id, which is text padded with zeroes.
 pub fn id(options: Options) -> String {
     let (device, mut queues) = USUAL.connect(options);
     let buffer = device.pool().take(20).unwrap();
@@ -287,7 +287,7 @@ pub fn id(options: Options) -> String {
     String::from_utf8(bytes[..len].to_vec()).unwrap()
 }
 
-/// Two descriptors have room only for header and status: no data, but flushes.
+/// Two descriptors are enough for header and status, so this queue can only flush.
 pub fn smallest_queue_with_direct_descriptors_flushes(options: Options) {
     let (_device, mut queues) = Setting { queue_size: 2, indirect: false, ..USUAL }.connect(options);
     assert_eq!(queues[0].room(1), 0);

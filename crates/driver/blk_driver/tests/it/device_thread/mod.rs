@@ -1,5 +1,5 @@
-//! A device on its own thread: sleeps until it is rung, serves all requests, and signals if the driver wants
-//! it.
+//! A device on its own thread: it sleeps until its doorbell is rung, serves all requests, and signals if the driver
+//! wants a signal.
 //!
 //! See also: a device that a test steps through (`rig`).
 

@@ -1,6 +1,6 @@
 //! The back-ends of the tests: our server in this process, or qemu-storage-daemon as a child process.
 //!
-//! See also: their tests (`contract`), back-ends that do everything wrong (`hostile.rs`).
+//! See also: their tests (`contract`), back-ends that break the rules (`hostile.rs`).
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 pub mod script;
@@ -65,7 +65,7 @@ impl Drop for Place {
     }
 }
 
-/// Our server.
+/// Our server, in this process.
 pub struct Own {
     pub place: Place,
     pub queues: u16,
@@ -122,7 +122,7 @@ pub fn options(socket: &Path) -> Options {
 
 const STORAGE_DAEMON: &str = "qemu-storage-daemon";
 
-/// QEMU's back-end.
+/// QEMU's back-end, in a child process.
 pub struct StorageDaemon {
     pub place: Place,
     queues: u16,
@@ -165,7 +165,7 @@ impl StorageDaemon {
         self.child.id()
     }
 
-    /// Kills it, so that it cannot finish anything.
+    /// Kills the daemon, so that it cannot finish its requests.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -184,7 +184,8 @@ impl Drop for StorageDaemon {
     }
 }
 
-/// The socket's file is there before its process listens; the kernel's table has a flag for that (`__SO_ACCEPTCON`).
+/// Whether a process listens on the socket, whose file exists before that; the kernel's table has a flag for that
+/// (`__SO_ACCEPTCON`).
 fn listens(socket: &Path) -> bool {
     const FLAG: &str = " 00010000 ";
     let table = std::fs::read_to_string("/proc/net/unix").unwrap();
@@ -192,7 +193,7 @@ fn listens(socket: &Path) -> bool {
     table.lines().any(|line| line.ends_with(path) && line.contains(FLAG))
 }
 
-/// Repeats `check` until it holds or the patience of a test is over.
+/// Repeats `check` until it holds or [`PATIENCE`] has passed.
 pub fn eventually(mut check: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {

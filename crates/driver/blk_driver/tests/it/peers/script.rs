@@ -38,9 +38,9 @@ pub const FEATURES: u64 = 1 << 30
 /// One received message.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// Counted from 0.
+    /// Number of the connection, counted from 0.
     pub connection: usize,
-    /// In its connection, counted from 0.
+    /// Number of the message in its connection, counted from 0.
     pub number: usize,
     pub code: u32,
     pub need_reply: bool,
@@ -74,7 +74,7 @@ pub enum Reaction {
 
 type Behaviour = dyn Fn(&Message) -> Reaction + Send;
 
-/// Offers and contents of the correct answers.
+/// What the back-end offers, and the contents of its correct answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Character {
     pub features: u64,
@@ -97,7 +97,7 @@ impl Default for Character {
     }
 }
 
-/// See the module documentation.
+/// The back-end without a disk.
 pub struct Script {
     pub socket: PathBuf,
     pub messages: Arc<Mutex<Vec<Message>>>,
@@ -240,7 +240,7 @@ pub fn reply(code: u32, body: &[u8]) -> Vec<u8> {
     message_bytes(code, Header::REPLY, body, &[])
 }
 
-/// Size of its logs.
+/// Size of the back-end's in-flight logs.
 pub const LOG_BYTES: u64 = 1 << 16;
 
 pub fn log_memory(bytes: u64) -> OwnedFd {
@@ -249,7 +249,7 @@ pub fn log_memory(bytes: u64) -> OwnedFd {
     fd
 }
 
-/// The answer to GET_INFLIGHT_FD, for as many queues as the driver asked for.
+/// The answer to GET_INFLIGHT_FD, for as many queues as the driver requested.
 pub fn log_description(asked: &Message, len_bytes: u64, offset_bytes: u64) -> Vec<u8> {
     [&len_bytes.to_ne_bytes(), &offset_bytes.to_ne_bytes(), &asked.body[16..]].concat()
 }

@@ -1,7 +1,7 @@
-//! A queue and its device half on the same thread, so that each test controls what the device does and when.
+//! A queue and its device half on the same thread, so that each test controls when the device does what.
 //!
 //! See also: a device on its own thread (`queue_waiting.rs`).
-#![allow(dead_code)] // each test binary uses a part
+#![allow(dead_code)] // each test binary uses only a part
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl Device {
         Self { view, ring, end, chain: Chain::with_capacity(1024) }
     }
 
-    /// The next request, if there is one.
+    /// Takes the next request, if there is one.
     pub fn pop(&mut self) -> Option<Seen> {
         let tag = self.ring.pop(&mut self.chain).unwrap()?;
         let (readable, writable) = (self.chain.readable().to_vec(), self.chain.writable().to_vec());
@@ -88,7 +88,7 @@ impl Device {
         self.ring.publish();
     }
 
-    /// Answers everything there is, and signals if the driver wants it; returns the number of requests.
+    /// Answers all available requests, and signals if the driver wants a signal. Returns the number of requests.
     pub fn serve(&mut self) -> usize {
         let all = self.pop_all();
         all.iter().for_each(|seen| self.answer(seen, 0));
@@ -104,7 +104,7 @@ impl Device {
         wanted
     }
 
-    /// The same ring for a device that breaks the rules (split rings).
+    /// Raw access to the ring, for a device that breaks the rules (split rings only).
     pub fn raw(&self) -> RawRing {
         RawRing::new(&self.view, self.end.layout).unwrap()
     }
@@ -148,14 +148,14 @@ impl Rig {
         self.queue.submit();
     }
 
-    /// Takes everything that has ended.
+    /// Takes the completions of all requests that have ended.
     pub fn completions(&mut self) -> Vec<Completion> {
         let mut out = [Completion::default(); 2048];
         let taken = self.queue.completions(&mut out).unwrap();
         out[..taken].to_vec()
     }
 
-    /// Takes everything that has ended; returns tokens and results.
+    /// Takes the completions of all requests that have ended; returns their tokens and results.
     pub fn results(&mut self) -> Vec<(u64, Result<(), blk_driver::RequestError>)> {
         self.completions().into_iter().map(|c| (c.token, c.result)).collect()
     }

@@ -79,8 +79,7 @@ fn client_that_never_reads_loses_its_connection_and_nothing_else() {
     let mut server = controlled(&place);
     let mut client = Client::new(&place);
     let requests = "{\"id\": 1, \"do\": \"stats\"}\n".repeat(1000);
-    // The answers have a megabyte in all, more than a socket buffers. Sending fails once the server closes the
-    // connection.
+    // The answers total a megabyte, more than a socket buffers. Sending fails once the server closes the connection.
     while client.stream.get_mut().write_all(requests.as_bytes()).is_ok() {}
     assert_well(&place, &mut server);
     eventually("its thread ends", || (threads(&server, "bareblk-ctl") == 0).then_some(()));

@@ -1,8 +1,9 @@
 //! Shared by the guest tests: a served disk, a QEMU guest that uses it, and the guest's shell functions.
 //!
-//! They use the real `bareblk serve`, stock QEMU and a stock Linux kernel (`xtask::guest`). A guest reports in lines
-//! `BB:KEY=value`, which the test reads. If a program is missing, the test names it and the command that installs it.
-#![allow(dead_code)] // each test binary uses its part
+//! The tests use the real `bareblk serve`, stock QEMU and a stock Linux kernel (`xtask::guest`). A guest reports in
+//! lines `BB:KEY=value`, which the test reads. If a program is missing, the test names it and the command that installs
+//! it.
+#![allow(dead_code)] // each test binary uses only a part
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -48,13 +49,13 @@ pub fn script(body: &str) -> String {
     format!("{FUNCTIONS}\n{body}\n")
 }
 
-/// The kernel and the tools, built once and kept.
+/// The guest's kernel and tools, which are built once and kept.
 pub fn guest_image() -> GuestImage {
     GuestImage::prepare(|step| eprintln!("{step}"))
         .unwrap_or_else(|error| panic!("no guest to test with: {error:#}"))
 }
 
-/// A disk with its server. It can start that server again.
+/// A disk with its server. The server can be started again.
 pub struct Served {
     place: Place,
     image: PathBuf,
@@ -70,7 +71,7 @@ impl Served {
         Self::existing(place, image, args)
     }
 
-    /// Serves with a control socket.
+    /// Serves a new image, with a control socket.
     pub fn with_control(size_bytes: u64) -> Self {
         let place = Place::new();
         let image = place.image("disk.raw", size_bytes);
@@ -98,7 +99,8 @@ impl Served {
         self.server = Some(Server::start(command));
     }
 
-    /// Starts a server that takes over through the control socket. Returns the line in which it reports that.
+    /// Starts a new server that takes over through the control socket. Returns the line in which it reports the live
+    /// upgrade.
     pub fn hand_on(&mut self) -> String {
         let mut command = self.place.serve(&self.image, "s");
         command.args(&self.args).arg("--take-over").arg(self.place.socket("c"));
@@ -165,7 +167,7 @@ impl Served {
         std::fs::metadata(&self.image).unwrap().blocks() * 512
     }
 
-    /// Waits until the server writes: then the guest's load has begun.
+    /// Waits until the server writes, which shows that the guest's load has begun.
     pub fn wait_writing(&self) {
         let before = self.written_bytes();
         eventually("the server writes", || (self.written_bytes() > before + MIB).then_some(()));
@@ -183,7 +185,7 @@ impl Served {
         self.vm_with_default_queues(body).disk_args("queue-size=1024")
     }
 
-    /// Uses the queue size that QEMU chooses by default: 128.
+    /// Like [`vm`](Self::vm), with QEMU's default queue size of 128.
     pub fn vm_with_default_queues(&self, body: &str) -> Vm {
         Vm::new(&guest_image())
             .disk_socket(self.socket(), 2)
@@ -211,7 +213,7 @@ fn succeeded(output: GuestOutput) -> GuestOutput {
     output
 }
 
-/// The next console line that contains `pattern`.
+/// Returns the next console line that contains `pattern`.
 pub fn line(vm: &mut RunningVm, pattern: &str) -> String {
     vm.wait_for_line(pattern, sizes::GUEST_DEADLINE.now()).unwrap_or_else(|error| panic!("{error:#}"))
 }

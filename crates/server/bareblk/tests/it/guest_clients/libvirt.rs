@@ -1,8 +1,8 @@
-//! libvirt with vhost-user disks as it documents them: a domain with one disk is defined and started, a second disk is
-//! hot-plugged and unplugged, and each disk's server is killed under load.
+//! libvirt with vhost-user disks, set up as in its documentation: a domain with one disk is defined and started, a
+//! second disk is hot-plugged and unplugged, and each disk's server is killed under load.
 //!
-//! libvirt is Debian 13's, in a folder. Its sockets, logs and domains are in the test's folder, its processes end with
-//! the test, and it has no network. The domain runs under emulation (`type='qemu'`). Long run only.
+//! The libvirt is that of Debian 13, in a folder. Its sockets, logs and domains are in the test's folder, its processes
+//! end with the test, and it has no network. The domain runs under emulation (`type='qemu'`). Long run only.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -28,7 +28,7 @@ struct Libvirt {
 impl Libvirt {
     fn start(folder: &DebianFolder) -> Self {
         let place = tempfile::tempdir().unwrap();
-        // QEMU's user must reach its sockets below this folder.
+        // QEMU's user needs access to its sockets below this folder.
         open_to_others(place.path());
         let folder = folder
             .clone()
@@ -163,7 +163,7 @@ fn domain(kernel: &Path, initrd: &str, disk: &Served) -> String {
     )
 }
 
-/// Runs a load on one disk until the console gets a line, as in `load_script`.
+/// Runs a load on one disk until the console receives a line, like `load_script`.
 const SCRIPT: &str = "
     load() {
         rm -f /tmp/next; (read next < /dev/console; touch /tmp/next) & reader=$!

@@ -1,5 +1,5 @@
 //! A load of all request types at random sectors, with many in flight. The model checks each read.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code)] // each test binary uses only a part
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use fastrand::Rng;
 
 use super::model::{Model, Read, SECTOR_BYTES, Version, content};
 
-/// Longer than any request takes unless something is broken.
+/// A request takes longer than this only if something is broken.
 const PATIENCE: Duration = Duration::from_secs(300);
 const MOST_SECTORS: u64 = 64;
 const BUFFER_BYTES: u32 = 64 * 512;
@@ -41,7 +41,7 @@ enum Doing {
     Flush,
 }
 
-/// Room for one request.
+/// The buffers and the state of one request.
 struct Slot {
     queue: usize,
     buffer: Buffer,
@@ -52,15 +52,15 @@ struct Slot {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     pub reconnects: u32,
-    /// Requests that the driver sent again because there was no in-flight log.
+    /// Number of requests that the driver sent again because there was no in-flight log.
     pub sent_again: u32,
     pub ended: u64,
-    /// Durable writes sent. The driver follows each with a flush, because the disk has a write cache.
+    /// Number of durable writes sent. The driver follows each with a flush, because the disk has a write cache.
     pub durable_writes: u64,
 }
 
 pub struct Load {
-    /// For callers that need more than requests.
+    /// The device, for callers that need more than requests.
     pub device: Arc<Device>,
     queues: Vec<Queue>,
     slots: Vec<Slot>,
@@ -68,7 +68,7 @@ pub struct Load {
     overlap: Overlap,
     /// Sectors per block.
     unit: u64,
-    /// The current limit of requests in flight. When it falls, requests from before must not be resubmitted.
+    /// The current limit of requests in flight. After it has fallen, completed requests must not be resubmitted.
     most: usize,
     random: Rng,
     pub seen: Seen,
@@ -83,7 +83,7 @@ impl Load {
         Self::connect_with(socket, rings, overlap, true, seed)
     }
 
-    /// `log`: whether there is an in-flight log.
+    /// `log` is whether there is an in-flight log.
     pub fn connect_with(
         socket: std::path::PathBuf,
         rings: Rings,
@@ -138,7 +138,7 @@ impl Load {
         match self.random.u8(0..100) {
             0..35 => self.send_read(at, sectors),
             35..40 => self.push(at, Doing::Flush, Work::Flush),
-            // The caller tries another request.
+            // The caller tries a different request.
             _ if self.overlap == Overlap::No && self.model.is_being_written(sectors.clone()) => {}
             40..48 => self.send_zeroes(at, sectors),
             _ => self.send_write(at, sectors),
@@ -237,7 +237,7 @@ impl Load {
         }
     }
 
-    /// Works until some more requests have completed.
+    /// Keeps the load running until some more requests have completed.
     pub fn work(&mut self) {
         let (end, enough) = (Instant::now() + PATIENCE, self.seen.ended + 50);
         while self.seen.ended < enough {

@@ -1,12 +1,12 @@
-//! Kills servers, front-ends and both with SIGKILL at random times. No acknowledged write is lost, no write is stale,
+//! Kills servers, front-ends, or both, with SIGKILL at random times. No acknowledged write is lost, no write is stale,
 //! and no request fails or completes twice.
 //!
-//! - The guest is the driver library, which outlives the real `bareblk serve`; the successor resubmits from the
-//!   in-flight log.   Reads are checked while servers die and return. After each death, everything is read.
-//! - A seed determines the schedule; the test prints it, and `BAREBLK_KILL_SEED` repeats it. `BAREBLK_LONG=1`: many
+//! - The guest is the driver library, which outlives the real `bareblk serve`; the next server resubmits requests from
+//!   the in-flight log. Reads are checked while servers die and return. After each death, everything is read.
+//! - A seed determines the schedule; the test prints it, and `BAREBLK_KILL_SEED` repeats it. `BAREBLK_LONG=1` sets many
 //!   more kills.
 //!
-//! Real guests are in `guest_restart.rs`; deaths between any two stores are tested in `virtqueue`.
+//! Tests with real guests are in `guest_restart.rs`; `virtqueue` tests deaths between any two stores.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 pub mod load;
@@ -30,7 +30,7 @@ use crate::rig;
 use crate::rig::{Place, Server};
 
 const MIB: u64 = 1 << 20;
-/// A busy server's longest life: long enough for some hundred requests.
+/// The longest life of a server under load: long enough for some hundred requests.
 const LONGEST_LIFE: Duration = Duration::from_millis(100);
 /// A life so short that the server dies while a front-end connects, or while it resubmits requests.
 const SHORTEST_LIVES: Duration = Duration::from_millis(4);
@@ -53,7 +53,7 @@ struct Disk {
     image: PathBuf,
     args: Vec<String>,
     server: Option<Server>,
-    /// Requests that servers resubmitted from the log.
+    /// Number of requests that servers resubmitted from the log.
     redone: u64,
 }
 
@@ -110,7 +110,7 @@ fn redone(log: &str) -> u64 {
     numbers.map(|digits| digits.parse::<u64>().unwrap()).sum()
 }
 
-/// Commands to the load's thread, which answers when one is done.
+/// Commands to the load's thread, which answers when it has completed one.
 enum Ask {
     /// Complete some more requests.
     Work(Sender<()>),
@@ -123,11 +123,11 @@ struct Asking(Sender<Ask>);
 impl Asking {
     fn ask(&self, ask: fn(Sender<()>) -> Ask) {
         let (answer, answered) = channel();
-        // If there is no answer, the thread has failed; the join reports why.
+        // Without an answer, the thread has failed; the join reports why.
         let _ = self.0.send(ask(answer)).map(|()| answered.recv());
     }
 
-    /// Lets a server live: one in four very shortly, the others for some time.
+    /// Lets a server live: one server in four very briefly, the others for some time.
     fn live(&self, random: &mut Rng) {
         if random.u8(..4) == 0 {
             return sleep_up_to(SHORTEST_LIVES, random);
@@ -187,7 +187,7 @@ fn run(load: &mut Load, asked: &Receiver<Ask>) {
     }
 }
 
-/// Whether the engine copies between memory and the image.
+/// Whether the engine copies data between guest memory and the image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Copies {
     Yes,
@@ -215,7 +215,7 @@ fn kills(disk: &mut Disk, rings: Rings, overlap: Overlap, copies: Copies, random
     assert!(u64::from(seen.reconnects) <= count);
 }
 
-/// Runs both formats, with and without overlapping writes, a quarter of the kills each. Returns the count of
+/// Runs both formats, with and without overlapping writes, each with a quarter of the kills. Returns the count of
 /// resubmissions.
 fn survives_kills(copies: Copies, disk: impl Fn() -> Disk) -> u64 {
     let mut random = random();
@@ -261,7 +261,7 @@ fn nothing_is_lost_with_servers_that_are_killed_over_a_mapping() {
 
 // ---- kills during other changes
 
-/// A client of the control socket that moves both queues between two workers until the server is gone.
+/// A client of the control socket that moves both queues between two workers until the server has died.
 fn move_queues(socket: PathBuf) {
     use std::io::{BufRead, BufReader, Write};
     let Ok(stream) = std::os::unix::net::UnixStream::connect(socket) else { return };
@@ -335,7 +335,7 @@ fn nothing_is_lost_with_servers_that_are_killed_while_memory_comes_and_goes() {
     let plug = || {
         let mut plugged = 0;
         while !is_over.load(Ordering::Relaxed) {
-            // The back-end may die before it answers: then the driver tries again.
+            // The back-end may die before it answers; the driver then tries again.
             plugged += u64::from(device.register(memory()).is_ok() && device.unregister(HOT_PLUGGED).is_ok());
         }
         plugged
@@ -359,7 +359,7 @@ fn nothing_is_lost_with_servers_that_are_killed_while_memory_comes_and_goes() {
 
 // ---- front-ends
 
-/// A front-end that writes at random, in its own process. Its in-flight log dies with it.
+/// A front-end that writes at random, in its own process. The front-end's in-flight log dies with it.
 fn front_end(disk: &Disk) -> Child {
     let mut command: Command = rig::bench();
     command.args(["--rw=randwrite", "--iodepth=32", "--runtime=600", "--inflight=on", "--socket"]);
@@ -377,7 +377,7 @@ fn wait_writing(disk: &Disk) {
     rig::eventually("the front-end writes", || (written() > before).then_some(()));
 }
 
-/// Zeroes the whole disk through a new front-end: no write of the dead one arrives later.
+/// Zeroes the whole disk through a new front-end: no write of the dead front-end arrives later.
 fn starts_clean(disk: &mut Disk, rings: Rings, random: &mut Rng) {
     let mut load = Load::connect(disk.socket(), rings, Overlap::No, random.u64(..));
     load.erase();

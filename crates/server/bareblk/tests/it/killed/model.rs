@@ -1,18 +1,20 @@
 //! Models what each sector of a disk may hold, given the writes that were sent and acknowledged.
 //!
-//! - A value is allowed until a later write to the sector is acknowledged; later means sent after the value's own write
-//!   was   acknowledged. So after two overlapping writes either value may be read. An acknowledged write is never lost.
+//! - A value is allowed until a later write to the sector is acknowledged; "later" means sent after the value's own
+//!   write was acknowledged. So after two overlapping writes, either value may be read. An acknowledged write is never
+//!   lost.
 //! - A read may return every value that was allowed at some time between its start and its end.
-//! - If reads and writes are copies in memory (page cache, mapping), a read may see a half-written sector, on Linux as
-//!   under   any VMM: a mixture of allowed values. The sector does not stay one.
-//! - Each sector names its write and its own number. So the model detects stale, torn and misdirected writes.
-#![allow(dead_code)] // each test binary uses its part
+//! - If reads and writes are copies in memory (page cache, mapping), a read may see a half-written sector, which is a
+//!   mixture of allowed values. That happens on bare Linux as under any VMM. The sector does not remain a mixture.
+//! - Each sector contains the number of its write and its own number, so the model detects stale, torn and misdirected
+//!   writes.
+#![allow(dead_code)] // each test binary uses only a part
 
 use std::ops::Range;
 
 pub const SECTOR_BYTES: usize = 512;
 
-/// The number of a write, in the order of sending; 0: the zeroes of a new disk.
+/// The number of a write, in the order of sending; 0 stands for the zeroes of a new disk.
 pub type Version = u32;
 
 /// A write that was sent.
@@ -31,10 +33,10 @@ struct Candidate {
 
 pub struct Model {
     writes: Vec<Write>,
-    /// By sector.
+    /// The allowed values, by sector.
     candidates: Vec<Vec<Candidate>>,
     clock: u64,
-    /// Whether a read may see a mixture.
+    /// Whether a read may see a mixture of allowed values.
     pub may_tear: bool,
     pub sectors_checked: u64,
 }
@@ -50,7 +52,7 @@ pub struct Read {
 /// The allowed values of one sector when a read of it was sent.
 struct Allowed {
     versions: Vec<Version>,
-    /// A write to it is in flight.
+    /// Whether a write to the sector is in flight.
     is_being_written: bool,
 }
 
@@ -146,7 +148,7 @@ impl Model {
         self.end_read(&read, bytes)
     }
 
-    /// The error shows the sector's contents.
+    /// Checks one sector. The error shows its contents.
     fn check(&self, sector: u64, bytes: &[u8], allowed: &Allowed, newer: Version) -> Result<(), String> {
         let Allowed { versions, is_being_written } = allowed;
         let write = |version: Version| self.writes.get(version as usize);

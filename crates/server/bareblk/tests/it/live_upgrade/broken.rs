@@ -9,11 +9,11 @@ use super::{Disk, MIB, notices_nothing};
 use crate::killed::load::{Load, Overlap, Rings};
 use crate::rig::{DEADLINE, assert_says, eventually, refusal};
 
-/// A fake new server.
+/// A fake new server, which speaks the protocol step by step.
 struct Hand(UnixStream);
 
 impl Hand {
-    /// Connects and goes through the protocol up to the agreement.
+    /// Connects and runs the protocol up to the agreement.
     fn agreed(disk: &Disk) -> Self {
         let stream = UnixStream::connect(disk.control()).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -42,7 +42,7 @@ impl Hand {
         let _ = self.try_say("\"Prepared\"");
     }
 
-    /// Reads messages until one contains `wanted`. The kernel closes descriptors that come with them.
+    /// Reads messages until one contains `wanted`. The kernel closes the descriptors that arrive with messages.
     fn hear(&mut self, wanted: &str) -> String {
         loop {
             let mut header = [0; 12];
@@ -58,14 +58,14 @@ impl Hand {
         }
     }
 
-    /// Goes through the protocol until the guests are paused.
+    /// Runs the protocol until the guests are paused.
     fn frozen(disk: &Disk) -> Self {
         let mut hand = Self::ready(disk, "\"Begin\"");
         hand.hear("StatesEnd");
         hand
     }
 
-    /// Goes through the protocol until everything is open.
+    /// Runs the protocol until the new server has opened everything.
     fn ready(disk: &Disk, begin: &str) -> Self {
         let mut hand = Self::agreed(disk);
         hand.say(begin);
@@ -105,7 +105,7 @@ fn only_a_new_server_that_knows_the_totals_gets_them() {
     let mut disk = Disk::new(&[]);
     let load = Load::connect(disk.socket(), Rings::Split, Overlap::No, 11);
     notices_nothing(load, &mut disk, |disk| {
-        // A version without totals, which understands no message of that name.
+        // Imitates a version without totals, which does not know that message.
         let mut hand = Hand::ready(disk, "\"Begin\"");
         let state = hand.hear("\"State\"");
         assert!(!state.contains("totals"), "{state}");
@@ -164,7 +164,7 @@ fn nonsense_on_the_channel_ends_the_conversation_and_nothing_else() {
             Hand::agreed(disk).0.write_all(bytes).unwrap();
             wait_refused(disk, times + 1);
         }
-        // A valid message at the wrong time.
+        // Sends a valid message at the wrong time.
         Hand::agreed(disk).say("\"Yours\"");
         wait_refused(disk, nonsense.len() + 1);
         let mut hand = Hand::frozen(disk);

@@ -1,5 +1,5 @@
-//! Front-ends that a live upgrade cannot simply move: the new server takes what it can. The error names the others, and
-//! the operator may have them disconnected.
+//! Front-ends that a live upgrade cannot move. The error names them, and the operator may choose to disconnect them;
+//! the new server takes over all others.
 
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +16,7 @@ use crate::killed::load::{Load, Overlap, Rings};
 use crate::rig::{Place, Starting, assert_says, bareblk, refusal};
 use rustix::process::Signal;
 
-/// Longer than an upgrade takes unless a server hangs.
+/// An upgrade takes longer than this only if a server hangs.
 const HANGS: Duration = Duration::from_secs(120);
 
 /// A front-end that shared a memory file and truncated it: no other server can map it.
@@ -32,7 +32,7 @@ fn with_lost_memory(socket: &Path) -> FrontEnd {
     front_end
 }
 
-/// Two disks in one server, and commands that take over from it.
+/// Two disks in one server, and the commands of servers that take over from it.
 struct TwoDisks {
     place: Place,
     file: PathBuf,

@@ -1,10 +1,12 @@
 //! Servers that take over from each other under load: no request is lost, fails or completes twice, and no front-end
 //! reconnects. If a live upgrade fails, the old server continues.
 //!
-//! - The real `bareblk serve` in its sandbox, and the driver library with the model of `killed`.
-//! - `BAREBLK_LONG=1`: many more upgrades. The test prints the pauses; `BAREBLK_PAUSES=FILE` also stores them as JSON.
+//! - The servers are the real `bareblk serve` in its sandbox; the front-end is the driver library with the model of
+//!   `killed`.
+//! - `BAREBLK_LONG=1` sets many more upgrades. The test prints the pauses; `BAREBLK_PAUSES=FILE` also stores them as
+//!   JSON.
 //!
-//! Real guests are in `guest_restart.rs`.
+//! Tests with real guests are in `guest_restart.rs`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod broken;
@@ -62,14 +64,14 @@ impl Disk {
         command
     }
 
-    /// The command of a successor.
+    /// The command that starts the next server.
     fn taker(&self) -> Command {
         let mut command = self.command();
         command.arg("--take-over").arg(self.control());
         command
     }
 
-    /// Starts a server that takes over; the old one exits with 0.
+    /// Starts a new server that takes over; checks that the old server exits with 0.
     fn hand_on(&mut self) {
         let (successor, lines) = Starting::new(self.taker()).wait_lines(2);
         let old = self.server.replace(successor).unwrap();
@@ -82,7 +84,7 @@ impl Disk {
         self.pauses_ms.extend(pause.map(|pause| pause.parse::<f64>().unwrap()));
     }
 
-    /// Checks the disk's totals, in which all servers count: its counters and its histograms.
+    /// Checks the disk's totals, to which all servers add: its counters and its histograms.
     fn has_answered(&self, requests: u64) {
         let totals = || {
             let mut command = bareblk();
@@ -126,7 +128,7 @@ impl Drop for SetWhenDropped<'_> {
     }
 }
 
-/// Runs `load` while `disturb` acts, then reads everything through the last server and from the image.
+/// Runs `load` while `disturb` runs, then reads everything through the last server and from the image.
 fn notices_nothing(mut load: Load, disk: &mut Disk, disturb: impl FnOnce(&mut Disk)) {
     let over = AtomicBool::new(false);
     let mut load = thread::scope(|scope| {
@@ -169,7 +171,7 @@ fn hands_on(rings: Rings, log: bool, args: &[&str]) -> Vec<f64> {
     disk.pauses_ms
 }
 
-/// Prints the pauses, and writes them to the file if one is named.
+/// Prints the pauses, and writes them to a file if the environment names one.
 fn tell(pauses_ms: &mut [f64], what: &str) {
     pauses_ms.sort_by(f64::total_cmp);
     let at = |percent: usize| pauses_ms[(pauses_ms.len() * percent).div_ceil(100).max(1) - 1];
@@ -206,7 +208,7 @@ fn packed_rings_without_a_log_go_from_server_to_server() {
     hands_on(Rings::Packed, false, &[]);
 }
 
-/// The old server has the image open several times; the new server's helper opens it again.
+/// The old server has opened the image several times; the new server's helper must open it again.
 #[test]
 fn queues_of_two_workers_go_from_server_to_server() {
     hands_on(Rings::Split, true, &["--workers", "2"]);
@@ -217,7 +219,8 @@ fn servers_without_a_sandbox_hand_on_too() {
     hands_on(Rings::Packed, false, &["--sandbox", "off"]);
 }
 
-/// Servers with configuration files. The new one has an additional disk; later commands need its helper.
+/// Servers with configuration files. The new server has an additional disk; later commands need the new server's
+/// helper.
 #[test]
 fn new_server_may_have_further_disks_and_can_be_changed_as_the_old_one_could() {
     let place = Place::new();

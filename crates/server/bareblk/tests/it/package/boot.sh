@@ -1,6 +1,6 @@
 #!/bin/bash
-# boot.sh ROOT: boots the systemd of the Debian in ROOT, in namespaces and a control group of its own, until it powers off.
-# Not a virtual machine: systemd is real, and so is what it does with units; the kernel is the host's.
+# boot.sh ROOT: boots the systemd of the Debian in ROOT, in namespaces and a control group of its own, until it powers
+# off. This is not a virtual machine: systemd and its handling of units are real, but the kernel is the host's.
 set -e
 export ROOT="$1"
 hierarchy=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)

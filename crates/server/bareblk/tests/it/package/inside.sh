@@ -7,7 +7,7 @@ restarted() { # COUNT: waits until the server has been started again so often, a
 }
 write() { bareblk bench --socket "/run/bareblk/$1" --rw randwrite --bs 4k --size 4M --verify crc32c; }
 
-# Nobody has connected yet.
+# No front-end has connected yet.
 [ "$(show ActiveState)" = inactive ]
 [ -S /run/bareblk/vm1.sock ]
 write vm1.sock
@@ -22,7 +22,7 @@ printf '[[disk]]\nname = "vm3"\nimage = "/var/lib/bareblk/vm3.raw"\nsocket = "/r
 systemctl reload bareblk.service
 until [ "$(show StatusText)" = "serving 3 disks" ]; do sleep 0.1; done
 write vm3.sock
-# Longer than WatchdogSec=: it is heard.
+# Longer than WatchdogSec=, so systemd must have received the watchdog's signals.
 sleep 4
 [ "$(show MainPID)" = "$server" ]
 [ "$(show NRestarts)" = 0 ]
@@ -37,7 +37,7 @@ write vm1.sock
 
 systemctl stop bareblk.service
 [ "$(show Result) $(show ExecMainStatus)" = "success 0" ]
-# The socket unit's stays.
+# The socket of the socket unit remains.
 [ -S /run/bareblk/vm1.sock ]
 [ ! -e /run/bareblk/vm2.sock ]
 echo all is well

@@ -1,6 +1,6 @@
 //! A FUSE file system of one folder that answers until it is told to hang.
 //!
-//! `kernel → lookup, open → (hangs?) kept without an answer, else answered`
+//! `kernel → lookup, open → hanging: kept without an answer | otherwise: answered`
 //!
 //! - Every name is an empty image of [`IMAGE_BYTES`]. The kernel caches nothing, so this process sees each lookup.
 //! - When the folder is dropped, calls that hang get an error.
@@ -36,7 +36,7 @@ struct State {
 
 type Shared = Arc<Mutex<State>>;
 
-/// Unmounted when dropped.
+/// The mounted folder, which is unmounted when dropped.
 pub struct HangingFolder {
     session: Option<BackgroundSession>,
     folder: PathBuf,
@@ -44,7 +44,7 @@ pub struct HangingFolder {
 }
 
 impl HangingFolder {
-    /// `None`, with a line on standard output, if the test may not mount or the kernel has no FUSE.
+    /// `None` if the test may not mount or the kernel has no FUSE; a line on standard output gives the reason.
     pub fn mount() -> Option<Self> {
         let folder = tempfile::Builder::new().prefix("hanging-").tempdir().unwrap().keep();
         let mut config = Config::default();
@@ -75,7 +75,7 @@ impl HangingFolder {
         state.lookups.len() + state.opens.len()
     }
 
-    /// Answers the calls that hang with an error.
+    /// Answers all hanging calls with an error.
     pub fn let_go(&self) {
         let mut state = self.shared.lock().unwrap();
         state.hanging = None;

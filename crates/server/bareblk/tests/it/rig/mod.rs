@@ -1,5 +1,5 @@
 //! Shared by the tests: folders for disks and sockets, servers to start, error lines to read.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code)] // each test binary uses only a part
 
 #[path = "../../../../blk_server/tests/it/rig/fuse_disk.rs"]
 pub mod fuse_disk;
@@ -38,12 +38,12 @@ impl Place {
         Self { disks: tempfile::tempdir_in("/dev/shm").unwrap(), sockets: tempfile::tempdir().unwrap() }
     }
 
-    /// A path without a file.
+    /// A path in the disks' folder. Makes no file.
     pub fn path(&self, name: &str) -> PathBuf {
         self.disks.path().join(name)
     }
 
-    /// A sparse file.
+    /// Makes a sparse file, and returns its path.
     pub fn image(&self, name: &str, size_bytes: u64) -> PathBuf {
         let path = self.path(name);
         File::create(&path).unwrap().set_len(size_bytes).unwrap();
@@ -99,7 +99,7 @@ pub fn monitor_program() -> PathBuf {
     beside_own("bareblk_monitor", "bareblk-monitor")
 }
 
-/// The program `name` of the crate `package`. Cargo builds for a test only the programs of the test's own crate.
+/// The program `name` of the crate `package`. For a test, cargo builds only the programs of the test's own crate.
 fn beside_own(package: &str, name: &str) -> PathBuf {
     let own = option_env!("CARGO_BIN_EXE_bareblk").or(option_env!("CARGO_BIN_EXE_bareblk-bench"));
     let own = own.or(option_env!("CARGO_BIN_EXE_bareblk-monitor")).map(PathBuf::from).expect("a program");
@@ -186,12 +186,12 @@ impl Server {
         eventually("it ends", || self.child.try_wait().unwrap())
     }
 
-    /// Standard error so far.
+    /// The server's standard error so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log.path()).unwrap()
     }
 
-    /// Standard error, readable after the exit too.
+    /// The server's standard error, readable even after the exit.
     pub fn log_file(&self) -> File {
         self.log.reopen().unwrap()
     }
@@ -208,7 +208,7 @@ impl Drop for Server {
     }
 }
 
-/// A server that may not serve yet.
+/// A server that may not be serving yet.
 pub struct Starting {
     server: Server,
     lines: mpsc::Receiver<String>,

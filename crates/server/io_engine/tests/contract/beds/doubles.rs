@@ -16,7 +16,7 @@ pub fn remote() -> Option<Bed> {
     on_file((Box::new(engine), config), disk_folder(), CacheMode::Writeback)
 }
 
-/// The table lies beyond the part of the file that the guest sees.
+/// The table is beyond the part of the file that the guest sees.
 pub fn layer() -> Option<Bed> {
     let folder = disk_folder();
     let path = folder.path().join("formatted.raw");

@@ -1,4 +1,4 @@
-//! linux-aio on each kind of storage, past the page cache, because it refuses all other files.
+//! linux-aio on each kind of storage, with direct I/O, because linux-aio refuses other files.
 
 use disk_image::{CacheMode, ImageOptions};
 use io_engine::{Engine, EngineConfig, LinuxAioEngine};

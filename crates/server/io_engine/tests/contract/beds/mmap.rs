@@ -1,4 +1,4 @@
-//! mmap on each kind of storage that it accepts: files in memory.
+//! mmap on each kind of storage that mmap accepts: files in memory.
 
 use disk_image::CacheMode;
 use io_engine::{Engine, EngineConfig, MmapEngine};

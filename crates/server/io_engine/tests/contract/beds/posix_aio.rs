@@ -30,7 +30,7 @@ pub fn posix_aio_without_fd_pool() -> Option<Bed> {
     on_file(posix_aio(1), disk_folder(), CacheMode::None)
 }
 
-/// The engine has 128 control blocks more than its depth, and a call takes up to 16.
+/// The engine has its depth plus 128 control blocks, and a call uses up to 16.
 #[test]
 fn more_pieces_in_flight_than_control_blocks_all_go_through() {
     let mut bed = posix_aio_tmpfs().unwrap();

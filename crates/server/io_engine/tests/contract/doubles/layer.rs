@@ -4,9 +4,9 @@
 //!
 //! - The layer has op states and buffers of its own. The inner engine sees only the layer's buffers, so its ops in
 //!   flight never refer to guest memory.
-//! - A dependent op is pushed in `reap`. The inner engine starts it with the next `submit` or `wait`, as it does with
-//!   calls that it repeats itself.
-//! - Entries are untrusted: the image checks each range that follows from one.
+//! - A dependent op is pushed in `reap`. The inner engine starts it with the next `submit` or `wait`, like calls that
+//!   the inner engine itself repeats.
+//! - Entries are untrusted: the image checks each range that is computed from an entry.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,7 +28,7 @@ const BLOCK_BYTES: u64 = 4096;
 const SLOT_BYTES: u64 = CLUSTER_BYTES + BLOCK_BYTES;
 const ENTRY_BYTES: u64 = 8;
 
-/// A table that maps each cluster to another location.
+/// A table that maps each cluster to a different location.
 pub fn table(clusters: u64) -> Vec<u8> {
     (0..clusters).flat_map(|cluster| ((cluster * 7 + 3) % clusters).to_le_bytes()).collect()
 }
@@ -45,7 +45,7 @@ enum Step {
 struct State {
     op: Op,
     step: Step,
-    /// The guest's offset of the first byte that is not done.
+    /// Guest offset of the first byte that is not transferred yet.
     at_bytes: u64,
     end_bytes: u64,
     stored_bytes: u64,
@@ -63,7 +63,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// The table lies at byte `table_bytes` of the image.
+    /// Makes a layer whose table is at byte `table_bytes` of the image.
     pub fn new(inner: Box<dyn Engine>, image: Arc<Image>, table_bytes: u64, depth: u32) -> Self {
         let region = Region::from_memfd(GuestAddress(0), u64::from(depth) * SLOT_BYTES).unwrap();
         let buffers = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()));
@@ -89,7 +89,7 @@ impl Layer {
         assert!(pushed.is_ok(), "the inner engine has room for one op of each of ours");
     }
 
-    /// The next cluster's entry, or the end.
+    /// Reads the next cluster's entry, or completes the op.
     fn next_cluster(&mut self, slot: usize) {
         let state = self.state(slot);
         if state.at_bytes == state.end_bytes {
@@ -177,7 +177,7 @@ impl Layer {
     }
 }
 
-/// The same op on another range.
+/// The op on a different range.
 fn moved(kind: OpKind, range: CheckedRange) -> OpKind {
     match kind {
         OpKind::Read { .. } => OpKind::Read { range },

@@ -1,9 +1,9 @@
-//! A backend whose results come from another thread, as with a client library for networked storage.
+//! A backend whose results come from another thread, like those of a client library for networked storage.
 //!
 //! `queue → submit: channel → the peer's thread → channel, eventfd → pop`
 //!
 //! The worker sleeps on an epoll descriptor with two kinds of descriptors in it: watched kicks, and the eventfd that
-//! the peer writes. The peer has no durable writes of its own, so the core adds syncs.
+//! the peer writes. The peer cannot write durably, so the core adds syncs.
 
 use std::collections::VecDeque;
 use std::fs::File;
