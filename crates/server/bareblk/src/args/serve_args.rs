@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blk_server::{BUSY_POLL, Balance, Coalescing, MAX_QUEUE_SIZE, ParkPolicy, ParkWhat, Wce};
+use blk_server::{BUSY_POLL, Balance, Coalescing, MAX_QUEUE_SIZE, ParkPolicy, ParkWhat, SocketConfig, Wce};
 use clap::{Arg, Args, ValueEnum};
 use disk_image::CacheMode;
 
@@ -42,6 +42,8 @@ Examples:
       for data that can be recreated: fast, and lost if the host crashes
   bareblk serve disk.raw --socket /run/bareblk/vm1.sock --control /run/bareblk/control.sock
       lets bareblk ctl inspect and change the server while it runs
+  bareblk serve disk.raw --socket /run/bareblk/vm1.sock --monitor /run/bareblk/vm1.monitor --monitor-group bareblk-monitor
+      lets bareblk exporter read figures for Prometheus; members of the group may connect
   bareblk serve --config bareblk.toml --take-over /run/bareblk/control.sock
       a live upgrade: takes over the disks and the guests of the running server
   bareblk serve --config bareblk.toml --check
@@ -241,6 +243,14 @@ pub struct ServerArgs {
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
+    /// Socket that shows what `bareblk ctl` shows, and changes nothing: for `bareblk exporter` and `top` [default: none]
+    #[arg(long, value_name = "PATH")]
+    pub monitor: Option<PathBuf>,
+
+    /// Group that may connect to the monitor socket, name or number [default: that of the user that starts bareblk]
+    #[arg(long, value_name = "GROUP", value_parser = values::group_id, requires = "monitor")]
+    pub monitor_group: Option<u32>,
+
     #[command(flatten)]
     pub workers: WorkersArgs,
 
@@ -296,6 +306,16 @@ impl ServerArgs {
 
     pub fn stop_timeout(&self) -> Duration {
         Duration::from_secs(self.stop_timeout)
+    }
+
+    pub fn control_socket(&self) -> Option<SocketConfig> {
+        let path = self.control.clone()?;
+        Some(SocketConfig { path, mode: 0o600, uid: None, gid: None })
+    }
+
+    pub fn monitor_socket(&self) -> Option<SocketConfig> {
+        let path = self.monitor.clone()?;
+        Some(SocketConfig { path, mode: 0o660, uid: None, gid: self.monitor_group })
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::limits::{MAX_CLIENTS, MAX_ENDING};
+use super::limits::MAX_ENDING;
 use super::protocol::{ErrorKind, Fault};
 
 /// One client's connection.
@@ -13,6 +13,8 @@ use super::protocol::{ErrorKind, Fault};
 pub struct Client {
     pub stream: UnixStream,
     state: Mutex<State>,
+    /// `end` has changed.
+    ended: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -56,9 +58,15 @@ impl Client {
         self.state().end
     }
 
+    /// Waits on the client's thread, at most until the server ends the connection.
+    pub fn pause(&self, time: Duration) {
+        let _ = self.ended.wait_timeout_while(self.state(), time, |state| state.end.is_none());
+    }
+
     /// Wakes the client's thread, which then reads no further request and finds `end`.
     fn tell(&self, end: End) {
         self.state().end.get_or_insert(end);
+        self.ended.notify_all();
         // Fails if the client has disconnected, which has the same effect.
         let _ = self.stream.shutdown(Shutdown::Read);
     }
@@ -70,8 +78,10 @@ impl Client {
 }
 
 /// All clients, in the order in which they connected.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Clients {
+    /// How many may be connected.
+    max: usize,
     all: Mutex<Vec<Arc<Client>>>,
     gone: Condvar,
     /// Connections that stay open until the server has stopped: their end tells the client that it has.
@@ -79,6 +89,10 @@ pub struct Clients {
 }
 
 impl Clients {
+    pub fn new(max: usize) -> Self {
+        Self { max, all: Mutex::default(), gone: Condvar::new(), until_stopped: Mutex::default() }
+    }
+
     fn all(&self) -> MutexGuard<'_, Vec<Arc<Client>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,14 +101,14 @@ impl Clients {
     /// never sent a request, so that forgotten connections do not keep the operator out.
     pub fn add(&self, stream: UnixStream) -> Result<Arc<Client>, UnixStream> {
         let mut all = self.all();
-        if all.len() >= MAX_CLIENTS {
+        if all.len() >= self.max {
             let silent = all.iter().find(|client| client.is_silent());
             match silent {
-                Some(client) if all.len() < MAX_CLIENTS + MAX_ENDING => client.tell(End::MadeRoom),
+                Some(client) if all.len() < self.max + MAX_ENDING => client.tell(End::MadeRoom),
                 _ => return Err(stream),
             }
         }
-        let client = Arc::new(Client { stream, state: Mutex::default() });
+        let client = Arc::new(Client { stream, state: Mutex::default(), ended: Condvar::new() });
         all.push(Arc::clone(&client));
         Ok(client)
     }
@@ -128,6 +142,7 @@ impl Clients {
 
 #[cfg(test)]
 mod tests {
+    use super::super::limits::MAX_CLIENTS;
     use super::*;
 
     fn connection() -> UnixStream {
@@ -136,7 +151,7 @@ mod tests {
 
     #[test]
     fn client_above_the_limit_takes_the_place_of_the_oldest_silent_one() {
-        let clients = Clients::default();
+        let clients = Clients::new(MAX_CLIENTS);
         let all: Vec<_> = (0..MAX_CLIENTS).map(|_| clients.add(connection()).unwrap()).collect();
         all[0].spoke();
         assert!(clients.add(connection()).is_ok());
@@ -145,7 +160,7 @@ mod tests {
 
     #[test]
     fn client_above_the_limit_is_refused_when_all_others_have_spoken() {
-        let clients = Clients::default();
+        let clients = Clients::new(MAX_CLIENTS);
         let all: Vec<_> = (0..MAX_CLIENTS).map(|_| clients.add(connection()).unwrap()).collect();
         all.iter().for_each(|client| client.spoke());
         assert!(clients.add(connection()).is_err());
@@ -155,14 +170,14 @@ mod tests {
 
     #[test]
     fn clients_that_are_ending_are_not_unlimited_either() {
-        let clients = Clients::default();
+        let clients = Clients::new(MAX_CLIENTS);
         let taken = (0..1000).filter(|_| clients.add(connection()).is_ok()).count();
         assert_eq!(taken, MAX_CLIENTS + MAX_ENDING);
     }
 
     #[test]
     fn end_of_all_does_not_wait_for_ever_for_one_that_stays() {
-        let clients = Clients::default();
+        let clients = Clients::new(MAX_CLIENTS);
         let client = clients.add(connection()).unwrap();
         assert!(!clients.end_all(Duration::from_millis(1)));
         assert_eq!(client.end(), Some(End::Stop));

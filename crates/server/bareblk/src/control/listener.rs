@@ -1,12 +1,14 @@
-//! The control socket: decides who may connect, and starts a thread for each client.
+//! The control socket and the monitor socket: decides who may connect, and starts a thread for each client.
 //!
-//! - `blk_server::Socket` creates it as it creates disks' sockets, with mode 0600.
-//! - The kernel names the client's user (`SO_PEERCRED`, unix(7)). Root and the server's own user may connect; other
-//!   users are refused, even if an operator widens the socket's mode.
+//! - `blk_server::Socket` creates them as it creates disks' sockets.
+//! - The control socket has mode 0600. The kernel names the client's user (`SO_PEERCRED`, unix(7)). Root and the server's
+//!   own user may connect; other users are refused, even if an operator widens the socket's mode.
+//! - The monitor socket has mode 0660: its group may look. All its clients together get a part of one processor
+//!   (`pace.rs`).
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 use blk_server::{Allowed, LogLimit, Socket, SocketConfig, SocketError};
 use disk_image::Opener;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::geteuid;
@@ -22,7 +24,8 @@ use tracing::{error, warn};
 
 use super::Control;
 use super::clients::{Client, Clients};
-use super::limits::MAX_CLIENTS;
+use super::limits::{MAX_CLIENTS, MAX_MONITOR_CLIENTS};
+use super::pace::Pace;
 use super::protocol::{ErrorKind, Fault};
 use super::session;
 use crate::live_upgrade;
@@ -34,22 +37,49 @@ const ROOT: u32 = 0;
 /// The pause after an `accept` that failed for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Why there is no control socket.
+/// What the clients of a socket may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// Everything.
+    Control,
+    /// They may only look.
+    Monitor,
+}
+
+impl Rights {
+    /// The word for the socket, in errors and in the log.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Control => "control",
+            Self::Monitor => "monitor",
+        }
+    }
+
+    fn max_clients(self) -> usize {
+        match self {
+            Self::Control => MAX_CLIENTS,
+            Self::Monitor => MAX_MONITOR_CLIENTS,
+        }
+    }
+}
+
+/// Why there is no control socket, or no monitor socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// See [`SocketError`].
-    #[error("control socket")]
-    Socket(#[from] SocketError),
+    #[error("{0} socket")]
+    Socket(&'static str, #[source] SocketError),
     /// There are no more threads or descriptors.
-    #[error("cannot start the control socket's thread")]
-    Thread(#[source] std::io::Error),
+    #[error("cannot start the {0} socket's thread")]
+    Thread(&'static str, #[source] std::io::Error),
 }
 
-/// A control socket that accepts no clients yet. The server binds it early, so that a wrong path fails at once.
+/// A socket that accepts no clients yet. The server binds it early, so that a wrong path fails at once.
 #[derive(Debug)]
 pub struct ControlSocket {
     socket: Arc<Socket>,
     path: PathBuf,
+    rights: Rights,
 }
 
 impl ControlSocket {
@@ -57,9 +87,14 @@ impl ControlSocket {
     ///
     /// # Errors
     /// [`ControlError::Socket`].
-    pub fn bind(opener: &Arc<dyn Opener>, path: &Path) -> Result<Self, ControlError> {
-        let config = SocketConfig { path: path.to_owned(), mode: 0o600, uid: None, gid: None };
-        Ok(Self { socket: Arc::new(Socket::bind(opener, &config)?), path: path.to_owned() })
+    pub fn bind(
+        opener: &Arc<dyn Opener>,
+        config: SocketConfig,
+        rights: Rights,
+    ) -> Result<Self, ControlError> {
+        let socket =
+            Socket::bind(opener, &config).map_err(|error| ControlError::Socket(rights.word(), error))?;
+        Ok(Self { socket: Arc::new(socket), path: config.path, rights })
     }
 
     /// The part of the socket that a live upgrade hands over.
@@ -72,24 +107,27 @@ impl ControlSocket {
     /// # Errors
     /// [`ControlError::Thread`].
     pub fn serve(self, control: Arc<dyn Control>) -> Result<ControlServer, ControlError> {
+        let rights = self.rights;
+        let failed = |error| ControlError::Thread(rights.word(), error);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let quit = eventfd(0, flags).map_err(|errno| ControlError::Thread(errno.into()))?;
-        let quit = Arc::new(quit);
-        let clients = Arc::new(Clients::default());
+        let quit = Arc::new(eventfd(0, flags).map_err(|errno| failed(errno.into()))?);
+        let clients = Arc::new(Clients::new(rights.max_clients()));
+        let pace = (rights == Rights::Monitor).then(|| Arc::new(Pace::new()));
         let acceptor = Acceptor {
             socket: self,
+            pace,
             quit: Arc::clone(&quit),
             clients: Arc::clone(&clients),
             control,
             limit: LogLimit::new(Instant::now()),
         };
-        let thread = std::thread::Builder::new().name("bareblk-control".into());
-        let thread = thread.spawn(move || acceptor.run()).map_err(ControlError::Thread)?;
+        let thread = std::thread::Builder::new().name(format!("bareblk-{}", rights.word()));
+        let thread = thread.spawn(move || acceptor.run()).map_err(failed)?;
         Ok(ControlServer { quit, clients, thread: Some(thread) })
     }
 }
 
-/// A control socket that accepts clients. Dropping it ends all connections, even those that wait for the server's end.
+/// A socket that accepts clients. Dropping it ends all connections, even those that wait for the server's end.
 #[derive(Debug)]
 pub struct ControlServer {
     quit: Arc<OwnedFd>,
@@ -120,6 +158,8 @@ struct Acceptor {
     quit: Arc<OwnedFd>,
     clients: Arc<Clients>,
     control: Arc<dyn Control>,
+    /// Only the monitor socket has one.
+    pace: Option<Arc<Pace>>,
     limit: LogLimit,
 }
 
@@ -127,36 +167,54 @@ impl Acceptor {
     /// Sleeps until a client connects or `quit` is signalled.
     fn run(mut self) {
         loop {
-            let mut fds =
-                [PollFd::new(&*self.socket.socket, PollFlags::IN), PollFd::new(&self.quit, PollFlags::IN)];
-            match poll(&mut fds, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return error!("cannot accept control clients any more: {errno}"),
-            }
-            if !fds[1].revents().is_empty() {
-                return;
+            match self.wait() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(errno) => {
+                    return error!("cannot accept {} clients any more: {errno}", self.socket.rights.word());
+                }
             }
             match accept_with(&*self.socket.socket, SocketFlags::CLOEXEC) {
-                Ok(stream) => self.accept(stream.into()),
+                Ok(stream) => match self.pace.clone() {
+                    Some(pace) => pace.charge(|| self.accept(stream.into())),
+                    None => self.accept(stream.into()),
+                },
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(errno) => {
-                    self.warn(&format!("cannot accept a control client: {errno}"));
+                    self.warn(&format!("cannot accept a client: {errno}"));
                     std::thread::sleep(ACCEPT_PAUSE);
                 }
             }
         }
     }
 
+    /// False: `quit` was signalled.
+    fn wait(&self) -> Result<bool, Errno> {
+        let mut quit = [PollFd::new(&self.quit, PollFlags::IN)];
+        let pause = self.pace.as_ref().map(|pace| pace.wait()).filter(|pause| !pause.is_zero());
+        if let Some(pause) = pause.and_then(|pause| pause.try_into().ok())
+            && poll_again(&mut quit, Some(&pause))? > 0
+        {
+            return Ok(false);
+        }
+        let [quit] = quit;
+        let mut fds = [PollFd::new(&*self.socket.socket, PollFlags::IN), quit];
+        poll_again(&mut fds, None)?;
+        Ok(fds[1].revents().is_empty())
+    }
+
     fn accept(&mut self, stream: UnixStream) {
-        if let Err(fault) = check_peer(&stream) {
+        let checked = if self.socket.rights == Rights::Control { check_peer(&stream) } else { Ok(()) };
+        if let Err(fault) = checked {
             self.warn(&fault.message);
             return refuse(&stream, fault);
         }
         match self.clients.add(stream) {
             Ok(client) => self.start(client),
             Err(stream) => {
+                let max = self.socket.rights.max_clients();
                 let message = format!(
-                    "{MAX_CLIENTS} clients are connected, which is the limit: disconnect one, or try again later"
+                    "{max} clients are connected, which is the limit: disconnect one, or try again later"
                 );
                 self.warn(&message);
                 refuse(&stream, Fault::new(ErrorKind::TooManyClients, message));
@@ -165,23 +223,25 @@ impl Acceptor {
     }
 
     fn start(&mut self, client: Arc<Client>) {
-        let (clients, control) = (Arc::clone(&self.clients), Arc::clone(&self.control));
+        let (clients, control, pace) =
+            (Arc::clone(&self.clients), Arc::clone(&self.control), self.pace.clone());
         let presence = Presence { client, clients };
         let thread = std::thread::Builder::new().name("bareblk-ctl".into()).stack_size(CLIENT_STACK_BYTES);
         let started = thread.spawn(move || {
-            session::run(&presence.client, &presence.clients, control.as_ref());
+            session::run(&presence.client, &presence.clients, control.as_ref(), pace.as_deref());
             // `Clients::end_all` waits for this client; its caller may then dismantle the server.
             drop(control);
             drop(presence);
         });
         if let Err(error) = started {
-            self.warn(&format!("cannot serve a control client: {error}"));
+            self.warn(&format!("cannot serve a client: {error}"));
         }
     }
 
     fn warn(&mut self, why: &str) {
         if let Some(Allowed { suppressed }) = self.limit.allow(Instant::now()) {
-            warn!(socket = %self.socket.path.display(), suppressed, "control client refused: {why}");
+            let what = self.socket.rights.word();
+            warn!(socket = %self.socket.path.display(), suppressed, "{what} client refused: {why}");
         }
     }
 }
@@ -195,6 +255,16 @@ struct Presence {
 impl Drop for Presence {
     fn drop(&mut self) {
         self.clients.forget(&self.client);
+    }
+}
+
+/// Does not end early when a signal arrives.
+fn poll_again(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> Result<usize, Errno> {
+    loop {
+        match poll(fds, timeout) {
+            Err(Errno::INTR) => {}
+            polled => return polled,
+        }
     }
 }
 

@@ -1,9 +1,10 @@
-//! The control socket: a versioned protocol that shows and changes a running server.
+//! The control socket and the monitor socket: a versioned protocol that shows and changes a running server.
 //!
 //! `listener.rs (who may connect) → session.rs (one client, one line at a time) → protocol.rs (line → verb) →
 //! dispatch.rs (verb → Control) → answers/ (JSON) → one line back`
 //!
 //! - An idle client costs one sleeping thread and no wake-ups.
+//! - The monitor socket accepts the verbs that only show something, at a limited pace (`pace.rs`).
 //! - A client that exceeds a limit of `limits.rs` loses only its own connection.
 //!
 //! docs/reference/control.md describes the protocol. The client is in `ctl.rs`; `blk_server` and `serving/serving_control.rs`
@@ -18,6 +19,8 @@ pub mod listener;
 mod clients;
 
 mod session;
+
+mod pace;
 
 mod line_reader;
 

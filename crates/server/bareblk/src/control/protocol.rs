@@ -81,6 +81,17 @@ pub enum Verb {
 }
 
 impl Verb {
+    /// Whether it only shows something; the monitor socket accepts these.
+    pub fn only_shows(&self) -> bool {
+        match self {
+            Self::List | Self::Stats(_) | Self::Slow(_) | Self::Workers | Self::Show(_) | Self::Health(_) => {
+                true
+            }
+            Self::Limit(Limit { set, .. }) => set.is_empty(),
+            _ => false,
+        }
+    }
+
     /// The disks that the request names.
     pub fn disks_mut(&mut self) -> Vec<&mut String> {
         match self {
@@ -394,6 +405,7 @@ pub enum ErrorKind {
     NotJson,
     BadRequest,
     UnknownVerb,
+    ReadOnly,
     BadSettings,
     // Errors of the server's state.
     NoDisk,

@@ -19,13 +19,19 @@ use super::clients::{Client, Clients};
 use super::dispatch;
 use super::limits::{ANSWER_TIMEOUT, LINE_TIMEOUT, MAX_LINE_BYTES};
 use super::line_reader::{LineLimits, LineReader, NoLine};
-use super::protocol::{self, Answer, BadLine, ErrorKind, Fault, Greeting, LiveUpgrade, Verb};
+use super::pace::Pace;
+use super::protocol::{self, Answer, BadLine, ErrorKind, Fault, Greeting, LiveUpgrade, Request, Verb};
 use crate::live_upgrade::EXTRAS;
 
 use pausing::Pausing;
 
-/// Serves the client until it disconnects or the server ends the connection.
-pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control) {
+/// The error about a verb that the monitor socket does not accept.
+const ONLY_SHOWS: &str = "this is the monitor socket, which only shows: it accepts list, stats, slow, workers, show, \
+                          health, and limit without `set`; changes need the control socket";
+
+/// Serves the client until it disconnects or the server ends the connection. `monitor`: the client may only look, at
+/// this pace.
+pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control, monitor: Option<&Pace>) {
     greet(&client.stream);
     let limits = LineLimits { bytes: MAX_LINE_BYTES, time: LINE_TIMEOUT };
     let mut lines = LineReader::new(&client.stream, limits);
@@ -36,6 +42,10 @@ pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control) {
             return say_last(&client.stream, end.fault());
         }
         let answered = match line {
+            Ok(line) if let Some(pace) = monitor => {
+                client.pause(pace.wait());
+                pace.charge(|| show(&line, client, control))
+            }
             Ok(line) => {
                 let has_more = lines.has_more();
                 answer(&line, &mut Answering { client, clients, control, has_more, pausing: &mut pausing })
@@ -81,6 +91,24 @@ struct Answering<'a> {
     has_more: bool,
     /// The pause that the previous request began, which is over now.
     pausing: &'a mut Option<Pausing>,
+}
+
+/// Answers a client of the monitor socket.
+fn show(line: &[u8], client: &Client, control: &dyn Control) -> io::Result<Next> {
+    let answer = match protocol::parse(line) {
+        Ok(Request { id, verb }) => {
+            client.spoke();
+            let outcome = if verb.only_shows() {
+                dispatch::execute(verb, control)
+            } else {
+                Err(Fault::new(ErrorKind::ReadOnly, ONLY_SHOWS))
+            };
+            Answer::new(Some(id), outcome)
+        }
+        Err(BadLine { id, fault }) => Answer::new(id, Err(fault)),
+    };
+    say(&client.stream, &answer)?;
+    Ok(Next::Line)
 }
 
 fn answer(line: &[u8], answering: &mut Answering<'_>) -> io::Result<Next> {
@@ -182,14 +210,20 @@ mod tests {
     use super::super::rig::Told;
     use super::*;
 
-    /// Sends `sent` as a client and closes. Returns all answers, and the calls that the server received.
+    /// Sends `sent` as a client of the control socket and closes. Returns all answers, and the calls that the server
+    /// received.
     fn talk(sent: &str) -> (Vec<Value>, Told) {
+        talk_at(sent, None)
+    }
+
+    /// The same at a monitor socket with this pace.
+    fn talk_at(sent: &str, monitor: Option<&Pace>) -> (Vec<Value>, Told) {
         let (mut client_end, server_end) = UnixStream::pair().unwrap();
         client_end.write_all(sent.as_bytes()).unwrap();
         client_end.shutdown(std::net::Shutdown::Write).unwrap();
-        let (clients, told) = (Clients::default(), Told::default());
+        let (clients, told) = (Clients::new(1), Told::default());
         let client = clients.add(server_end).unwrap();
-        run(&client, &clients, &told);
+        run(&client, &clients, &told, monitor);
         clients.forget(&client);
         drop((client, clients));
         let lines =
@@ -212,6 +246,37 @@ mod tests {
         assert_eq!(ids, [Value::from(5), Value::Null, Value::from(3)]);
         assert_eq!(lines[2]["error"]["kind"], "not-json");
         assert_eq!(told.calls(), ["reload"]);
+    }
+
+    #[test]
+    fn monitor_socket_shows_and_refuses_each_verb_that_does_more() {
+        let changing = [
+            r#""do":"workers-add""#,
+            r#""do":"workers-remove","worker":1"#,
+            r#""do":"attach","disk":"a","queue":0,"worker":1"#,
+            r#""do":"placement","disk":"a""#,
+            r#""do":"add","disk":{"name":"x"}"#,
+            r#""do":"remove","disk":"a""#,
+            r#""do":"resize","disk":"a","size_bytes":512"#,
+            r#""do":"resume","disk":"a""#,
+            r#""do":"limit","disk":"a","set":{"iops":1}"#,
+            r#""do":"flush","disk":"a""#,
+            r#""do":"pause","disk":"a""#,
+            r#""do":"unpause""#,
+            r#""do":"snapshot","files":[]"#,
+            r#""do":"reload""#,
+            r#""do":"shutdown""#,
+            r#""do":"take-over","version":2"#,
+        ];
+        for fields in changing {
+            let (lines, told) = talk_at(&format!("{{\"id\":1,{fields}}}\n"), Some(&Pace::new()));
+            assert_eq!(lines[1]["error"]["kind"], "read-only", "{fields}: {lines:?}");
+            assert_eq!(told.calls(), Vec::<String>::new());
+        }
+        let showing =
+            ["list", "stats", "workers", "limit"].map(|verb| format!("{{\"id\":1,\"do\":\"{verb}\"}}\n"));
+        let (lines, _) = talk_at(&showing.concat(), Some(&Pace::new()));
+        assert!(lines[1..].iter().all(|line| line["ok"].is_object()) && lines.len() == 5, "{lines:?}");
     }
 
     #[test]
@@ -264,7 +329,7 @@ mod tests {
             (&lines[1]["id"], &lines[1]["error"]["kind"]),
             (&Value::from(1), &Value::from("bad-settings"))
         );
-        assert_eq!(lines[2..], [serde_json::json!({"id": 2, "ok": {"extras": ["totals"]}})]);
+        assert_eq!(lines[2..], [serde_json::json!({"id": 2, "ok": {"extras": ["totals", "monitor"]}})]);
         assert_eq!(told.calls(), ["live_upgrade 0", "live_upgrade 1"]);
     }
 

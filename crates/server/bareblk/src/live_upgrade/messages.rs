@@ -14,6 +14,8 @@ pub enum Message {
     BeginWith { extras: Vec<String> },
     /// Old: its control socket. Carries the socket.
     Control(Listener),
+    /// Old: its monitor socket, if it has one and the new server wants this extra. Carries the socket.
+    Monitor(Listener),
     /// Old: a disk. Carries image, socket and, for a block device, the descriptor that claims it.
     Disk(OfferedDisk),
     /// Old: there are no more disks.
@@ -43,6 +45,7 @@ impl Message {
             Self::Begin => "Begin",
             Self::BeginWith { .. } => "BeginWith",
             Self::Control(_) => "Control",
+            Self::Monitor(_) => "Monitor",
             Self::Disk(_) => "Disk",
             Self::OffersEnd => "OffersEnd",
             Self::Ready => "Ready",

@@ -4,7 +4,7 @@
 //! ```text
 //! new                                     old
 //! {"do":"take-over"} on the control socket → ok, with its extras: from here on frames (wire.rs)
-//! Begin, or BeginWith the extras wanted  → Control, Disk …, OffersEnd (images, sockets: nothing has stopped)
+//! Begin, or BeginWith the extras wanted  → Control, Monitor, Disk …, OffersEnd (images, sockets: nothing has stopped)
 //! all open, workers and sandbox: Ready   → sessions to cut off end; queues drain; State, Session …, Totals, StatesEnd
 //! sessions rebuilt, no ring runs: Prepared → Yours, and it ends
 //! rings run
@@ -31,6 +31,6 @@ mod wire;
 
 pub use messages::Message;
 pub use new::{Taker, Wanted};
-pub use old::{ControlListener, hand_over};
+pub use old::{ControlListener, Listeners, hand_over};
 pub use terms::{AT_ONCE, EXTRAS, VERSION};
 pub use wire::receive;

@@ -22,7 +22,7 @@ use tracing::{error, info};
 
 use super::messages::{Listener, Message, OfferedDisk};
 use super::opener::{HandedOver, Image, Socket};
-use super::terms::{AT_ONCE, EXTRAS, READY_TIMEOUT, VERSION, with_cure};
+use super::terms::{AT_ONCE, EXTRAS, MONITOR, READY_TIMEOUT, VERSION, with_cure};
 use super::wire::{receive, send};
 use crate::config::configuration::Configuration;
 use crate::config::disk_settings::{DiskSettings, real_path};
@@ -87,7 +87,8 @@ impl Taker {
         let extras = extras.as_array().map(Vec::as_slice).unwrap_or_default();
         let channel = server.into_stream()?;
         let pid = check_peer(&channel, configuration)?;
-        send(&channel, &begin(extras), &[], AT_ONCE)?;
+        let has_monitor = configuration.server.options.monitor.is_some();
+        send(&channel, &begin(extras, has_monitor), &[], AT_ONCE)?;
         let (disks, images, sockets) = (Vec::new(), Vec::new(), HashMap::new());
         let mut taker = Self { cut, channel, pid, disks, images, sockets, opener: None };
         let offered = taker.receive_offers(configuration);
@@ -105,7 +106,17 @@ impl Taker {
         loop {
             let (message, fds) = receive(&self.channel, Some(AT_ONCE))?;
             match message {
-                Message::Control(listener) => self.note_control(&listener, fds, configuration)?,
+                Message::Control(listener) => {
+                    let path = configuration.server.options.control.as_ref();
+                    self.note_listener(
+                        path.context("the configuration names no control socket")?,
+                        &listener,
+                        fds,
+                    )?;
+                }
+                Message::Monitor(listener) => {
+                    self.note_listener(monitor_path(&listener, configuration)?, &listener, fds)?;
+                }
                 Message::Disk(offered) => self.note_disk(offered, fds, configuration)?,
                 Message::OffersEnd => return self.check_cut(),
                 Message::No { why } => bail!("the running server says: {why}"),
@@ -122,18 +133,9 @@ impl Taker {
         }
     }
 
-    fn note_control(
-        &mut self,
-        listener: &Listener,
-        fds: Vec<OwnedFd>,
-        configuration: &Configuration,
-    ) -> Result<()> {
-        let (Some(path), [fd]) =
-            (&configuration.server.options.control, <[OwnedFd; 1]>::try_from(fds).map_err(wrong)?)
-        else {
-            bail!("the configuration names no control socket");
-        };
-        self.sockets.insert(path.clone(), Socket::new(fd, listener.managed));
+    fn note_listener(&mut self, path: &Path, listener: &Listener, fds: Vec<OwnedFd>) -> Result<()> {
+        let [fd] = <[OwnedFd; 1]>::try_from(fds).map_err(wrong)?;
+        self.sockets.insert(path.to_owned(), Socket::new(fd, listener.managed));
         Ok(())
     }
 
@@ -230,10 +232,11 @@ impl Taker {
     }
 }
 
-/// Asks for those of the old server's extras that this server knows. Older servers offer no extras, and know only
-/// `Begin`.
-fn begin(theirs: &[Value]) -> Message {
-    let known = theirs.iter().filter_map(Value::as_str).filter(|extra| EXTRAS.contains(extra));
+/// Asks for those of the old server's extras that this server knows and needs. Older servers offer no extras, and know
+/// only `Begin`.
+fn begin(theirs: &[Value], has_monitor: bool) -> Message {
+    let is_needed = |extra: &&str| EXTRAS.contains(extra) && (*extra != MONITOR || has_monitor);
+    let known = theirs.iter().filter_map(Value::as_str).filter(is_needed);
     let extras: Vec<_> = known.map(str::to_owned).collect();
     if extras.is_empty() { Message::Begin } else { Message::BeginWith { extras } }
 }
@@ -279,6 +282,21 @@ fn check_control(control: &Path, configuration: &Configuration) -> Result<()> {
         ),
         None => bail!("the control socket is taken over too: add --control {theirs}"),
     }
+}
+
+/// The path of the monitor socket, which is handed over and must therefore stay.
+fn monitor_path<'c>(listener: &Listener, configuration: &'c Configuration) -> Result<&'c Path> {
+    let theirs = Path::new(&listener.path);
+    let ours = configuration.server.options.monitor.as_deref();
+    let ours = ours.context("the configuration names no monitor socket")?;
+    if real_path(&HostOpener, ours) != real_path(&HostOpener, theirs) {
+        bail!(
+            "the monitor socket is taken over too: {} must be the same path as in the running server, {}",
+            ours.display(),
+            theirs.display()
+        );
+    }
+    Ok(ours)
 }
 
 /// Compares what must be equal before anything is opened.

@@ -12,22 +12,40 @@ use blk_server::{Frozen, Offer, Server, Socket};
 use tracing::{info, warn};
 
 use super::messages::{Listener, Message, OfferedDisk};
-use super::terms::{AT_ONCE, CUT_TIMEOUT, DRAIN_TIMEOUT, PREPARE_TIMEOUT, READY_TIMEOUT, TOTALS, with_cure};
+use super::terms::{
+    AT_ONCE, CUT_TIMEOUT, DRAIN_TIMEOUT, MONITOR, PREPARE_TIMEOUT, READY_TIMEOUT, TOTALS, with_cure,
+};
 use super::wire::{receive, send};
 use crate::serving::Serving;
 
-/// The control socket, which is handed over with the disks.
+/// A control socket or monitor socket, which is handed over with the disks.
 #[derive(Clone, Debug)]
 pub struct ControlListener {
     pub socket: Arc<Socket>,
     pub path: PathBuf,
 }
 
+/// The sockets that are no disk's.
+#[derive(Clone, Debug)]
+pub struct Listeners {
+    /// Where the new server asks.
+    pub control: Option<ControlListener>,
+    pub monitor: Option<ControlListener>,
+}
+
+impl Listeners {
+    /// Those that the new server gets.
+    fn handed_over(&self, extras: &[String]) -> impl Iterator<Item = &ControlListener> {
+        let wants_monitor = extras.iter().any(|extra| extra == MONITOR);
+        self.control.iter().chain(self.monitor.iter().filter(move |_| wants_monitor))
+    }
+}
+
 /// Hands everything over, except for the sessions of the disks in `cut`, which end. `Ok`: this process owns nothing any
 /// more and must end.
 pub fn hand_over(
     serving: &Serving,
-    listener: &ControlListener,
+    listeners: &Listeners,
     cut: &[String],
     channel: &UnixStream,
     agree: &mut dyn FnMut() -> io::Result<()>,
@@ -35,8 +53,9 @@ pub fn hand_over(
     let change = serving.begin_change()?;
     agree()?;
     info!("another server asks to take over the disks");
-    let outcome =
-        serving.with_server(|server| converse(serving, server, listener, cut, channel)).and_then(|done| done);
+    let outcome = serving
+        .with_server(|server| converse(serving, server, listeners, cut, channel))
+        .and_then(|done| done);
     if let Err(error) = &outcome {
         warn!("live upgrade failed, this server keeps its disks: {error:#}");
         // This fails if the new server has disconnected, or has refused first.
@@ -52,12 +71,12 @@ pub fn hand_over(
 fn converse(
     serving: &Serving,
     server: &Server,
-    listener: &ControlListener,
+    listeners: &Listeners,
     cut: &[String],
     channel: &UnixStream,
 ) -> Result<()> {
     let extras = begin(channel)?;
-    offer(server, listener, channel).context("cannot send the list of disks to the new server")?;
+    offer(server, listeners, &extras, channel).context("cannot send the list of disks to the new server")?;
     expect(channel, "Ready", READY_TIMEOUT)?;
     server.cut_off(cut, CUT_TIMEOUT)?;
     let mut frozen = server.freeze(DRAIN_TIMEOUT).map_err(with_cure)?;
@@ -65,8 +84,13 @@ fn converse(
     tell_all(&mut frozen, &extras, channel, deadline).context("cannot hand over the sessions")?;
     expect(channel, "Prepared", left(deadline))?;
     serving.unless_stopping(|| {
-        listener.socket.leave_file(true);
-        send(channel, &Message::Yours, &[], AT_ONCE).inspect_err(|_| listener.socket.leave_file(false))?;
+        let leave_files = |stay| {
+            listeners.handed_over(&extras).for_each(|listener| listener.socket.leave_file(stay));
+        };
+        leave_files(true);
+        send(channel, &Message::Yours, &[], AT_ONCE).inspect_err(|_| leave_files(false))?;
+        // The file of a monitor socket that the new server does not want. Does nothing to one that is left.
+        listeners.monitor.iter().for_each(|listener| listener.socket.remove());
         // This process keeps the descriptors until it ends.
         std::mem::forget(frozen.give_up());
         Ok(())
@@ -92,9 +116,13 @@ fn expect(channel: &UnixStream, name: &str, limit: Duration) -> Result<()> {
     }
 }
 
-fn offer(server: &Server, listener: &ControlListener, channel: &UnixStream) -> Result<()> {
-    let described = Listener { path: listener.path.clone().into(), managed: listener.socket.is_managed() };
-    send(channel, &Message::Control(described), &[listener.socket.as_fd()], AT_ONCE)?;
+fn offer(server: &Server, listeners: &Listeners, extras: &[String], channel: &UnixStream) -> Result<()> {
+    let messages = [Message::Control, Message::Monitor];
+    for (message, listener) in messages.into_iter().zip(listeners.handed_over(extras)) {
+        let described =
+            Listener { path: listener.path.clone().into(), managed: listener.socket.is_managed() };
+        send(channel, &message(described), &[listener.socket.as_fd()], AT_ONCE)?;
+    }
     for offer in server.offers() {
         let fds: Vec<BorrowedFd<'_>> = [offer.file().as_fd(), offer.listener()]
             .into_iter()

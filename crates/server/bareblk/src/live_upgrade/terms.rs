@@ -13,9 +13,11 @@ pub const VERSION: u32 = 2;
 
 /// Data that an old server also sends if the new one knows it and asks for it. Either server may be of a version
 /// without it.
-pub const EXTRAS: [&str; 1] = [TOTALS];
+pub const EXTRAS: [&str; 2] = [TOTALS, MONITOR];
 /// The disks' totals.
 pub const TOTALS: &str = "totals";
+/// The monitor socket, if both servers have one.
+pub const MONITOR: &str = "monitor";
 
 /// Time limit for a message that the other server sends or reads at once.
 pub const AT_ONCE: Duration = Duration::from_secs(5);

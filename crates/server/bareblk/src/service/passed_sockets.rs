@@ -26,8 +26,9 @@ use tracing::{debug, info, warn};
 
 use crate::config::configuration::Configuration;
 
-/// The name of the control socket, if its path does not identify it.
+/// The names of the control socket and the monitor socket, if their paths do not identify them.
 const CONTROL: &str = "control";
+const MONITOR: &str = "monitor";
 
 /// One passed socket.
 #[derive(Debug)]
@@ -73,8 +74,8 @@ fn check(fd: OwnedFd, name: String) -> Result<PassedSocket> {
     }
 }
 
-/// Assigns each socket to the disk or control socket with the same path, else to the disk with its name. Returns an
-/// opener that returns these sockets.
+/// Assigns each socket to the disk, control socket or monitor socket with the same path, else to the disk with its name.
+/// Returns an opener that returns these sockets.
 pub fn assign(
     passed: Vec<PassedSocket>,
     configuration: &Configuration,
@@ -84,8 +85,10 @@ pub fn assign(
         return Arc::clone(opener);
     }
     let disks = configuration.disks.iter().map(|disk| (disk.name(opener.as_ref()), &disk.socket.path));
-    let control = configuration.server.options.control.iter().map(|path| (CONTROL.to_owned(), path));
-    let wanted: Vec<_> = disks.chain(control).collect();
+    let options = &configuration.server.options;
+    let control = options.control.iter().map(|path| (CONTROL.to_owned(), path));
+    let monitor = options.monitor.iter().map(|path| (MONITOR.to_owned(), path));
+    let wanted: Vec<_> = disks.chain(control).chain(monitor).collect();
     let real = |path: &Path| opener.canonical_path(path).unwrap_or_else(|_| path.to_owned());
     let mut sockets = HashMap::new();
     for PassedSocket { fd, name, path } in passed {

@@ -5,7 +5,6 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
-use blk_server::SocketConfig;
 use disk_image::{HostOpener, Image, ImageError, Inspection, LockHolder, Opener};
 use io_engine::{FileSpec, choose};
 
@@ -41,9 +40,10 @@ fn process(configuration: &Configuration) -> Result<()> {
     let options = &configuration.server.options;
     confined::check(&options.confinement, options.control.is_some())?;
     check_workers(&configuration.server.workers)?;
-    if let Some(path) = &options.control {
-        let socket = SocketConfig { path: path.clone(), mode: 0o600, uid: None, gid: None };
-        socket.check(&HostOpener).map_err(|error| anyhow!(error).context("--control"))?;
+    for (option, socket) in [("--control", options.control_socket()), ("--monitor", options.monitor_socket())]
+    {
+        let checked = socket.map_or(Ok(()), |socket| socket.check(&HostOpener));
+        checked.map_err(|error| anyhow!(error).context(option))?;
     }
     Ok(())
 }

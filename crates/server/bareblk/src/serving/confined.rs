@@ -110,6 +110,7 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
         .iter()
         .map(|disk| &disk.socket.path)
         .chain(&server.options.control)
+        .chain(&server.options.monitor)
         .map(PathBuf::as_path)
         .collect();
     let named = |paths: &[&Path]| paths.iter().map(|path| path.as_os_str().to_owned()).collect();

@@ -5,9 +5,9 @@ use tracing::{debug, warn};
 
 use crate::config::configuration::Configuration;
 
-/// Number of descriptors of the process itself: standard streams, the log, signals, the control socket and its clients,
-/// and reads of /proc.
-const PROCESS: u64 = 64;
+/// Number of descriptors of the process itself: standard streams, the log, signals, the control socket and the monitor
+/// socket with their clients, and reads of /proc.
+const PROCESS: u64 = 80;
 /// Number of descriptors of a worker: its wakeup fd, and an engine's ring, eventfds and epolls.
 const PER_WORKER: u64 = 16;
 /// Number of descriptors of a disk: the listening socket and the image.

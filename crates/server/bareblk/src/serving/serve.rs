@@ -19,8 +19,8 @@ use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 
 use crate::config::configuration::Configuration;
-use crate::control::listener::{ControlServer, ControlSocket};
-use crate::live_upgrade::{Taker, Wanted};
+use crate::control::listener::{ControlServer, ControlSocket, Rights};
+use crate::live_upgrade::{Listeners, Taker, Wanted};
 use crate::logging::LogArgs;
 use crate::service::passed_sockets;
 use crate::service::service_manager::ServiceManager;
@@ -57,7 +57,7 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
         opener = taker.opener(&opener);
     }
     let needed = descriptors::needed(&configuration);
-    let control = configuration.server.options.control.clone();
+    let options = configuration.server.options.clone();
     let opened = serving::open(&opener, configuration)?;
     let lines = ready_lines(opened.configuration());
     let requests = Requests::catch().context("cannot catch signals")?;
@@ -65,12 +65,14 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     if manager.watchdog().is_some() {
         requests.expect_questions().context("cannot catch signals")?;
     }
-    let control = control.map(|path| ControlSocket::bind(&opener, &path)).transpose()?;
+    let bind = |config, rights| ControlSocket::bind(&opener, config, rights);
+    let control = options.control_socket().map(|config| bind(config, Rights::Control)).transpose()?;
+    let monitor = options.monitor_socket().map(|config| bind(config, Rights::Monitor)).transpose()?;
     confined.limit_calls()?;
     let serving = Arc::new(opened.start(Arc::clone(&manager))?);
     let taken = taker.map(|taker| serving.with_server(|server| taker.take(server))?).transpose()?;
     serving.accept_front_ends()?;
-    let control = control.map(|socket| serve_control(socket, &serving)).transpose()?;
+    let control = serve_control(control, monitor, &serving)?;
     confined.log();
     descriptors::warn_if_short(limit, needed);
     let answer = watchdog::start(&manager, &serving)?;
@@ -83,9 +85,17 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     run(Service { serving, manager, answer }, control, requests)
 }
 
-fn serve_control(socket: ControlSocket, serving: &Arc<Serving>) -> Result<ControlServer> {
-    let listener = socket.listener();
-    Ok(socket.serve(Arc::new(ServingControl::new(Arc::clone(serving), listener)))?)
+/// Starts to serve clients of both sockets.
+fn serve_control(
+    control: Option<ControlSocket>,
+    monitor: Option<ControlSocket>,
+    serving: &Arc<Serving>,
+) -> Result<Vec<ControlServer>> {
+    let listener = |socket: &Option<ControlSocket>| socket.as_ref().map(ControlSocket::listener);
+    let listeners = Listeners { control: listener(&control), monitor: listener(&monitor) };
+    let served = Arc::new(ServingControl::new(Arc::clone(serving), listeners));
+    let sockets = control.into_iter().chain(monitor);
+    sockets.map(|socket| Ok(socket.serve(Arc::clone(&served) as _)?)).collect()
 }
 
 /// Checks the options of all workers. To be called before the server opens, creates or waits for anything.
@@ -124,7 +134,7 @@ struct Service {
     answer: Option<SyncSender<()>>,
 }
 
-fn run(service: Service, control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
+fn run(service: Service, control: Vec<ControlServer>, mut requests: Requests) -> Result<()> {
     let mut reloads = None;
     loop {
         match requests.next() {
@@ -212,7 +222,7 @@ fn follow_file(serving: &Serving) -> &'static str {
 }
 
 /// Stops on another thread, so that this one can receive a second signal.
-fn stop(service: Service, mut control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
+fn stop(service: Service, mut control: Vec<ControlServer>, mut requests: Requests) -> Result<()> {
     let Service { serving, manager, answer } = service;
     manager.stopping();
     let timeout = serving.settings().options.stop_timeout();
@@ -220,7 +230,9 @@ fn stop(service: Service, mut control: Option<ControlServer>, mut requests: Requ
     let (sender, reports) = mpsc::channel();
     let stopped = WakeOnDrop(requests.closer());
     let stopper = std::thread::Builder::new().name("bareblk-stop".into()).spawn(move || {
-        if control.as_mut().is_some_and(|control| !control.close(LAST_CONTROL_REQUESTS)) {
+        let closed: Vec<bool> =
+            control.iter_mut().map(|socket| socket.close(LAST_CONTROL_REQUESTS)).collect();
+        if closed.contains(&false) {
             warn!("the stop interrupts a control client's request");
         }
         let report = serving.stop();

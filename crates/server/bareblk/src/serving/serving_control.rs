@@ -20,22 +20,22 @@ use crate::control::answers::reports::{NotChanged, ReloadAnswer};
 use crate::control::disk_names::KnownDisk;
 use crate::control::protocol::LiveUpgrade;
 use crate::control::refused::Refused;
-use crate::live_upgrade::{self, ControlListener, VERSION};
+use crate::live_upgrade::{self, Listeners, VERSION};
 use crate::serving::Serving;
 
 /// A running server, as control clients see and change it.
 #[derive(Debug)]
 pub struct ServingControl {
     serving: Arc<Serving>,
-    /// The control socket, which a live upgrade hands over.
-    listener: ControlListener,
+    /// The control socket and the monitor socket, which a live upgrade hands over.
+    listeners: Listeners,
     /// A live upgrade holds this lock.
     taking: Mutex<()>,
 }
 
 impl ServingControl {
-    pub fn new(serving: Arc<Serving>, listener: ControlListener) -> Self {
-        Self { serving, listener, taking: Mutex::new(()) }
+    pub fn new(serving: Arc<Serving>, listeners: Listeners) -> Self {
+        Self { serving, listeners, taking: Mutex::new(()) }
     }
 }
 
@@ -160,7 +160,7 @@ impl Control for ServingControl {
                 "another live upgrade is running: try again when it is over".into(),
             ));
         };
-        live_upgrade::hand_over(&self.serving, &self.listener, &wanted.cut, channel, agree)?;
+        live_upgrade::hand_over(&self.serving, &self.listeners, &wanted.cut, channel, agree)?;
         let pid = getsockopt(channel, PeerCredentials).map_or(0, |peer| peer.pid());
         info!(pid, "another server has taken over all disks and connections; this server ends");
         self.serving.manager().main_process(pid);

@@ -1,8 +1,10 @@
 //! The control socket: every verb, through `bareblk ctl` and as raw JSON, and which users may use which verb.
 //!
-//! `ctl/nuisances.rs` has clients that misbehave.
+//! `ctl/nuisances.rs` has clients that misbehave, `ctl/monitor.rs` the monitor socket.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "ctl/monitor.rs"]
+mod monitor;
 #[path = "ctl/nuisances.rs"]
 mod nuisances;
 
