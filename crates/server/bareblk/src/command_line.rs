@@ -10,7 +10,7 @@ use clap::{Command, CommandFactory, Parser};
 
 use crate::config::config_file::InvalidFile;
 
-pub use crate::args::monitor_args::{MonitorCommand, TopArgs};
+pub use crate::args::monitor_args::{ExporterArgs, MonitorCommand, TopArgs};
 pub use crate::args::usage::{Contradiction, EXIT_CODE, Wrong, line};
 pub use crate::args::values::queue_size;
 pub use crate::cli::{BENCH, LAB};

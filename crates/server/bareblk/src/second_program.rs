@@ -32,10 +32,11 @@ pub const BENCH: SecondProgram = SecondProgram {
     built_from: "bareblk_bench",
     package: "bareblk-bench",
 };
-/// The program that shows running servers. `bareblk` knows the options of these commands, too (`args/monitor_args.rs`).
+/// The program that shows running servers, to people and to Prometheus. `bareblk` knows the options of these commands, too
+/// (`args/monitor_args.rs`).
 pub const MONITOR: SecondProgram = SecondProgram {
     name: "bareblk-monitor",
-    commands: &["top"],
+    commands: &["top", "exporter"],
     built_from: "bareblk_monitor",
     package: "bareblk",
 };

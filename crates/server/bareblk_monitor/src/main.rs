@@ -1,13 +1,15 @@
 //! The program `bareblk-monitor`: runs the commands for operators whose libraries must stay out of the process that
 //! serves guests.
 //!
-//! `bareblk top ARGUMENTS → bareblk-monitor top ARGUMENTS → top.rs → exit code`
+//! `bareblk top ARGUMENTS → bareblk-monitor top ARGUMENTS → top.rs or exporter.rs → exit code`
 //!
 //! - `bareblk` replaces itself with this program. Usage, errors and exit codes therefore name `bareblk`.
-//! - `bareblk exporter` belongs here, too: its options beside `TopArgs` in `bareblk/src/args/monitor_args.rs`, its name in
-//!   `MONITOR` (`bareblk/src/second_program.rs`), its code in `src/exporter/`, its arm in `execute` below.
+//! - The options are in `bareblk/src/args/monitor_args.rs`, the commands' names in `MONITOR`
+//!   (`bareblk/src/second_program.rs`).
 #![forbid(unsafe_code)]
 
+mod exporter;
+mod labels;
 mod top;
 
 use std::process::ExitCode;
@@ -16,7 +18,7 @@ use anyhow::Result;
 use bareblk::command_line::{self, MonitorCommand};
 use clap::Parser;
 
-/// Shows running servers: what `bareblk top` runs.
+/// Shows running servers: what `bareblk top` and `bareblk exporter` run.
 #[derive(Debug, Parser)]
 #[command(name = "bareblk-monitor", bin_name = "bareblk", version, max_term_width = 110)]
 struct Cli {
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
 fn execute(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         MonitorCommand::Top(args) => top::run(&args),
+        MonitorCommand::Exporter(args) => exporter::run(args),
     }
 }
 

@@ -29,9 +29,10 @@ use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use anyhow::{Context, Result, bail};
-use bareblk::client::{Connection, plain};
+use bareblk::client::Connection;
 use bareblk::command_line::TopArgs;
 
+use crate::labels::{labels, shown};
 use lines::Form;
 use poller::{News, Pace};
 use screen::palette::Palette;
@@ -75,24 +76,10 @@ fn connect(paths: Vec<PathBuf>) -> Result<Vec<Server>> {
     }
 }
 
-/// A name for each server, if there are several: the name of its socket's file if these differ, else the path.
-fn labels(servers: &[Server]) -> Vec<Option<String>> {
-    let name = |server: &Server| {
-        let stem = server.path.file_stem().unwrap_or(server.path.as_os_str());
-        plain(&stem.to_string_lossy())
-    };
-    let names: Vec<String> = servers.iter().map(name).collect();
-    let is_unique = |name: &String| names.iter().filter(|other| *other == name).count() == 1;
-    let has_names = names.iter().all(is_unique);
-    let label = |(server, name): (&Server, &String)| {
-        if has_names { name.clone() } else { shown(&server.path) }
-    };
-    let labels = servers.iter().zip(&names).map(label);
-    labels.map(|label| (servers.len() > 1).then_some(label)).collect()
-}
-
-fn shown(path: &Path) -> String {
-    plain(&path.to_string_lossy())
+/// A name for each server, if there are several.
+fn names(servers: &[Server]) -> Vec<Option<String>> {
+    let paths: Vec<&Path> = servers.iter().map(|server| server.path.as_path()).collect();
+    labels(&paths).into_iter().map(|label| (servers.len() > 1).then_some(label)).collect()
 }
 
 /// What the main thread waits for.
@@ -110,7 +97,7 @@ fn start_pollers(servers: Vec<Server>, pace: &Pace, sender: &Sender<Message>) {
 }
 
 fn print_lines(form: Form, servers: Vec<Server>, args: &TopArgs) -> Result<ExitCode> {
-    let labels = labels(&servers);
+    let labels = names(&servers);
     let paths: Vec<_> = servers.iter().map(|server| shown(&server.path)).collect();
     let mut left: Vec<_> = paths.iter().map(|_| args.count.unwrap_or(u64::MAX)).collect();
     let (sender, messages) = mpsc::channel();
@@ -129,7 +116,7 @@ fn print_lines(form: Form, servers: Vec<Server>, args: &TopArgs) -> Result<ExitC
 }
 
 fn show(servers: Vec<Server>, args: &TopArgs) -> Result<ExitCode> {
-    let mut state = State::new(labels(&servers), args.interval);
+    let mut state = State::new(names(&servers), args.interval);
     let pace = Pace::new(args.interval);
     let (sender, messages) = mpsc::channel();
     let mut terminal = Terminal::begin().context("cannot use the terminal")?;
@@ -169,23 +156,4 @@ fn show(servers: Vec<Server>, args: &TopArgs) -> Result<ExitCode> {
 /// them.
 fn waiting(messages: &Receiver<Message>) -> impl Iterator<Item = Message> {
     messages.recv().into_iter().chain(messages.try_iter())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn named(paths: &[&str]) -> Vec<Option<String>> {
-        let server = |path: &&str| Server { path: path.into(), connection: None };
-        labels(&paths.iter().map(server).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn servers_have_short_names_if_these_differ() {
-        let some = |name: &str| Some(name.to_owned());
-        assert_eq!(named(&["/run/a.sock"]), [None]);
-        assert_eq!(named(&["/run/a.sock", "/run/b.sock"]), [some("a"), some("b")]);
-        assert_eq!(named(&["/x/c.sock", "/y/c.sock"]), [some("/x/c.sock"), some("/y/c.sock")]);
-        assert_eq!(named(&["/x/\u{1b}.s", "/y/c.s"]), [some("\\u{1b}"), some("c")]);
-    }
 }

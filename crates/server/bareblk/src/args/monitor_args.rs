@@ -3,6 +3,7 @@
 //! They are defined in this crate so that `bareblk`'s manual pages and completions include them. Only `bareblk-monitor`
 //! runs them.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,12 +26,46 @@ Environment:
 
 Exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage, 128 + n ended by signal n";
 
+const EXPORTER_EXAMPLES: &str = "\
+Examples:
+  bareblk exporter --monitor /run/bareblk/vm1.monitor
+  bareblk exporter --monitor '/run/bareblk/*.monitor' --listen 127.0.0.1:9778
+  curl http://127.0.0.1:9778/metrics
+
+Pages:
+  /metrics    all figures, as OpenMetrics or in Prometheus's text format
+  /-/ready    200 if each server answers within a second, else 503 and why
+  /-/healthy  200 as long as the exporter runs
+
+Metrics, dashboard and alerts: docs/how-to/monitoring.md.
+
+Exit codes: 1 an error (one line on standard error), 2 wrong usage, 128 + n ended by signal n";
+
 /// A command of `bareblk-monitor`.
 #[derive(Debug, Subcommand)]
 pub enum MonitorCommand {
     /// Watch running servers: disks, queues, workers and limits, once per interval
     #[command(after_help = TOP_EXAMPLES)]
     Top(TopArgs),
+    /// Serve the figures of running servers to Prometheus, over HTTP
+    #[command(after_help = EXPORTER_EXAMPLES)]
+    Exporter(ExporterArgs),
+}
+
+/// The options of `bareblk exporter`.
+#[derive(Debug, Args)]
+pub struct ExporterArgs {
+    /// Monitor sockets of servers; `*` and `?` in a path stand for all servers that exist at the time of a scrape
+    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
+    pub monitor: Vec<String>,
+
+    /// Address for HTTP, which has neither encryption nor a login; port 0: any free port
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9778")]
+    pub listen: SocketAddr,
+
+    /// Leave out disks that would make an answer have more samples than this
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub max_series: usize,
 }
 
 /// The options of `bareblk top`.

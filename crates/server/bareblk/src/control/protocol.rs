@@ -356,13 +356,17 @@ impl From<TimeoutMs> for std::time::Duration {
 
 /// The server's line after each request: `ok` or `error`.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct Answer<T = Value> {
     /// The request's `id`; null without a request, or if its `id` cannot be read.
     pub id: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ok: Option<Value>,
+    #[serde(default = "none", skip_serializing_if = "Option::is_none")]
+    pub ok: Option<T>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Fault>,
+}
+
+fn none<T>() -> Option<T> {
+    None
 }
 
 impl Answer {

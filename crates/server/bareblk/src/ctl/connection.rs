@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::output::ServerError;
@@ -131,7 +132,28 @@ impl Connection {
         self.exchange(request, what_now(&Verb::List))
     }
 
+    /// Like [`Self::ask_json`], for a long answer of which only some fields are needed.
+    ///
+    /// # Errors
+    /// The same, and those of [`Reply::into_ok`].
+    pub fn ask_for<T: DeserializeOwned>(&mut self, request: &Value) -> Result<T> {
+        let line = self.exchange_lines(request, what_now(&Verb::List))?;
+        let answer: Answer<T> = self.parse(&line)?;
+        ok(answer)
+    }
+
     fn exchange(&mut self, request: &impl Serialize, what_now: &str) -> Result<Reply> {
+        let line = self.exchange_lines(request, what_now)?;
+        let answer = self.parse(&line)?;
+        Ok(Reply { line, answer })
+    }
+
+    fn parse<T: DeserializeOwned>(&self, line: &str) -> Result<Answer<T>> {
+        serde_json::from_str(line)
+            .with_context(|| format!("cannot read the answer of the server at {}", self.path.display()))
+    }
+
+    fn exchange_lines(&mut self, request: &impl Serialize, what_now: &str) -> Result<String> {
         let id = self.next_id;
         self.next_id += 1;
         let line = protocol::line(id, request)?;
@@ -140,8 +162,8 @@ impl Connection {
         let sent = self.stream.get_mut().write_all(&line);
         let answer = self.read_line(MAX_ANSWER_BYTES);
         let path = self.path.display();
-        let line = match answer {
-            Ok(Some(line)) => line,
+        match answer {
+            Ok(Some(line)) => Ok(line),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 bail!("the server at {path} does not answer: {what_now}");
             }
@@ -150,10 +172,7 @@ impl Connection {
                 let cause = cause.map(|error| format!(" ({error})")).unwrap_or_default();
                 bail!("the server at {path} closed the connection before it answered{cause}: {what_now}");
             }
-        };
-        let answer: Answer = serde_json::from_str(&line)
-            .with_context(|| format!("cannot read the answer of the server at {path}"))?;
-        Ok(Reply { line, answer })
+        }
     }
 
     /// `None` at the end of the connection, even in the middle of a line.
@@ -197,11 +216,15 @@ impl Reply {
     /// # Errors
     /// The server answered with an error, or with neither a result nor an error.
     pub fn into_ok(self) -> Result<Value> {
-        match (self.answer.ok, self.answer.error) {
-            (_, Some(fault)) => Err(ServerError(plain(&fault.message)).into()),
-            (Some(ok), None) => Ok(ok),
-            (None, None) => bail!("the server's answer is neither `ok` nor `error`"),
-        }
+        ok(self.answer)
+    }
+}
+
+fn ok<T>(answer: Answer<T>) -> Result<T> {
+    match (answer.ok, answer.error) {
+        (_, Some(fault)) => Err(ServerError(plain(&fault.message)).into()),
+        (Some(ok), None) => Ok(ok),
+        (None, None) => bail!("the server's answer is neither `ok` nor `error`"),
     }
 }
 
