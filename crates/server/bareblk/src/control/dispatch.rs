@@ -23,7 +23,7 @@ pub fn execute(mut verb: Verb, control: &dyn Control) -> Result<Value, Fault> {
     name_disks(&mut verb, control)?;
     match &verb {
         Verb::List => value(&ListAnswer::new(&control.report())),
-        Verb::Stats(wanted) => value(&StatsAnswer::new(&control.report(), wanted)?),
+        Verb::Stats(wanted) => value(&stats(wanted.clone(), control)?),
         Verb::Slow(Slow { disk }) => {
             let (limit, requests) = control.slow_requests(disk).map_err(Fault::from)?;
             value(&SlowAnswer::new(limit, &requests))
@@ -57,9 +57,18 @@ pub fn execute(mut verb: Verb, control: &dyn Control) -> Result<Value, Fault> {
     }
 }
 
+/// Carries out [`Verb::Stats`]. Its answer is long, so a session writes it without [`execute`]'s copy of all values.
+pub fn stats(mut wanted: Stats, control: &dyn Control) -> Result<StatsAnswer, Fault> {
+    name(wanted.disks.iter_mut().flatten().collect(), control)?;
+    StatsAnswer::new(&control.report(), &wanted)
+}
+
 /// Replaces each disk in the request by its full name.
 pub fn name_disks(verb: &mut Verb, control: &dyn Control) -> Result<(), Fault> {
-    let named = verb.disks_mut();
+    name(verb.disks_mut(), control)
+}
+
+fn name(named: Vec<&mut String>, control: &dyn Control) -> Result<(), Fault> {
     if named.is_empty() {
         return Ok(());
     }

@@ -369,8 +369,8 @@ fn none<T>() -> Option<T> {
     None
 }
 
-impl Answer {
-    pub fn new(id: Option<u64>, outcome: Result<Value, Fault>) -> Self {
+impl<T> Answer<T> {
+    pub fn new(id: Option<u64>, outcome: Result<T, Fault>) -> Self {
         match outcome {
             Ok(ok) => Self { id, ok: Some(ok), error: None },
             Err(fault) => Self { id, ok: None, error: Some(fault) },

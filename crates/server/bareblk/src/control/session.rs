@@ -95,20 +95,30 @@ struct Answering<'a> {
 
 /// Answers a client of the monitor socket.
 fn show(line: &[u8], client: &Client, control: &dyn Control) -> io::Result<Next> {
-    let answer = match protocol::parse(line) {
+    match protocol::parse(line) {
         Ok(Request { id, verb }) => {
             client.spoke();
-            let outcome = if verb.only_shows() {
-                dispatch::execute(verb, control)
+            if verb.only_shows() {
+                execute(Some(id), verb, client, control)?;
             } else {
-                Err(Fault::new(ErrorKind::ReadOnly, ONLY_SHOWS))
-            };
-            Answer::new(Some(id), outcome)
+                refuse(Some(id), Fault::new(ErrorKind::ReadOnly, ONLY_SHOWS), client)?;
+            }
         }
-        Err(BadLine { id, fault }) => Answer::new(id, Err(fault)),
-    };
-    say(&client.stream, &answer)?;
+        Err(BadLine { id, fault }) => refuse(id, fault, client)?,
+    }
     Ok(Next::Line)
+}
+
+/// Carries out the verb, and answers.
+fn execute(id: Option<u64>, verb: Verb, client: &Client, control: &dyn Control) -> io::Result<()> {
+    match verb {
+        Verb::Stats(wanted) => say(&client.stream, &Answer::new(id, dispatch::stats(wanted, control))),
+        verb => say(&client.stream, &Answer::new(id, dispatch::execute(verb, control))),
+    }
+}
+
+fn refuse(id: Option<u64>, fault: Fault, client: &Client) -> io::Result<()> {
+    say(&client.stream, &Answer::<Value>::new(id, Err(fault)))
 }
 
 fn answer(line: &[u8], answering: &mut Answering<'_>) -> io::Result<Next> {
@@ -117,7 +127,7 @@ fn answer(line: &[u8], answering: &mut Answering<'_>) -> io::Result<Next> {
     let request = match protocol::parse(line) {
         Ok(request) => request,
         Err(BadLine { id, fault }) => {
-            say(&client.stream, &Answer::new(id, Err(fault)))?;
+            refuse(id, fault, client)?;
             return Ok(Next::Line);
         }
     };
@@ -138,15 +148,14 @@ fn answer(line: &[u8], answering: &mut Answering<'_>) -> io::Result<Next> {
         let mut answer = || say(&client.stream, &Answer::new(id, Ok(Value::Object(serde_json::Map::new()))));
         match pausing::pause(pause, has_more, &client.stream, control, &mut answer) {
             Ok(over) => **pausing = Some(over),
-            Err(fault) => say(&client.stream, &Answer::new(id, Err(fault)))?,
+            Err(fault) => refuse(id, fault, client)?,
         }
         return Ok(Next::Line);
     }
-    let outcome = match (request.verb, before) {
-        (Verb::Unpause, Some(over)) => over.answer(),
-        (verb, _) => dispatch::execute(verb, control),
-    };
-    say(&client.stream, &Answer::new(id, outcome))?;
+    match (request.verb, before) {
+        (Verb::Unpause, Some(over)) => say(&client.stream, &Answer::new(id, over.answer()))?,
+        (verb, _) => execute(id, verb, client, control)?,
+    }
     Ok(Next::Line)
 }
 
@@ -165,7 +174,7 @@ fn live_upgrade(
     let outcome = control.live_upgrade(wanted, &client.stream, &mut agree);
     match outcome {
         Err(refused) if !agreed => {
-            say(&client.stream, &Answer::new(id, Err(refused.into())))?;
+            refuse(id, refused.into(), client)?;
             Ok(Next::Line)
         }
         _ => Ok(Next::End),
@@ -174,7 +183,7 @@ fn live_upgrade(
 
 /// Writes the last line of a connection. It does not matter if the line is lost.
 pub fn say_last(stream: &UnixStream, fault: Fault) {
-    let _ = say(stream, &Answer::new(None, Err(fault)));
+    let _ = say(stream, &Answer::<Value>::new(None, Err(fault)));
 }
 
 fn say(stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
