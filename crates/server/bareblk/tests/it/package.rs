@@ -30,6 +30,7 @@ fn units() -> tempfile::TempDir {
         std::fs::write(folder.path().join(instance), text).unwrap();
     };
     place("bareblk.service", "bareblk.service");
+    place("bareblk-exporter.service", "bareblk-exporter.service");
     for instance in ["bareblk@vm1.service", "bareblk@vm1.socket", "bareblk-disk@vm1.socket"] {
         place(&instance.replace("vm1", ""), instance);
     }
@@ -44,7 +45,13 @@ fn analyze(arguments: &[&str], folder: &Path) -> Option<Output> {
 #[test]
 fn units_have_no_word_that_systemd_does_not_know() {
     let folder = units();
-    let units = ["bareblk.service", "bareblk@vm1.service", "bareblk@vm1.socket", "bareblk-disk@vm1.socket"];
+    let units = [
+        "bareblk.service",
+        "bareblk-exporter.service",
+        "bareblk@vm1.service",
+        "bareblk@vm1.socket",
+        "bareblk-disk@vm1.socket",
+    ];
     for unit in units {
         let Some(said) = analyze(&["verify", "--man=no", &format!("./{unit}")], folder.path()) else {
             return skip(Reason::NoProgram("systemd-analyze".into()), "");
@@ -335,6 +342,10 @@ fn each_package_has_its_programs_with_pages_and_completions_and_no_file_is_in_bo
         ("usr/share/man/man1/bareblk-lab-run.1.gz", true),
         ("usr/share/man/man5/bareblk.toml.5.gz", false),
         ("usr/lib/systemd/system/bareblk.service", false),
+        ("usr/lib/systemd/system/bareblk-exporter.service", false),
+        ("usr/share/man/man1/bareblk-exporter.1.gz", false),
+        ("usr/share/bareblk/alerts.yml", false),
+        ("usr/share/bareblk/grafana.json", false),
         ("usr/share/bash-completion/completions/bareblk", false),
     ] {
         assert_eq!((has(&server, path), has(&bench, path)), (!is_bench, is_bench), "{path}");

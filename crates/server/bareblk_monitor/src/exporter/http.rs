@@ -23,7 +23,7 @@ const MAX_CONNECTIONS: usize = 16;
 /// The time for a request's header.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time for a whole connection, with the scrape and until the client has read the answer.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest header.
 const MAX_HEADER_BYTES: usize = 16 << 10;
 /// The pause after an `accept` that failed for lack of resources.

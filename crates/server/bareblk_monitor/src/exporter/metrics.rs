@@ -4,6 +4,7 @@
 
 mod families;
 mod fit;
+mod server;
 mod writing;
 
 use std::fmt;
@@ -11,25 +12,15 @@ use std::fmt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use super::servers::{Figures, Scraped};
+use super::servers::Scraped;
 use families::encode;
 use fit::fit;
+use server::Server;
 
 /// What one scrape brought.
 #[derive(Debug)]
 pub struct Metrics {
     servers: Vec<Server>,
-}
-
-/// A server, with the figures that fit.
-#[derive(Debug)]
-struct Server {
-    label: String,
-    took_seconds: f64,
-    /// `None`: the server did not answer.
-    figures: Option<Figures>,
-    /// Samples that were left out.
-    dropped: u64,
 }
 
 impl Metrics {

@@ -39,6 +39,9 @@ pub struct Figures {
     pub groups: Vec<Group>,
 }
 
+/// What a thread brings: how long it took, and the figures, or why there are none.
+type Answer = (Duration, Result<Figures, String>);
+
 /// The servers to ask.
 #[derive(Debug)]
 pub struct Servers {
@@ -99,7 +102,7 @@ impl Servers {
     }
 
     /// Starts a thread that asks the server.
-    fn start(&self, path: &Path) -> Result<Receiver<(Duration, Result<Figures, String>)>, String> {
+    fn start(&self, path: &Path) -> Result<Receiver<Answer>, String> {
         let busy = Busy::begin(&self.busy, path).ok_or("it has not answered an earlier request yet")?;
         let (sender, answer) = mpsc::channel();
         let path = path.to_owned();

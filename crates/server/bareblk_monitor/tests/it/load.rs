@@ -1,5 +1,6 @@
 //! A real server under load from our driver.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -32,6 +33,10 @@ impl Served {
         self.place.socket("control.sock")
     }
 
+    pub fn monitor(&self) -> PathBuf {
+        self.place.socket("vms.monitor")
+    }
+
     /// Starts the server, for the first time or again.
     pub fn start_server(&mut self) {
         let table = |name: &str| {
@@ -42,12 +47,23 @@ impl Served {
                 socket.display()
             )
         };
-        let config = self.place.path("bareblk.toml");
-        let text = format!("control = '{}'\n{}{}", self.control().display(), table("root"), table("spare"));
-        std::fs::write(&config, text).unwrap();
+        let sockets =
+            format!("control = '{}'\nmonitor = '{}'\n", self.control().display(), self.monitor().display());
+        let text = format!("{sockets}{}{}", table("root"), table("spare"));
+        std::fs::write(self.place.path("bareblk.toml"), text).unwrap();
+        self.serve(&[], 3);
+    }
+
+    /// Starts a server that takes over from the running one.
+    pub fn take_over(&mut self) {
+        self.serve(&["--take-over".as_ref(), self.control().as_os_str()], 5);
+    }
+
+    /// `lines`: how many the server prints until it serves.
+    fn serve(&mut self, more: &[&OsStr], lines: usize) {
         let mut command = crate::rig::bareblk();
-        command.arg("serve").arg("--config").arg(config);
-        let (server, _) = crate::rig::Starting::new(command).wait_lines(2);
+        command.arg("serve").arg("--config").arg(self.place.path("bareblk.toml")).args(more);
+        let (server, _) = crate::rig::Starting::new(command).wait_lines(lines);
         self.server = Some(server);
     }
 
@@ -75,6 +91,13 @@ impl Load {
             drop(device);
         });
         Self { ends, requests, thread: Some(thread) }
+    }
+
+    /// Ends the guest. Returns the requests that were answered.
+    pub fn end(mut self) -> u64 {
+        self.ends.store(true, Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+        self.requests()
     }
 
     /// Requests answered so far.

@@ -5,7 +5,7 @@ use std::fmt;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
 
-use super::Server;
+use super::server::Server;
 use super::writing::{Head, Number, counter, gauge, histograms, infos, numbers};
 use crate::exporter::answer::{Balance, Disk, Limit, Worker};
 use crate::exporter::histogram::Histogram;
