@@ -8,6 +8,7 @@
 //! - `skip`: how a test reports that it cannot run on this machine.
 //! - `cli_page`: the reference page of a program's command line.
 //! - `config_page`: the manual page of the configuration file.
+//! - `unpacked`: programs of packages that are not installed.
 //! - `guest`: a stock Linux guest in stock QEMU, for tests and for the demo.
 #![forbid(unsafe_code)]
 
@@ -19,4 +20,5 @@ pub mod packages;
 pub mod programs;
 pub mod sizes;
 pub mod skip;
+pub mod unpacked;
 pub mod workspace;

@@ -88,12 +88,6 @@ pub const NEEDED: &[Package] = &[
     package("stress-ng", "stress-ng", "runs on the preloaded locks, for their tests", WITH_PROGRAMS),
     package("git", "git", "runs on the preloaded locks, for their tests", WITH_PROGRAMS),
     package("tmux", "tmux", "a terminal for the tests of `bareblk top`", &["bareblk_monitor"]),
-    package(
-        "prometheus",
-        "promtool",
-        "scrapes `bareblk exporter` and checks its metrics",
-        &["bareblk_monitor"],
-    ),
 ];
 
 /// The packages that `cargo xtask test --long` needs in addition.

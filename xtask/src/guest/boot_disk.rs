@@ -22,7 +22,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::image::GuestImage;
-use super::kernel::{Source, unpack_package};
+use super::kernel::unpack_package;
 use super::qemu::Firmware;
 use super::vm::KERNEL_COMMAND_LINE;
 use super::{fat, initramfs};
@@ -154,8 +154,8 @@ fn prepare_grub(cache: &Path, firmware: Firmware) -> Result<PathBuf> {
         return Ok(grub);
     }
     packages::make_available(&["grub-common", package])?;
-    let common = unpack_package(cache, Source::Host, "grub-common")?;
-    let own = unpack_package(cache, Source::Host, package)?;
+    let common = unpack_package(cache, "grub-common")?;
+    let own = unpack_package(cache, package)?;
     fs::create_dir_all(own.join("usr/bin"))?;
     fs::copy(common.join("usr/bin/grub-mkimage"), own.join("usr/bin/grub-mkimage"))?;
     fs::remove_dir_all(common)?;

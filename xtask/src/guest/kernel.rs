@@ -38,7 +38,7 @@ impl Kernel {
         let package = package_with_kernel(from)?;
         let dir = cache.join(&package);
         progress(&format!("fetching the guest's kernel ({package})"));
-        let unpacked = unpack_package(cache, from, &package)?;
+        let unpacked = unpack_package_from(cache, from, &package)?;
         progress("picking the guest's kernel modules");
         let staged = cache.join(format!("{package}.new"));
         pick(&unpacked, &staged)?;
@@ -117,8 +117,17 @@ fn package_with_kernel(from: Source) -> Result<String> {
     Ok(format!("linux-image-{name}"))
 }
 
+/// Fetches a package of this machine's Debian release and unpacks it below `cache`; the caller renames or removes the
+/// folder that is returned.
+///
+/// # Errors
+/// apt-get or dpkg fails.
+pub fn unpack_package(cache: &Path, package: &str) -> Result<PathBuf> {
+    unpack_package_from(cache, Source::Host, package)
+}
+
 /// Fetches a package and unpacks it below `cache`; the caller removes the folder that is returned.
-pub(super) fn unpack_package(cache: &Path, from: Source, package: &str) -> Result<PathBuf> {
+pub(super) fn unpack_package_from(cache: &Path, from: Source, package: &str) -> Result<PathBuf> {
     let dir = cache.join(format!("{package}.unpacked"));
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir)?;

@@ -39,6 +39,7 @@ mod vm_tests;
 
 pub use debian::{DebianFolder, Prepared};
 pub use image::GuestImage;
+pub use kernel::unpack_package;
 pub use output::{Console, GuestOutput};
 pub use own_tests::{OwnTests, TestsPassed};
 pub use qemu::{Firmware, Qemu};

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use xtask::packages::find_program;
 use xtask::skip::{Reason, skip};
+use xtask::unpacked;
 
 use crate::http::{Exporter, exporter, get, value};
 use crate::load::Served;
@@ -163,8 +163,8 @@ fn wrong_arguments_are_errors_in_one_line() {
 
 /// `None` without promtool, after saying so.
 fn promtool(words: &[&str], input: &str) -> Option<String> {
-    let Some(program) = find_program("promtool") else {
-        skip(Reason::NoProgram("promtool".into()), "checks the text and the alerts");
+    let Some(program) = unpacked::program("prometheus", "promtool").unwrap() else {
+        skip(Reason::NoProgram("apt-get".into()), "promtool checks the text and the alerts");
         return None;
     };
     let mut command = Command::new(program);

@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
-use xtask::packages::find_program;
 use xtask::skip::{Reason, skip};
+use xtask::unpacked;
 
 use crate::http::{Exporter, get};
 use crate::load::Served;
@@ -21,8 +21,8 @@ struct Prometheus {
 impl Prometheus {
     /// `None` without the program, after saying so.
     fn start(exporter: &Exporter) -> Option<Self> {
-        let Some(program) = find_program("prometheus") else {
-            skip(Reason::NoProgram("prometheus".into()), "scrapes the exporter");
+        let Some(program) = unpacked::program("prometheus", "prometheus").unwrap() else {
+            skip(Reason::NoProgram("apt-get".into()), "a real Prometheus scrapes the exporter");
             return None;
         };
         let place = Place::new();
