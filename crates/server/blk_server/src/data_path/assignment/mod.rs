@@ -147,6 +147,8 @@ struct Table {
     starting: Vec<(u64, u16)>,
     /// Numbers of the disks that are paused: their queues wait before they start.
     paused: Vec<u64>,
+    /// A live upgrade is taking place. Then no disk can be paused, and vice versa.
+    is_upgrading: bool,
     /// The workers that the operator attached queues to, by disk and queue. The queues start there again.
     attached: HashMap<(u64, u16), WorkerId>,
 }
@@ -234,10 +236,7 @@ impl WorkerSet {
 
     /// Acquires the lock that serialises changes of workers and queues.
     pub(crate) fn admin(&self, deadline: &Deadline<'_>) -> Result<MutexGuard<'_, ()>, AdminError> {
-        deadline.lock(&self.admin).ok_or_else(|| match deadline.is_cut_short() {
-            true => AdminError::Stopping,
-            false => AdminError::OthersChange { timeout: deadline.timeout() },
-        })
+        deadline.lock(&self.admin).ok_or_else(|| others_change(deadline))
     }
 
     /// Returns `None` if the queue cannot run. The worker has logged why and signalled the err fd.
@@ -472,6 +471,13 @@ impl WorkerSet {
             }
             std::thread::sleep(LOOK_AGAIN);
         }
+    }
+}
+
+fn others_change(deadline: &Deadline<'_>) -> AdminError {
+    match deadline.is_cut_short() {
+        true => AdminError::Stopping,
+        false => AdminError::OthersChange { timeout: deadline.timeout() },
     }
 }
 
