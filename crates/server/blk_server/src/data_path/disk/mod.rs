@@ -13,6 +13,7 @@ pub(crate) mod totals;
 pub(crate) mod write_cache;
 
 use std::fs::File;
+use std::io;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -272,7 +273,7 @@ impl Disk {
         if self.takes_own_file(worker) {
             return Arc::clone(self.image.file());
         }
-        self.image.reopen(self.opener.as_ref()).map(Arc::new).unwrap_or_else(|error| {
+        self.reopen_image().map(Arc::new).unwrap_or_else(|error| {
             let disk = &self.name;
             warn!(
                 disk,
@@ -282,6 +283,11 @@ impl Disk {
             );
             Arc::clone(self.image.file())
         })
+    }
+
+    /// A further file description of the image.
+    pub(crate) fn reopen_image(&self) -> io::Result<File> {
+        self.image.reopen(self.opener.as_ref())
     }
 
     /// Whether this worker uses the first file description, which the first worker to ask gets. Opens no file under the

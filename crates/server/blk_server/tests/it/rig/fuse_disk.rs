@@ -148,7 +148,7 @@ impl FuseDisk {
 }
 
 impl FuseDisk {
-    /// From now on, a close of the file and a statfs get no answer before this value is dropped.
+    /// From now on, a close of the file, a sync and a statfs get no answer before this value is dropped.
     pub fn hang(&self) {
         self.shared.state().hangs = true;
     }
@@ -324,13 +324,14 @@ impl Filesystem for Host {
 
     fn fsync(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         let begun = (self.0.clock)();
-        if let Err(errno) = self.verdict(Call::Sync, &(0..0)) {
-            return reply.error(errno);
-        }
-        if !self.0.state().drops_syncs {
+        let verdict = self.verdict(Call::Sync, &(0..0));
+        if verdict.is_ok() && !self.0.state().drops_syncs {
             self.note(Deed::Sync, begun);
         }
-        reply.ok();
+        self.answer(move || match verdict {
+            Ok(()) => reply.ok(),
+            Err(errno) => reply.error(errno),
+        });
     }
 
     fn flush(
