@@ -250,8 +250,14 @@ impl Worker {
             let engine = &mut *slot.engine;
             let before = entry.queue.in_engine();
             let room = engine.room_of(entry.queue.file);
-            let mut context =
-                SubmitContext { engine, room, pool: &mut slot.pool, now, now_ns: 0, budget: &mut pass.budget };
+            let mut context = SubmitContext {
+                engine,
+                room,
+                pool: &mut slot.pool,
+                now,
+                now_ns: 0,
+                budget: &mut pass.budget,
+            };
             let taken = entry.queue.take_requests(&mut context);
             slot.in_flight += entry.queue.in_engine() - before;
             if taken > 0 {
