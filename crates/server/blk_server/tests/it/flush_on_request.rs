@@ -4,6 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use blk_server::AdminError;
 use disk_image::CacheMode;
@@ -49,7 +50,7 @@ fn sync_that_fails_after_the_operators_timeout_marks_the_disk() {
     let Some(host) = mount() else { return };
     let rig = serve(&host);
     host.fail(Call::Sync, 0..0, fuser::Errno::EIO);
-    host.hang();
+    host.hang_syncs();
     server(&rig).flush_disk("test0", SHORT).unwrap_err();
     assert!(!has_failed(&rig));
     host.let_go();
@@ -73,9 +74,38 @@ fn image_is_synced_through_a_file_description_that_no_worker_uses() {
     let rig = serve(&host);
     let (_front_end, _guest) = ready(&rig, feature::USUAL);
     let before = descriptors(&host);
-    host.hang();
+    host.hang_syncs();
     server(&rig).flush_disk("test0", SHORT).unwrap_err();
     assert!(eventually(|| host.hanging() == 1));
     assert_eq!(descriptors(&host), before + 1);
     host.let_go();
+}
+
+#[test]
+fn many_flushes_of_storage_that_hangs_wait_for_the_first_one() {
+    let Some(host) = mount() else { return };
+    let rig = serve(&host);
+    let before = descriptors(&host);
+    host.hang_syncs();
+    (0..3).for_each(|_| drop(server(&rig).flush_disk("test0", SHORT).unwrap_err()));
+    assert!(eventually(|| host.hanging() == 1));
+    assert_eq!(descriptors(&host), before + 1);
+    host.let_go();
+    server(&rig).flush_disk("test0", ENOUGH).unwrap();
+}
+
+#[test]
+fn flush_ends_with_an_error_at_its_timeout_although_the_storage_answers_later() {
+    let Some(host) = mount() else { return };
+    let rig = serve(&host);
+    host.hang_syncs();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let hangs = eventually(|| host.hanging() == 1);
+            std::thread::sleep(Duration::from_secs(1));
+            host.let_go();
+            assert!(hangs);
+        });
+        server(&rig).flush_disk("test0", SHORT).unwrap_err();
+    });
 }

@@ -74,6 +74,7 @@ struct State {
     drops_syncs: bool,
     failed: u64,
     hangs: bool,
+    hangs_syncs: bool,
     hanging: Vec<Box<dyn FnOnce() + Send>>,
 }
 
@@ -148,9 +149,15 @@ impl FuseDisk {
 }
 
 impl FuseDisk {
-    /// From now on, a close of the file, a sync and a statfs get no answer before this value is dropped.
+    /// From now on, a close of the file and a statfs get no answer before this value is dropped.
     pub fn hang(&self) {
         self.shared.state().hangs = true;
+    }
+
+    /// From now on, a sync gets no answer before this value is dropped. Closes are answered, because other tests start
+    /// programs, which close this file.
+    pub fn hang_syncs(&self) {
+        self.shared.state().hangs_syncs = true;
     }
 
     /// Calls without an answer.
@@ -161,7 +168,7 @@ impl FuseDisk {
     /// Answers the calls that hang, and all later ones.
     pub fn let_go(&self) {
         let mut state = self.shared.state();
-        state.hangs = false;
+        (state.hangs, state.hangs_syncs) = (false, false);
         let hanging = std::mem::take(&mut state.hanging);
         drop(state);
         hanging.into_iter().for_each(|answer| answer());
@@ -205,10 +212,10 @@ impl Host {
         }
     }
 
-    /// Runs `answer` now, or once the calls no longer hang.
-    fn answer(&self, answer: impl FnOnce() + Send + 'static) {
+    /// Runs `answer` now, or once such calls no longer hang.
+    fn answer(&self, hangs: fn(&State) -> bool, answer: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state();
-        if state.hangs {
+        if hangs(&state) {
             state.hanging.push(Box::new(answer));
             return;
         }
@@ -328,10 +335,13 @@ impl Filesystem for Host {
         if verdict.is_ok() && !self.0.state().drops_syncs {
             self.note(Deed::Sync, begun);
         }
-        self.answer(move || match verdict {
-            Ok(()) => reply.ok(),
-            Err(errno) => reply.error(errno),
-        });
+        self.answer(
+            |state| state.hangs_syncs,
+            move || match verdict {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(errno),
+            },
+        );
     }
 
     fn flush(
@@ -342,11 +352,11 @@ impl Filesystem for Host {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        self.answer(move || reply.ok());
+        self.answer(|state| state.hangs, move || reply.ok());
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        self.answer(move || reply.statfs(0, 0, 0, 0, 0, 512, 255, 0));
+        self.answer(|state| state.hangs, move || reply.statfs(0, 0, 0, 0, 0, 512, 255, 0));
     }
 
     fn fallocate(
