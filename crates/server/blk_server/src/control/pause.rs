@@ -37,7 +37,9 @@ pub(crate) fn while_paused<T>(
     let disks: Vec<Arc<Disk>> = found.iter().map(|export| Arc::clone(&export.disk)).collect();
     let (begin, deadline) = (Instant::now(), deadline_in(timeout));
     let done = workers.while_paused(&disks, timeout, || {
-        disks.iter().filter(|disk| !disk.ignores_flushes()).try_for_each(|disk| flush_now(disk, deadline))?;
+        // The flush of a failed disk fails.
+        let mut flushed = disks.iter().filter(|disk| !disk.ignores_flushes() || disk.has_failed());
+        flushed.try_for_each(|disk| flush_now(disk, deadline))?;
         Ok::<T, AdminError>(act(&disks))
     })?;
     let paused = begin.elapsed();

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use crate::control::exports::{Export, Exports, Turn};
 use crate::data_path::assignment::WorkerSet;
 use crate::data_path::assignment::deadline::deadline_in;
-use crate::data_path::disk::flush::flush;
+use crate::data_path::disk::flush::last_flush;
 use crate::data_path::disk::session_link::EndReason;
 use crate::error::AdminError;
 use crate::session::shared::SessionShared;
@@ -50,7 +50,7 @@ pub(crate) fn remove(
     }
     end_sessions(export, workers, deadline)
         .map_err(|()| AdminError::StillInFlight { disk: name.to_owned(), timeout })?;
-    let flushed = if disk.ignores_flushes() { Ok(()) } else { flush(disk, deadline) };
+    let flushed = if disk.ignores_flushes() { Ok(()) } else { last_flush(disk, deadline) };
     exports.take_out(export);
     let shared = exports.throttling.forget(name);
     exports.apply_limits(workers, &shared);

@@ -27,7 +27,7 @@ use crate::data_path::assignment::liveness::LivenessCheck;
 use crate::data_path::assignment::{Attached, WorkerSet};
 use crate::data_path::disk::DiskConfig;
 use crate::data_path::disk::engine_source::{EngineSource, MIN_DEPTH};
-use crate::data_path::disk::flush::flush;
+use crate::data_path::disk::flush::last_flush;
 use crate::data_path::disk::session_link::EndReason;
 use crate::data_path::disk::slow_requests::SlowRequest;
 use crate::data_path::report::ServerReport;
@@ -346,7 +346,8 @@ impl Server {
         Ok((slow.limit(), slow.latest()))
     }
 
-    /// Makes durable all writes that the disk has completed, whatever its cache mode.
+    /// Makes durable all writes that the disk has completed, whatever its cache mode. A sync that fails marks the disk
+    /// as failed, also after `timeout` (docs/decisions/0012).
     ///
     /// # Errors
     /// [`AdminError`].
@@ -355,7 +356,7 @@ impl Server {
     }
 
     /// Runs `act` while the disks take no requests, have none in flight, and are flushed. Guests wait meanwhile, as for
-    /// a slow disk. `timeout` limits the wait for requests in flight. Returns how long the disks were paused.
+    /// a slow disk. `timeout` limits the wait for requests in flight and for the flushes. Returns how long the disks were paused.
     ///
     /// # Errors
     /// [`AdminError`]; `act` has then not run.
@@ -489,7 +490,7 @@ impl Server {
                 report.unfinished.push(name);
             } else if export.disk.ignores_flushes() && !export.disk.image().read_only() {
                 report.never_flushed.push(name);
-            } else if let Err(error) = flush(&export.disk, deadline) {
+            } else if let Err(error) = last_flush(&export.disk, deadline) {
                 report.not_flushed.push((name, error));
             }
         }

@@ -4,13 +4,16 @@
 //! docs/decisions/0012 explains the reasons.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+use blk_server::AdminError;
 use disk_image::CacheMode;
 use io_engine::{FakeHandle, Fault, Recorder, Verb, When};
 use rustix::io::Errno;
 
 use crate::rig::passed::add_transfer;
 use crate::rig::raw_guest::faulty;
-use crate::rig::{FrontEnd, Guest, MIB, Options, Rig, eventually, feature, kind, ready, segment_bytes};
+use crate::rig::{
+    FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready, segment_bytes,
+};
 
 const OK: Option<u8> = Some(0);
 const IOERR: Option<u8> = Some(1);
@@ -112,6 +115,18 @@ fn stop_after_a_flush_failed_reports_the_disk_as_not_flushed() {
     let report = bed.rig.stop();
     assert!(!report.is_clean());
     assert_eq!(report.not_flushed[0].1.to_string(), "an earlier sync failed, and data is lost");
+}
+
+#[test]
+fn disk_whose_sync_failed_is_neither_paused_nor_copied() {
+    let mut bed = Bed::start(CacheMode::Writeback, feature::USUAL);
+    bed.fail_next(Verb::Sync, Errno::IO);
+    bed.flush();
+    let server = bed.rig.running();
+    let paused = server.while_paused(&["test0".to_owned()], PATIENCE, || panic!("paused"));
+    assert!(matches!(paused, Err(AdminError::FlushFailed { .. })), "{paused:?}");
+    let copied = server.snapshot(&[("test0".to_owned(), tempfile::tempfile().unwrap())], PATIENCE);
+    assert!(matches!(copied, Err(AdminError::FlushFailed { .. })), "{copied:?}");
 }
 
 #[test]

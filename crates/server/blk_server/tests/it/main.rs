@@ -20,6 +20,7 @@ mod durability_model;
 mod failed_sync;
 mod failing_storage;
 mod faults;
+mod flush_on_request;
 mod hanging_descriptors;
 mod hostile_chains;
 mod hostile_front_end;

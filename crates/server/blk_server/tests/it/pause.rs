@@ -116,3 +116,25 @@ fn disk_that_does_not_exist_pauses_nothing() {
     server(&rig).flush_disk("test0", ENOUGH).unwrap();
     assert!(serves(&mut guest));
 }
+
+#[test]
+fn disk_is_not_paused_beside_a_live_upgrade_and_is_after_it_came_to_nothing() {
+    let rig = Rig::start(Options::default());
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    assert!(serves(&mut guest));
+    let frozen = server(&rig).freeze(ENOUGH).unwrap();
+    let paused = server(&rig).while_paused(&names(), SHORT, || panic!("the queues are frozen, not paused"));
+    assert!(matches!(paused, Err(AdminError::OthersChange { .. })), "{paused:?}");
+    drop(frozen);
+    server(&rig).while_paused(&names(), ENOUGH, || {}).unwrap();
+    assert!(serves(&mut guest));
+}
+
+/// The new server might start queues of it.
+#[test]
+fn paused_disk_without_queues_is_not_handed_over_before_the_pause_ends() {
+    let rig = Rig::start(Options::default());
+    let pause = server(&rig).while_paused(&names(), ENOUGH, || drop(server(&rig).freeze(SHORT).unwrap_err()));
+    pause.unwrap();
+    drop(server(&rig).freeze(ENOUGH).unwrap());
+}

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use io_engine::{Fault, Verb, When};
 use rustix::io::Errno;
@@ -9,10 +10,11 @@ use rustix::io::Errno;
 use crate::log_lines::{keep_lines, lines_with};
 use crate::rig;
 use crate::rig::format::Format;
+use crate::rig::fuse_disk::{Call, FuseDisk};
 use crate::rig::in_flight_log::Log;
 use crate::rig::passed::{serves, works};
 use crate::rig::raw_guest::faulty;
-use crate::rig::{Options, Rig, code, feature, kind, ready, vring_addr, vring_state};
+use crate::rig::{Options, PATIENCE, Rig, code, feature, kind, ready, vring_addr, vring_state};
 
 #[test]
 fn driver_without_version_1_is_refused_with_one_line() {
@@ -84,6 +86,22 @@ fn front_ends_that_send_garbage_again_and_again_log_a_few_lines() {
     let lines = lines_with("message version 3");
     assert!((1..=20).contains(&lines), "{lines} lines");
     assert!(works(&rig));
+}
+
+#[test]
+fn last_sync_of_a_removal_and_of_a_stop_that_fails_is_told() {
+    let _alone = keep_lines();
+    for stops in [false, true] {
+        let Some(host) = FuseDisk::mount(4 << 20, Arc::new(|| 0)) else { return };
+        let mut rig = Rig::start(Options { existing: Some(host.path()), ..Options::buffered() });
+        host.fail(Call::Sync, 0..0, fuser::Errno::EIO);
+        if stops {
+            assert_eq!(rig.stop().not_flushed.len(), 1);
+        } else {
+            rig.running().remove_disk("test0", false, PATIENCE).unwrap_err();
+        }
+        assert_eq!(lines_with("the image could not be synced"), 1 + usize::from(stops));
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! `freeze: Release to all at once → all drained → the queues themselves ─ thaw → Adopt by the same workers`
 //!
 //! - Freezing succeeds for all queues or for none: if one does not drain in time, the others return to their workers.
-//! - The caller holds [`Changes`], so that no queue moves and no worker ends meanwhile.
+//! - The caller holds [`Changes`], which prevents moves of queues, pauses of disks, and the end of workers.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};
@@ -37,10 +37,17 @@ pub(crate) struct NotFrozen {
     pub(crate) queue: u16,
 }
 
-/// While this value exists, queues and workers cannot change.
+/// While this value exists, queues and workers cannot change, and no disk can be paused.
 #[derive(Debug)]
 pub(crate) struct Changes<'a> {
+    set: &'a WorkerSet,
     _admin: MutexGuard<'a, ()>,
+}
+
+impl Drop for Changes<'_> {
+    fn drop(&mut self) {
+        self.set.table().is_upgrading = false;
+    }
 }
 
 /// A queue that its worker is releasing.
@@ -52,9 +59,12 @@ struct Leaving<'a> {
 }
 
 impl WorkerSet {
-    /// Waits until other changes are finished.
+    /// Waits until other changes and pauses are finished.
     pub(crate) fn hold_changes(&self, timeout: Duration) -> Result<Changes<'_>, AdminError> {
-        self.admin(&self.deadline(timeout)).map(|admin| Changes { _admin: admin })
+        let deadline = self.deadline(timeout);
+        let admin = self.admin(&deadline)?;
+        self.table_once(&deadline, |table| table.paused.is_empty())?.is_upgrading = true;
+        Ok(Changes { set: self, _admin: admin })
     }
 
     /// Freezes the given queues, except those that have no worker.

@@ -147,6 +147,8 @@ struct Table {
     starting: Vec<(u64, u16)>,
     /// Ids of the paused disks, whose queues wait before they start.
     paused: Vec<u64>,
+    /// A live upgrade is taking place, so no disk can be paused. No live upgrade begins while a disk is paused.
+    is_upgrading: bool,
     /// The worker to which the operator attached a queue, by disk id and queue index. The queue starts there again.
     attached: HashMap<(u64, u16), WorkerId>,
 }
@@ -234,10 +236,7 @@ impl WorkerSet {
 
     /// Acquires the lock that serialises changes to workers and queues.
     pub(crate) fn admin(&self, deadline: &Deadline<'_>) -> Result<MutexGuard<'_, ()>, AdminError> {
-        deadline.lock(&self.admin).ok_or_else(|| match deadline.is_cut_short() {
-            true => AdminError::Stopping,
-            false => AdminError::OthersChange { timeout: deadline.timeout() },
-        })
+        deadline.lock(&self.admin).ok_or_else(|| others_change(deadline))
     }
 
     /// Returns `None` if the queue cannot run. The worker has then logged why and signalled the err fd.
@@ -472,6 +471,13 @@ impl WorkerSet {
             }
             std::thread::sleep(LOOK_AGAIN);
         }
+    }
+}
+
+fn others_change(deadline: &Deadline<'_>) -> AdminError {
+    match deadline.is_cut_short() {
+        true => AdminError::Stopping,
+        false => AdminError::OthersChange { timeout: deadline.timeout() },
     }
 }
 

@@ -1,8 +1,9 @@
 //! Pauses disks: all their queues are drained and have no worker while the caller works on the images.
 //!
-//! `new queues wait → Release to all at once → all drained → act → Adopt by the same workers → new queues start`
+//! `no live upgrade → new queues wait → Release to all at once → all drained → act → Adopt by the same workers → new queues start`
 //!
 //! - All queues pause, or none: if one does not drain in time, the others return to their workers immediately.
+//! - No live upgrade may begin meanwhile, because the new server would start queues.
 //! - The lock of each queue's place is held throughout. A session's message about the ring waits for the lock, and so
 //!   does a move. A worker with a paused queue cannot be removed.
 
@@ -10,7 +11,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::{LOOK_AGAIN, Place, QueueEntry, WorkerSet, released, take_back};
+use super::{LOOK_AGAIN, Place, QueueEntry, Table, WorkerSet, others_change, released, take_back};
 use crate::data_path::assignment::deadline::Deadline;
 use crate::data_path::disk::Disk;
 use crate::data_path::queue::Queue;
@@ -49,9 +50,10 @@ struct Barrier<'a> {
 }
 
 impl<'a> Barrier<'a> {
-    fn new(set: &'a WorkerSet, disks: &'a [Arc<Disk>]) -> Self {
-        set.table().paused.extend(disks.iter().map(|disk| disk.id()));
-        Self { set, disks }
+    fn new(set: &'a WorkerSet, disks: &'a [Arc<Disk>], deadline: &Deadline<'_>) -> Result<Self, AdminError> {
+        let mut table = set.table_once(deadline, |table| !table.is_upgrading)?;
+        table.paused.extend(disks.iter().map(|disk| disk.id()));
+        Ok(Self { set, disks })
     }
 
     fn disk(&self, id: u64) -> Option<&Disk> {
@@ -86,7 +88,7 @@ impl WorkerSet {
     ) -> Result<T, AdminError> {
         let deadline = self.deadline(timeout);
         // Dropped last, so that waiting queues start only after the paused ones have continued.
-        let barrier = Barrier::new(self, disks);
+        let barrier = Barrier::new(self, disks, &deadline)?;
         let entries = self.entries_behind(&barrier, &deadline)?;
         let mut stays = None;
         let mut leaving = Vec::new();
@@ -111,6 +113,25 @@ impl WorkerSet {
         match stays {
             None => Ok(act()),
             Some(entry) => Err(not_drained(entry, &deadline)),
+        }
+    }
+
+    /// Locks the table once the condition is met.
+    pub(super) fn table_once(
+        &self,
+        deadline: &Deadline<'_>,
+        condition: impl Fn(&Table) -> bool,
+    ) -> Result<MutexGuard<'_, Table>, AdminError> {
+        loop {
+            let table = self.table();
+            if condition(&table) {
+                return Ok(table);
+            }
+            drop(table);
+            if deadline.is_over() {
+                return Err(others_change(deadline));
+            }
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
 

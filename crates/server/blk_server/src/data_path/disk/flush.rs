@@ -1,34 +1,61 @@
-//! Flushes an image when its disk is removed.
+//! Flushes an image: when an operator requests it, and when its disk is removed or the server stops.
+//!
+//! `the disk's turn → a thread: sync → (failed: the disk is marked) → result`; the caller waits until its deadline
+//!
+//! - The thread is separate, so that a device that hangs cannot keep the server from ending.
+//! - A sync that fails after the deadline marks the disk, too.
+//! - One flush of a disk runs at a time. If the device hangs, further requests for a flush start no threads.
 
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use crate::data_path::disk::Disk;
+use crate::data_path::disk::flush_turns::FlushTurns;
 
 /// Minimum time for the last flush, even if the deadline is earlier.
 const LAST_FLUSH_AT_LEAST: Duration = Duration::from_secs(5);
 
-/// Syncs the image unless it is read-only. Uses a separate thread, so that a device that hangs cannot keep the server
-/// from ending.
+/// Syncs the image while workers use it, unless it is read-only. Uses a separate file description, because the kernel
+/// reports lost pages once to each: the guest's next flush must get the report as well.
 pub(crate) fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
+    sync_on_a_thread(disk, deadline, |disk| disk.reopen_image().map(Arc::new))
+}
+
+/// As [`flush`], after the last request of the disk.
+pub(crate) fn last_flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
+    let deadline = deadline.max(Instant::now() + LAST_FLUSH_AT_LEAST);
+    sync_on_a_thread(disk, deadline, |disk| Ok(Arc::clone(disk.image().file())))
+}
+
+fn sync_on_a_thread(
+    disk: &Arc<Disk>,
+    deadline: Instant,
+    file: fn(&Disk) -> io::Result<Arc<File>>,
+) -> io::Result<()> {
     if disk.image().read_only() {
         return Ok(());
     }
-    let (done, flushed) = sync_channel(1);
-    let file = Arc::clone(disk.image().file());
-    let flush = move || {
-        let result = file.sync_data();
-        // Drops the file first, so that the next server does not find the image locked.
-        drop(file);
+    let turn = FlushTurns::take(disk.flush_turns(), deadline)?;
+    let (done, synced) = sync_channel(1);
+    let disk = Arc::clone(disk);
+    let thread = move || {
+        let result = sync(&disk, file);
+        // Drops the image first, so that the next server does not find it locked.
+        drop((disk, turn));
         let _ = done.send(result);
     };
-    std::thread::Builder::new().name("bareblk-flush".into()).spawn(flush)?;
-    let left = deadline.saturating_duration_since(Instant::now()).max(LAST_FLUSH_AT_LEAST);
-    let flushed = flushed.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    match flushed {
-        Ok(()) if disk.has_failed() => Err(io::Error::other("an earlier sync failed, and data is lost")),
-        other => other,
+    std::thread::Builder::new().name("bareblk-flush".into()).spawn(thread)?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    synced.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+fn sync(disk: &Disk, file: fn(&Disk) -> io::Result<Arc<File>>) -> io::Result<()> {
+    file(disk)?.sync_data().inspect_err(|_| disk.mark_failed())?;
+    match disk.has_failed() {
+        true => Err(io::Error::other("an earlier sync failed, and data is lost")),
+        false => Ok(()),
     }
 }

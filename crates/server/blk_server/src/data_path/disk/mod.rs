@@ -6,6 +6,7 @@
 
 pub(crate) mod engine_source;
 pub(crate) mod flush;
+pub(crate) mod flush_turns;
 pub(crate) mod log_limit;
 pub(crate) mod session_link;
 pub(crate) mod slow_requests;
@@ -13,6 +14,7 @@ pub(crate) mod totals;
 pub(crate) mod write_cache;
 
 use std::fs::File;
+use std::io;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,6 +28,7 @@ use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, dev
 use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 
 use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::disk::flush_turns::FlushTurns;
 use crate::data_path::disk::log_limit::{Allowed, LogLimit};
 use crate::data_path::disk::session_link::SessionLink;
 use crate::data_path::disk::slow_requests::SlowRequests;
@@ -161,6 +164,7 @@ pub(crate) struct Disk {
     host_log_limit: Mutex<LogLimit>,
     slow_log_limit: Mutex<LogLimit>,
     failed: AtomicBool,
+    flush_turns: Arc<FlushTurns>,
     engine: Option<Arc<EngineSource>>,
     /// 0: no limit.
     most_workers: AtomicUsize,
@@ -203,6 +207,7 @@ impl Disk {
             host_log_limit: Mutex::new(LogLimit::new(Instant::now())),
             slow_log_limit: Mutex::new(LogLimit::new(Instant::now())),
             failed: AtomicBool::new(false),
+            flush_turns: Arc::default(),
             engine,
             most_workers: AtomicUsize::new(workers.map_or(0, NonZeroUsize::get)),
             coalescing,
@@ -273,7 +278,7 @@ impl Disk {
         if self.takes_own_file(worker) {
             return Arc::clone(self.image.file());
         }
-        self.image.reopen(self.opener.as_ref()).map(Arc::new).unwrap_or_else(|error| {
+        self.reopen_image().map(Arc::new).unwrap_or_else(|error| {
             let disk = &self.name;
             warn!(
                 disk,
@@ -283,6 +288,11 @@ impl Disk {
             );
             Arc::clone(self.image.file())
         })
+    }
+
+    /// Opens the image again, with a file description of its own.
+    pub(crate) fn reopen_image(&self) -> io::Result<File> {
+        self.image.reopen(self.opener.as_ref())
     }
 
     /// Whether this worker uses the first file description, which belongs to the first worker that calls this. No file
@@ -471,6 +481,10 @@ impl Disk {
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn flush_turns(&self) -> &Arc<FlushTurns> {
+        &self.flush_turns
     }
 
     /// Waits until no other session has started rings.

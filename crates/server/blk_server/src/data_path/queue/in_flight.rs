@@ -108,13 +108,14 @@ pub(crate) struct InFlight {
     slots: Box<[Option<Slot>]>,
     count: usize,
     parked: usize,
-    /// When a parked request last started again.
-    last_retry_ns: u64,
+    /// When each tag's request last started again after it was parked. Empty before the first retry.
+    retried_ns: Box<[u64]>,
 }
 
 impl InFlight {
     pub(crate) fn new(queue_size: u16) -> Self {
-        Self { slots: (0..queue_size).map(|_| None).collect(), count: 0, parked: 0, last_retry_ns: 0 }
+        let slots = (0..queue_size).map(|_| None).collect();
+        Self { slots, count: 0, parked: 0, retried_ns: Box::default() }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -177,8 +178,11 @@ impl InFlight {
 
     /// Gives a request that has just started again the state that it had before it was parked.
     pub(crate) fn note_retry(&mut self, tag: u16, retry: &Retry, stored_bytes: u64) {
+        if self.retried_ns.is_empty() {
+            self.retried_ns = vec![0; self.slots.len()].into();
+        }
         if let Some(Some(slot)) = self.slots.get_mut(usize::from(tag)) {
-            self.last_retry_ns = self.last_retry_ns.max(slot.taken_ns);
+            self.retried_ns[usize::from(tag)] = slot.taken_ns;
             (slot.tries, slot.stored_bytes, slot.taken_ns) = (retry.tries, stored_bytes, retry.taken_ns);
         }
     }
@@ -214,31 +218,27 @@ impl InFlight {
 
     /// Whether [`InFlight::report_stuck`] would return a request.
     pub(crate) fn has_stuck(&self, now_ns: u64) -> bool {
-        self.slots.iter().flatten().any(|slot| slot.is_stuck(now_ns, self.last_retry_ns))
+        self.stuck(now_ns).next().is_some()
     }
 
     /// Returns the oldest stuck request that has not been returned yet.
     pub(crate) fn report_stuck(&mut self, now_ns: u64) -> Option<(RequestInfo, Duration)> {
-        let last_retry_ns = self.last_retry_ns;
-        let stuck = self.slots.iter_mut().flatten().filter(|slot| slot.is_stuck(now_ns, last_retry_ns));
-        let oldest = stuck.min_by_key(|slot| slot.started_ns(last_retry_ns))?;
-        oldest.reported = true;
-        Some((oldest.info, oldest.age(now_ns, last_retry_ns)))
-    }
-}
-
-impl Slot {
-    /// When this attempt started. For a retry, this may be the later time at which another retry started.
-    fn started_ns(&self, last_retry_ns: u64) -> u64 {
-        if self.tries > 0 { self.taken_ns.max(last_retry_ns) } else { self.taken_ns }
+        let (tag, age) = self.stuck(now_ns).max_by_key(|&(_, age)| age)?;
+        let slot = self.slots[tag].as_mut()?;
+        slot.reported = true;
+        Some((slot.info, age))
     }
 
-    fn age(&self, now_ns: u64, last_retry_ns: u64) -> Duration {
-        Duration::from_nanos(now_ns.saturating_sub(self.started_ns(last_retry_ns)))
-    }
-
-    fn is_stuck(&self, now_ns: u64, last_retry_ns: u64) -> bool {
-        !self.reported && !self.is_parked && self.age(now_ns, last_retry_ns) >= STUCK_AFTER
+    /// The stuck requests that were not yet returned, by tag, each with its age since this attempt started.
+    fn stuck(&self, now_ns: u64) -> impl Iterator<Item = (usize, Duration)> {
+        let slots = self.slots.iter().enumerate();
+        let running = slots.filter_map(|(tag, slot)| Some((tag, slot.as_ref()?)));
+        let unreported = running.filter(|(_, slot)| !slot.reported && !slot.is_parked);
+        let aged = unreported.map(move |(tag, slot)| {
+            let started_ns = if slot.tries > 0 { self.retried_ns[tag] } else { slot.taken_ns };
+            (tag, Duration::from_nanos(now_ns.saturating_sub(started_ns)))
+        });
+        aged.filter(|&(_, age)| age >= STUCK_AFTER)
     }
 }
 
@@ -308,6 +308,35 @@ mod tests {
         let finished = in_flight.complete_op(2, Ok(()), 412).unwrap();
         assert_eq!((finished.stored_bytes, finished.tries, finished.info), (512, 1, INFO));
         assert_eq!(finished.taken_ns, start);
+    }
+
+    #[test]
+    fn retry_that_hangs_is_stuck_although_other_requests_are_retried_meanwhile() {
+        let mut in_flight = InFlight::new(4);
+        let failed = Err(OpError::WriteStalled { offset_bytes: 0 });
+        let park = |in_flight: &mut InFlight, tag| {
+            let finished = in_flight.complete_op(tag, failed, 0).unwrap();
+            in_flight.park(tag, &finished);
+        };
+        let retry = |in_flight: &mut InFlight, tag, at_ns| {
+            let retry = in_flight.take_parked(tag).unwrap();
+            in_flight.begin(tag, retry.reply, retry.info, 1, at_ns);
+            in_flight.note_retry(tag, &retry, 0);
+        };
+        for tag in [0, 1] {
+            in_flight.begin(tag, reply(), INFO, 1, 0);
+            park(&mut in_flight, tag);
+        }
+        retry(&mut in_flight, 0, 10 * SECOND_NS);
+        for seconds in (20..600).step_by(10) {
+            retry(&mut in_flight, 1, seconds * SECOND_NS);
+            park(&mut in_flight, 1);
+        }
+        assert_eq!(in_flight.report_stuck(600 * SECOND_NS), Some((INFO, Duration::from_secs(590))));
+        // The tag's next request is no retry.
+        in_flight.complete_op(0, Ok(()), 512).unwrap();
+        in_flight.begin(0, reply(), INFO, 1, 600 * SECOND_NS);
+        assert!(!in_flight.has_stuck(629 * SECOND_NS) && in_flight.has_stuck(630 * SECOND_NS));
     }
 
     #[test]

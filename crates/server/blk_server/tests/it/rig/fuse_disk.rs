@@ -74,6 +74,7 @@ struct State {
     drops_syncs: bool,
     failed: u64,
     hangs: bool,
+    hangs_syncs: bool,
     hanging: Vec<Box<dyn FnOnce() + Send>>,
 }
 
@@ -154,7 +155,13 @@ impl FuseDisk {
         self.shared.state().hangs = true;
     }
 
-    /// Number of calls without an answer.
+    /// From now on, a sync gets no answer before this value is dropped. Closes are answered, because other tests start
+    /// programs, which close this file.
+    pub fn hang_syncs(&self) {
+        self.shared.state().hangs_syncs = true;
+    }
+
+    /// Calls without an answer.
     pub fn hanging(&self) -> usize {
         self.shared.state().hanging.len()
     }
@@ -162,7 +169,7 @@ impl FuseDisk {
     /// Answers the calls that hang, and all later ones.
     pub fn let_go(&self) {
         let mut state = self.shared.state();
-        state.hangs = false;
+        (state.hangs, state.hangs_syncs) = (false, false);
         let hanging = std::mem::take(&mut state.hanging);
         drop(state);
         hanging.into_iter().for_each(|answer| answer());
@@ -206,10 +213,10 @@ impl Host {
         }
     }
 
-    /// Runs `answer` now, or once the calls no longer hang.
-    fn answer(&self, answer: impl FnOnce() + Send + 'static) {
+    /// Runs `answer` now, or once such calls no longer hang.
+    fn answer(&self, hangs: fn(&State) -> bool, answer: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state();
-        if state.hangs {
+        if hangs(&state) {
             state.hanging.push(Box::new(answer));
             return;
         }
@@ -325,13 +332,17 @@ impl Filesystem for Host {
 
     fn fsync(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         let begun = (self.0.clock)();
-        if let Err(errno) = self.verdict(Call::Sync, &(0..0)) {
-            return reply.error(errno);
-        }
-        if !self.0.state().drops_syncs {
+        let verdict = self.verdict(Call::Sync, &(0..0));
+        if verdict.is_ok() && !self.0.state().drops_syncs {
             self.note(Deed::Sync, begun);
         }
-        reply.ok();
+        self.answer(
+            |state| state.hangs_syncs,
+            move || match verdict {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(errno),
+            },
+        );
     }
 
     fn flush(
@@ -342,11 +353,11 @@ impl Filesystem for Host {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        self.answer(move || reply.ok());
+        self.answer(|state| state.hangs, move || reply.ok());
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        self.answer(move || reply.statfs(0, 0, 0, 0, 0, 512, 255, 0));
+        self.answer(|state| state.hangs, move || reply.statfs(0, 0, 0, 0, 0, 512, 255, 0));
     }
 
     fn fallocate(
