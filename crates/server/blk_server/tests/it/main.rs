@@ -23,6 +23,7 @@ mod faults;
 mod hanging_descriptors;
 mod hostile_chains;
 mod hostile_front_end;
+mod hostile_limits;
 mod hostile_logs;
 mod hostile_races;
 mod hung_storage;

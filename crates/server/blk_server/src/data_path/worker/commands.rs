@@ -95,12 +95,13 @@ impl Worker {
 
     fn begin_stop(&mut self, id: u32, ending: Ending) {
         self.with(id, |entry| entry.queue.begin_stop(ending));
-        self.activate_if_retrying(id);
+        self.activate_if_busy(id);
     }
 
-    fn activate_if_retrying(&mut self, id: u32) {
+    /// Activates a queue that has work without a kick. It may rest until its gate opens.
+    fn activate_if_busy(&mut self, id: u32) {
         let entry = self.queues.get(id as usize).and_then(Option::as_ref);
-        if entry.is_some_and(|entry| entry.queue.has_retries()) {
+        if entry.is_some_and(|entry| entry.queue.has_retries() || entry.queue.must_redo()) {
             self.activate(id);
         }
     }
@@ -113,7 +114,7 @@ impl Worker {
                     all += entry.queue.resume_parked();
                 }
             });
-            self.activate_if_retrying(id);
+            self.activate_if_busy(id);
         }
         all
     }
@@ -260,7 +261,7 @@ impl Worker {
         let broke = Arc::ptr_eq(entry.queue.memory(), &old);
         engine.engine.forget_memory(if broke { &memory } else { &old });
         engine.pool.forget(&old);
-        self.activate_if_retrying(id);
+        self.activate_if_busy(id);
     }
 
     /// Carries out commands that wait until the queue [is quiet](Queue::is_quiet) and the driver can see all
