@@ -279,11 +279,14 @@ impl Worker {
             self.activate(id);
         }
         let goes = |entry: &mut WorkerQueue| entry.stop.is_some() || entry.leave.is_some();
-        let Some(WorkerQueue { queue, engine, disk, stop, leave, .. }) =
+        let Some(WorkerQueue { queue, engine, disk, stop, leave, is_gated, .. }) =
             self.queues[id as usize].take_if(goes)
         else {
             return;
         };
+        if is_gated {
+            self.gated.retain(|&gated| gated != id);
+        }
         self.turns.leave(disk, id);
         self.forget(&queue, engine);
         match (stop, leave) {
