@@ -247,7 +247,9 @@ fn lane(kind: LimitKind, own: Option<&Buckets>, shared: Option<(&Buckets, &Membe
     let fastest =
         own.into_iter().chain(shared.map(|(buckets, _)| buckets)).map(|buckets| buckets.fastest).min()?;
     let quantum = if kind.is_bytes() { slowest.clamp(LEAST_QUANTUM_BYTES, QUANTUM_BYTES) } else { 1 };
-    let own_turn = own.map(|buckets| buckets.rate / TURNS_PER_S);
+    // In a group the ratio of the turns counts, so the disk's own rate shortens no turn, except a very long one.
+    let own_turns_per_s = if shared.is_some() { CREDITS_PER_S } else { TURNS_PER_S };
+    let own_turn = own.map(|buckets| buckets.rate / own_turns_per_s);
     let shared_turn = shared.map(|(buckets, member)| member.turn(buckets.rate, quantum));
     let turn = own_turn.into_iter().chain(shared_turn).min()?;
     let all = own.into_iter().chain(shared.map(|(buckets, _)| buckets)).flat_map(|buckets| &buckets.all);

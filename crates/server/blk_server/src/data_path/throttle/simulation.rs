@@ -277,6 +277,37 @@ fn burst_lasts_for_its_credit_and_then_the_rate_holds() {
     assert!((1180..=1220).contains(&late), "{late}");
 }
 
+/// As [`group`], with the disks' own limits.
+fn group_with_own(values: &[(&str, u64)], members: &[(u64, &[(&str, u64)])]) -> Vec<Arc<DiskThrottle>> {
+    let buckets = BucketSet::new(settings(values));
+    let least_weight = members.iter().map(|(weight, _)| *weight).min().unwrap();
+    let member = |(weight, own): &(u64, &[(&str, u64)])| {
+        let (disks, own) = (members.len() as u64, BucketSet::new(settings(own)));
+        let member = Membership { buckets: buckets.clone(), disks, weight: *weight, least_weight };
+        Arc::new(DiskThrottle::new(own, Some(&member), &Arc::<Waits>::default()).unwrap())
+    };
+    members.iter().map(member).collect()
+}
+
+/// The example of docs/how-to/limits.md.
+#[test]
+fn disk_of_weight_400_whose_own_limit_is_below_its_share_gets_that_limit() {
+    let disks = group_with_own(&[("iops", 20_000)], &[(100, &[]), (400, &[("iops", 15_000)])]);
+    let loads = [Load::reads(0, 64, 4 * KIB), Load::reads(1, 64, 4 * KIB)];
+    assert_within_3_percent(&shares(&disks, &loads, one), &[0.25, 0.75]);
+}
+
+#[test]
+fn disk_whose_own_limit_is_just_below_its_share_of_a_large_group_gets_that_limit() {
+    let own: &[(&str, u64)] = &[("iops", 1500)];
+    let members: Vec<(u64, &[(&str, u64)])> =
+        (0..64).map(|disk| (100, if disk == 0 { own } else { &[] })).collect();
+    let disks = group_with_own(&[("iops", 100_000)], &members);
+    let loads: Vec<Load> = (0..64).map(|disk| Load::reads(disk, 64, 4 * KIB)).collect();
+    let share = shares(&disks, &loads, one)[0] * 100_000.0;
+    assert!((1400.0..=1515.0).contains(&share), "{share} IOPS instead of 1500");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
