@@ -10,7 +10,9 @@ use virtqueue::LogArea;
 
 use crate::rig::passed::{add_transfer, memfd, region};
 use crate::rig::workers::server;
-use crate::rig::{CALM, FrontEnd, Guest, MIB, Options, Rig, code, feature, kind, vring_state};
+use crate::rig::{
+    CALM, FrontEnd, Guest, MIB, Options, Rig, code, feature, kind, ready, segment_bytes, vring_state,
+};
 
 const LOG_ENTRIES: u16 = 256;
 /// The front-end learns no requests that the server left in the log.
@@ -117,4 +119,19 @@ fn disk_with_begun_requests_that_wait_can_be_removed_when_its_front_end_is_gone(
         limit(&rig, &[]); // ends the wait
     }
     removed.unwrap();
+}
+
+#[test]
+fn zeroes_count_as_bytes_because_a_file_system_may_have_to_write_them() {
+    let rig = Rig::start(Options::buffered());
+    limit(&rig, &[("bps-write", 1)]);
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let zeroed = guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(0, 16 << 11, 0), 0).status;
+    assert_eq!(zeroed, Some(0));
+    add_transfer(&mut guest, kind::OUT, 0, 8 * MIB, 4096);
+    guest.submit();
+    std::thread::sleep(CALM);
+    assert!(guest.ring.pop_used().unwrap().is_none(), "16 MiB are not paid for");
+    server(&rig).limit_disk("test0", DiskLimits::default()).unwrap();
+    assert!(guest.next_used().is_some());
 }

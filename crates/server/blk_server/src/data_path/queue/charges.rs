@@ -19,13 +19,12 @@ pub(super) fn gate(disk: &Disk) -> Option<Box<QueueGate>> {
 pub(super) fn admit(
     gate: &mut Option<Box<QueueGate>>,
     parsed: &Parsed<'_>,
-    disk: &Disk,
     waits: bool,
     now: Instant,
 ) -> bool {
     let Some(gate) = gate else { return true };
     // A malformed request reaches no storage.
-    let Some(cost) = parsed.request.as_ref().ok().and_then(|request| cost(request, disk)) else {
+    let Some(cost) = parsed.request.as_ref().ok().and_then(cost) else {
         return true;
     };
     if !waits {
@@ -43,17 +42,16 @@ pub(super) fn refund(gate: &mut Option<Box<QueueGate>>) {
 }
 
 /// `None`: the request is free, because it reaches no storage.
-fn cost(request: &Request<'_>, disk: &Disk) -> Option<Cost> {
+fn cost(request: &Request<'_>) -> Option<Cost> {
     let (direction, ops, bytes) = match request {
         Request::Read { data, .. } => (Direction::Read, 1, data.len_bytes()),
         Request::Write { data, .. } => (Direction::Write, 1, data.len_bytes()),
         Request::Flush => (Direction::Write, 1, 0),
         Request::Discard { segments } => (Direction::Write, segments.len(), 0),
         Request::WriteZeroes { segments } => {
-            let sectors = || segments.iter().map(|segment| u64::from(segment.sectors)).sum::<u64>();
-            // A file system notes zeroes without writing them; a device may have to write.
-            let bytes = if disk.image().is_block_device() { sectors() * disk_image::SECTOR_BYTES } else { 0 };
-            (Direction::Write, segments.len(), bytes)
+            let sectors = segments.iter().map(|segment| u64::from(segment.sectors)).sum::<u64>();
+            // A device or a file system may have to write them.
+            (Direction::Write, segments.len(), sectors * disk_image::SECTOR_BYTES)
         }
         Request::GetId { .. } | Request::Unsupported { .. } => return None,
     };

@@ -256,9 +256,7 @@ impl Queue {
                 return true;
             }
         };
-        if LIMITED
-            && !charges::admit(&mut self.gate, &parsed, &self.disk, self.state == State::Running, context.now)
-        {
+        if LIMITED && !charges::admit(&mut self.gate, &parsed, self.state == State::Running, context.now) {
             self.ring.unpop();
             return false;
         }
