@@ -274,6 +274,40 @@ fn disks_of_a_group_share_its_limit_and_leave_it_at_once() {
 }
 
 #[test]
+fn wait_counts_while_it_lasts_and_is_not_lost_when_the_queue_stops() {
+    let (rig, front_end, _guest) = waiting(Options::buffered());
+    let waited = || {
+        let throttling = rig.report_of(0).throttling;
+        (throttling.throttled_requests, throttling.throttled_time)
+    };
+    let (first, before) = (waited(), Instant::now());
+    assert!(first.0 >= 1 && first.1 > Duration::ZERO);
+    std::thread::sleep(Duration::from_millis(50));
+    let longer = waited();
+    assert!(longer.0 == first.0 && longer.1 >= first.1 + Duration::from_millis(40));
+    front_end.stop_queue(0);
+    let stopped = waited();
+    assert!(stopped.0 == first.0 && stopped.1 >= longer.1.saturating_sub(Duration::from_millis(2)));
+    assert!(stopped.1 <= first.1 + before.elapsed() + Duration::from_millis(2));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(waited(), stopped);
+}
+
+#[test]
+fn use_is_what_requests_cost_and_goes_on_when_the_group_changes() {
+    let rig = Rig::start(Options { disks: 2, ..Options::buffered() });
+    let groups = [("acme".to_owned(), settings(&[("bps", 1 << 30)]))];
+    let member = || DiskLimits { group: Some("acme".into()), ..limits(&[("bps", 1 << 30)]) };
+    server(&rig).limit_all(&groups, &[("test0".to_owned(), member())]).unwrap();
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    assert!((0..5).all(|_| guest.read(0, 4096).status == Some(0)));
+    let used = || (rig.report_of(0).throttling.rates[0].used, server(&rig).report().groups[0].rates[0].used);
+    assert_eq!(used(), (5 * 4096, 5 * 4096));
+    server(&rig).limit_disk("test1", member()).unwrap();
+    assert_eq!(used(), (5 * 4096, 5 * 4096));
+}
+
+#[test]
 fn limits_that_make_no_sense_are_refused_and_change_nothing() {
     let rig = limited(&[("iops", 500)], Options::buffered());
     let refused = |limits| server(&rig).limit_disk("test0", limits).unwrap_err();

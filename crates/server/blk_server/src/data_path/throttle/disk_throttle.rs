@@ -3,13 +3,13 @@
 //! `Limits of disk and group → Buckets → DiskThrottle`; a change makes a new one, which takes over the buckets' state
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
 
 use super::bucket::Bucket;
 use super::lane::Lane;
 use super::limits::{LimitKind, LimitSettings, RateSettings};
+use super::usage::Usage;
 
 /// Number of quantities.
 pub(crate) const KINDS: usize = LimitKind::ALL.len();
@@ -156,37 +156,18 @@ pub(crate) struct Membership {
     pub(crate) least_weight: u64,
 }
 
-/// How often and how long queues of a disk waited for its limits.
-#[derive(Debug, Default)]
-pub(crate) struct Waits {
-    requests: AtomicU64,
-    ns: AtomicU64,
-}
-
-impl Waits {
-    pub(crate) fn count(&self, ns: u64) {
-        self.requests.fetch_add(1, Relaxed);
-        self.ns.fetch_add(ns, Relaxed);
-    }
-
-    /// The number of requests that waited, and their time in nanoseconds.
-    pub(crate) fn read(&self) -> (u64, u64) {
-        (self.requests.load(Relaxed), self.ns.load(Relaxed))
-    }
-}
-
 /// The limits of one disk in effect.
 #[derive(Debug)]
 pub(crate) struct DiskThrottle {
     lanes: [Option<Lane>; KINDS],
     iops_size: Option<u64>,
     own: BucketSet,
-    waits: Arc<Waits>,
+    usage: Arc<Usage>,
 }
 
 impl DiskThrottle {
     /// `None` if nothing is limited.
-    pub(crate) fn new(own: BucketSet, member: Option<&Membership>, waits: &Arc<Waits>) -> Option<Self> {
+    pub(crate) fn new(own: BucketSet, member: Option<&Membership>, usage: &Arc<Usage>) -> Option<Self> {
         let lane = |kind: LimitKind| {
             let own = own.kinds[kind as usize].as_ref();
             let shared =
@@ -197,7 +178,7 @@ impl DiskThrottle {
         let group_size = || member.and_then(|member| member.buckets.settings.iops_size);
         let iops_size = own.settings.iops_size.or_else(group_size);
         let limits_any = lanes.iter().any(Option::is_some);
-        limits_any.then(|| Self { lanes, iops_size, own, waits: Arc::clone(waits) })
+        limits_any.then(|| Self { lanes, iops_size, own, usage: Arc::clone(usage) })
     }
 
     #[inline]
@@ -214,13 +195,8 @@ impl DiskThrottle {
         self.iops_size
     }
 
-    pub(crate) fn waits(&self) -> &Waits {
-        &self.waits
-    }
-
-    /// Units that the disk has booked, by quantity.
-    pub(crate) fn used(&self) -> [u64; KINDS] {
-        std::array::from_fn(|kind| self.lanes[kind].as_ref().map_or(0, Lane::booked))
+    pub(crate) fn usage(&self) -> &Usage {
+        &self.usage
     }
 
     /// Takes over what the disk's queues owe, or have left.

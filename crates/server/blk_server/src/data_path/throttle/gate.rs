@@ -8,9 +8,12 @@
 
 use std::sync::Arc;
 
+use super::bucket::virtual_time;
 use super::disk_throttle::{DiskThrottle, KINDS};
 use super::lane::Lane;
 use super::limits::LimitKind;
+use super::usage::Usage;
+use crate::host::clock::monotonic_ns;
 
 /// Limit of quanta that one call pays; the caller asks again in the next pass.
 const QUANTA_AT_ONCE: u32 = 64;
@@ -131,20 +134,21 @@ impl QueueGate {
         }
         self.shut_until = shut_until;
         if shut_until > 0 {
-            self.waits_since.get_or_insert(now);
+            if self.waits_since.is_none() {
+                self.waits_since = Some(now);
+                self.throttle.usage().begin_wait(now);
+            }
             return false;
         }
+        self.end_wait(now);
         self.charge(cost);
-        if let Some(since) = self.waits_since.take() {
-            self.throttle.waits().count(now.saturating_sub(since));
-        }
         true
     }
 
     /// Charges a request that does not wait.
     pub(crate) fn charge(&mut self, cost: Cost) {
         self.last = Some(cost);
-        self.change(cost, i64::saturating_sub_unsigned);
+        self.change(cost, i64::saturating_sub_unsigned, Usage::charge);
         // Books the next quantum at once, so that a queue with one request at a time keeps its place beside a full one.
         for (account, lane) in self.accounts.iter_mut().zip(self.throttle.lanes()) {
             if let Some(lane) = lane.filter(|_| account.balance <= 0) {
@@ -156,15 +160,22 @@ impl QueueGate {
     /// Undoes the last charge: the request has not started.
     pub(crate) fn refund(&mut self) {
         if let Some(cost) = self.last.take() {
-            self.change(cost, i64::saturating_add_unsigned);
+            self.change(cost, i64::saturating_add_unsigned, Usage::refund);
         }
     }
 
-    fn change(&mut self, cost: Cost, by: fn(i64, u64) -> i64) {
+    fn end_wait(&mut self, now: u64) {
+        if let Some(since) = self.waits_since.take() {
+            self.throttle.usage().end_wait(since, now);
+        }
+    }
+
+    fn change(&mut self, cost: Cost, by: fn(i64, u64) -> i64, counted: fn(&Usage, LimitKind, u64)) {
         for (kind, units) in cost.units(self.throttle.iops_size()) {
             if self.throttle.lane(kind).is_some() {
                 let account = &mut self.accounts[kind as usize];
                 account.balance = by(account.balance, units);
+                counted(self.throttle.usage(), kind, units);
             }
         }
     }
@@ -177,6 +188,7 @@ impl QueueGate {
             }
         }
         self.shut_until = 0;
+        self.end_wait(virtual_time(monotonic_ns()));
     }
 }
 

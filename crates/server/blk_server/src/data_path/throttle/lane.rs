@@ -120,11 +120,6 @@ impl Lane {
         self.booked.fetch_add(units, Relaxed);
     }
 
-    /// Units that queues have booked, ever.
-    pub(crate) fn booked(&self) -> u64 {
-        self.booked.load(Relaxed)
-    }
-
     /// Booked units that are not granted; negative: granted units that no queue has booked.
     pub(crate) fn debt(&self) -> i64 {
         ahead(self.booked.load(Relaxed), self.granted.load(Relaxed))

@@ -10,9 +10,10 @@ use fastrand::Rng;
 use proptest::prelude::*;
 
 use super::bucket::{EPOCH, virtual_time};
-use super::disk_throttle::{BucketSet, DiskThrottle, Membership, Waits};
+use super::disk_throttle::{BucketSet, DiskThrottle, Membership};
 use super::gate::{Cost, Direction, QueueGate};
 use super::limits::LimitSettings;
+use super::usage::Usage;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
@@ -108,7 +109,7 @@ fn settings(values: &[(&str, u64)]) -> LimitSettings {
 /// A disk with limits of its own.
 fn disk(values: &[(&str, u64)]) -> Vec<Arc<DiskThrottle>> {
     let own = BucketSet::new(settings(values));
-    vec![Arc::new(DiskThrottle::new(own, None, &Arc::<Waits>::default()).unwrap())]
+    vec![Arc::new(DiskThrottle::new(own, None, &Arc::<Usage>::default()).unwrap())]
 }
 
 /// A group, with a disk for each weight.
@@ -117,7 +118,7 @@ fn group(values: &[(&str, u64)], weights: &[u64]) -> Vec<Arc<DiskThrottle>> {
     let member = |&weight: &u64| {
         let (disks, least_weight) = (weights.len() as u64, *weights.iter().min().unwrap());
         let member = Membership { buckets: buckets.clone(), disks, weight, least_weight };
-        Arc::new(DiskThrottle::new(BucketSet::default(), Some(&member), &Arc::<Waits>::default()).unwrap())
+        Arc::new(DiskThrottle::new(BucketSet::default(), Some(&member), &Arc::<Usage>::default()).unwrap())
     };
     weights.iter().map(member).collect()
 }
@@ -284,7 +285,7 @@ fn group_with_own(values: &[(&str, u64)], members: &[(u64, &[(&str, u64)])]) -> 
     let member = |(weight, own): &(u64, &[(&str, u64)])| {
         let (disks, own) = (members.len() as u64, BucketSet::new(settings(own)));
         let member = Membership { buckets: buckets.clone(), disks, weight: *weight, least_weight };
-        Arc::new(DiskThrottle::new(own, Some(&member), &Arc::<Waits>::default()).unwrap())
+        Arc::new(DiskThrottle::new(own, Some(&member), &Arc::<Usage>::default()).unwrap())
     };
     members.iter().map(member).collect()
 }
