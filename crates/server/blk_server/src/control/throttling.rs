@@ -206,6 +206,9 @@ impl Table {
             if entry.made_of.as_ref() != Some(&source) {
                 let member = group.as_ref().map(|(_, member)| member);
                 let throttle = DiskThrottle::new(entry.own.clone(), member, &entry.usage).map(Arc::new);
+                if let (Some(new), Some(old)) = (&throttle, &entry.throttle) {
+                    new.replace(old);
+                }
                 changed.push((name.clone(), source, throttle));
             }
         }

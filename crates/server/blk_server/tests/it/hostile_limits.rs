@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blk_server::{DiskLimits, LimitSettings};
-use guest_mem::{GuestMemory, MemoryView};
+use guest_mem::{GuestMemory, GuestRange, MemoryView};
 use virtqueue::LogArea;
 
-use crate::rig::passed::{add_transfer, memfd, region};
-use crate::rig::workers::server;
+use crate::rig::passed::{add_transfer, memfd, region, serves};
+use crate::rig::workers::{guests, server};
 use crate::rig::{
-    CALM, FrontEnd, Guest, MIB, Options, Rig, code, feature, kind, ready, segment_bytes, vring_state,
+    CALM, FrontEnd, Guest, MIB, Options, Rig, code, eventually, feature, header_bytes, kind, ready,
+    segment_bytes, vring_state,
 };
 
 const LOG_ENTRIES: u16 = 256;
@@ -119,6 +120,47 @@ fn disk_with_begun_requests_that_wait_can_be_removed_when_its_front_end_is_gone(
         limit(&rig, &[]); // ends the wait
     }
     removed.unwrap();
+}
+
+/// Adds a read of `count` times the same 8 MiB of memory.
+fn add_long_read(guest: &mut Guest, count: usize) {
+    let (header, status) = (guest.area() + 0x8_0000, guest.area() + 0x8_0100);
+    guest.view.store(header, &header_bytes(kind::IN, 0)).unwrap();
+    let range = |addr, len_bytes| GuestRange { addr, len_bytes };
+    let data = std::iter::repeat_n(range(8 * MIB, 8 << 20), count);
+    let writable: Vec<_> = data.chain([range(status, 1)]).collect();
+    guest.add(&[range(header, 16)], &writable);
+    guest.submit();
+}
+
+#[test]
+fn long_request_of_one_queue_is_paid_for_before_another_queue_starts_one() {
+    let rig = Rig::start(Options { image_bytes: 256 * MIB, ..Options::buffered() });
+    limit(&rig, &[("bps", 1)]);
+    let mut front_end = rig.connect();
+    let mut guests = guests(&mut front_end, feature::USUAL, 4);
+    guests.iter_mut().for_each(|guest| add_long_read(guest, 16));
+    let read = || rig.report_of(0).totals.counters.read_bytes;
+    assert!(eventually(|| read() >= 128 * MIB));
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(read(), 128 * MIB, "at one byte per second");
+    // A change of the limits, as when a disk joins its group, does not pay for it: that takes 30 s at the new rate.
+    limit(&rig, &[("bps", 4 * MIB)]);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(read(), 128 * MIB);
+    limit(&rig, &[]);
+    assert!(guests[1..].iter_mut().all(|guest| guest.next_used().is_some()));
+}
+
+#[test]
+fn request_that_is_longer_than_any_real_one_is_refused_on_a_disk_with_limits() {
+    let rig = Rig::start(Options { image_bytes: 2048 * MIB, ..Options::buffered() });
+    limit(&rig, &[("bps", 1)]);
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    add_long_read(&mut guest, 129);
+    assert!(guest.next_used().is_some());
+    assert!(serves(&mut guest), "it costs nothing");
+    assert_eq!(rig.report_of(0).totals.counters.errors, 1);
 }
 
 #[test]

@@ -1,15 +1,20 @@
 //! What a request costs of its disk's limits, and whether it may start.
 //!
-//! `parsed request → Cost → gate: charged, or refused until the queue has units`
+//! `parsed request → Cost → gate: charged, or it waits in the ring`
 
 use std::time::Instant;
 
 use virtio_blk::{Parsed, Request};
 
 use crate::data_path::disk::Disk;
+use crate::data_path::queue::refusal::Refusal;
 use crate::data_path::throttle::bucket::virtual_time;
 use crate::data_path::throttle::gate::{Cost, Direction, QueueGate};
 use crate::host::clock::ns_at;
+
+/// The longest request on a disk with limits. UEFI firmware reads that much at once; the limits must hold although the
+/// storage does the whole request at once.
+const LONGEST_BYTES: u64 = 1 << 30;
 
 pub(super) fn gate(disk: &Disk) -> Option<Box<QueueGate>> {
     disk.throttle().map(|throttle| Box::new(QueueGate::new(throttle)))
@@ -21,17 +26,18 @@ pub(super) fn admit(
     parsed: &Parsed<'_>,
     waits: bool,
     now: Instant,
-) -> bool {
-    let Some(gate) = gate else { return true };
+) -> Result<bool, Refusal> {
+    let Some(gate) = gate else { return Ok(true) };
     // A malformed request reaches no storage.
-    let Some(cost) = parsed.request.as_ref().ok().and_then(cost) else {
-        return true;
-    };
+    let Some(cost) = parsed.request.as_ref().ok().and_then(cost) else { return Ok(true) };
+    if cost.bytes > LONGEST_BYTES {
+        return Err(Refusal::TooLong { bytes: cost.bytes, max: LONGEST_BYTES });
+    }
     if !waits {
         gate.charge(cost);
-        return true;
+        return Ok(true);
     }
-    gate.admit(cost, virtual_time(ns_at(now)))
+    Ok(gate.admit(cost, virtual_time(ns_at(now))))
 }
 
 /// Undoes the charge of the request that was admitted last.

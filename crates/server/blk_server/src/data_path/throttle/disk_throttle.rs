@@ -199,7 +199,16 @@ impl DiskThrottle {
         &self.usage
     }
 
-    /// Takes over what the disk's queues owe, or have left.
+    /// Takes over the debt of the throttle that this one replaces. Queues that wait book again.
+    pub(crate) fn replace(&self, old: &Self) {
+        for (lane, old) in self.lanes.iter().zip(&old.lanes) {
+            if let (Some(lane), Some(old)) = (lane, old) {
+                lane.owe(old.unpaid());
+            }
+        }
+    }
+
+    /// Takes over what the disk owes, or its queues have left, from another process.
     pub(crate) fn take_over(&self, debts: &[i64; KINDS]) {
         for (lane, debt) in self.lanes.iter().zip(debts) {
             if let Some(lane) = lane {
@@ -252,6 +261,6 @@ pub struct ThrottleState {
     pub(crate) own: PaidAt,
     /// Buckets of its group.
     pub(crate) group: PaidAt,
-    /// What its queues owe, or have left, by quantity.
+    /// What the disk owes, or its queues have left, by quantity.
     pub(crate) debts: [i64; KINDS],
 }

@@ -1,10 +1,11 @@
 //! The gate of one queue: lets requests start while the queue has units, and says when to ask again.
 //!
-//! `admit (cost) → balances > 0 ? charged : shut until an instant`; on the end of the queue its balances go back
+//! `admit (cost) → enough in each balance? charged : shut until an instant`; on the end of the queue its balances go back
 //!
-//! - A request starts if the balance of each quantity that it needs is positive, and may leave a debt. The queue pays it
-//!   in quanta, one for each time that its booking is reached, so long requests get no more than short ones.
-//! - A queue that ends leaves its debt to its disk, so a guest gains nothing from a reset.
+//! - A queue collects the units of its next request in quanta, one for each time that its booking is reached. So long
+//!   requests get no more than short ones.
+//! - A request that costs more than [`QUANTA_AHEAD`] starts when the queue has collected these. The rest is a debt of
+//!   the disk: all of its queues wait for it, and until it is paid, no other such request starts.
 
 use std::sync::Arc;
 
@@ -12,11 +13,10 @@ use super::bucket::virtual_time;
 use super::disk_throttle::{DiskThrottle, KINDS};
 use super::lane::Lane;
 use super::limits::LimitKind;
-use super::usage::Usage;
 use crate::host::clock::monotonic_ns;
 
-/// Limit of quanta that one call pays; the caller asks again in the next pass.
-const QUANTA_AT_ONCE: u32 = 64;
+/// Quanta that a queue collects at most before a request starts: 1 MiB, or 16 requests.
+const QUANTA_AHEAD: u64 = 16;
 
 /// Whether a request reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,36 +50,56 @@ impl Cost {
 /// A queue's account of one quantity.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
-    balance: i64,
+    balance: u64,
     /// The end of the booked quantum.
     booked: Option<u64>,
 }
 
+/// What the queue must have before a request with this cost starts.
+fn wanted(lane: &Lane, units: u64) -> u64 {
+    units.min(QUANTA_AHEAD * lane.quantum())
+}
+
 impl Account {
-    /// Makes the balance positive.
+    /// Collects what a request with this cost needs.
     ///
     /// # Errors
     /// When to ask again.
-    fn fill(&mut self, lane: &Lane, now: u64) -> Result<(), u64> {
-        for _ in 0..QUANTA_AT_ONCE {
-            if self.balance > 0 {
-                return Ok(());
-            }
+    fn fill(&mut self, lane: &Lane, units: u64, now: u64) -> Result<(), u64> {
+        let wanted = wanted(lane, units);
+        while self.balance < wanted {
             let end = *self.booked.get_or_insert_with(|| lane.book());
             lane.reach(end, now)?;
             self.booked = None;
-            self.balance = self.balance.saturating_add_unsigned(lane.quantum());
+            self.balance += lane.quantum();
         }
-        if self.balance > 0 { Ok(()) } else { Err(now) }
+        if units > wanted { lane.debt_is_paid(now) } else { Ok(()) }
     }
 
-    /// Returns the balance to the lane; a booked quantum will be granted to the lane.
+    fn charge(&mut self, lane: &Lane, units: u64) {
+        let paid = units.min(self.balance);
+        self.balance -= paid;
+        if units > paid {
+            lane.owe(units - paid);
+        }
+        // The next request probably costs as much. Books its first quantum at once, so that a queue with one request at
+        // a time keeps its place beside a full one.
+        if self.balance < units {
+            self.booked.get_or_insert_with(|| lane.book());
+        }
+    }
+
+    fn refund(&mut self, lane: &Lane, units: u64) {
+        let kept = wanted(lane, units);
+        self.balance += kept;
+        lane.give_back(units - kept);
+    }
+
+    /// Returns all to the lane.
     fn close(&mut self, lane: &Lane) {
-        let booked = if self.booked.take().is_some() { lane.quantum() } else { 0 };
-        let rest = std::mem::take(&mut self.balance).saturating_add_unsigned(booked);
-        match u64::try_from(rest) {
-            Ok(left) => lane.give_back(left),
-            Err(_) => lane.owe(rest.unsigned_abs()),
+        lane.give_back(std::mem::take(&mut self.balance));
+        if let Some(end) = self.booked.take() {
+            lane.cancel(end);
         }
     }
 }
@@ -125,10 +145,8 @@ impl QueueGate {
     /// Whether the request may start. If so, it is charged.
     pub(crate) fn admit(&mut self, cost: Cost, now: u64) -> bool {
         let mut shut_until = 0;
-        for (kind, units) in cost.units(self.throttle.iops_size()) {
-            if let Some(lane) = self.throttle.lane(kind).filter(|_| units > 0)
-                && let Err(again) = self.accounts[kind as usize].fill(lane, now)
-            {
+        for (kind, lane, units) in needed(&self.throttle, cost) {
+            if let Err(again) = self.accounts[kind as usize].fill(lane, units, now) {
                 shut_until = shut_until.max(again);
             }
         }
@@ -148,35 +166,24 @@ impl QueueGate {
     /// Charges a request that does not wait.
     pub(crate) fn charge(&mut self, cost: Cost) {
         self.last = Some(cost);
-        self.change(cost, i64::saturating_sub_unsigned, Usage::charge);
-        // Books the next quantum at once, so that a queue with one request at a time keeps its place beside a full one.
-        for (account, lane) in self.accounts.iter_mut().zip(self.throttle.lanes()) {
-            if let Some(lane) = lane.filter(|_| account.balance <= 0) {
-                account.booked.get_or_insert_with(|| lane.book());
-            }
+        for (kind, lane, units) in needed(&self.throttle, cost) {
+            self.accounts[kind as usize].charge(lane, units);
+            self.throttle.usage().charge(kind, units);
         }
     }
 
     /// Undoes the last charge: the request has not started.
     pub(crate) fn refund(&mut self) {
-        if let Some(cost) = self.last.take() {
-            self.change(cost, i64::saturating_add_unsigned, Usage::refund);
+        let Some(cost) = self.last.take() else { return };
+        for (kind, lane, units) in needed(&self.throttle, cost) {
+            self.accounts[kind as usize].refund(lane, units);
+            self.throttle.usage().refund(kind, units);
         }
     }
 
     fn end_wait(&mut self, now: u64) {
         if let Some(since) = self.waits_since.take() {
             self.throttle.usage().end_wait(since, now);
-        }
-    }
-
-    fn change(&mut self, cost: Cost, by: fn(i64, u64) -> i64, counted: fn(&Usage, LimitKind, u64)) {
-        for (kind, units) in cost.units(self.throttle.iops_size()) {
-            if self.throttle.lane(kind).is_some() {
-                let account = &mut self.accounts[kind as usize];
-                account.balance = by(account.balance, units);
-                counted(self.throttle.usage(), kind, units);
-            }
         }
     }
 
@@ -190,6 +197,12 @@ impl QueueGate {
         self.shut_until = 0;
         self.end_wait(virtual_time(monotonic_ns()));
     }
+}
+
+/// What a request with this cost needs of the limited quantities.
+fn needed(throttle: &DiskThrottle, cost: Cost) -> impl Iterator<Item = (LimitKind, &Lane, u64)> {
+    let units = cost.units(throttle.iops_size()).into_iter().filter(|&(_, units)| units > 0);
+    units.filter_map(|(kind, units)| Some((kind, throttle.lane(kind)?, units)))
 }
 
 impl Drop for QueueGate {

@@ -5,6 +5,7 @@
 //!
 //! - `booked` and `granted` count units for ever. A queue that books gets the units up to its end once `granted` has
 //!   reached that end.
+//! - A long request uses units that are not granted. They are booked as a debt, which all queues of the disk pay.
 //! - The disk has at most one turn in its buckets, however many queues wait. So a disk's share of a group depends
 //!   neither on the number of its queues nor on the size of its requests.
 //! - Any queue may book the turn, or grant it once its slot has come. If two do it at once, one of them undoes its part.
@@ -37,6 +38,8 @@ struct Share {
 pub(crate) struct Lane {
     booked: AtomicU64,
     granted: AtomicU64,
+    /// The end of the last debt.
+    debt_end: AtomicU64,
     /// The slot of the booked turn, or [`NONE`].
     turn: AtomicU64,
     turn_units: u64,
@@ -54,6 +57,7 @@ impl Lane {
         Self {
             booked: AtomicU64::new(0),
             granted: AtomicU64::new(0),
+            debt_end: AtomicU64::new(0),
             turn: AtomicU64::new(NONE),
             turn_units,
             quantum,
@@ -110,14 +114,37 @@ impl Lane {
         u64::try_from(behind * 1_000_000_000 / u128::from(self.fastest)).unwrap_or(u64::MAX / 4)
     }
 
-    /// Returns units that a queue has booked and does not use: the queues behind it move up.
+    /// Returns units that a queue was granted and does not use: the queues behind it move up.
     pub(crate) fn give_back(&self, units: u64) {
         self.granted.fetch_add(units, Relaxed);
     }
 
+    /// Undoes a booking that ends here: the queues behind it move up.
+    pub(crate) fn cancel(&self, end: u64) {
+        if ahead(end, self.debt_end.load(Relaxed)) > 0 {
+            // It lies behind the last debt, so it pays nothing of that.
+            self.debt_end.fetch_add(self.quantum, Relaxed);
+        }
+        self.granted.fetch_add(self.quantum, Relaxed);
+    }
+
     /// Books units that a queue has used without booking them: the queues behind it wait longer.
     pub(crate) fn owe(&self, units: u64) {
-        self.booked.fetch_add(units, Relaxed);
+        let end = self.booked.fetch_add(units, Relaxed).wrapping_add(units);
+        self.debt_end.fetch_max(end, Relaxed);
+    }
+
+    /// What queues must pay until the last debt is paid.
+    pub(crate) fn unpaid(&self) -> u64 {
+        u64::try_from(ahead(self.debt_end.load(Relaxed), self.granted.load(Relaxed))).unwrap_or(0)
+    }
+
+    /// Whether the last debt is paid.
+    ///
+    /// # Errors
+    /// When to ask again.
+    pub(crate) fn debt_is_paid(&self, now: u64) -> Result<(), u64> {
+        self.reach(self.debt_end.load(Relaxed), now)
     }
 
     /// Booked units that are not granted; negative: granted units that no queue has booked.
@@ -193,6 +220,29 @@ mod tests {
         // A queue that asks late loses nothing, apart from the time beyond the credit.
         assert!((1..10).all(|ms| lane.reach(mine, NOW + ms * MS).is_err()));
         assert_eq!(lane.reach(mine, NOW + 10 * MS), Ok(()));
+    }
+
+    #[test]
+    fn debt_is_paid_when_its_last_unit_is_granted_whatever_queues_book_behind_it() {
+        let lane = lane(1);
+        assert_eq!(lane.debt_is_paid(NOW), Ok(()));
+        lane.owe(3);
+        lane.book();
+        assert_eq!((lane.debt_is_paid(NOW + MS), lane.unpaid()), (Err(NOW + 3 * MS), 2));
+        assert_eq!((lane.debt_is_paid(NOW + 3 * MS), lane.unpaid()), (Ok(()), 0));
+        assert_eq!(lane.debt(), 1);
+    }
+
+    #[test]
+    fn booking_that_is_cancelled_pays_no_debt() {
+        let lane = lane(1);
+        let before = lane.book();
+        lane.owe(3);
+        let behind = lane.book();
+        lane.cancel(behind);
+        assert_eq!(lane.debt_is_paid(NOW), Err(NOW + 3 * MS));
+        lane.cancel(before);
+        assert_eq!((lane.debt(), lane.debt_is_paid(NOW)), (2, Err(NOW + 2 * MS)));
     }
 
     #[test]
