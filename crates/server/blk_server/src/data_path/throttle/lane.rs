@@ -24,6 +24,8 @@ use super::bucket::Bucket;
 const NONE: u64 = 0;
 /// Limit of turns that one call grants; the caller asks again in the next pass. So a pass of a worker stays short.
 const TURNS_AT_ONCE: u32 = 64;
+/// Limit of the debt, so that no counter gets too far ahead of the other.
+const MOST_DEBT: u64 = 1 << 61;
 
 /// A bucket, and what a turn of this lane costs in it.
 #[derive(Debug)]
@@ -130,6 +132,8 @@ impl Lane {
 
     /// Books units that a queue has used without booking them: the queues behind it wait longer.
     pub(crate) fn owe(&self, units: u64) {
+        let known = u64::try_from(self.debt()).unwrap_or(0);
+        let units = units.min(MOST_DEBT.saturating_sub(known));
         let end = self.booked.fetch_add(units, Relaxed).wrapping_add(units);
         self.debt_end.fetch_max(end, Relaxed);
     }
@@ -155,7 +159,7 @@ impl Lane {
     /// Starts with the debt of another lane. More than one turn of granted units is not taken over.
     pub(crate) fn take_over(&self, debt: i64) {
         match u64::try_from(debt) {
-            Ok(owed) => self.owe(owed.min(u64::MAX / 4)),
+            Ok(owed) => self.owe(owed),
             Err(_) => self.give_back(debt.unsigned_abs().min(self.turn_units)),
         }
     }

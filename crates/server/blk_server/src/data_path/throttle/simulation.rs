@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::bucket::{EPOCH, virtual_time};
 use super::disk_throttle::{BucketSet, DiskThrottle, Membership};
 use super::gate::{Cost, Direction, QueueGate};
-use super::limits::LimitSettings;
+use super::limits::{LimitKind, LimitSettings};
 use super::usage::Usage;
 
 const MS: u64 = 1_000_000;
@@ -307,6 +307,17 @@ fn disk_whose_own_limit_is_just_below_its_share_of_a_large_group_gets_that_limit
     let loads: Vec<Load> = (0..64).map(|disk| Load::reads(disk, 64, 4 * KIB)).collect();
     let share = shares(&disks, &loads, one)[0] * 100_000.0;
     assert!((1400.0..=1515.0).contains(&share), "{share} IOPS instead of 1500");
+}
+
+#[test]
+fn debt_beyond_63_bits_is_no_credit() {
+    let disks = disk(&[("bps", 1000)]);
+    let lane = disks[0].lane(LimitKind::Bps).unwrap();
+    (0..2048 * 1024).for_each(|_| lane.owe(1 << 42));
+    let mut gate = QueueGate::new(Arc::clone(&disks[0]));
+    let small = Cost { direction: Direction::Read, ops: 1, bytes: 4 * KIB };
+    let admitted = (0..100_000).filter(|_| gate.admit(small, virtual_time(START))).count();
+    assert_eq!(admitted, 0);
 }
 
 proptest! {
