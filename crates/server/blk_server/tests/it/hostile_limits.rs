@@ -16,6 +16,7 @@ use crate::rig::{
 };
 
 const LOG_ENTRIES: u16 = 256;
+const RUN: Duration = Duration::from_millis(600);
 /// The front-end learns no requests that the server left in the log.
 const WITHOUT_BASE_INFLIGHT: u64 = 0xffff;
 
@@ -120,6 +121,27 @@ fn disk_with_begun_requests_that_wait_can_be_removed_when_its_front_end_is_gone(
         limit(&rig, &[]); // ends the wait
     }
     removed.unwrap();
+}
+
+#[test]
+fn front_end_that_lists_requests_in_its_log_and_stops_gets_no_more_than_its_limit() {
+    const RATE: f64 = 10.0;
+    let rig = Rig::start(Options::buffered());
+    limit(&rig, &[("iops", 10)]);
+    let log = Fabricated::new();
+    let front_end = log.front_end(&rig);
+    let (begin, mut answered, mut rounds) = (Instant::now(), 0, 0);
+    while begin.elapsed() < RUN {
+        let mut guest = log.start(&front_end, 64, 4096);
+        front_end.stop_queue(0);
+        answered += std::iter::from_fn(|| guest.ring.pop_used().unwrap()).count() as u64;
+        rounds += 1;
+    }
+    assert_eq!(answered, 64 * rounds);
+    let read = rig.report_of(0).totals.counters.reads;
+    // What the rate allows, a debt of one second, and the credit, a turn, a quantum and a request.
+    let allowed = RATE * (begin.elapsed().as_secs_f64() + 1.0) + 4.0;
+    assert!(rounds > 2 && read >= 1 && read as f64 <= allowed, "{read} of {answered}, at most {allowed}");
 }
 
 /// Adds a read of `count` times the same 8 MiB of memory.

@@ -9,7 +9,7 @@ use virtio_blk::{Parsed, Request};
 use crate::data_path::disk::Disk;
 use crate::data_path::queue::refusal::Refusal;
 use crate::data_path::throttle::bucket::virtual_time;
-use crate::data_path::throttle::gate::{Cost, Direction, QueueGate};
+use crate::data_path::throttle::gate::{Admission, Cost, Direction, QueueGate};
 use crate::host::clock::ns_at;
 
 /// The longest request on a disk with limits. UEFI firmware reads that much at once; the limits must hold although the
@@ -20,11 +20,11 @@ pub(super) fn gate(disk: &Disk) -> Option<Box<QueueGate>> {
     disk.throttle().map(|throttle| Box::new(QueueGate::new(throttle)))
 }
 
-/// Whether the request may start; it is charged then. `waits`: whether it may be refused.
+/// Whether the request may start; it is charged then. `begun`: the last server had begun it, and the queue stops.
 pub(super) fn admit(
     gate: &mut Option<Box<QueueGate>>,
     parsed: &Parsed<'_>,
-    waits: bool,
+    begun: bool,
     now: Instant,
 ) -> Result<bool, Refusal> {
     let Some(gate) = gate else { return Ok(true) };
@@ -33,11 +33,15 @@ pub(super) fn admit(
     if cost.bytes > LONGEST_BYTES {
         return Err(Refusal::TooLong { bytes: cost.bytes, max: LONGEST_BYTES });
     }
-    if !waits {
-        gate.charge(cost);
-        return Ok(true);
+    let now = virtual_time(ns_at(now));
+    if !begun {
+        return Ok(gate.admit(cost, now));
     }
-    Ok(gate.admit(cost, virtual_time(ns_at(now))))
+    match gate.admit_begun(cost, now) {
+        Admission::Starts => Ok(true),
+        Admission::AskAgain => Ok(false),
+        Admission::Refused => Err(Refusal::BeyondLimits),
+    }
 }
 
 /// Undoes the charge of the request that was admitted last.

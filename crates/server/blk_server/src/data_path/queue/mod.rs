@@ -258,8 +258,8 @@ impl Queue {
         };
         let reply = parsed.reply;
         if LIMITED {
-            let waits = self.state == State::Running;
-            match charges::admit(&mut self.gate, &parsed, waits, context.now) {
+            let begun = self.state == State::Stopping;
+            match charges::admit(&mut self.gate, &parsed, begun, context.now) {
                 Ok(true) => {}
                 Ok(false) => return self.put_back(),
                 Err(refusal) => return self.refuse(tag, &reply, &refusal, context.now),

@@ -21,6 +21,8 @@ pub(crate) enum Refusal {
     DiskFailed { kind: RequestKind },
     #[error("request of {bytes} bytes; a disk with limits of IOPS or bandwidth allows at most {max}")]
     TooLong { bytes: u64, max: u64 },
+    #[error("the queue stops before the disk's limits let it through; it was in flight before this server")]
+    BeyondLimits,
     #[error("{kind} was parked, and its data is no longer in the memory that the front-end shares")]
     LostBuffers { kind: RequestKind },
 }

@@ -17,6 +17,8 @@ use crate::host::clock::monotonic_ns;
 
 /// Quanta that a queue collects at most before a request starts: 1 MiB, or 16 requests.
 const QUANTA_AHEAD: u64 = 16;
+/// A queue that stops starts requests that the last server had begun, unless the disk's debt takes longer.
+const STOP_DEBT_NS: u64 = 1_000_000_000;
 
 /// Whether a request reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +47,17 @@ impl Cost {
         };
         [(LimitKind::Iops, ops), (iops, ops), (LimitKind::Bps, bytes), (bps, bytes)]
     }
+}
+
+/// Whether a request of a queue that stops may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// It was charged.
+    Starts,
+    /// The queue must ask again in the next pass.
+    AskAgain,
+    /// The disk owes too much.
+    Refused,
 }
 
 /// A queue's account of one quantity.
@@ -163,8 +176,19 @@ impl QueueGate {
         true
     }
 
-    /// Charges a request that does not wait.
-    pub(crate) fn charge(&mut self, cost: Cost) {
+    /// As [`QueueGate::admit`], for a request that the last server had begun: the queue stops, and waits for nothing.
+    pub(crate) fn admit_begun(&mut self, cost: Cost, now: u64) -> Admission {
+        let paid = needed(&self.throttle, cost).filter_map(|(_, lane, _)| lane.debt_is_paid(now).err());
+        match paid.max() {
+            Some(again) if again <= now => return Admission::AskAgain,
+            Some(again) if again > now.saturating_add(STOP_DEBT_NS) => return Admission::Refused,
+            _ => {}
+        }
+        self.charge(cost);
+        Admission::Starts
+    }
+
+    fn charge(&mut self, cost: Cost) {
         self.last = Some(cost);
         for (kind, lane, units) in needed(&self.throttle, cost) {
             self.accounts[kind as usize].charge(lane, units);
