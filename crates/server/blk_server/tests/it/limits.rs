@@ -274,6 +274,18 @@ fn disks_of_a_group_share_its_limit_and_leave_it_at_once() {
 }
 
 #[test]
+fn requests_that_the_server_refuses_cost_nothing() {
+    let rig = limited(DAYS, Options::buffered());
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    for _ in 0..4 {
+        add_transfer(&mut guest, kind::IN, u64::MAX / 1024, LARGE_DATA, 512 << 10);
+    }
+    guest.submit();
+    assert!((0..4).all(|_| guest.next_used().is_some()));
+    assert!(serves(&mut guest));
+}
+
+#[test]
 fn wait_counts_while_it_lasts_and_is_not_lost_when_the_queue_stops() {
     let (rig, front_end, _guest) = waiting(Options::buffered());
     let waited = || {

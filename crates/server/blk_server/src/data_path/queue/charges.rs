@@ -1,6 +1,6 @@
 //! What a request costs of its disk's limits, and whether it may start.
 //!
-//! `parsed request → Cost → gate: charged, or it waits in the ring`
+//! `parsed request → Cost → gate: charged, or it waits in the ring`; a request that reaches no storage gets a refund
 
 use std::time::Instant;
 
@@ -28,6 +28,7 @@ pub(super) fn admit(
     now: Instant,
 ) -> Result<bool, Refusal> {
     let Some(gate) = gate else { return Ok(true) };
+    gate.settle();
     // A malformed request reaches no storage.
     let Some(cost) = parsed.request.as_ref().ok().and_then(cost) else { return Ok(true) };
     if cost.bytes > LONGEST_BYTES {

@@ -288,15 +288,18 @@ impl Queue {
                 Outcome::Finished { status: fault.status(), stored_bytes: 0 }
             }
         };
-        self.started(tag, &reply, outcome)
+        self.started::<LIMITED>(tag, &reply, outcome)
     }
 
     /// Returns false if the chain was put back into the ring.
     #[inline(always)] // the compiler would make it a call for each request
-    fn started(&mut self, tag: u16, reply: &ReplySlot, outcome: Outcome) -> bool {
+    fn started<const LIMITED: bool>(&mut self, tag: u16, reply: &ReplySlot, outcome: Outcome) -> bool {
         match outcome {
             Outcome::Submitted => true,
             Outcome::Finished { status, stored_bytes } => {
+                if LIMITED {
+                    charges::refund(&mut self.gate);
+                }
                 self.count_other(status);
                 self.answer(tag, reply, status, stored_bytes);
                 true

@@ -196,13 +196,18 @@ impl QueueGate {
         }
     }
 
-    /// Undoes the last charge: the request has not started.
+    /// Undoes the last charge: the request has not reached the storage.
     pub(crate) fn refund(&mut self) {
         let Some(cost) = self.last.take() else { return };
         for (kind, lane, units) in needed(&self.throttle, cost) {
             self.accounts[kind as usize].refund(lane, units);
             self.throttle.usage().refund(kind, units);
         }
+    }
+
+    /// The last charge stands.
+    pub(crate) fn settle(&mut self) {
+        self.last = None;
     }
 
     fn end_wait(&mut self, now: u64) {
