@@ -12,10 +12,9 @@ use std::time::Duration;
 
 use crate::data_path::report::{DiskThrottling, GroupReport};
 use crate::data_path::throttle::bucket::virtual_time;
-use crate::data_path::throttle::disk_throttle::{
-    BucketSet, DiskThrottle, KINDS, Membership, ThrottleState, Waits,
-};
+use crate::data_path::throttle::disk_throttle::{BucketSet, DiskThrottle, KINDS, Membership, ThrottleState};
 use crate::data_path::throttle::limits::{DiskLimits, LimitSettings, MAX_WEIGHT};
+use crate::data_path::throttle::usage::Usage;
 use crate::error::AdminError;
 use crate::host::clock::monotonic_ns;
 
@@ -24,8 +23,8 @@ use crate::host::clock::monotonic_ns;
 struct Entry {
     limits: DiskLimits,
     own: BucketSet,
-    waits: Arc<Waits>,
-    /// The source from which `throttle` was made.
+    usage: Arc<Usage>,
+    /// What `throttle` was made from.
     made_of: Option<Source>,
     throttle: Option<Arc<DiskThrottle>>,
 }
@@ -105,11 +104,11 @@ impl Throttling {
     pub(crate) fn report(&self, disk: &str) -> DiskThrottling {
         let table = self.lock();
         let Some(entry) = table.disks.get(disk) else { return DiskThrottling::default() };
-        let used = entry.throttle.as_ref().map_or([0; KINDS], |throttle| throttle.used());
-        let (throttled_requests, ns) = entry.waits.read();
+        let now = virtual_time(monotonic_ns());
+        let (throttled_requests, ns) = entry.usage.waits(now);
         DiskThrottling {
             limits: entry.limits.clone(),
-            rates: entry.own.reports(&used, virtual_time(monotonic_ns())),
+            rates: entry.own.reports(&entry.usage.used(), now),
             throttled_requests,
             throttled_time: Duration::from_nanos(ns),
         }
@@ -120,8 +119,9 @@ impl Throttling {
         let now = virtual_time(monotonic_ns());
         let report = |(name, buckets): (&String, &BucketSet)| {
             let mut used = [0; KINDS];
-            for throttle in table.members(name).filter_map(|(_, entry)| entry.throttle.as_ref()) {
-                used.iter_mut().zip(throttle.used()).for_each(|(sum, used)| *sum = used.saturating_add(*sum));
+            for (_, entry) in table.members(name) {
+                let of_disk = entry.usage.used();
+                used.iter_mut().zip(of_disk).for_each(|(sum, used)| *sum = used.saturating_add(*sum));
             }
             GroupReport {
                 name: name.clone(),
@@ -205,7 +205,10 @@ impl Table {
             let source = Source { own: entry.limits.own, group: known, weight: entry.limits.weight };
             if entry.made_of.as_ref() != Some(&source) {
                 let member = group.as_ref().map(|(_, member)| member);
-                let throttle = DiskThrottle::new(entry.own.clone(), member, &entry.waits).map(Arc::new);
+                let throttle = DiskThrottle::new(entry.own.clone(), member, &entry.usage).map(Arc::new);
+                if let (Some(new), Some(old)) = (&throttle, &entry.throttle) {
+                    new.replace(old);
+                }
                 changed.push((name.clone(), source, throttle));
             }
         }

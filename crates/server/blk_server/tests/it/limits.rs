@@ -13,7 +13,7 @@ use crate::rig::{CALM, FrontEnd, Guest, MIB, Options, Rig, eventually, feature, 
 
 const KIB: u64 = 1 << 10;
 const RUN: Duration = Duration::from_millis(600);
-/// With a rate of one byte per second, three requests of 512 KiB use up the credit of 1 MiB. The fourth waits for days.
+/// With a rate of one byte per second, two requests of 512 KiB use up the credit of 1 MiB. The third waits for days.
 const DAYS: &[(&str, u64)] = &[("bps", 1)];
 /// The address of the data of long requests.
 const LARGE_DATA: u64 = 8 * MIB;
@@ -57,9 +57,9 @@ fn load(guest: &mut Guest, verb: u32, bytes: u64, depth: u64) -> u64 {
     completed
 }
 
-/// Adds four requests of 512 KiB.
-fn add_four(guest: &mut Guest, verb: u32) {
-    for _ in 0..4 {
+/// Adds requests of 512 KiB.
+fn add_large(guest: &mut Guest, verb: u32, count: u32) {
+    for _ in 0..count {
         add_transfer(guest, verb, 0, LARGE_DATA, 512 << 10);
     }
 }
@@ -136,7 +136,7 @@ fn bytes_of_a_guest_that_starts_again(reconnects: bool) {
     let (mut front_end, mut guest) = ready(&rig, feature::USUAL);
     let (begin, mut used, mut rounds) = (Instant::now(), 0, 0);
     while begin.elapsed() < RUN {
-        add_four(&mut guest, kind::IN);
+        add_large(&mut guest, kind::IN, 4);
         guest.submit();
         std::thread::sleep(Duration::from_millis(10));
         // Requests in flight complete before the queue stops.
@@ -181,11 +181,11 @@ fn guest_that_reconnects_gets_no_more() {
 fn waiting(options: Options) -> (Rig, FrontEnd, Guest) {
     let rig = limited(DAYS, options);
     let (front_end, mut guest) = ready(&rig, feature::USUAL);
-    add_four(&mut guest, kind::IN);
+    add_large(&mut guest, kind::IN, 3);
     guest.submit();
-    assert!((0..3).all(|_| guest.next_used().is_some()));
+    assert!((0..2).all(|_| guest.next_used().is_some()));
     std::thread::sleep(CALM);
-    assert!(guest.ring.pop_used().unwrap().is_none(), "the fourth request waits");
+    assert!(guest.ring.pop_used().unwrap().is_none(), "the third request waits");
     (rig, front_end, guest)
 }
 
@@ -245,9 +245,9 @@ fn reads_of_another_queue_go_on_while_writes_wait() {
     let rig = limited(&[("bps-write", 1)], Options::buffered());
     let mut front_end = rig.connect();
     let mut guests = guests(&mut front_end, feature::USUAL, 2);
-    add_four(&mut guests[0], kind::OUT);
+    add_large(&mut guests[0], kind::OUT, 3);
     guests[0].submit();
-    assert!(eventually(|| server(&rig).report().disks[0].queues[0].counters.writes == 3));
+    assert!(eventually(|| server(&rig).report().disks[0].queues[0].counters.writes == 2));
     assert!((0..50).all(|_| guests[1].read(0, 4096).status == Some(0)));
 }
 
@@ -272,6 +272,52 @@ fn disks_of_a_group_share_its_limit_and_leave_it_at_once() {
     server(&rig).limit_disk("test1", DiskLimits::default()).unwrap();
     assert!((0..16).all(|_| both[1].next_used().is_some()));
     assert!(serves(&mut both[1]));
+}
+
+#[test]
+fn requests_that_the_server_refuses_cost_nothing() {
+    let rig = limited(DAYS, Options::buffered());
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    for _ in 0..4 {
+        add_transfer(&mut guest, kind::IN, u64::MAX / 1024, LARGE_DATA, 512 << 10);
+    }
+    guest.submit();
+    assert!((0..4).all(|_| guest.next_used().is_some()));
+    assert!(serves(&mut guest));
+}
+
+#[test]
+fn wait_counts_while_it_lasts_and_is_not_lost_when_the_queue_stops() {
+    let (rig, front_end, _guest) = waiting(Options::buffered());
+    let waited = || {
+        let throttling = rig.report_of(0).throttling;
+        (throttling.throttled_requests, throttling.throttled_time)
+    };
+    let (first, before) = (waited(), Instant::now());
+    assert!(first.0 >= 1 && first.1 > Duration::ZERO);
+    std::thread::sleep(Duration::from_millis(50));
+    let longer = waited();
+    assert!(longer.0 == first.0 && longer.1 >= first.1 + Duration::from_millis(40));
+    front_end.stop_queue(0);
+    let stopped = waited();
+    assert!(stopped.0 == first.0 && stopped.1 >= longer.1.saturating_sub(Duration::from_millis(2)));
+    assert!(stopped.1 <= first.1 + before.elapsed() + Duration::from_millis(2));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(waited(), stopped);
+}
+
+#[test]
+fn use_is_what_requests_cost_and_goes_on_when_the_group_changes() {
+    let rig = Rig::start(Options { disks: 2, ..Options::buffered() });
+    let groups = [("acme".to_owned(), settings(&[("bps", 1 << 30)]))];
+    let member = || DiskLimits { group: Some("acme".into()), ..limits(&[("bps", 1 << 30)]) };
+    server(&rig).limit_all(&groups, &[("test0".to_owned(), member())]).unwrap();
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    assert!((0..5).all(|_| guest.read(0, 4096).status == Some(0)));
+    let used = || (rig.report_of(0).throttling.rates[0].used, server(&rig).report().groups[0].rates[0].used);
+    assert_eq!(used(), (5 * 4096, 5 * 4096));
+    server(&rig).limit_disk("test1", member()).unwrap();
+    assert_eq!(used(), (5 * 4096, 5 * 4096));
 }
 
 #[test]

@@ -24,6 +24,7 @@ mod flush_on_request;
 mod hanging_descriptors;
 mod hostile_chains;
 mod hostile_front_end;
+mod hostile_limits;
 mod hostile_logs;
 mod hostile_races;
 mod hung_storage;

@@ -77,9 +77,11 @@ impl Queue {
         }
     }
 
-    /// Whether a queue that stops must first finish requests that the previous server had begun.
+    /// Whether a queue that stops must first finish requests that the previous server had begun. If the next server
+    /// reads the log, they stay there.
     pub(crate) fn must_redo(&self) -> bool {
-        self.state == State::Stopping && !self.leaves_unbegun && self.ring.to_redo() > 0
+        let stay_in_log = self.leaves_unbegun || self.leaves_parked;
+        self.state == State::Stopping && !stay_in_log && self.ring.to_redo() > 0
     }
 
     /// Whether the front-end truncated the memory of the in-flight log.

@@ -1,38 +1,48 @@
 //! What a request costs against its disk's limits, and whether it may start.
 //!
-//! `parsed request → Cost → gate: charged, or refused until the queue has units`
+//! `parsed request → Cost → gate: charged, or it waits in the ring`; a request that reaches no storage gets a refund
 
 use std::time::Instant;
 
 use virtio_blk::{Parsed, Request};
 
 use crate::data_path::disk::Disk;
+use crate::data_path::queue::refusal::Refusal;
 use crate::data_path::throttle::bucket::virtual_time;
-use crate::data_path::throttle::gate::{Cost, Direction, QueueGate};
+use crate::data_path::throttle::gate::{Admission, Cost, Direction, QueueGate};
 use crate::host::clock::ns_at;
+
+/// The longest request on a disk with limits. UEFI firmware reads that much at once; the limits must hold although the
+/// storage does the whole request at once.
+const LONGEST_BYTES: u64 = 1 << 30;
 
 pub(super) fn gate(disk: &Disk) -> Option<Box<QueueGate>> {
     disk.throttle().map(|throttle| Box::new(QueueGate::new(throttle)))
 }
 
-/// Whether the request may start; if so, it is charged. Without `waits`, it is never refused.
+/// Whether the request may start; it is charged then. `begun`: the last server had begun it, and the queue stops.
 pub(super) fn admit(
     gate: &mut Option<Box<QueueGate>>,
     parsed: &Parsed<'_>,
-    disk: &Disk,
-    waits: bool,
+    begun: bool,
     now: Instant,
-) -> bool {
-    let Some(gate) = gate else { return true };
+) -> Result<bool, Refusal> {
+    let Some(gate) = gate else { return Ok(true) };
+    gate.settle();
     // A malformed request reaches no storage.
-    let Some(cost) = parsed.request.as_ref().ok().and_then(|request| cost(request, disk)) else {
-        return true;
-    };
-    if !waits {
-        gate.charge(cost);
-        return true;
+    let Some(cost) = parsed.request.as_ref().ok().and_then(cost) else { return Ok(true) };
+    if cost.bytes > LONGEST_BYTES {
+        return Err(Refusal::TooLong { bytes: cost.bytes, max: LONGEST_BYTES });
     }
-    gate.admit(cost, virtual_time(ns_at(now)))
+    let now = virtual_time(ns_at(now));
+    if !begun {
+        return Ok(gate.admit(cost, now));
+    }
+    match gate.admit_begun(cost, now) {
+        Admission::Starts => Ok(true),
+        Admission::AskAgain => Ok(false),
+        Admission::Refused => Err(Refusal::BeyondLimits),
+    }
 }
 
 /// Undoes the charge of the request that was admitted last.
@@ -43,17 +53,16 @@ pub(super) fn refund(gate: &mut Option<Box<QueueGate>>) {
 }
 
 /// `None`: the request is free, because it reaches no storage.
-fn cost(request: &Request<'_>, disk: &Disk) -> Option<Cost> {
+fn cost(request: &Request<'_>) -> Option<Cost> {
     let (direction, ops, bytes) = match request {
         Request::Read { data, .. } => (Direction::Read, 1, data.len_bytes()),
         Request::Write { data, .. } => (Direction::Write, 1, data.len_bytes()),
         Request::Flush => (Direction::Write, 1, 0),
         Request::Discard { segments } => (Direction::Write, segments.len(), 0),
         Request::WriteZeroes { segments } => {
-            let sectors = || segments.iter().map(|segment| u64::from(segment.sectors)).sum::<u64>();
-            // A file system records zeroes without writing them; a block device may have to write them.
-            let bytes = if disk.image().is_block_device() { sectors() * disk_image::SECTOR_BYTES } else { 0 };
-            (Direction::Write, segments.len(), bytes)
+            let sectors = segments.iter().map(|segment| u64::from(segment.sectors)).sum::<u64>();
+            // A device or a file system may have to write them.
+            (Direction::Write, segments.len(), sectors * disk_image::SECTOR_BYTES)
         }
         Request::GetId { .. } | Request::Unsupported { .. } => return None,
     };

@@ -2,15 +2,19 @@
 //!
 //! `pop → parse → admit (charges.rs) ─ no → unpop; the queue waits until the gate opens → pop …`
 //!
-//! - A stopping queue starts only requests that the previous server had begun. They are charged but do not wait, so the
-//!   limits do not delay a stop.
-//! - The gate moves with its queue. When the limits change, the queue gets a new gate.
+//! - A queue that stops starts only requests that the previous server had begun. They are charged and do not wait, so a
+//!   stop does not wait for the limits. Those for which the disk owes too much fail with IOERR.
+//! - The gate moves with its queue. A change of the limits gives the queue a new one.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use virtio_blk::{ReplySlot, Status};
+
+use super::fault_log::log_refused;
 use super::submit_context::SubmitContext;
 use super::{Queue, State};
+use crate::data_path::queue::refusal::Refusal;
 use crate::data_path::throttle::bucket::{EPOCH, virtual_time};
 use crate::data_path::throttle::gate::QueueGate;
 use crate::host::clock::{instant_at, ns_at};
@@ -38,7 +42,7 @@ impl Queue {
         Some(instant_at(shut_until.saturating_sub(EPOCH)))
     }
 
-    /// Applies changed limits of the disk. The old gate leaves the queue's debt to the disk.
+    /// Takes over changed limits of the disk.
     pub(crate) fn renew_gate(&mut self) {
         let throttle = self.disk.throttle();
         let known = self.gate.as_deref().map(QueueGate::throttle);
@@ -52,7 +56,23 @@ impl Queue {
         }
     }
 
-    /// Gives the queue's debt or unused units to the disk, which hands them to the next server.
+    /// Puts the chain that was taken last back into the ring. Returns false: no request was started.
+    #[cold]
+    pub(super) fn put_back(&mut self) -> bool {
+        self.ring.unpop();
+        false
+    }
+
+    /// Answers a request that the limits do not allow. Returns true: the chain is done.
+    #[cold]
+    pub(super) fn refuse(&mut self, tag: u16, reply: &ReplySlot, why: &Refusal, now: Instant) -> bool {
+        log_refused(&self.disk, self.index, now, why);
+        self.count_other(Status::IoErr);
+        self.answer(tag, reply, Status::IoErr, 0);
+        true
+    }
+
+    /// Gives what the queue has left to its disk, which hands it to the next server.
     pub(super) fn close_gate(&mut self) {
         if let Some(gate) = self.gate.as_deref_mut() {
             gate.close();

@@ -253,13 +253,15 @@ impl Queue {
                 return true;
             }
         };
-        if LIMITED
-            && !charges::admit(&mut self.gate, &parsed, &self.disk, self.state == State::Running, context.now)
-        {
-            self.ring.unpop();
-            return false;
-        }
         let reply = parsed.reply;
+        if LIMITED {
+            let begun = self.state == State::Stopping;
+            match charges::admit(&mut self.gate, &parsed, begun, context.now) {
+                Ok(true) => {}
+                Ok(false) => return self.put_back(),
+                Err(refusal) => return self.refuse(tag, &reply, &refusal, context.now),
+            }
+        }
         let token = u64::from(self.id) << 16 | u64::from(tag);
         let starter = Starter {
             disk: &self.disk,
@@ -283,18 +285,26 @@ impl Queue {
                 Outcome::Finished { status: fault.status(), stored_bytes: 0 }
             }
         };
+        self.started::<LIMITED>(tag, &reply, outcome)
+    }
+
+    /// Returns false if the chain was put back into the ring.
+    #[inline(always)] // the compiler would make it a call for each request
+    fn started<const LIMITED: bool>(&mut self, tag: u16, reply: &ReplySlot, outcome: Outcome) -> bool {
         match outcome {
             Outcome::Submitted => true,
             Outcome::Finished { status, stored_bytes } => {
+                if LIMITED {
+                    charges::refund(&mut self.gate);
+                }
                 self.count_other(status);
-                self.answer(tag, &reply, status, stored_bytes);
+                self.answer(tag, reply, status, stored_bytes);
                 true
             }
             Outcome::Later => {
                 charges::refund(&mut self.gate);
-                self.ring.unpop();
                 self.waits_for_room = true;
-                false
+                self.put_back()
             }
         }
     }

@@ -19,6 +19,10 @@ pub(crate) enum Refusal {
     Store(#[from] AccessError),
     #[error("{kind} after a failed sync: the disk accepts only reads until the server is restarted")]
     DiskFailed { kind: RequestKind },
-    #[error("the data of a parked {kind} is no longer in the memory that the front-end shares")]
+    #[error("request of {bytes} bytes; a disk with limits of IOPS or bandwidth allows at most {max}")]
+    TooLong { bytes: u64, max: u64 },
+    #[error("the queue stops before the disk's limits let it through; it was in flight before this server")]
+    BeyondLimits,
+    #[error("{kind} was parked, and its data is no longer in the memory that the front-end shares")]
     LostBuffers { kind: RequestKind },
 }

@@ -3,13 +3,13 @@
 //! `Limits of disk and group → Buckets → DiskThrottle`; a change creates new ones, which take over the buckets' state
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
 
 use super::bucket::Bucket;
 use super::lane::Lane;
 use super::limits::{LimitKind, LimitSettings, RateSettings};
+use super::usage::Usage;
 
 /// Number of quantities that can be limited.
 pub(crate) const KINDS: usize = LimitKind::ALL.len();
@@ -157,37 +157,18 @@ pub(crate) struct Membership {
     pub(crate) least_weight: u64,
 }
 
-/// How often, and for how long, a disk's queues waited for its limits.
-#[derive(Debug, Default)]
-pub(crate) struct Waits {
-    requests: AtomicU64,
-    ns: AtomicU64,
-}
-
-impl Waits {
-    pub(crate) fn count(&self, ns: u64) {
-        self.requests.fetch_add(1, Relaxed);
-        self.ns.fetch_add(ns, Relaxed);
-    }
-
-    /// The number of requests that waited, and the total time that they waited, in nanoseconds.
-    pub(crate) fn read(&self) -> (u64, u64) {
-        (self.requests.load(Relaxed), self.ns.load(Relaxed))
-    }
-}
-
-/// The limits in effect for one disk.
+/// The limits of one disk in effect.
 #[derive(Debug)]
 pub(crate) struct DiskThrottle {
     lanes: [Option<Lane>; KINDS],
     iops_size: Option<u64>,
     own: BucketSet,
-    waits: Arc<Waits>,
+    usage: Arc<Usage>,
 }
 
 impl DiskThrottle {
     /// `None` if nothing is limited.
-    pub(crate) fn new(own: BucketSet, member: Option<&Membership>, waits: &Arc<Waits>) -> Option<Self> {
+    pub(crate) fn new(own: BucketSet, member: Option<&Membership>, usage: &Arc<Usage>) -> Option<Self> {
         let lane = |kind: LimitKind| {
             let own = own.kinds[kind as usize].as_ref();
             let shared =
@@ -198,7 +179,7 @@ impl DiskThrottle {
         let group_size = || member.and_then(|member| member.buckets.settings.iops_size);
         let iops_size = own.settings.iops_size.or_else(group_size);
         let limits_any = lanes.iter().any(Option::is_some);
-        limits_any.then(|| Self { lanes, iops_size, own, waits: Arc::clone(waits) })
+        limits_any.then(|| Self { lanes, iops_size, own, usage: Arc::clone(usage) })
     }
 
     #[inline]
@@ -215,16 +196,20 @@ impl DiskThrottle {
         self.iops_size
     }
 
-    pub(crate) fn waits(&self) -> &Waits {
-        &self.waits
+    pub(crate) fn usage(&self) -> &Usage {
+        &self.usage
     }
 
-    /// Units that the disk has booked, by quantity.
-    pub(crate) fn used(&self) -> [u64; KINDS] {
-        std::array::from_fn(|kind| self.lanes[kind].as_ref().map_or(0, Lane::booked))
+    /// Takes over the debt of the throttle that this one replaces. Queues that wait book again.
+    pub(crate) fn replace(&self, old: &Self) {
+        for (lane, old) in self.lanes.iter().zip(&old.lanes) {
+            if let (Some(lane), Some(old)) = (lane, old) {
+                lane.owe(old.unpaid());
+            }
+        }
     }
 
-    /// Takes over the debts or the unused units of the disk's queues.
+    /// Takes over what the disk owes, or its queues have left, from another process.
     pub(crate) fn take_over(&self, debts: &[i64; KINDS]) {
         for (lane, debt) in self.lanes.iter().zip(debts) {
             if let Some(lane) = lane {
@@ -248,7 +233,9 @@ fn lane(kind: LimitKind, own: Option<&Buckets>, shared: Option<(&Buckets, &Membe
     let fastest =
         own.into_iter().chain(shared.map(|(buckets, _)| buckets)).map(|buckets| buckets.fastest).min()?;
     let quantum = if kind.is_bytes() { slowest.clamp(LEAST_QUANTUM_BYTES, QUANTUM_BYTES) } else { 1 };
-    let own_turn = own.map(|buckets| buckets.rate / TURNS_PER_S);
+    // In a group the ratio of the turns counts, so the disk's own rate shortens no turn, except a very long one.
+    let own_turns_per_s = if shared.is_some() { CREDITS_PER_S } else { TURNS_PER_S };
+    let own_turn = own.map(|buckets| buckets.rate / own_turns_per_s);
     let shared_turn = shared.map(|(buckets, member)| member.turn(buckets.rate, quantum));
     let turn = own_turn.into_iter().chain(shared_turn).min()?;
     let all = own.into_iter().chain(shared.map(|(buckets, _)| buckets)).flat_map(|buckets| &buckets.all);
@@ -275,6 +262,6 @@ pub struct ThrottleState {
     pub(crate) own: PaidAt,
     /// The state of the buckets of the disk's group.
     pub(crate) group: PaidAt,
-    /// By quantity: what the disk's queues owe (positive) or have left (negative).
+    /// What the disk owes, or its queues have left, by quantity.
     pub(crate) debts: [i64; KINDS],
 }

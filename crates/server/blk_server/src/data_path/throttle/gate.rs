@@ -1,19 +1,24 @@
 //! The gate of one queue: lets requests start while the queue has units, and otherwise says when to try again.
 //!
-//! `admit (cost) → balances > 0 ? charged : shut until an instant`; a queue that ends returns its balances
+//! `admit (cost) → enough in each balance? charged : shut until an instant`; on the end of the queue its balances go back
 //!
-//! - A request starts if the balance of each quantity that it needs is positive, and may leave a debt. The queue repays
-//!   the debt one quantum per granted booking, so large requests gain no advantage over small ones.
-//! - A queue that ends leaves its debt to the disk, so a guest gains nothing by resetting the queue.
+//! - A queue collects the units of its next request in quanta, one for each time that its booking is reached. So long
+//!   requests get no more than short ones.
+//! - A request that costs more than [`QUANTA_AHEAD`] starts when the queue has collected these. The rest is a debt of
+//!   the disk: all of its queues wait for it, and until it is paid, no other such request starts.
 
 use std::sync::Arc;
 
+use super::bucket::virtual_time;
 use super::disk_throttle::{DiskThrottle, KINDS};
 use super::lane::Lane;
 use super::limits::LimitKind;
+use crate::host::clock::monotonic_ns;
 
-/// Maximum number of quanta that one call repays; the caller tries again in the next pass.
-const QUANTA_AT_ONCE: u32 = 64;
+/// Quanta that a queue collects at most before a request starts: 1 MiB, or 16 requests.
+const QUANTA_AHEAD: u64 = 16;
+/// A queue that stops starts requests that the last server had begun, unless the disk's debt takes longer.
+const STOP_DEBT_NS: u64 = 1_000_000_000;
 
 /// Whether a request reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,39 +49,70 @@ impl Cost {
     }
 }
 
+/// Whether a request of a queue that stops may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// It was charged.
+    Starts,
+    /// The queue must ask again in the next pass.
+    AskAgain,
+    /// The disk owes too much.
+    Refused,
+}
+
 /// A queue's account of one quantity.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
-    balance: i64,
-    /// The end of the booked quantum, for [`Lane::reach`]; `None`: nothing is booked.
+    balance: u64,
+    /// The end of the booked quantum.
     booked: Option<u64>,
 }
 
+/// What the queue must have before a request with this cost starts.
+fn wanted(lane: &Lane, units: u64) -> u64 {
+    units.min(QUANTA_AHEAD * lane.quantum())
+}
+
 impl Account {
-    /// Makes the balance positive if the lane grants enough units.
+    /// Collects what a request with this cost needs.
     ///
     /// # Errors
-    /// When to try again.
-    fn fill(&mut self, lane: &Lane, now: u64) -> Result<(), u64> {
-        for _ in 0..QUANTA_AT_ONCE {
-            if self.balance > 0 {
-                return Ok(());
-            }
+    /// When to ask again.
+    fn fill(&mut self, lane: &Lane, units: u64, now: u64) -> Result<(), u64> {
+        let wanted = wanted(lane, units);
+        while self.balance < wanted {
             let end = *self.booked.get_or_insert_with(|| lane.book());
             lane.reach(end, now)?;
             self.booked = None;
-            self.balance = self.balance.saturating_add_unsigned(lane.quantum());
+            self.balance += lane.quantum();
         }
-        if self.balance > 0 { Ok(()) } else { Err(now) }
+        if units > wanted { lane.debt_is_paid(now) } else { Ok(()) }
     }
 
-    /// Returns the balance to the lane. A quantum that is booked but not granted yet counts as part of the balance.
+    fn charge(&mut self, lane: &Lane, units: u64) {
+        let paid = units.min(self.balance);
+        self.balance -= paid;
+        if units > paid {
+            lane.owe(units - paid);
+        }
+        // The next request probably costs as much. Books its first quantum at once, so that a queue with one request at
+        // a time keeps its place beside a full one.
+        if self.balance < units {
+            self.booked.get_or_insert_with(|| lane.book());
+        }
+    }
+
+    fn refund(&mut self, lane: &Lane, units: u64) {
+        let kept = wanted(lane, units);
+        self.balance += kept;
+        lane.give_back(units - kept);
+    }
+
+    /// Returns all to the lane.
     fn close(&mut self, lane: &Lane) {
-        let booked = if self.booked.take().is_some() { lane.quantum() } else { 0 };
-        let rest = std::mem::take(&mut self.balance).saturating_add_unsigned(booked);
-        match u64::try_from(rest) {
-            Ok(left) => lane.give_back(left),
-            Err(_) => lane.owe(rest.unsigned_abs()),
+        lane.give_back(std::mem::take(&mut self.balance));
+        if let Some(end) = self.booked.take() {
+            lane.cancel(end);
         }
     }
 }
@@ -122,51 +158,61 @@ impl QueueGate {
     /// Whether the request may start. If so, it is charged.
     pub(crate) fn admit(&mut self, cost: Cost, now: u64) -> bool {
         let mut shut_until = 0;
-        for (kind, units) in cost.units(self.throttle.iops_size()) {
-            if let Some(lane) = self.throttle.lane(kind).filter(|_| units > 0)
-                && let Err(again) = self.accounts[kind as usize].fill(lane, now)
-            {
+        for (kind, lane, units) in needed(&self.throttle, cost) {
+            if let Err(again) = self.accounts[kind as usize].fill(lane, units, now) {
                 shut_until = shut_until.max(again);
             }
         }
         self.shut_until = shut_until;
         if shut_until > 0 {
-            self.waits_since.get_or_insert(now);
+            if self.waits_since.is_none() {
+                self.waits_since = Some(now);
+                self.throttle.usage().begin_wait(now);
+            }
             return false;
         }
+        self.end_wait(now);
         self.charge(cost);
-        if let Some(since) = self.waits_since.take() {
-            self.throttle.waits().count(now.saturating_sub(since));
-        }
         true
     }
 
-    /// Charges a request without making it wait.
-    pub(crate) fn charge(&mut self, cost: Cost) {
+    /// As [`QueueGate::admit`], for a request that the last server had begun: the queue stops, and waits for nothing.
+    pub(crate) fn admit_begun(&mut self, cost: Cost, now: u64) -> Admission {
+        let paid = needed(&self.throttle, cost).filter_map(|(_, lane, _)| lane.debt_is_paid(now).err());
+        match paid.max() {
+            Some(again) if again <= now => return Admission::AskAgain,
+            Some(again) if again > now.saturating_add(STOP_DEBT_NS) => return Admission::Refused,
+            _ => {}
+        }
+        self.charge(cost);
+        Admission::Starts
+    }
+
+    fn charge(&mut self, cost: Cost) {
         self.last = Some(cost);
-        self.change(cost, i64::saturating_sub_unsigned);
-        // Books the next quantum immediately, so that a queue with one request at a time does not fall behind a queue
-        // that has many.
-        for (account, lane) in self.accounts.iter_mut().zip(self.throttle.lanes()) {
-            if let Some(lane) = lane.filter(|_| account.balance <= 0) {
-                account.booked.get_or_insert_with(|| lane.book());
-            }
+        for (kind, lane, units) in needed(&self.throttle, cost) {
+            self.accounts[kind as usize].charge(lane, units);
+            self.throttle.usage().charge(kind, units);
         }
     }
 
-    /// Undoes the last charge, because the request has not started.
+    /// Undoes the last charge: the request has not reached the storage.
     pub(crate) fn refund(&mut self) {
-        if let Some(cost) = self.last.take() {
-            self.change(cost, i64::saturating_add_unsigned);
+        let Some(cost) = self.last.take() else { return };
+        for (kind, lane, units) in needed(&self.throttle, cost) {
+            self.accounts[kind as usize].refund(lane, units);
+            self.throttle.usage().refund(kind, units);
         }
     }
 
-    fn change(&mut self, cost: Cost, by: fn(i64, u64) -> i64) {
-        for (kind, units) in cost.units(self.throttle.iops_size()) {
-            if self.throttle.lane(kind).is_some() {
-                let account = &mut self.accounts[kind as usize];
-                account.balance = by(account.balance, units);
-            }
+    /// The last charge stands.
+    pub(crate) fn settle(&mut self) {
+        self.last = None;
+    }
+
+    fn end_wait(&mut self, now: u64) {
+        if let Some(since) = self.waits_since.take() {
+            self.throttle.usage().end_wait(since, now);
         }
     }
 
@@ -178,7 +224,14 @@ impl QueueGate {
             }
         }
         self.shut_until = 0;
+        self.end_wait(virtual_time(monotonic_ns()));
     }
+}
+
+/// What a request with this cost needs of the limited quantities.
+fn needed(throttle: &DiskThrottle, cost: Cost) -> impl Iterator<Item = (LimitKind, &Lane, u64)> {
+    let units = cost.units(throttle.iops_size()).into_iter().filter(|&(_, units)| units > 0);
+    units.filter_map(|(kind, units)| Some((kind, throttle.lane(kind)?, units)))
 }
 
 impl Drop for QueueGate {

@@ -4,14 +4,14 @@
 //! `queue: book (quantum) → reach: granted? ─ no → when to try again`; `turn: booked in all buckets → its slot →
 //! granted`
 //!
-//! - `booked` and `granted` count units and are never reset. A booking ends at a value of `booked`; the queue gets its
-//!   units once `granted` has reached that value.
-//! - The disk has at most one turn in its buckets, however many queues wait. Therefore a disk's share of a group
-//!   depends neither on the number of its queues nor on the size of its requests.
-//! - Any queue may book the turn, or grant it once its slot has come. If two queues do this at the same time, one of
-//!   them undoes its part.
-//! - All memory orderings are relaxed: the counters protect no other data. A thread that stalls between two steps does
-//!   not delay the others, which book another turn.
+//! - `booked` and `granted` count units for ever. A queue that books gets the units up to its end once `granted` has
+//!   reached that end.
+//! - A long request uses units that are not granted. They are booked as a debt, which all queues of the disk pay.
+//! - The disk has at most one turn in its buckets, however many queues wait. So a disk's share of a group depends
+//!   neither on the number of its queues nor on the size of its requests.
+//! - Any queue may book the turn, or grant it once its slot has come. If two do it at once, one of them undoes its part.
+//! - All orderings are relaxed: the numbers protect no other data. A thread that stops between two steps delays no
+//!   other: they book another turn.
 
 #[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -26,6 +26,8 @@ const NONE: u64 = 0;
 /// Maximum number of turns that one call grants, so that a worker's pass stays short. The caller tries again in the
 /// next pass.
 const TURNS_AT_ONCE: u32 = 64;
+/// Limit of the debt, so that no counter gets too far ahead of the other.
+const MOST_DEBT: u64 = 1 << 61;
 
 /// A bucket, and what a turn of this lane costs in it.
 #[derive(Debug)]
@@ -40,6 +42,8 @@ struct Share {
 pub(crate) struct Lane {
     booked: AtomicU64,
     granted: AtomicU64,
+    /// The end of the last debt.
+    debt_end: AtomicU64,
     /// The slot of the booked turn, or [`NONE`].
     turn: AtomicU64,
     turn_units: u64,
@@ -58,6 +62,7 @@ impl Lane {
         Self {
             booked: AtomicU64::new(0),
             granted: AtomicU64::new(0),
+            debt_end: AtomicU64::new(0),
             turn: AtomicU64::new(NONE),
             turn_units,
             quantum,
@@ -114,19 +119,39 @@ impl Lane {
         u64::try_from(behind * 1_000_000_000 / u128::from(self.fastest)).unwrap_or(u64::MAX / 4)
     }
 
-    /// Returns units that a queue has booked and does not use: the queues behind it move up.
+    /// Returns units that a queue was granted and does not use: the queues behind it move up.
     pub(crate) fn give_back(&self, units: u64) {
         self.granted.fetch_add(units, Relaxed);
     }
 
-    /// Books units that a queue has used without booking them: the queues behind it wait longer.
-    pub(crate) fn owe(&self, units: u64) {
-        self.booked.fetch_add(units, Relaxed);
+    /// Undoes a booking that ends here: the queues behind it move up.
+    pub(crate) fn cancel(&self, end: u64) {
+        if ahead(end, self.debt_end.load(Relaxed)) > 0 {
+            // It lies behind the last debt, so it pays nothing of that.
+            self.debt_end.fetch_add(self.quantum, Relaxed);
+        }
+        self.granted.fetch_add(self.quantum, Relaxed);
     }
 
-    /// All units that queues have ever booked.
-    pub(crate) fn booked(&self) -> u64 {
-        self.booked.load(Relaxed)
+    /// Books units that a queue has used without booking them: the queues behind it wait longer.
+    pub(crate) fn owe(&self, units: u64) {
+        let known = u64::try_from(self.debt()).unwrap_or(0);
+        let units = units.min(MOST_DEBT.saturating_sub(known));
+        let end = self.booked.fetch_add(units, Relaxed).wrapping_add(units);
+        self.debt_end.fetch_max(end, Relaxed);
+    }
+
+    /// What queues must pay until the last debt is paid.
+    pub(crate) fn unpaid(&self) -> u64 {
+        u64::try_from(ahead(self.debt_end.load(Relaxed), self.granted.load(Relaxed))).unwrap_or(0)
+    }
+
+    /// Whether the last debt is paid.
+    ///
+    /// # Errors
+    /// When to ask again.
+    pub(crate) fn debt_is_paid(&self, now: u64) -> Result<(), u64> {
+        self.reach(self.debt_end.load(Relaxed), now)
     }
 
     /// Booked units that are not granted yet; if negative, granted units that no queue has booked.
@@ -137,7 +162,7 @@ impl Lane {
     /// Starts with the debt of another lane. Of granted units, at most one turn is taken over.
     pub(crate) fn take_over(&self, debt: i64) {
         match u64::try_from(debt) {
-            Ok(owed) => self.owe(owed.min(u64::MAX / 4)),
+            Ok(owed) => self.owe(owed),
             Err(_) => self.give_back(debt.unsigned_abs().min(self.turn_units)),
         }
     }
@@ -202,6 +227,29 @@ mod tests {
         // A queue that asks late loses only the time beyond the credit.
         assert!((1..10).all(|ms| lane.reach(mine, NOW + ms * MS).is_err()));
         assert_eq!(lane.reach(mine, NOW + 10 * MS), Ok(()));
+    }
+
+    #[test]
+    fn debt_is_paid_when_its_last_unit_is_granted_whatever_queues_book_behind_it() {
+        let lane = lane(1);
+        assert_eq!(lane.debt_is_paid(NOW), Ok(()));
+        lane.owe(3);
+        lane.book();
+        assert_eq!((lane.debt_is_paid(NOW + MS), lane.unpaid()), (Err(NOW + 3 * MS), 2));
+        assert_eq!((lane.debt_is_paid(NOW + 3 * MS), lane.unpaid()), (Ok(()), 0));
+        assert_eq!(lane.debt(), 1);
+    }
+
+    #[test]
+    fn booking_that_is_cancelled_pays_no_debt() {
+        let lane = lane(1);
+        let before = lane.book();
+        lane.owe(3);
+        let behind = lane.book();
+        lane.cancel(behind);
+        assert_eq!(lane.debt_is_paid(NOW), Err(NOW + 3 * MS));
+        lane.cancel(before);
+        assert_eq!((lane.debt(), lane.debt_is_paid(NOW)), (2, Err(NOW + 2 * MS)));
     }
 
     #[test]

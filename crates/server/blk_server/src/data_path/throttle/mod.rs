@@ -17,6 +17,7 @@ pub(crate) mod disk_throttle;
 pub(crate) mod gate;
 pub(crate) mod lane;
 pub(crate) mod limits;
+pub(crate) mod usage;
 
 #[cfg(test)]
 mod simulation;

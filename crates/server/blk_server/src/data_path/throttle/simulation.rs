@@ -10,9 +10,10 @@ use fastrand::Rng;
 use proptest::prelude::*;
 
 use super::bucket::{EPOCH, virtual_time};
-use super::disk_throttle::{BucketSet, DiskThrottle, Membership, Waits};
+use super::disk_throttle::{BucketSet, DiskThrottle, Membership};
 use super::gate::{Cost, Direction, QueueGate};
-use super::limits::LimitSettings;
+use super::limits::{LimitKind, LimitSettings};
+use super::usage::Usage;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
@@ -108,7 +109,7 @@ fn settings(values: &[(&str, u64)]) -> LimitSettings {
 /// A disk with limits of its own.
 fn disk(values: &[(&str, u64)]) -> Vec<Arc<DiskThrottle>> {
     let own = BucketSet::new(settings(values));
-    vec![Arc::new(DiskThrottle::new(own, None, &Arc::<Waits>::default()).unwrap())]
+    vec![Arc::new(DiskThrottle::new(own, None, &Arc::<Usage>::default()).unwrap())]
 }
 
 /// A group, with a disk for each weight.
@@ -117,7 +118,7 @@ fn group(values: &[(&str, u64)], weights: &[u64]) -> Vec<Arc<DiskThrottle>> {
     let member = |&weight: &u64| {
         let (disks, least_weight) = (weights.len() as u64, *weights.iter().min().unwrap());
         let member = Membership { buckets: buckets.clone(), disks, weight, least_weight };
-        Arc::new(DiskThrottle::new(BucketSet::default(), Some(&member), &Arc::<Waits>::default()).unwrap())
+        Arc::new(DiskThrottle::new(BucketSet::default(), Some(&member), &Arc::<Usage>::default()).unwrap())
     };
     weights.iter().map(member).collect()
 }
@@ -277,11 +278,53 @@ fn burst_lasts_for_its_credit_and_then_the_rate_holds() {
     assert!((1180..=1220).contains(&late), "{late}");
 }
 
+/// As [`group`], with the disks' own limits.
+fn group_with_own(values: &[(&str, u64)], members: &[(u64, &[(&str, u64)])]) -> Vec<Arc<DiskThrottle>> {
+    let buckets = BucketSet::new(settings(values));
+    let least_weight = members.iter().map(|(weight, _)| *weight).min().unwrap();
+    let member = |(weight, own): &(u64, &[(&str, u64)])| {
+        let (disks, own) = (members.len() as u64, BucketSet::new(settings(own)));
+        let member = Membership { buckets: buckets.clone(), disks, weight: *weight, least_weight };
+        Arc::new(DiskThrottle::new(own, Some(&member), &Arc::<Usage>::default()).unwrap())
+    };
+    members.iter().map(member).collect()
+}
+
+/// The example of docs/how-to/limits.md.
+#[test]
+fn disk_of_weight_400_whose_own_limit_is_below_its_share_gets_that_limit() {
+    let disks = group_with_own(&[("iops", 20_000)], &[(100, &[]), (400, &[("iops", 15_000)])]);
+    let loads = [Load::reads(0, 64, 4 * KIB), Load::reads(1, 64, 4 * KIB)];
+    assert_within_3_percent(&shares(&disks, &loads, one), &[0.25, 0.75]);
+}
+
+#[test]
+fn disk_whose_own_limit_is_just_below_its_share_of_a_large_group_gets_that_limit() {
+    let own: &[(&str, u64)] = &[("iops", 1500)];
+    let members: Vec<(u64, &[(&str, u64)])> =
+        (0..64).map(|disk| (100, if disk == 0 { own } else { &[] })).collect();
+    let disks = group_with_own(&[("iops", 100_000)], &members);
+    let loads: Vec<Load> = (0..64).map(|disk| Load::reads(disk, 64, 4 * KIB)).collect();
+    let share = shares(&disks, &loads, one)[0] * 100_000.0;
+    assert!((1400.0..=1515.0).contains(&share), "{share} IOPS instead of 1500");
+}
+
+#[test]
+fn debt_beyond_63_bits_is_no_credit() {
+    let disks = disk(&[("bps", 1000)]);
+    let lane = disks[0].lane(LimitKind::Bps).unwrap();
+    (0..2048 * 1024).for_each(|_| lane.owe(1 << 42));
+    let mut gate = QueueGate::new(Arc::clone(&disks[0]));
+    let small = Cost { direction: Direction::Read, ops: 1, bytes: 4 * KIB };
+    let admitted = (0..100_000).filter(|_| gate.admit(small, virtual_time(START))).count();
+    assert_eq!(admitted, 0);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// No window exceeds the sum of the rate, the credit, one turn per disk, and one quantum and one request per queue,
-    /// whether or not queues are reset or disks share a group.
+    /// No window has more than its rate, the credit, a turn and the longest request of each disk, and 17 quanta of each
+    /// queue; whether queues are reset, disks share a group or not.
     #[test]
     fn no_load_exceeds_the_bound_in_any_window(
         rate in 50_u64..50_000,
@@ -296,15 +339,17 @@ proptest! {
         let load = |(disk, depth, sectors, service_ns, resets): (usize, u32, u64, u64, u64)| {
             // About a third of the queues are reset, at most every few events.
             let resets = if resets < 60 { resets + 3 } else { 0 };
-            Load { disk: disk % weights.len(), depth, bytes: sectors * 8 * KIB, service_ns, resets }
+            // Some requests are longer than the quanta that a queue collects.
+            Load { disk: disk % weights.len(), depth, bytes: sectors * 64 * KIB, service_ns, resets }
         };
         let loads: Vec<Load> = loads.into_iter().map(load).collect();
         let (started, _) = run(&disks, &loads, 2 * SECOND, seed);
         let credit = (rate / 10).max(if is_bytes { MIB } else { 1 });
         let turn = (rate / 10).max(64 * KIB * u64::from(is_bytes)).max(1);
         let largest = loads.iter().map(|load| if is_bytes { load.bytes } else { 1 }).max().unwrap();
-        let of_queues = loads.len() as u64 * (largest + if is_bytes { 64 * KIB } else { 1 });
-        let slack = credit + disks.len() as u64 * turn + of_queues;
+        let quantum = if is_bytes { 64 * KIB } else { 1 };
+        let of_queues = loads.len() as u64 * (largest.min(16 * quantum) + quantum);
+        let slack = credit + disks.len() as u64 * (turn + largest) + of_queues;
         prop_assert!(excess(&started, amount, rate) <= slack as f64, "{} of {slack}", excess(&started, amount, rate));
         // Work continues: at least one load always has requests, unless the loads cannot use the rate.
         let most = loads.iter().map(|load| u64::from(load.depth) * SECOND / load.service_ns).max().unwrap();

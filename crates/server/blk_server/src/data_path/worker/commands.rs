@@ -96,12 +96,13 @@ impl Worker {
 
     fn begin_stop(&mut self, id: u32, ending: Ending) {
         self.with(id, |entry| entry.queue.begin_stop(ending));
-        self.activate_if_retrying(id);
+        self.activate_if_busy(id);
     }
 
-    fn activate_if_retrying(&mut self, id: u32) {
+    /// Activates a queue that has work without a kick. It may rest until its gate opens.
+    fn activate_if_busy(&mut self, id: u32) {
         let entry = self.queues.get(id as usize).and_then(Option::as_ref);
-        if entry.is_some_and(|entry| entry.queue.has_retries()) {
+        if entry.is_some_and(|entry| entry.queue.has_retries() || entry.queue.must_redo()) {
             self.activate(id);
         }
     }
@@ -114,7 +115,7 @@ impl Worker {
                     all += entry.queue.resume_parked();
                 }
             });
-            self.activate_if_retrying(id);
+            self.activate_if_busy(id);
         }
         all
     }
@@ -261,7 +262,7 @@ impl Worker {
         let broke = Arc::ptr_eq(entry.queue.memory(), &old);
         engine.engine.forget_memory(if broke { &memory } else { &old });
         engine.pool.forget(&old);
-        self.activate_if_retrying(id);
+        self.activate_if_busy(id);
     }
 
     /// Carries out the commands that had to wait until the queue [is quiet](Queue::is_quiet) and the driver can see all
@@ -279,11 +280,14 @@ impl Worker {
             self.activate(id);
         }
         let goes = |entry: &mut WorkerQueue| entry.stop.is_some() || entry.leave.is_some();
-        let Some(WorkerQueue { queue, engine, disk, stop, leave, .. }) =
+        let Some(WorkerQueue { queue, engine, disk, stop, leave, is_gated, .. }) =
             self.queues[id as usize].take_if(goes)
         else {
             return;
         };
+        if is_gated {
+            self.gated.retain(|&gated| gated != id);
+        }
         self.turns.leave(disk, id);
         self.forget(&queue, engine);
         match (stop, leave) {

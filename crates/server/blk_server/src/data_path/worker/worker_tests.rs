@@ -256,3 +256,34 @@ fn queue_that_waits_for_its_limit_lets_the_worker_sleep_and_is_served_when_its_g
     // Nothing waits, so no timer is set.
     assert_eq!(worker.timers.sleep_limit(), None);
 }
+
+#[test]
+fn queue_that_starts_and_stops_again_and_again_while_its_gate_is_shut_leaves_nothing_behind() {
+    let (folder, view) = (tempfile::tempdir().unwrap(), memory());
+    let disk = disk("limited", &folder);
+    let mut settings = LimitSettings::default();
+    settings.set("iops", Some(1));
+    let throttle = DiskThrottle::new(BucketSet::new(settings), None, &Arc::default()).unwrap();
+    throttle.take_over(&[1_000_000, 0, 0, 0, 0, 0]);
+    disk.set_throttle(Some(Arc::new(throttle)));
+    let engine = Box::new(NullEngine::new(&EngineConfig::default()).unwrap());
+    let (mut worker, commands, wakeup) = worker(engine);
+    let mut ring = driver(&view, 0);
+    for _ in 0..10 {
+        let (done, started) = sync_channel(1);
+        commands.send(Command::Start(Arc::new(start(&disk, 0, &view)), done)).unwrap();
+        signal(&wakeup);
+        worker.sleep();
+        assert!((0..1000).any(|_| !worker.pass(Instant::now()) && !worker.arm()));
+        assert_eq!(worker.gated.len(), 1);
+        let id = started.try_recv().unwrap().unwrap();
+        let (done, stopped) = sync_channel(1);
+        commands.send(Command::Stop(id, done)).unwrap();
+        signal(&wakeup);
+        worker.sleep();
+        worker.pass(Instant::now());
+        assert_eq!(stopped.try_recv().unwrap(), 0);
+    }
+    assert_eq!(answered(&mut ring), 0);
+    assert!(worker.gated.is_empty());
+}
