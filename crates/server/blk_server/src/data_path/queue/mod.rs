@@ -285,21 +285,10 @@ impl Queue {
                 Outcome::Finished { status: fault.status(), stored_bytes: 0 }
             }
         };
-        self.started::<LIMITED>(tag, &reply, outcome)
-    }
-
-    /// Returns false if the chain was put back into the ring.
-    #[inline(always)] // the compiler would make it a call for each request
-    fn started<const LIMITED: bool>(&mut self, tag: u16, reply: &ReplySlot, outcome: Outcome) -> bool {
         match outcome {
             Outcome::Submitted => true,
             Outcome::Finished { status, stored_bytes } => {
-                if LIMITED {
-                    charges::refund(&mut self.gate);
-                }
-                self.count_other(status);
-                self.answer(tag, reply, status, stored_bytes);
-                true
+                self.finish_without_engine(tag, &reply, status, stored_bytes)
             }
             Outcome::Later => {
                 charges::refund(&mut self.gate);
@@ -307,6 +296,21 @@ impl Queue {
                 self.put_back()
             }
         }
+    }
+
+    /// Returns true: the chain is done.
+    #[cold]
+    fn finish_without_engine(
+        &mut self,
+        tag: u16,
+        reply: &ReplySlot,
+        status: Status,
+        stored_bytes: u64,
+    ) -> bool {
+        charges::refund(&mut self.gate);
+        self.count_other(status);
+        self.answer(tag, reply, status, stored_bytes);
+        true
     }
 
     /// Answers a malformed chain: IOERR, or length 0 if the status byte cannot be written.
