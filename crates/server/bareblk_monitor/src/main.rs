@@ -10,6 +10,7 @@
 
 mod exporter;
 mod labels;
+mod limit;
 mod top;
 
 use std::process::ExitCode;

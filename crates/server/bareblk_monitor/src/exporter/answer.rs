@@ -4,6 +4,8 @@
 
 use serde::Deserialize;
 
+use crate::limit::Limit;
+
 /// The answer to `stats`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -99,19 +101,6 @@ pub struct Throttling {
     pub group: Option<String>,
     pub throttled_requests: u64,
     pub throttled_ns: u64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Limit {
-    /// Its key, such as `iops-read`.
-    pub limit: String,
-    /// Units per second.
-    pub rate: u64,
-    /// Units that may be used at once.
-    pub credit: u64,
-    /// The credit after a long pause.
-    pub capacity: u64,
 }
 
 #[derive(Debug, Default, Deserialize)]

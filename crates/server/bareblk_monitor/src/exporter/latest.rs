@@ -20,7 +20,7 @@ const FRESH: Duration = Duration::from_millis(250);
 pub struct Latest {
     servers: Servers,
     max_series: usize,
-    /// Whoever holds it asks, and the others wait for the same answer.
+    /// The scrape that holds it asks the servers; the other scrapes wait for the same answer.
     last: Mutex<Option<(Instant, Arc<Scrape>)>>,
 }
 

@@ -110,7 +110,7 @@ impl Servers {
             let begin = Instant::now();
             let figures = ask(&path).map_err(|error| plain(&format!("{error:#}")));
             drop(busy);
-            // Fails if nobody waits any more.
+            // Fails if the scrape has ended without this answer.
             let _ = sender.send((begin.elapsed(), figures));
         };
         let started = thread::Builder::new().spawn(asking);

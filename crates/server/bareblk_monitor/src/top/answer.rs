@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::latency::Counted;
+use crate::limit::Limit;
 
 /// What a server answers to `stats`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -51,22 +52,6 @@ pub struct Throttling {
     pub group: Option<String>,
     /// How long queues waited, in total.
     pub throttled_ns: u64,
-}
-
-/// A limit and its use, in requests or bytes.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Limit {
-    /// The key of the limit, such as `iops-read`.
-    pub limit: String,
-    /// Units per second.
-    pub rate: u64,
-    /// Units that may be used at once.
-    pub credit: u64,
-    /// The credit after a long pause.
-    pub capacity: u64,
-    /// Units used since the limit was set.
-    pub used: u64,
 }
 
 /// Disks that share limits.

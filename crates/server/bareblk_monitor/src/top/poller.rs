@@ -99,7 +99,7 @@ struct Teller<M, F: Fn(News) -> M> {
 }
 
 impl<M, F: Fn(News) -> M> Teller<M, F> {
-    /// Returns false if nobody receives the news any more.
+    /// Returns false if the receiver is closed.
     fn tell(&self, news: News) -> bool {
         self.news.send((self.tell)(news)).is_ok()
     }

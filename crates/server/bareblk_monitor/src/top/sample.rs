@@ -5,9 +5,10 @@ use std::time::Duration;
 use bareblk::client::{self, DiskRates, Queue, WorkerRates, WorkerStats};
 use serde::Serialize;
 
-use super::answer::{Disk, Limit, Reading, Throttling};
+use super::answer::{Disk, Reading, Throttling};
 use super::latency::{Latencies, Percentiles};
 use super::units::float;
+use crate::limit::Limit;
 
 /// One interval of a server.
 #[derive(Clone, Debug, Default, Serialize)]

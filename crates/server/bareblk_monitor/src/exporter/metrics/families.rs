@@ -7,9 +7,10 @@ use prometheus_client::registry::Unit;
 
 use super::server::Server;
 use super::writing::{Head, Number, counter, gauge, histograms, infos, numbers};
-use crate::exporter::answer::{Balance, Disk, Limit, Worker};
+use crate::exporter::answer::{Balance, Disk, Worker};
 use crate::exporter::histogram::Histogram;
 use crate::exporter::servers::Figures;
+use crate::limit::Limit;
 
 /// Longest value of a label, in bytes: a hostile server must not fill the memory.
 const MAX_LABEL_BYTES: usize = 1024;
