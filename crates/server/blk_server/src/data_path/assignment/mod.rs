@@ -462,16 +462,22 @@ impl WorkerSet {
                 return Ok(entry.map(Arc::clone));
             }
             drop(table);
-            if deadline.is_cut_short() {
-                return Err(AdminError::Stopping);
-            }
-            if deadline.is_over() {
-                let (disk, timeout) = (disk.name().to_owned(), deadline.timeout());
-                return Err(AdminError::NotStarted { disk, queue, timeout });
-            }
-            std::thread::sleep(LOOK_AGAIN);
+            wait_for_start(deadline, disk, queue)?;
         }
     }
+}
+
+/// Waits for a moment, so that the caller checks again whether this queue has started. Fails at the deadline.
+fn wait_for_start(deadline: &Deadline<'_>, disk: &Disk, queue: u16) -> Result<(), AdminError> {
+    if deadline.is_cut_short() {
+        return Err(AdminError::Stopping);
+    }
+    if deadline.is_over() {
+        let (disk, timeout) = (disk.name().to_owned(), deadline.timeout());
+        return Err(AdminError::NotStarted { disk, queue, timeout });
+    }
+    std::thread::sleep(LOOK_AGAIN);
+    Ok(())
 }
 
 fn others_change(deadline: &Deadline<'_>) -> AdminError {

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::{LOOK_AGAIN, Place, QueueEntry, Table, WorkerSet, others_change, released, take_back};
+use super::{LOOK_AGAIN, Place, QueueEntry, Table, WorkerSet, others_change, released, take_back, wait_for_start};
 use crate::data_path::assignment::deadline::Deadline;
 use crate::data_path::disk::Disk;
 use crate::data_path::queue::Queue;
@@ -150,14 +150,7 @@ impl WorkerSet {
                 return Ok(entries.map(Arc::clone).collect());
             };
             drop(table);
-            if deadline.is_cut_short() {
-                return Err(AdminError::Stopping);
-            }
-            if deadline.is_over() {
-                let (disk, timeout) = (disk.name().to_owned(), deadline.timeout());
-                return Err(AdminError::NotStarted { disk, queue, timeout });
-            }
-            std::thread::sleep(LOOK_AGAIN);
+            wait_for_start(deadline, disk, queue)?;
         }
     }
 }
