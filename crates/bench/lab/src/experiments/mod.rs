@@ -16,6 +16,8 @@ mod hostile;
 
 mod disks;
 
+mod limits;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 
@@ -28,6 +30,7 @@ pub fn all() -> Vec<Experiment> {
     all.push(locality::experiment());
     all.push(hostile::experiment());
     all.push(disks::experiment());
+    all.push(limits::experiment());
     all
 }
 
@@ -66,7 +69,7 @@ mod tests {
                      qspinlock-aim7";
         let vhost = "vhost-ssd, vhost-ram, vhost-depth1, vhost-disturbed, vhost-idle";
         let expected = format!(
-            "experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality, hostile, disks"
+            "experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality, hostile, disks, limits"
         );
         assert_eq!(line, expected);
     }

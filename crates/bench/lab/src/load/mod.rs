@@ -11,6 +11,8 @@ pub(crate) mod server;
 
 pub(crate) mod hostile;
 
+pub(crate) mod limited;
+
 pub(crate) mod shared_queue;
 
 pub(crate) mod locks;

@@ -184,6 +184,21 @@ impl ServerProcess {
         self.child.id()
     }
 
+    /// Waits until the process has ended by itself. Returns false if it still runs after `patience`.
+    pub fn ends_within(&mut self, patience: Duration) -> bool {
+        let end = Instant::now() + patience;
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < end => std::thread::sleep(LOOK),
+                ended => {
+                    // The process id is free now.
+                    self.keeper = None;
+                    return matches!(ended, Ok(Some(_)));
+                }
+            }
+        }
+    }
+
     /// Size of the server's log.
     pub fn log_bytes(&self) -> u64 {
         std::fs::metadata(self.folder.path().join(SAID)).map_or(0, |said| said.len())
@@ -195,7 +210,9 @@ impl Drop for ServerProcess {
         self.keeper = None;
         let pid = i32::try_from(self.child.id()).unwrap_or(i32::MAX);
         let end = Instant::now() + PATIENCE;
-        if kill(Pid::from_raw(pid), Signal::SIGTERM).is_ok() {
+        // A process that was already waited for is not signalled, because its id may have been reused.
+        let runs = matches!(self.child.try_wait(), Ok(None));
+        if runs && kill(Pid::from_raw(pid), Signal::SIGTERM).is_ok() {
             while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
                 std::thread::sleep(LOOK);
             }
