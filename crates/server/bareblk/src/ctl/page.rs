@@ -49,7 +49,8 @@ pub fn health(answer: &HealthAnswer) -> String {
         let _ = writeln!(text, "healthy (workers: {workers}, disks: {disks})");
     }
     for worker in silent_workers {
-        let _ = writeln!(text, "worker {worker} does not answer: does the storage of a disk hang?");
+        let _ =
+            writeln!(text, "worker {worker} does not respond: is the storage of one of its disks hanging?");
     }
     for disk in failed_disks {
         let disk = plain(disk);
@@ -71,5 +72,5 @@ pub fn snapshots(files: &[SnapshotFile], ok: &Value) -> String {
     let paused_us = ok["paused_ns"].as_u64().unwrap_or_default() / 1000;
     let line = |file: &SnapshotFile| format!("{}: {}\n", plain(&file.disk), plain(&file.file));
     let lines: String = files.iter().map(line).collect();
-    format!("{lines}paused for {paused_us} µs\n")
+    format!("{lines}the disks were paused for {paused_us} µs\n")
 }

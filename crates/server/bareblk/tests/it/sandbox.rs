@@ -414,7 +414,7 @@ fn clients_add_images_from_the_folders_allowed_only() {
     output(add(&other.image("beside.raw", MIB), &other.socket("b")));
     let outside = place.image("outside.raw", MIB);
     let line = refusal(add(&outside, &other.socket("o")));
-    assert_says(&line, &["outside.raw is refused: the sandbox does not allow", "--allow-folders"]);
+    assert_says(&line, &["outside.raw must not be opened: the sandbox does not allow", "--allow-folders"]);
     assert!(!line.contains("permissions"), "{line}");
     std::os::unix::fs::symlink(&outside, folder.join("link.raw")).unwrap();
     assert_says(&refusal(add(&folder.join("link.raw"), &other.socket("o"))), &["--allow-folders"]);

@@ -29,7 +29,7 @@ const MAX_HEADER_BYTES: usize = 16 << 10;
 /// The pause after an `accept` that failed for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-const NOT_FOUND: &str = "give /metrics, /-/ready or /-/healthy\n";
+const NOT_FOUND: &str = "there is no such page: request /metrics, /-/ready or /-/healthy\n";
 
 /// Serves until an error.
 pub async fn serve(listener: std::net::TcpListener, latest: Arc<Latest>) -> io::Result<()> {
@@ -66,7 +66,7 @@ async fn serve_one(stream: TcpStream, latest: Arc<Latest>) -> hyper::Result<()> 
 
 async fn answer(request: &Request<Incoming>, latest: &Arc<Latest>) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+        let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are supported\n");
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return refusal;
     }
@@ -105,7 +105,10 @@ async fn ready(latest: &Arc<Latest>) -> Response<Full<Bytes>> {
 }
 
 fn bug() -> Response<Full<Bytes>> {
-    text(StatusCode::INTERNAL_SERVER_ERROR, "a bug of the exporter: see its standard error\n")
+    text(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "the exporter has a bug: see its standard error for the details\n",
+    )
 }
 
 fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {

@@ -119,7 +119,7 @@ fn monitor_socket_stays_through_reloads_and_live_upgrades() {
     assert_well(&place, &mut new);
     assert_says(
         &refusal(take_over(&place, Some(&place.socket("elsewhere")))),
-        &["the monitor socket is taken over too", "must be the same path"],
+        &["the monitor socket is taken over too", "must be the running server"],
     );
     assert_well(&place, &mut new);
     let (last, _) = Starting::new(take_over(&place, None)).wait_lines(3);

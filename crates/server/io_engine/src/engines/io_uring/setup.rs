@@ -376,11 +376,11 @@ pub(super) fn explain(error: &io::Error, options: &IoUringOptions) -> io::Error 
     let sqpoll = options.sqpoll_idle.is_some();
     let advice = match error.kind() {
         PermissionDenied if sqpoll && super::capabilities::is_allowed() => {
-            "a kernel thread for submissions (SQPOLL) is forbidden here, although io_uring is allowed: leave \
-             the option out, or let the security module allow it"
+            "this process may use io_uring, but not with a kernel thread for submissions (SQPOLL): leave the option \
+             out, or let the security module allow it"
         }
         PermissionDenied => {
-            "io_uring is forbidden here: set kernel.io_uring_disabled=0, or let the container's seccomp \
+            "this process may not use io_uring: set kernel.io_uring_disabled=0, or let the container's seccomp \
              profile allow it"
         }
         Unsupported => "the kernel has no usable io_uring: Linux 5.15 or newer is needed",
