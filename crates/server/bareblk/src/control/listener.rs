@@ -42,7 +42,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub enum Rights {
     /// Everything.
     Control,
-    /// They may only look.
+    /// Query the server, but change nothing.
     Monitor,
 }
 
@@ -69,7 +69,7 @@ pub enum ControlError {
     /// See [`SocketError`].
     #[error("{0} socket")]
     Socket(&'static str, #[source] SocketError),
-    /// There are no more threads or descriptors.
+    /// The kernel refuses a thread or a descriptor.
     #[error("cannot start the {0} socket's thread")]
     Thread(&'static str, #[source] std::io::Error),
 }

@@ -81,7 +81,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Whether it only shows something; the monitor socket accepts these.
+    /// Whether the verb changes nothing. The monitor socket accepts only such verbs.
     pub fn only_shows(&self) -> bool {
         match self {
             Self::List | Self::Stats(_) | Self::Slow(_) | Self::Workers | Self::Show(_) | Self::Health(_) => {

@@ -1,4 +1,4 @@
-//! `bareblk exporter` with HTTP clients that flood, send garbage, or never read, and with servers that are none.
+//! `bareblk exporter` with HTTP clients that flood, send garbage, or never read, and with sockets of other programs.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use crate::load::Served;
 use crate::rig::{Place, assert_says, eventually};
 use crate::top_hostile::{FakeServer, evil_answer, ok};
 
-/// Checks that it still answers.
+/// Checks that the exporter still answers.
 fn assert_well(exporter: &mut Exporter) {
     assert!(exporter.is_running());
     assert_eq!(exporter.get("/-/healthy").status, 200);
@@ -25,7 +25,7 @@ fn garbage_ends_its_own_connection() {
     for sent in ["\r\n\0\u{7f}garbage\r\n\r\n", "GET\r\n\r\n", &huge, &many, "{\"id\":1,\"do\":\"list\"}\n\n"]
     {
         let mut client = exporter.connect();
-        // It may close the connection before it has read everything.
+        // The exporter may close the connection before it has read everything.
         let _ = client.write_all(sent.as_bytes());
         let mut said = String::new();
         let _ = client.read_to_string(&mut said);

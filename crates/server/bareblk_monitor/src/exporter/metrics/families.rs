@@ -12,7 +12,7 @@ use crate::exporter::histogram::Histogram;
 use crate::exporter::servers::Figures;
 use crate::limit::Limit;
 
-/// Longest value of a label, in bytes: a hostile server must not fill the memory.
+/// Maximum length of a label's value, in bytes, so that a hostile server cannot exhaust the exporter's memory.
 const MAX_LABEL_BYTES: usize = 1024;
 
 /// A metric with one sample for each `T`.
@@ -236,7 +236,7 @@ fn limits<'f>(server: &'f str, figures: &'f Figures) -> impl Iterator<Item = (Li
     })
 }
 
-/// What a limit counts, by the end of its key.
+/// The value of the label `op` for a limit, from the end of its key.
 fn op_of(end: &str) -> Option<&'static str> {
     match end {
         "" => Some("total"),
