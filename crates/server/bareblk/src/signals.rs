@@ -32,8 +32,8 @@ pub enum Request {
     Abort(i32),
 }
 
-/// While this value exists, SIGINT and SIGTERM end the process, even if its parent ignored them: a shell without job control
-/// starts `command &` with SIGINT ignored.
+/// While this value exists, SIGINT and SIGTERM end the process, even if its parent ignored them: a shell without job
+/// control starts `command &` with SIGINT ignored.
 #[derive(Debug)]
 pub struct EndAtOnce(Vec<SigId>);
 

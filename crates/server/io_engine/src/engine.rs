@@ -304,7 +304,7 @@ pub trait Engine: Send {
     /// the watch would cause a busy loop.
     ///
     /// # Errors
-    /// Those of [`Engine::watch`].
+    /// As for [`Engine::watch`].
     fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
         self.watch(fd, token)
     }

@@ -246,7 +246,7 @@ fn ioctls(role: Role) -> Vec<u64> {
 pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, BackendError> {
     let own_pid = u64::from(std::process::id());
     let mut rules = vec![
-        // No memory becomes executable.
+        // Refuses to make memory executable.
         (SYS_mmap, vec![lacks(2, PROT_EXEC)?]),
         (SYS_mprotect, vec![lacks(2, PROT_EXEC)?]),
         (SYS_prctl, any_of(0, PRCTLS)?),

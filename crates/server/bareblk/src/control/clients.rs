@@ -84,7 +84,7 @@ pub struct Clients {
     max: usize,
     all: Mutex<Vec<Arc<Client>>>,
     gone: Condvar,
-    /// Connections that stay open until the server has stopped, because their end tells the clients that it has stopped.
+    /// Connections that stay open until the server has stopped, because their end tells the clients so.
     until_stopped: Mutex<Vec<Arc<Client>>>,
 }
 

@@ -7,7 +7,7 @@ pub const MAX_LINE_BYTES: usize = 64 << 10;
 /// Maximum number of clients at once. At the limit, a client that never sent a request is disconnected to make room for
 /// the next.
 pub const MAX_CLIENTS: usize = 32;
-/// Maximum number of the monitor socket's clients, with the same rule at the limit.
+/// Like [`MAX_CLIENTS`], for the monitor socket.
 pub const MAX_MONITOR_CLIENTS: usize = 8;
 /// Maximum number of clients that were disconnected to make room and have not ended yet.
 pub const MAX_ENDING: usize = 32;

@@ -26,8 +26,8 @@ use crate::live_upgrade::EXTRAS;
 use pausing::Pausing;
 
 /// The error about a verb that the monitor socket does not accept.
-const ONLY_SHOWS: &str = "this is the monitor socket, which only shows: it accepts list, stats, slow, workers, show, \
-                          health, and limit without `set`; changes need the control socket";
+const ONLY_SHOWS: &str = "this is the monitor socket, which accepts only queries (list, stats, slow, workers, show, \
+                          health, and limit without `set`): use the control socket for changes";
 
 /// Serves the client until it disconnects or the server ends the connection. `monitor`: the pace of a client
 /// of the monitor socket, which may only query; `None` for the control socket.

@@ -96,7 +96,7 @@ pub enum Answer {
     },
     /// The fields of [`QueueAttributes`], in their order.
     Queue([u64; 8]),
-    /// Process ids and names.
+    /// The ids and names of processes.
     Holders(Vec<(u32, String)>),
     Id(u32),
     Failed(Failure),

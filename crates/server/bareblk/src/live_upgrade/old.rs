@@ -110,7 +110,7 @@ fn begin(channel: &UnixStream) -> Result<Vec<String>> {
 /// Receives the next message, which must have this name.
 fn expect(channel: &UnixStream, name: &str, limit: Duration) -> Result<()> {
     match receive(channel, Some(limit))?.0 {
-        Message::No { why } => Err(anyhow!("the new server refuses: {why}")),
+        Message::No { why } => Err(anyhow!("the new server refused the live upgrade: {why}")),
         message if message.name() == name => Ok(()),
         message => bail!("the new server sent {}, but {name} was expected", message.name()),
     }

@@ -118,7 +118,7 @@ fn groups_of_a_file_hold_for_all_their_disks_and_a_reload_restores_what_ctl_chan
         both.map(|client| client.join().unwrap())
     });
     let elapsed = first.max(second);
-    // The limit allows the rate, the credit, two turns, and a request of each queue.
+    // Allowed are the rate's requests, the initial credit, two turns, and one request of each queue.
     assert!((a + b) as f64 <= 300.0 * elapsed.as_secs_f64() + 30.0 + 2.0 + 4.0, "{a} + {b} in {elapsed:?}");
     assert!(a + b >= 100, "{a} + {b} in {elapsed:?}");
 

@@ -16,7 +16,7 @@ use super::servers::Servers;
 /// Figures that are younger than this answer further requests too.
 const FRESH: Duration = Duration::from_millis(250);
 
-/// Asks the servers, for all HTTP clients together.
+/// Asks the servers once for all HTTP clients, and keeps the answers.
 #[derive(Debug)]
 pub struct Latest {
     servers: Servers,

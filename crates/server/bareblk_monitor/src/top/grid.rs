@@ -118,7 +118,7 @@ pub struct Row {
     /// The name to which the filter applies.
     pub name: String,
     pub alarm: Alarm,
-    /// One for each column.
+    /// The cells, one for each column.
     pub cells: Vec<Value>,
 }
 

@@ -43,7 +43,7 @@ fn silent_and_slow_clients_lose_their_connections_to_others() {
     let mut exporter = Exporter::start(&[&place.socket("none.monitor")], &[]);
     let mut silent: Vec<TcpStream> = (0..40).map(|_| exporter.connect()).collect();
     silent.iter_mut().for_each(|client| client.write_all(b"GET /metrics HTTP/1.1\r\nX").unwrap());
-    // All places are taken; this one comes after them.
+    // All connections are in use; this client comes after them.
     assert_well(&mut exporter);
     let mut said = Vec::new();
     let _ = silent[0].read_to_end(&mut said);
@@ -56,11 +56,11 @@ fn clients_that_never_read_lose_their_connections_to_others() {
         (0..4000).map(|n| json!({"name": format!("disk{n}"), "image": "x".repeat(100)})).collect();
     let server = FakeServer::start(move |request| ok(request, &json!({"disks": disks})));
     let mut exporter = Exporter::start(&[&server.control()], &[]);
-    // Far more than the kernel's buffers hold.
+    // The answer is far longer than the kernel's buffers.
     assert!(exporter.metrics().len() > 5_000_000);
     let mut deaf: Vec<TcpStream> = (0..40).map(|_| exporter.connect()).collect();
     deaf.iter_mut().for_each(|client| client.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap());
-    // All places are taken; this one comes after them.
+    // All connections are in use; this client comes after them.
     assert_well(&mut exporter);
     assert!(exporter.metrics().contains("bareblk_up{server=\"fake\"} 1"));
 }

@@ -28,7 +28,7 @@ use super::throttling::DiskThrottling;
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListAnswer {
-    /// In the order in which they were added.
+    /// The disks, in the order in which they were added.
     pub disks: Vec<Disk>,
 }
 
@@ -42,7 +42,7 @@ impl ListAnswer {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkersAnswer {
-    /// In the order of their numbers.
+    /// The workers, in the order of their numbers.
     pub workers: Vec<Worker>,
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// A server whose monitor socket is where these tests usually have the control socket.
+/// A server whose monitor socket has the path at which these tests usually create the control socket.
 fn monitored(place: &Place) -> Server {
     let mut command = place.serve(&place.image("disk.raw", MIB), "s");
     command.args(["--name", "root", "--monitor"]).arg(place.socket("c"));
@@ -25,7 +25,7 @@ fn monitor_socket_shows_what_the_control_socket_shows_and_refuses_changes() {
     }
     assert_says(
         &refusal(ctl(&place, &["remove", "root"])),
-        &["this is the monitor socket, which only shows", "changes need the control socket"],
+        &["this is the monitor socket, which accepts only queries", "use the control socket for changes"],
     );
     let mut client = Client::new(&place);
     for request in [

@@ -65,7 +65,7 @@ impl PosixAioEngine {
     /// Makes the engine.
     ///
     /// # Errors
-    /// Those of [`PosixAioEngine::with`].
+    /// As for [`PosixAioEngine::with`].
     pub fn new(config: EngineConfig) -> io::Result<Self> {
         Self::with(&PosixAioOptions::default(), &config)
     }
