@@ -47,7 +47,7 @@ const EVERYBODY: &[i64] = &[
     SYS_futex_waitv,
     SYS_get_robust_list,
     SYS_getcpu,
-    // Shown in the trace of a panic.
+    // Rust calls this for the backtrace of a panic.
     SYS_getcwd,
     SYS_getegid,
     SYS_geteuid,

@@ -55,7 +55,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The text with its control characters escaped: a path in an error may contain some.
+/// The text with its control characters escaped, because a path in an error may contain some.
 pub fn one_line(text: &str) -> String {
     let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(shown).collect()

@@ -50,7 +50,7 @@ fn limit_of_an_option_holds_for_a_client_with_many_queues_and_a_change_applies_a
     let place = Place::new();
     let server = controlled(&place, &["--iops", "300", "--workers", "2"]);
     let (completed, elapsed) = reads(&place, "s", &["--numjobs=4", "--iodepth=8"]);
-    // The limit allows the rate, the credit, a turn, and a request of each queue.
+    // Allowed are the rate's requests, the initial credit, a turn, and one request of each queue.
     let allowed = 300.0 * elapsed.as_secs_f64() + 30.0 + 1.0 + 8.0;
     assert!(completed as f64 <= allowed, "{completed} in {elapsed:?}");
     assert!(completed >= 100, "{completed} in {elapsed:?}");

@@ -1,8 +1,8 @@
 //! The real program inside its sandbox: which rights it keeps, which operations still work, and which process performs
 //! them.
 //!
-//! The tests of forbidden calls are beside the lists (`sandbox/tests/confined.rs`). Every other test here also runs the
-//! sandbox.
+//! The tests of forbidden calls are beside the lists (`sandbox/tests/confined.rs`). All other tests of this program
+//! also run in the sandbox.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;

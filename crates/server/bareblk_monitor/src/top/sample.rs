@@ -224,7 +224,7 @@ fn state(now: &Disk, throttled_percent: Option<f64>) -> State {
     match () {
         () if disk.failed => State::Failed,
         () if disk.held > 0 => State::Holding,
-        // Less than this may only be the granularity of a limit's bucket.
+        // A smaller share may only reflect the granularity of a limit's bucket.
         () if throttled_percent.is_some_and(|percent| percent >= 1.0) => State::Throttled,
         () if disk.sessions == 0 => State::NoGuest,
         () if disk.read_only => State::ReadOnly,

@@ -297,7 +297,7 @@ fn register_files(ring: &IoUring, age: KernelAge, wanted: u32) -> u32 {
     match registered {
         Ok(()) => wanted,
         Err(error) => {
-            tracing::debug!(%error, wanted, "this kernel's io_uring has no file table: using descriptors");
+            tracing::debug!(%error, wanted, "this kernel's io_uring has no file table, so calls use descriptors");
             0
         }
     }
