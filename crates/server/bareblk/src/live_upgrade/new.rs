@@ -277,7 +277,7 @@ fn check_control(control: &Path, configuration: &Configuration) -> Result<()> {
     match &configuration.server.options.control {
         Some(ours) if real_path(&HostOpener, ours) == real_path(&HostOpener, control) => Ok(()),
         Some(ours) => bail!(
-            "the control socket is taken over too, so --control {} must be the path of --take-over, {theirs}",
+            "the control socket is taken over too, so its path {} must be that of --take-over, {theirs}",
             ours.display()
         ),
         None => bail!("the control socket is taken over too: add --control {theirs}"),
@@ -291,7 +291,7 @@ fn monitor_path<'c>(listener: &Listener, configuration: &'c Configuration) -> Re
     let ours = ours.context("the configuration names no monitor socket")?;
     if real_path(&HostOpener, ours) != real_path(&HostOpener, theirs) {
         bail!(
-            "the monitor socket is taken over too, so --monitor {} must be the running server's path, {}",
+            "the monitor socket is taken over too, so its path {} must be the running server's, {}",
             ours.display(),
             theirs.display()
         );

@@ -380,7 +380,7 @@ pub(super) fn explain(error: &io::Error, options: &IoUringOptions) -> io::Error 
              out, or let the security module allow it"
         }
         PermissionDenied => {
-            "this process may not use io_uring: set kernel.io_uring_disabled=0, or let the container's seccomp \
+            "io_uring is forbidden for this process: set kernel.io_uring_disabled=0, or let the container's seccomp \
              profile allow it"
         }
         Unsupported => "the kernel has no usable io_uring: Linux 5.15 or newer is needed",
