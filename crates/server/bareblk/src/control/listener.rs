@@ -3,8 +3,8 @@
 //! - `blk_server::Socket` creates them as it creates disks' sockets.
 //! - The control socket has mode 0600. The kernel names the client's user (`SO_PEERCRED`, unix(7)). Root and the server's
 //!   own user may connect; other users are refused, even if an operator widens the socket's mode.
-//! - The monitor socket has mode 0660: its group may look. All its clients together get a part of one processor
-//!   (`pace.rs`).
+//! - The monitor socket has mode 0660: its group may query the server. All its clients together get a part of one
+//!   processor (`pace.rs`).
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;

@@ -19,7 +19,7 @@ use crate::control::answers::reports::{
 use crate::control::answers::slow::{Slow, SlowAnswer, milliseconds as milliseconds_of};
 use crate::control::protocol::WorkerSettings;
 
-/// A missing figure.
+/// Shown in place of a missing figure.
 const NONE: &str = "–";
 const PLACEMENT_HEADINGS: [&str; 8] =
     ["DISK", "PLACEMENT", "COMPLETION WORKER", "WANTED", "HAND-OVERS", "OPS", "PASSED ON", "MOVES"];
@@ -125,7 +125,7 @@ fn headings(of: &[&'static str], counters: &'static [CounterInfo]) -> Vec<&'stat
     of.iter().copied().chain(shown).collect()
 }
 
-/// The cells below the headings of these counters.
+/// The cells for the columns of these counters.
 fn cells(values: impl Iterator<Item = (&'static CounterInfo, u64)>) -> impl Iterator<Item = String> {
     let shown = values.filter(|(counter, _)| !counter.heading.is_empty());
     shown.map(|(counter, number)| match counter.unit {

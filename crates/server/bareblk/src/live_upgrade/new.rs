@@ -1,4 +1,4 @@
-//! The new server's end: asks, compares, prepares, takes over.
+//! The new server's end: requests the disks, compares them with its configuration, prepares, and takes over.
 //!
 //! `connect (before the sandbox) → opener → … everything open … → take → Taken`
 //!

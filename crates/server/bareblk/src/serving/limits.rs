@@ -76,7 +76,7 @@ impl Serving {
         Ok(self.with_server(|server| server.limit_disk(name, limits))??)
     }
 
-    /// As [`Serving::limit_disk`], for a group.
+    /// Like [`Serving::limit_disk`], for a group.
     pub fn limit_group(&self, name: &str, set: &Map<String, Value>) -> Result<(), Refused> {
         let _change = self.begin_change()?;
         let groups = self.with_server(|server| server.report().groups)?;

@@ -16,7 +16,7 @@ use crate::ctl::connection::Connection;
 pub struct Disk {
     /// Absolute, because the monitor may run in another folder.
     pub socket: String,
-    /// `None`: the monitor chooses.
+    /// The number of queues; `None`: the monitor chooses it.
     pub queues: Option<u16>,
     pub queue_size: u16,
 }

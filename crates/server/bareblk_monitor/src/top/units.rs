@@ -1,6 +1,6 @@
 //! Figures as tables show them: short, with units.
 
-/// A missing figure.
+/// Shown in place of a missing figure.
 pub const NONE: &str = "–";
 
 const THOUSANDS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];

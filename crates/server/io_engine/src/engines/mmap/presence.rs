@@ -4,8 +4,8 @@
 //!
 //! - A system call reads a hole without filling it, and reports a full file system as an error. A copy would fill the
 //!   hole, or raise a SIGBUS.
-//! - A write by system call makes a chunk with holes unknown again, because it may have filled the last hole. A punched
-//!   hole makes its chunks have holes.
+//! - A write by system call makes a chunk with holes unknown again, because it may have filled the last hole. Punching
+//!   a hole marks its chunks as having holes.
 //! - All mappings of a file in this process share one [`Presence`], because one worker's discard affects the others.
 //! - The states are only hints about memory use: the data is correct whatever they say. So accesses to them need no
 //!   ordering.
