@@ -22,14 +22,14 @@ Examples:
   bareblk serve disk.raw --socket /run/vm1.sock
   bareblk vmm-args /run/vm1.sock                   options for the VM's command line
   bareblk bench --socket /run/vm1.sock --rw randread --iodepth 32 --runtime 10
-  bareblk lab run aio --out results --quick        a published experiment, repeated here
+  bareblk lab run aio --out results --quick        repeats a published experiment on this host
 
 See `bareblk COMMAND --help`.";
 
 const ENGINES_EXAMPLES: &str = "\
 Examples:
-  bareblk engines                                  the engines of this host
-  bareblk engines disk.raw --cache writeback       and the one that `--engine auto` picks for this image";
+  bareblk engines                                  lists the engines of this host
+  bareblk engines disk.raw --cache writeback       also shows which one `--engine auto` picks for this image";
 
 /// Shown only on the reference page: `--help` is answered by `bareblk-bench` itself.
 const SECOND_PROGRAM: &str = "The program bareblk-bench runs this command and documents its options.";

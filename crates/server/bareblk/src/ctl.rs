@@ -179,7 +179,7 @@ fn grown(server: &mut Connection, disk: &str, more_bytes: u64) -> Result<u64> {
         disks.iter().find(|other| other.name == name).context("the server no longer has this disk")?;
     let (now_bytes, sum) = (found.size_bytes, found.size_bytes.checked_add(more_bytes));
     sum.with_context(|| {
-        format!("disk {disk} has {now_bytes} bytes and cannot grow by {more_bytes}: the sum is too large")
+        format!("disk {disk} has {now_bytes} bytes and cannot grow by {more_bytes} bytes: the sum does not fit in 64 bits")
     })
 }
 

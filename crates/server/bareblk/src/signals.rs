@@ -32,8 +32,8 @@ pub enum Request {
     Abort(i32),
 }
 
-/// While it exists, SIGINT and SIGTERM end the process, even if its parent ignored them: a shell without job control
-/// starts `command &` with SIGINT ignored.
+/// While this value exists, SIGINT and SIGTERM end the process, even if its parent ignored them: a shell without job
+/// control starts `command &` with SIGINT ignored.
 #[derive(Debug)]
 pub struct EndAtOnce(Vec<SigId>);
 
@@ -63,7 +63,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Catches the signals, which [`EndAtOnce`] handles until then.
+    /// Takes over the signals from [`EndAtOnce`].
     pub fn catch() -> io::Result<Self> {
         Ok(Self { signals: Signals::new([SIGTERM, SIGINT, SIGHUP])?, history: History::default() })
     }

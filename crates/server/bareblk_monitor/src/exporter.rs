@@ -5,8 +5,8 @@
 //!                                    → answer.rs → metrics.rs (histogram.rs) → text
 //! ```
 //!
-//! - Between two requests nothing runs, here and in the servers.
-//! - A server may be hostile, or hang: it costs its own figures.
+//! - Between two requests, the exporter does nothing and causes no work in the servers.
+//! - A server that is hostile or hangs only makes its own figures disappear.
 //! - HTTP clients may be hostile, too: http.rs limits their number and their time, latest.rs how often servers are asked.
 
 mod answer;
@@ -27,7 +27,7 @@ use servers::Servers;
 /// Runs the command; it returns only with an error.
 ///
 /// # Errors
-/// A pattern is wrong, or nothing can listen at the address.
+/// A pattern is invalid, or the exporter cannot listen at the address.
 pub fn run(args: ExporterArgs) -> Result<ExitCode> {
     let ExporterArgs { monitor, listen, max_series } = args;
     let servers = Servers::new(&monitor).map_err(Wrong)?;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bareblk::client::plain;
 
-/// A name for each server: the file's without its extension if they all differ, else the path.
+/// A name for each server: its socket's file name without the extension if all of these differ, else the path.
 pub fn labels(paths: &[&Path]) -> Vec<String> {
     let name = |path: &&Path| plain(&path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy());
     let names: Vec<String> = paths.iter().map(name).collect();
@@ -15,7 +15,7 @@ pub fn labels(paths: &[&Path]) -> Vec<String> {
     paths.iter().map(|path| shown(path)).collect()
 }
 
-/// A path, harmless for a terminal.
+/// A path, with characters escaped that a terminal would interpret.
 pub fn shown(path: &Path) -> String {
     plain(&path.to_string_lossy())
 }

@@ -63,7 +63,7 @@ struct Server {
     connection: Option<Connection>,
 }
 
-/// Connects to the servers. One that answers is enough: the others may start later.
+/// Connects to the servers. It suffices that one of them answers: the others may start later.
 fn connect(paths: Vec<PathBuf>) -> Result<Vec<Server>> {
     let (mut servers, mut error) = (Vec::new(), None);
     for path in paths {
@@ -76,7 +76,7 @@ fn connect(paths: Vec<PathBuf>) -> Result<Vec<Server>> {
     }
 }
 
-/// A name for each server, if there are several.
+/// A name for each server; `None` if there is only one server.
 fn names(servers: &[Server]) -> Vec<Option<String>> {
     let paths: Vec<&Path> = servers.iter().map(|server| server.path.as_path()).collect();
     labels(&paths).into_iter().map(|label| (servers.len() > 1).then_some(label)).collect()

@@ -43,7 +43,7 @@ pub enum ImageError {
         source: io::Error,
     },
     /// The opener's policy refuses the path.
-    #[error("image {} is refused", path.display())]
+    #[error("image {} must not be opened", path.display())]
     NotAllowed {
         /** The image's path. */
         path: PathBuf,
@@ -110,7 +110,7 @@ pub enum ImageError {
     /// `--create` with size zero, or with a partial block at the end.
     #[error(
         "image {} cannot be created with {size_bytes} bytes (--create), which is not a multiple of the block \
-         size {block_size_bytes}: give {}, or choose another --block-size",
+         size {block_size_bytes}: use {}, or choose another --block-size",
         path.display(), size_bytes.next_multiple_of(u64::from(*block_size_bytes)).max(u64::from(*block_size_bytes))
     )]
     CreateRagged {
@@ -245,7 +245,7 @@ pub enum ResizeError {
     /// The wanted size is zero, or ends in a partial block.
     #[error(
         "image {} cannot have {wanted_bytes} bytes, which is not a multiple of its block size \
-         {block_size_bytes}: give {}",
+         {block_size_bytes}: use {}",
         path.display(),
         wanted_bytes.checked_next_multiple_of(u64::from(*block_size_bytes)).unwrap_or(0)
             .max(u64::from(*block_size_bytes))

@@ -177,7 +177,9 @@ fn stream_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
 fn listen_if_private(socket: &OwnedFd, path: &Path) -> io::Result<()> {
     let mode = std::fs::symlink_metadata(path)?.permissions().mode() & 0o777;
     if mode & !NEW_SOCKET_MODE.as_raw_mode() != 0 {
-        return Err(io::Error::other(format!("new socket has mode {mode:o}, wider than 600")));
+        return Err(io::Error::other(format!(
+            "the new socket's file has mode {mode:o}, which is wider than 600"
+        )));
     }
     rustix::net::listen(socket, LISTEN_BACKLOG)?;
     Ok(())

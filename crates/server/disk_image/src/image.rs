@@ -92,7 +92,7 @@ impl ImageOptions {
 /// How the image's size has changed since it was last read, in sectors of 512 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CapacityChange {
-    /// The size is the same.
+    /// The size has not changed.
     Unchanged,
     /// Larger; the new capacity is in force.
     Grown {

@@ -33,40 +33,40 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// The type of `path`'s target, after following links.
     ///
     /// # Errors
-    /// `stat`'s; [`io::ErrorKind::NotFound`] if the path does not exist.
+    /// Errors of `stat`; [`io::ErrorKind::NotFound`] if the path does not exist.
     fn file_kind(&self, path: &Path) -> io::Result<FileKind>;
 
     /// The absolute path without links, `.` and `..`.
     ///
     /// # Errors
-    /// `realpath`'s.
+    /// Errors of `realpath`.
     fn canonical_path(&self, path: &Path) -> io::Result<PathBuf>;
 
     /// Identifies the file at `path`; a link is not followed. Tells whether the path still holds the file
     /// that we put there.
     ///
     /// # Errors
-    /// `lstat`'s; [`io::ErrorKind::NotFound`] if the path does not exist.
+    /// Errors of `lstat`; [`io::ErrorKind::NotFound`] if the path does not exist.
     fn file_id(&self, path: &Path) -> io::Result<FileId>;
 
     /// Opens or creates a disk image. Never blocks on a named pipe or a missing medium. A new file is on stable storage
     /// when the call returns; a failed call leaves no file behind.
     ///
     /// # Errors
-    /// `open`'s; `EINVAL` with `request.direct` means that the file system has no `O_DIRECT`.
+    /// Errors of `open`; `EINVAL` with `request.direct` means that the file system has no `O_DIRECT`.
     fn open_image(&self, path: &Path, request: &OpenRequest) -> io::Result<OwnedFd>;
 
     /// Opens the file behind `file` again, with its own open file description. The file's current name does
     /// not matter.
     ///
     /// # Errors
-    /// `open`'s, for the descriptor's link in `/proc/self/fd`.
+    /// Errors of `open`, for the descriptor's link in `/proc/self/fd`.
     fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd>;
 
     /// Opens a configuration file for reading.
     ///
     /// # Errors
-    /// `open`'s.
+    /// Errors of `open`.
     fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd>;
 
     /// The kernel's attributes of a block device's queue.
@@ -83,7 +83,7 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// other user can connect.
     ///
     /// # Errors
-    /// `socket`'s, `bind`'s and `listen`'s: `EADDRINUSE` if `path` exists, whether or not a server listens there;
+    /// Errors of `socket`, `bind` and `listen`: `EADDRINUSE` if `path` exists, whether or not a server listens there;
     /// `ENAMETOOLONG` if `path` is longer than [`MAX_SOCKET_PATH_BYTES`].
     fn bind_socket(&self, path: &Path) -> io::Result<OwnedFd>;
 
@@ -91,15 +91,15 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// between.
     ///
     /// # Errors
-    /// `chown`'s and `chmod`'s; [`io::ErrorKind::InvalidInput`] if `path` is not a socket (or is a link).
+    /// Errors of `chown` and `chmod`; [`io::ErrorKind::InvalidInput`] if `path` is not a socket (or is a link).
     fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
 
     /// Connects to a stream socket and closes the connection, to find out whether a server listens there. Never blocks.
     /// The caller does not get the connection, because the opener may have more rights than the caller.
     ///
     /// # Errors
-    /// `connect`'s. [`io::ErrorKind::ConnectionRefused`]: no server listens any more. [`io::ErrorKind::WouldBlock`]:
-    /// the server is **alive**, but its queue of connections is full.
+    /// Errors of `connect`. [`io::ErrorKind::ConnectionRefused`]: no server listens any more.
+    /// [`io::ErrorKind::WouldBlock`]: the server is **alive**, but its queue of connections is full.
     fn connect_socket(&self, path: &Path) -> io::Result<()>;
 
     /// Tells the opener that the previous server opened `file`, the image at `path`. The opener then treats the image
@@ -131,6 +131,6 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// Removes a file or socket.
     ///
     /// # Errors
-    /// `unlink`'s.
+    /// Errors of `unlink`.
     fn unlink(&self, path: &Path) -> io::Result<()>;
 }

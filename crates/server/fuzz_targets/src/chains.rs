@@ -31,7 +31,7 @@ fn machine(choices: u8) -> Machine {
     Machine::new(features, size, limit)
 }
 
-/// One run.
+/// Runs the target once.
 pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let choices = input.u8();

@@ -9,7 +9,7 @@ use bareblk::inputs::configuration;
 const MOST_TIMES: usize = 16;
 const MOST_MORE: usize = 4096;
 
-/// One run.
+/// Runs the target once.
 pub(crate) fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Err(line) = configuration(text) else { return };

@@ -15,7 +15,7 @@ const MOST_LINES: usize = 64;
 const MOST_TIMES: usize = 16;
 const MOST_MORE: usize = 4096;
 
-/// One run.
+/// Runs the target once.
 pub(crate) fn run(bytes: &[u8]) {
     let lines = bytes.split(|&byte| byte == b'\n').filter(|line| line.len() <= MAX_LINE_BYTES);
     lines.take(MOST_LINES).for_each(one_line);

@@ -114,7 +114,7 @@ pub const TARGETS: [Target; 7] = [
     Target::new("live_upgrade", live_upgrade::run, live_upgrade::seeds),
 ];
 
-/// The target of this name.
+/// The target with this name.
 #[must_use]
 pub fn target(name: &str) -> Option<Target> {
     TARGETS.into_iter().find(|target| target.name == name)

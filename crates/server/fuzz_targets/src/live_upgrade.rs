@@ -45,7 +45,7 @@ fn server() -> &'static Server {
     &made.0
 }
 
-/// One run.
+/// Runs the target once.
 pub(crate) fn run(bytes: &[u8]) {
     let server = server();
     let before = open_fds();

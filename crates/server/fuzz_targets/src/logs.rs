@@ -179,7 +179,7 @@ fn laid_out(bytes: &[u8]) -> (Bed, u32, usize) {
     (bed, base, fresh)
 }
 
-/// One run.
+/// Runs the target once.
 pub(crate) fn run(bytes: &[u8]) {
     let (bed, base, fresh) = laid_out(bytes);
     if let Ok(first) = bed.start(base) {

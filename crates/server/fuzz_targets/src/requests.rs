@@ -20,7 +20,7 @@ use model::SECTOR;
 const MOST_BYTES: usize = 12 << 10;
 const MOST_REQUESTS: usize = 24;
 
-/// One run.
+/// Runs the target once.
 pub(crate) fn run(bytes: &[u8]) {
     play(bytes);
 }

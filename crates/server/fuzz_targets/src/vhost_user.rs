@@ -36,7 +36,7 @@ const PACKED: u64 = 1 << 34;
 /// MQ, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS, GET_VRING_BASE_INFLIGHT.
 const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 20;
 
-/// One run, entirely on this thread.
+/// Runs the target once, entirely on this thread.
 pub(crate) fn run(bytes: &[u8]) {
     play(bytes, |_| Peer::new(), all_acts);
 }

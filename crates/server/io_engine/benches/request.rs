@@ -3,8 +3,8 @@
 //! `cargo bench -p io_engine --bench request [-- SECONDS] [attached=FILES] [only=ENGINE]`. `attached` attaches this
 //! many idle files before the busy one, which must not change the result. User time is an upper bound for our own
 //! code: it includes this loop and the entry into the kernel. The times are those of the whole process, because
-//! engines have their own threads and io_uring has kernel threads. Only the rows of `O_DIRECT` include a device; in
-//! the page cache and on tmpfs there is none.
+//! engines have their own threads and io_uring has kernel threads. Only the `O_DIRECT` rows include the time of
+//! a device; the page cache and tmpfs involve none.
 //!
 //! See also: rings and requests (`blk_server`'s benchmark).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]

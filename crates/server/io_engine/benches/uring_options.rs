@@ -87,7 +87,7 @@ fn main() {
     std::fs::File::open(&path).unwrap().sync_all().unwrap();
     let options = |cache| ImageOptions { cache, ..ImageOptions::new(&path) };
     let image = Image::open(&HostOpener, &options(CacheMode::None))
-        .or_else(|_| Image::open(&HostOpener, &options(CacheMode::Writeback))) // no O_DIRECT here
+        .or_else(|_| Image::open(&HostOpener, &options(CacheMode::Writeback))) // this file system has no O_DIRECT
         .unwrap();
     let config = EngineConfig { depth: 64, ..EngineConfig::default() };
     let plain = IoUringOptions::default();

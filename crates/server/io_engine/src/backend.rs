@@ -99,7 +99,7 @@ pub trait IoBackend: Send {
     /// Whether several threads may make the later calls, one at a time.
     ///
     /// # Errors
-    /// Those of [`Engine::check_shareable`](crate::Engine::check_shareable).
+    /// As for [`Engine::check_shareable`](crate::Engine::check_shareable).
     fn check_shareable(&self) -> io::Result<()> {
         Err(not_shareable(&self.describe()))
     }
@@ -192,13 +192,13 @@ pub trait IoBackend: Send {
     /// Reports writes to `fd` through `take_ready`, as [`Engine::watch`](crate::Engine::watch) describes.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId>;
 
     /// Watches a descriptor that may be permanently ready.
     ///
     /// # Errors
-    /// Those of [`IoBackend::watch`].
+    /// As for [`IoBackend::watch`].
     fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
         self.watch(fd, token)
     }

@@ -198,7 +198,7 @@ pub struct Stats {
     pub resumed_calls: u64,
 }
 
-/// [`Engine::batch`] of engines that have no reason for another one.
+/// [`Engine::batch`] of engines that do not need a different value.
 pub(crate) const BATCH: usize = 32;
 
 /// The interface of a worker's engine: it accepts ops, watches descriptors, and lets the worker sleep.
@@ -304,7 +304,7 @@ pub trait Engine: Send {
     /// the watch would cause a busy loop.
     ///
     /// # Errors
-    /// Those of [`Engine::watch`].
+    /// As for [`Engine::watch`].
     fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
         self.watch(fd, token)
     }

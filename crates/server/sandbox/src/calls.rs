@@ -47,7 +47,7 @@ const EVERYBODY: &[i64] = &[
     SYS_futex_waitv,
     SYS_get_robust_list,
     SYS_getcpu,
-    // Shown in the trace of a panic.
+    // Rust calls this for the backtrace of a panic.
     SYS_getcwd,
     SYS_getegid,
     SYS_geteuid,
@@ -246,7 +246,7 @@ fn ioctls(role: Role) -> Vec<u64> {
 pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, BackendError> {
     let own_pid = u64::from(std::process::id());
     let mut rules = vec![
-        // No memory becomes executable.
+        // Refuses to make memory executable.
         (SYS_mmap, vec![lacks(2, PROT_EXEC)?]),
         (SYS_mprotect, vec![lacks(2, PROT_EXEC)?]),
         (SYS_prctl, any_of(0, PRCTLS)?),

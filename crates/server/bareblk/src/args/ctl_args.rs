@@ -130,7 +130,7 @@ pub enum CtlCommand {
     Placement {
         /// The disk's name
         disk: String,
-        /// The worker that handles the disk's completions from now on; none: the workers choose
+        /// The worker that handles the disk's completions from now on; none: let the workers choose
         #[arg(long, value_name = "N|none", value_parser = choice)]
         completion_worker: Option<Choice>,
         #[command(flatten)]
@@ -156,7 +156,7 @@ pub enum CtlCommand {
     Resize {
         /// The disk's name
         disk: String,
-        /// The new size (K, M, G, T: powers of 1024), or +SIZE: how much larger
+        /// The new size (K, M, G, T: powers of 1024), or +SIZE to enlarge the disk by that much
         #[arg(value_parser = new_size)]
         size: NewSize,
         /// Allow a smaller size; the data beyond the new end is lost
@@ -278,7 +278,7 @@ pub fn pause(text: &str) -> Result<Duration> {
     let pause = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     match pause {
         Some(pause) if (SHORTEST_PAUSE..=LONGEST_PAUSE).contains(&pause) => Ok(pause),
-        _ => bail!("give seconds, without a unit, from 0.1 to 3600"),
+        _ => bail!("give a number of seconds from 0.1 to 3600, without a unit"),
     }
 }
 

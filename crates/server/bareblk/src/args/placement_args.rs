@@ -105,7 +105,7 @@ pub fn engine_source(
         && worker as usize >= workers
     {
         bail!(Wrong(format!(
-            "--completion-worker {worker}: the server has {workers} workers, numbered from 0"
+            "--completion-worker {worker} does not exist: the server has {workers} workers, numbered from 0"
         )));
     }
     let depth = config.depth;
@@ -152,7 +152,7 @@ mod tests {
         );
         let far = PlacementArgs { completion_worker: Some(2), ..args(PlacementChoice::Completion) };
         let far = source(far.placement().unwrap(), EngineKind::Sync).unwrap_err().to_string();
-        assert_eq!(far, "--completion-worker 2: the server has 2 workers, numbered from 0");
+        assert_eq!(far, "--completion-worker 2 does not exist: the server has 2 workers, numbered from 0");
         assert!(source(Placement::Queue, EngineKind::Mmap).unwrap().is_none());
         let source = source(shared, EngineKind::IoUring).unwrap().unwrap();
         assert_eq!(source.name, "io_uring, shared");

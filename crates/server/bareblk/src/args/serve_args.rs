@@ -243,7 +243,8 @@ pub struct ServerArgs {
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
-    /// Socket that shows what `bareblk ctl` shows, and changes nothing: for `bareblk exporter` and `top` [default: none]
+    /// Socket that answers the queries of `bareblk ctl` but changes nothing: for `bareblk exporter` and `top`
+    /// [default: none]
     #[arg(long, value_name = "PATH")]
     pub monitor: Option<PathBuf>,
 

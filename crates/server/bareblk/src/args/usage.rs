@@ -65,7 +65,8 @@ fn first_paragraphs(text: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(text);
     let end = text.rfind("\n\nUsage:").or_else(|| text.rfind("\n\nFor more information"));
     let text = text.get(..end.unwrap_or(text.len())).unwrap_or(text);
-    // Drops one kind of advice: that a positional argument could take a mistyped option as its value. It never helps.
+    // Drops one kind of advice: that a positional argument could take a mistyped option as its value. This
+    // advice never helps.
     let is_help = |paragraph: &&str| !paragraph.contains(" as a value, use '-- ");
     let paragraphs = text.split("\n\n").filter(is_help).map(|paragraph| {
         paragraph.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")

@@ -27,8 +27,8 @@ pub struct WorkersArgs {
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_WORKERS))]
     pub workers: Option<u16>,
 
-    /// Distribute these CPUs (such as 2-5,8) among the workers: one each; several neighbouring ones each if there are
-    /// fewer workers than CPUs; in turn if there are more [default: the process's affinity mask]
+    /// Distribute these CPUs (such as 2-5,8) among the workers: one CPU each; several neighbouring CPUs each if there
+    /// are fewer workers than CPUs; in turn if there are more workers [default: the process's affinity mask]
     #[arg(long, value_name = "LIST", value_parser = Cpus::parse)]
     pub cpus: Option<Cpus>,
 

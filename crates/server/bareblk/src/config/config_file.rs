@@ -146,7 +146,7 @@ fn quoted(text: &str) -> String {
 
 fn texts(problems: Vec<Problem>) -> anyhow::Error {
     let texts: Vec<String> = problems.into_iter().map(|problem| problem.text).collect();
-    let none = "the table describes no disk".to_owned();
+    let none = "the settings describe no disk".to_owned();
     anyhow::Error::msg(if texts.is_empty() { none } else { texts.join("; ") })
 }
 
@@ -243,13 +243,16 @@ impl<'a> Reader<'a> {
         let given = top.iter().find(|(key, _)| alike.contains(key));
         if let (Some((line, _)), Some((key, word))) = (tables.first(), given) {
             let text = format!(
-                "[[worker]]: `{key}` (line {}) describes all workers: use either this key or [[worker]] tables",
+                "`{key}` (line {}) describes all workers, [[worker]] one of them: use either that key or [[worker]] tables",
                 word.line
             );
             self.problem(*line, text);
         }
         if let Some((line, _)) = tables.get(usize::from(MAX_WORKERS)) {
-            self.problem(*line, format!("[[worker]]: at most {MAX_WORKERS} workers are possible"));
+            self.problem(
+                *line,
+                format!("too many [[worker]] tables: a server has at most {MAX_WORKERS} workers"),
+            );
         }
         let mut schema = Schema::of::<WorkerArgs>(&[]);
         tables.iter().filter_map(|(line, table)| self.worker(&mut schema, *line, table)).collect()
@@ -285,7 +288,10 @@ impl<'a> Reader<'a> {
         for (line, table) in self.tables(document, GROUP) {
             let Some((name, limits)) = self.group(&mut schema, line, &table) else { continue };
             if groups.iter().any(|(known, _)| *known == name) {
-                self.problem(line, format!("[[group]]: two groups are named {name}: give each its own name"));
+                self.problem(
+                    line,
+                    format!("two [[group]] tables are named {name}: give each group its own name"),
+                );
             }
             groups.push((name, limits));
         }
@@ -301,7 +307,7 @@ impl<'a> Reader<'a> {
         let before = self.problems.len();
         let words = schema.words(table, &self.source, &mut self.problems);
         if !words.contains_key("name") && self.problems.len() == before {
-            self.problem(line, "[[group]] without `name`: give each group a name");
+            self.problem(line, "[[group]] has no `name`: give each group a name");
         }
         if self.problems.len() > before {
             return None;
@@ -324,7 +330,7 @@ impl<'a> Reader<'a> {
             let Some(group) = &disk.settings.limits.group else { continue };
             if !groups.iter().any(|(known, _)| known == group) {
                 let text = format!(
-                    "group = {}: there is no [[group]] with this name: write one, or remove this key",
+                    "group = {}: there is no [[group]] table with this name: add such a table, or remove this key",
                     disk.shown(GROUP)
                 );
                 self.problem(disk.line_of(GROUP), text);
@@ -338,7 +344,10 @@ impl<'a> Reader<'a> {
             return Vec::new();
         };
         let line = self.source.line(&key.span());
-        let wrong = Problem { line, text: format!("{name}: write [[{name}]] tables, one for each {name}") };
+        let wrong = Problem {
+            line,
+            text: format!("`{name}` is not a list of tables: write [[{name}]] tables, one for each {name}"),
+        };
         let DeValue::Array(array) = value.get_ref() else {
             self.problems.push(wrong);
             return Vec::new();
@@ -368,7 +377,7 @@ impl<'a> Reader<'a> {
         };
         let DeValue::Table(table) = value.get_ref() else {
             let line = self.source.line(&key.span());
-            self.problem(line, "defaults: write it as a table, [defaults]");
+            self.problem(line, "`defaults` is not a table: write it as [defaults]");
             return Words::new();
         };
         let mut words = self.schema.words(table, &self.source, &mut self.problems);
@@ -377,7 +386,7 @@ impl<'a> Reader<'a> {
                 self.problem(
                     word.line,
                     format!(
-                        "{key} = {}: disks cannot share this value: set {key} in each [[disk]]",
+                        "[defaults] must not set {key} = {}, because disks cannot share this value: set {key} in each [[disk]]",
                         word.shown
                     ),
                 );

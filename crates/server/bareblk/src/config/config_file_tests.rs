@@ -92,21 +92,25 @@ fn each_mistake_is_told_with_its_line_its_key_and_its_limit() {
         (format!("poll_us = 4\n{A}"), 1, "there is no key `poll_us`: did you mean `poll-us`?"),
         (format!("[[disks]]\n{A}"), 1, "there is no key `disks`: did you mean `disk`?"),
         (format!("{A}help = true"), 4, "there is no key `help`"),
-        (format!("{A}queues = 300"), 4, "queues = 300: give a whole number from 1 to 256"),
-        (format!("{A}queues = -1"), 4, "queues = -1: give a whole number from 1 to 256"),
-        (format!("{A}queues = 4.5"), 4, "queues = 4.5: give a whole number"),
-        (format!("{A}queues = [4]"), 4, "queues = [4]: give one value, not a list"),
+        (format!("{A}queues = 300"), 4, "queues = 300 is invalid: give a whole number from 1 to 256"),
+        (format!("{A}queues = -1"), 4, "queues = -1 is invalid: give a whole number from 1 to 256"),
+        (format!("{A}queues = 4.5"), 4, "queues = 4.5 is invalid: give a whole number"),
+        (format!("{A}queues = [4]"), 4, "queues = [4] is invalid: give one value, not a list"),
         (format!("{A}queue-size = 100"), 4, "power of two from 2 to 1024"),
-        (format!("[defaults]\nqueues = 0\n{A}"), 2, "queues = 0: give a whole number from 1 to 256"),
-        (format!("{A}socket-mode = 0o600"), 4, "socket-mode = 0o600: give three octal digits"),
-        (format!("{A}cache = 'direct'"), 4, "cache = 'direct': use none, writeback, writethrough"),
-        (format!("{A}readonly = 1"), 4, "readonly = 1: give true or false"),
+        (
+            format!("[defaults]\nqueues = 0\n{A}"),
+            2,
+            "queues = 0 is invalid: give a whole number from 1 to 256",
+        ),
+        (format!("{A}socket-mode = 0o600"), 4, "socket-mode = 0o600 is invalid: give three octal digits"),
+        (format!("{A}cache = 'direct'"), 4, "cache = 'direct' is invalid: use none, writeback, writethrough"),
+        (format!("{A}readonly = 1"), 4, "readonly = 1 is invalid: give true or false"),
         (format!("{A}serial = \"a\\nb\""), 4, "1 to 20 printable ASCII"),
-        (format!("{A}name = ''"), 4, "name = '': "),
-        (format!("{A}create = '5X'"), 4, "create = '5X': give a number of bytes"),
+        (format!("{A}name = ''"), 4, "name = '' is invalid: "),
+        (format!("{A}create = '5X'"), 4, "create = '5X' is invalid: give a number of bytes"),
         (format!("{A}block-size = 1000"), 4, "1000"),
         (format!("{A}socket-owner = 'nobody-has-this-name'"), 4, "does not exist"),
-        (format!("stop-timeout = '5m'\n{A}"), 1, "stop-timeout = '5m': give whole seconds"),
+        (format!("stop-timeout = '5m'\n{A}"), 1, "stop-timeout = '5m' is invalid: give whole seconds"),
         (format!("{A}cache = 'writeback'\niopoll = true\nengine = 'io_uring'"), 5, "iopoll needs cache none"),
         (format!("{A}fd-pool = 2"), 4, "fd-pool is an option of engine posix-aio"),
         (format!("[defaults]\nsqpoll-ms = 5\n{A}"), 2, "sqpoll-ms is an option of engine io_uring"),
@@ -121,10 +125,10 @@ fn each_mistake_is_told_with_its_line_its_key_and_its_limit() {
         (format!("{}readonly = true\n{}", A, B.replace("/b'", "/a'")), 6, "they are not both readonly"),
         (format!("workers = 2\n{A}workers = 3"), 5, "workers = 3: 3 workers, but the server has 2"),
         (format!("workers = 2\n{A}workers = [0, 2]"), 5, "workers = [0, 2]: worker 2, but the server has 2"),
-        (format!("workers = 0\n{A}"), 1, "workers = 0: give a whole number from 1 to 1024"),
+        (format!("workers = 0\n{A}"), 1, "workers = 0 is invalid: give a whole number from 1 to 1024"),
         (format!("workers = 2\n{A}[[worker]]\n"), 5, "`workers` (line 1) describes all workers"),
-        (format!("{A}[[worker]]\nnice = 20\n"), 5, "nice = 20: give a whole number from -20"),
-        (format!("balance = 'on'\n{A}"), 1, "balance = 'on': use auto, off"),
+        (format!("{A}[[worker]]\nnice = 20\n"), 5, "nice = 20 is invalid: give a whole number from -20"),
+        (format!("balance = 'on'\n{A}"), 1, "balance = 'on' is invalid: use auto, off"),
     ];
     let place = Place::new();
     for (text, line, expected) in cases {
@@ -159,13 +163,13 @@ fn all_mistakes_are_found_and_each_has_its_line() {
     let error = read(&path, &[], &HostOpener).unwrap_err();
     let lines = error.lines();
     let expected = [
-        (1, "poll-us = -1: give whole microseconds"),
+        (1, "poll-us = -1 is invalid: give whole microseconds"),
         (2, "[[disk]] has no `socket`"),
-        (4, "queues = 0: give a whole number"),
+        (4, "queues = 0 is invalid: give a whole number"),
         (6, "image /none/b does not exist"),
         (7, "the folder of socket /none/b.sock"),
-        (8, "queues = 0: give a whole number"),
-        (9, "serial = '': give 1 to 20"),
+        (8, "queues = 0 is invalid: give a whole number"),
+        (9, "serial = '' is invalid: give 1 to 20"),
     ];
     for (line, (number, part)) in lines.iter().zip(expected) {
         assert!(line.starts_with(&format!("{}:{number}: {part}", path.display())), "{line}");

@@ -55,7 +55,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The text with its control characters escaped: a path in an error may contain some.
+/// The text with its control characters escaped, because a path in an error may contain some.
 pub fn one_line(text: &str) -> String {
     let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(shown).collect()
@@ -145,7 +145,7 @@ impl Schema {
         };
         let (flag, on_off) = (is_flag(option), takes_on_off(option));
         let shown = source.shown(&value.span());
-        let wrong = |why: &str| format!("{key} = {shown}: {why}");
+        let wrong = |why: &str| format!("{key} = {shown} is invalid: {why}");
         let text = match value.get_ref() {
             DeValue::Boolean(on) if on_off => if *on { "on" } else { "off" }.to_owned(),
             DeValue::Boolean(on) => on.to_string(),
@@ -158,7 +158,7 @@ impl Schema {
             DeValue::Float(_) | DeValue::Datetime(_) => {
                 return Err(wrong("give a whole number, or text in quotes"));
             }
-            DeValue::Table(_) => return Err(format!("{key}: give one value, not a table")),
+            DeValue::Table(_) => return Err(format!("`{key}` is a table here: give it one value instead")),
         };
         let word = Word { text, shown: shown.clone(), line: 0 };
         let checked = self.command.try_get_matches_from_mut(argument(key, &word, flag));

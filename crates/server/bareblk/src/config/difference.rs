@@ -92,7 +92,7 @@ impl Applied {
     }
 }
 
-/// One line for the log, which lists only what happened.
+/// One line for the log, which lists only the changes that were made or refused.
 impl fmt::Display for Applied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();

@@ -80,11 +80,11 @@ impl Client {
 /// All clients, in the order in which they connected.
 #[derive(Debug)]
 pub struct Clients {
-    /// How many may be connected.
+    /// Maximum number of connected clients.
     max: usize,
     all: Mutex<Vec<Arc<Client>>>,
     gone: Condvar,
-    /// Connections that stay open until the server has stopped: their end tells the client that it has.
+    /// Connections that stay open until the server has stopped, because their end tells the clients so.
     until_stopped: Mutex<Vec<Arc<Client>>>,
 }
 

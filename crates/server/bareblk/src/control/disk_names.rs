@@ -60,7 +60,7 @@ fn list(names: &[&str]) -> String {
         names.iter().take(SHOWN_NAMES).map(|name| format!("`{}`", name.escape_debug())).collect();
     match names.len().saturating_sub(SHOWN_NAMES) {
         0 => shown.join(", "),
-        more => format!("{} and {more} more (bareblk ctl list)", shown.join(", ")),
+        more => format!("{} and {more} more (see bareblk ctl list)", shown.join(", ")),
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
         );
         let many: Vec<_> =
             (0..100).map(|n| KnownDisk { name: format!("d{n}"), image: "/i".into() }).collect();
-        assert!(message(&many).ends_with("`d7` and 92 more (bareblk ctl list)"), "{}", message(&many));
+        assert!(message(&many).ends_with("`d7` and 92 more (see bareblk ctl list)"), "{}", message(&many));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub fn execute(mut verb: Verb, control: &dyn Control) -> Result<Value, Fault> {
         }
         Verb::Unpause => Err(Fault::new(
             ErrorKind::NotPaused,
-            "this connection has no paused disk: a pause ends with the next request, or at its time limit",
+            "this connection holds no disk paused: a pause ends with the connection's next request, or at its time limit",
         )),
         Verb::Placement(Placement { disk, completion_worker: None, .. }) => {
             value(&PlacementAnswer::of(disk, &control.report())?)

@@ -7,7 +7,7 @@ pub const MAX_LINE_BYTES: usize = 64 << 10;
 /// Maximum number of clients at once. At the limit, a client that never sent a request is disconnected to make room for
 /// the next.
 pub const MAX_CLIENTS: usize = 32;
-/// The same for the monitor socket.
+/// Like [`MAX_CLIENTS`], for the monitor socket.
 pub const MAX_MONITOR_CLIENTS: usize = 8;
 /// Maximum number of clients that were disconnected to make room and have not ended yet.
 pub const MAX_ENDING: usize = 32;
@@ -17,7 +17,7 @@ pub const LINE_TIMEOUT: Duration = Duration::from_secs(5);
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The highest `timeout_ms`. It is bounded because a stop of the server waits for running requests.
 pub const MAX_TIMEOUT_MS: u64 = 60_000;
-/// Maximum length of a disk's pause: after this time the disk continues on its own.
+/// Maximum length of a disk's pause, after which the server ends the pause itself.
 pub const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// The `timeout_ms` of a request that has none.
 pub const DEFAULT_TIMEOUT_MS: u64 = 10_000;

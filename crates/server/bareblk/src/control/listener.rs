@@ -3,8 +3,8 @@
 //! - `blk_server::Socket` creates them as it creates disks' sockets.
 //! - The control socket has mode 0600. The kernel names the client's user (`SO_PEERCRED`, unix(7)). Root and the server's
 //!   own user may connect; other users are refused, even if an operator widens the socket's mode.
-//! - The monitor socket has mode 0660: its group may look. All its clients together get a part of one processor
-//!   (`pace.rs`).
+//! - The monitor socket has mode 0660: its group may query the server. All its clients together get a part of one
+//!   processor (`pace.rs`).
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -42,7 +42,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub enum Rights {
     /// Everything.
     Control,
-    /// They may only look.
+    /// Query the server, but change nothing.
     Monitor,
 }
 
@@ -69,7 +69,7 @@ pub enum ControlError {
     /// See [`SocketError`].
     #[error("{0} socket")]
     Socket(&'static str, #[source] SocketError),
-    /// There are no more threads or descriptors.
+    /// The kernel refuses a thread or a descriptor.
     #[error("cannot start the {0} socket's thread")]
     Thread(&'static str, #[source] std::io::Error),
 }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A client may use one processor for one part in this many.
+/// The clients together may use one part in this many of one processor's time.
 const PARTS: u32 = 10;
-/// What a connection or an answer is charged at least: it also costs the kernel time, and `health` wakes the workers.
+/// Minimum charge of a connection or an answer, which also cost time in the kernel; and `health` wakes the workers.
 const LEAST: Duration = Duration::from_millis(1);
-/// Clients that come after a quiet time wait only once this much is postponed: a tenth of it is processor time.
+/// How far answers may be postponed before clients have to wait. A tenth of this is processor time.
 const CREDIT: Duration = Duration::from_secs(1);
 
 /// The pace of one monitor socket.
@@ -40,7 +40,7 @@ impl Pace {
         self.due().saturating_duration_since(now + CREDIT)
     }
 
-    /// Charges for what this thread does in `work`.
+    /// Runs `work`, and charges the processor time that this thread uses in it.
     pub fn charge<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = thread_time();
         let done = work();

@@ -81,7 +81,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Whether it only shows something; the monitor socket accepts these.
+    /// Whether the verb changes nothing. The monitor socket accepts only such verbs.
     pub fn only_shows(&self) -> bool {
         match self {
             Self::List | Self::Stats(_) | Self::Slow(_) | Self::Workers | Self::Show(_) | Self::Health(_) => {
@@ -344,7 +344,7 @@ impl TryFrom<u64> for TimeoutMs {
     fn try_from(ms: u64) -> Result<Self, String> {
         (ms <= MAX_TIMEOUT_MS)
             .then_some(Self(ms))
-            .ok_or_else(|| format!("{ms} ms: give 0 to {MAX_TIMEOUT_MS} ms"))
+            .ok_or_else(|| format!("{ms} ms is out of range: give 0 to {MAX_TIMEOUT_MS} ms"))
     }
 }
 
@@ -639,7 +639,7 @@ mod tests {
     fn timeout_beyond_its_limit_is_refused_with_the_limit() {
         assert_eq!(
             fault(r#"{"id": 1, "do": "workers-remove", "worker": 1, "timeout_ms": 60001}"#).2,
-            "workers-remove: timeout_ms: 60001 ms: give 0 to 60000 ms"
+            "workers-remove: timeout_ms: 60001 ms is out of range: give 0 to 60000 ms"
         );
         assert!(matches!(
             verb(r#"{"id": 1, "do": "workers-remove", "worker": 1, "timeout_ms": 60000}"#),

@@ -26,11 +26,11 @@ use crate::live_upgrade::EXTRAS;
 use pausing::Pausing;
 
 /// The error about a verb that the monitor socket does not accept.
-const ONLY_SHOWS: &str = "this is the monitor socket, which only shows: it accepts list, stats, slow, workers, show, \
-                          health, and limit without `set`; changes need the control socket";
+const ONLY_SHOWS: &str = "this is the monitor socket, which accepts only queries (list, stats, slow, workers, show, \
+                          health, and limit without `set`): use the control socket for changes";
 
-/// Serves the client until it disconnects or the server ends the connection. `monitor`: the client may only look, at
-/// this pace.
+/// Serves the client until it disconnects or the server ends the connection. `monitor`: the pace of a client
+/// of the monitor socket, which may only query; `None` for the control socket.
 pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control, monitor: Option<&Pace>) {
     greet(&client.stream);
     let limits = LineLimits { bytes: MAX_LINE_BYTES, time: LINE_TIMEOUT };
@@ -225,7 +225,7 @@ mod tests {
         talk_at(sent, None)
     }
 
-    /// The same at a monitor socket with this pace.
+    /// Like [`talk`], but with `monitor` as a client of the monitor socket, at this pace.
     fn talk_at(sent: &str, monitor: Option<&Pace>) -> (Vec<Value>, Told) {
         let (mut client_end, server_end) = UnixStream::pair().unwrap();
         client_end.write_all(sent.as_bytes()).unwrap();

@@ -24,7 +24,7 @@ pub fn settings(options: &WorkerOptions) -> WorkerSettings {
 
 fn parse_class(text: &str) -> Result<SchedulingClass, String> {
     let shown = || text.escape_debug().take(64).collect::<String>();
-    text.parse().map_err(|why: InvalidClass| format!("class `{}`: {why}", shown()))
+    text.parse().map_err(|why: InvalidClass| format!("class `{}` is invalid: {why}", shown()))
 }
 
 #[cfg(test)]

@@ -135,7 +135,7 @@ impl Connection {
     /// Like [`Self::ask_json`], for a long answer of which only some fields are needed.
     ///
     /// # Errors
-    /// The same, and those of [`Reply::into_ok`].
+    /// As for [`Self::ask`] and [`Reply::into_ok`].
     pub fn ask_for<T: DeserializeOwned>(&mut self, request: &Value) -> Result<T> {
         let line = self.exchange_lines(request, what_now(&Verb::List))?;
         let answer: Answer<T> = self.parse(&line)?;

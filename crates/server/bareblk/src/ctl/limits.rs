@@ -23,7 +23,9 @@ pub fn request(words: Vec<String>, group: Option<String>) -> Result<Limit> {
     let mut words = words.into_iter().peekable();
     let disk = words.next_if(|word| !word.contains('='));
     if let (Some(disk), Some(group)) = (&disk, &group) {
-        bail!(Wrong(format!("{disk} together with --group {group}: give either a disk or a group")));
+        bail!(Wrong(format!(
+            "disk {disk} and --group {group} cannot be combined: give either a disk or a group"
+        )));
     }
     let mut request = Limit { disk, group, ..Limit::default() };
     for word in words {
@@ -87,7 +89,7 @@ pub fn shown(before: &LimitAnswer, now: &LimitAnswer) -> String {
 /// The text printed after a change.
 pub fn changed(ok: &Value) -> String {
     match ok["until_reload"].as_bool() {
-        Some(true) => "changed; a reload restores the limits of the configuration file\n".into(),
+        Some(true) => "changed; a reload brings back the limits in the configuration file\n".into(),
         _ => "changed\n".into(),
     }
 }

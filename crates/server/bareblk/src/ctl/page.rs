@@ -41,7 +41,7 @@ pub fn disk(shown: &ShowAnswer) -> String {
     text
 }
 
-/// A line if the server is healthy, and a line for each worker or disk that is not well.
+/// A line if the server is healthy, and a line for each worker or disk with a problem.
 pub fn health(answer: &HealthAnswer) -> String {
     let HealthAnswer { healthy, workers, disks, silent_workers, failed_disks, holding_disks } = answer;
     let mut text = String::new();
@@ -49,7 +49,8 @@ pub fn health(answer: &HealthAnswer) -> String {
         let _ = writeln!(text, "healthy (workers: {workers}, disks: {disks})");
     }
     for worker in silent_workers {
-        let _ = writeln!(text, "worker {worker} does not answer: does the storage of a disk hang?");
+        let _ =
+            writeln!(text, "worker {worker} does not respond: is the storage of one of its disks hanging?");
     }
     for disk in failed_disks {
         let disk = plain(disk);
@@ -66,10 +67,10 @@ pub fn health(answer: &HealthAnswer) -> String {
     text
 }
 
-/// One line for each file.
+/// One line for each cloned file, and one for the length of the pause.
 pub fn snapshots(files: &[SnapshotFile], ok: &Value) -> String {
     let paused_us = ok["paused_ns"].as_u64().unwrap_or_default() / 1000;
     let line = |file: &SnapshotFile| format!("{}: {}\n", plain(&file.disk), plain(&file.file));
     let lines: String = files.iter().map(line).collect();
-    format!("{lines}paused for {paused_us} µs\n")
+    format!("{lines}the disks were paused for {paused_us} µs\n")
 }

@@ -16,7 +16,7 @@ use crate::control::protocol::{Pause, Verb};
 /// The exit code of a command that a signal ended, as in a shell.
 const SIGNALLED: u8 = 128;
 
-/// Pauses the disk while the command runs. The exit code is the command's.
+/// Pauses the disk while the command runs. Returns the command's exit code.
 pub fn run(server: &mut Connection, pause: Pause, command: &[OsString], json: bool) -> Result<ExitCode> {
     let disk = tables::plain(&pause.disk);
     let reply = server.ask(&Verb::Pause(pause))?;

@@ -19,7 +19,7 @@ use crate::control::answers::reports::{
 use crate::control::answers::slow::{Slow, SlowAnswer, milliseconds as milliseconds_of};
 use crate::control::protocol::WorkerSettings;
 
-/// A missing figure.
+/// Shown in place of a missing figure.
 const NONE: &str = "–";
 const PLACEMENT_HEADINGS: [&str; 8] =
     ["DISK", "PLACEMENT", "COMPLETION WORKER", "WANTED", "HAND-OVERS", "OPS", "PASSED ON", "MOVES"];
@@ -125,7 +125,7 @@ fn headings(of: &[&'static str], counters: &'static [CounterInfo]) -> Vec<&'stat
     of.iter().copied().chain(shown).collect()
 }
 
-/// The cells below the headings of these counters.
+/// The cells for the columns of these counters.
 fn cells(values: impl Iterator<Item = (&'static CounterInfo, u64)>) -> impl Iterator<Item = String> {
     let shown = values.filter(|(counter, _)| !counter.heading.is_empty());
     shown.map(|(counter, number)| match counter.unit {
@@ -209,10 +209,12 @@ fn percentiles(histogram: &LatencyHistogram) -> [String; 3] {
 /// A disk's latest slow requests, oldest first.
 pub fn slow(disk: &str, answer: &SlowAnswer, now: SystemTime) -> String {
     let limit = match (answer.slow_ms, answer.requests.is_empty()) {
-        (None, true) => return format!("{} has no limit for slow requests: set slow-ms\n", plain(disk)),
-        (Some(ms), true) => return format!("no request of {} has taken {ms} ms or longer\n", plain(disk)),
+        (None, true) => return format!("disk {} records no slow requests: set its slow-ms\n", plain(disk)),
+        (Some(ms), true) => {
+            return format!("no request of disk {} has taken {ms} ms or longer\n", plain(disk));
+        }
         (None, false) => "slow-ms is now off".to_owned(),
-        (Some(ms), false) => format!("from {ms} ms on"),
+        (Some(ms), false) => format!("{ms} ms or longer"),
     };
     let now_ms = now.duration_since(UNIX_EPOCH).map_or(0, milliseconds_of);
     let row = |slow: &Slow| {
@@ -228,7 +230,7 @@ pub fn slow(disk: &str, answer: &SlowAnswer, now: SystemTime) -> String {
         ]
     };
     let headings = ["AGO", "QUEUE", "REQUEST", "SECTOR", "BYTES", "TOOK", "TRIES", "ANSWER"];
-    let head = format!("latest slow requests of {}, {limit}:\n", plain(disk));
+    let head = format!("latest slow requests of disk {} ({limit}):\n", plain(disk));
     head + &table(&headings, 0, answer.requests.iter().map(row))
 }
 
@@ -240,7 +242,7 @@ fn throttled(disk: &DiskStats) -> String {
     }
     let credits = throttling.limits.iter().map(|rate| format!(", {} credit {}", rate.limit, rate.credit));
     format!(
-        "{}: {} requests waited for limits, its queues waited {} s{}\n",
+        "{}: {} requests waited for limits, and its queues waited {} s in all{}\n",
         plain(&disk.disk.name),
         throttling.throttled_requests,
         tenths(rates::float(throttling.throttled_ns) / 1e9),
@@ -258,7 +260,7 @@ pub fn queues(disks: &[DiskStats]) -> String {
 fn balance(balance: Option<&Balance>) -> String {
     let Some(balance) = balance else { return String::new() };
     let Balance { readings, moves, failed, decisions } = balance;
-    let head = format!("\nbalance: {moves} moves, {failed} failed, {readings} readings\n");
+    let head = format!("\nbalancer: {moves} queues moved, {failed} moves failed, {readings} readings\n");
     let latest = decisions.iter().rev().take(SHOWN_DECISIONS).map(|decision| {
         let Decision { disk, queue, from, to, why, error, .. } = decision;
         let what = format!("  {} queue {queue}: {from} -> {to}: {}", plain(disk), plain(why));
@@ -472,11 +474,11 @@ mod tests {
         };
         let answer = SlowAnswer { slow_ms: Some(500), requests: vec![request] };
         let text = slow("a", &answer, UNIX_EPOCH + std::time::Duration::from_secs(13));
-        assert!(text.starts_with("latest slow requests of a, from 500 ms on:"), "{text}");
+        assert!(text.starts_with("latest slow requests of disk a (500 ms or longer):"), "{text}");
         let last: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(last, ["12s", "3", "write", "8", "4096", "1.2s", "1", "error"]);
         let none = slow("a", &SlowAnswer::default(), UNIX_EPOCH);
-        assert_eq!(none, "a has no limit for slow requests: set slow-ms\n");
+        assert_eq!(none, "disk a records no slow requests: set its slow-ms\n");
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub enum Answer {
     },
     /// The fields of [`QueueAttributes`], in their order.
     Queue([u64; 8]),
-    /// Process ids and names.
+    /// The ids and names of processes.
     Holders(Vec<(u32, String)>),
     Id(u32),
     Failed(Failure),
@@ -194,7 +194,7 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>])
     let bytes = serde_json::to_vec(message).map_err(io::Error::other)?;
     if bytes.len() > MAX_MESSAGE_BYTES {
         let text = format!(
-            "a message to or from the sandbox's helper has {} bytes; at most {MAX_MESSAGE_BYTES} are possible",
+            "a message to or from the sandbox's helper has {} bytes, more than the limit of {MAX_MESSAGE_BYTES}",
             bytes.len()
         );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));

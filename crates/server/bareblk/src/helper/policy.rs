@@ -214,7 +214,10 @@ impl Allowed {
         if self.configuration.as_deref() == Some(path) {
             return Ok(());
         }
-        Err(denied(format!("{} is not the configuration file named at the start", path.display())))
+        Err(denied(format!(
+            "{} is not the configuration file that was given at the server's start",
+            path.display()
+        )))
     }
 
     /// Remembers an image that the helper opened.
@@ -304,14 +307,17 @@ impl Allowed {
 
 fn outside(path: &Path, what: &str) -> String {
     format!(
-        "the sandbox does not allow {}: {what} must be in the folders of {what} named at the start, \
-         or in a folder of --allow-folders",
+        "the sandbox does not allow {}: {what} must be in a folder with {what} that were given at the \
+         server's start, or in one of --allow-folders",
         path.display()
     )
 }
 
 fn readonly(path: &Path) -> String {
-    format!("{} was named as readonly: the sandbox does not open it for writing", path.display())
+    format!(
+        "{} was readonly at the server's start, so the sandbox does not open it for writing",
+        path.display()
+    )
 }
 
 fn is_dead(socket: &Path) -> bool {

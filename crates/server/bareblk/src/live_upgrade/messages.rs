@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// New: frames begin here.
+    /// New: the first frame.
     Begin,
     /// New, instead of `Begin`, if the old server's answer to `take-over` listed extras: the extras that the new server
     /// wants.
@@ -78,6 +78,6 @@ pub struct OfferedDisk {
     pub socket: Listener,
     pub facts: Vec<Fact>,
     pub capacity_sectors: u64,
-    /// Whether the message carries a third descriptor.
+    /// Whether the message carries a third descriptor, which claims the block device.
     pub claimed: bool,
 }

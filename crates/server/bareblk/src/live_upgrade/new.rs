@@ -1,4 +1,4 @@
-//! The new server's end: asks, compares, prepares, takes over.
+//! The new server's end: requests the disks, compares them with its configuration, prepares, and takes over.
 //!
 //! `connect (before the sandbox) → opener → … everything open … → take → Taken`
 //!
@@ -81,7 +81,7 @@ impl Taker {
                 }
                 _ => fault.message,
             };
-            bail!("the server at {} is not taken over: {what}", control.display());
+            bail!("cannot take over the server at {}: {what}", control.display());
         }
         let extras = reply.answer.ok.as_ref().map_or(&Value::Null, |ok| &ok["extras"]);
         let extras = extras.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -99,7 +99,7 @@ impl Taker {
     /// Tells the old server that the takeover failed, and returns the error.
     fn refuse(&self, error: anyhow::Error) -> anyhow::Error {
         let _ = send(&self.channel, &Message::No { why: format!("{error:#}") }, &[], AT_ONCE);
-        error.context("not taken over")
+        error.context("cannot take over the running server")
     }
 
     fn receive_offers(&mut self, configuration: &mut Configuration) -> Result<()> {
@@ -119,7 +119,7 @@ impl Taker {
                 }
                 Message::Disk(offered) => self.note_disk(offered, fds, configuration)?,
                 Message::OffersEnd => return self.check_cut(),
-                Message::No { why } => bail!("the running server says: {why}"),
+                Message::No { why } => bail!("the running server refused the live upgrade: {why}"),
                 message => bail!("the running server sent {}, but an offer was expected", message.name()),
             }
         }
@@ -148,8 +148,8 @@ impl Taker {
         let name = &offered.name;
         let known = configuration.disks.iter_mut().find(|disk| disk.name(&HostOpener) == *name);
         let known = known.with_context(|| {
-            format!("disk `{name}` is served but not in the new configuration: add it, or remove it from the server \
-                     with bareblk ctl remove")
+            format!("the running server has disk `{name}`, which is not in the new configuration: add it there, or remove it \
+                     from the server with bareblk ctl remove")
         })?;
         let mut fds = fds.into_iter();
         let (Some(file), Some(listener)) = (fds.next(), fds.next()) else { return Err(wrong(Vec::new())) };
@@ -176,11 +176,11 @@ impl Taker {
         let prepared = self.prepare(server).map_err(|error| self.refuse(error))?;
         match receive(&self.channel, None) {
             Ok((Message::Yours, _)) => {}
-            Ok((Message::No { why }, _)) => bail!("not taken over: the running server says: {why}"),
+            Ok((Message::No { why }, _)) => bail!("the running server refused the live upgrade: {why}"),
             Ok((message, _)) => {
-                bail!("not taken over: the running server sent {}, but Yours was expected", message.name())
+                bail!("cannot take over: the running server sent {}, but Yours was expected", message.name())
             }
-            Err(error) => return Err(anyhow!(error).context("not taken over")),
+            Err(error) => return Err(anyhow!(error).context("cannot take over the running server")),
         }
         prepared.iter().for_each(|(_, _, session)| session.go());
         let mut pauses: Vec<_> = self.disks.iter().map(|(name, ..)| (name.clone(), None)).collect();
@@ -223,7 +223,7 @@ impl Taker {
                 }
                 Message::Totals { disk, totals } => server.restore_totals(&disk, &totals)?,
                 Message::StatesEnd => break,
-                Message::No { why } => bail!("the running server says: {why}"),
+                Message::No { why } => bail!("the running server refused the live upgrade: {why}"),
                 message => bail!("the running server sent {}, but a session was expected", message.name()),
             }
         }
@@ -260,7 +260,7 @@ fn check_peer(channel: &UnixStream, configuration: &Configuration) -> Result<i32
     let trusted = [Some(0), Some(geteuid().as_raw()), user];
     if !trusted.contains(&Some(peer.uid())) {
         bail!(
-            "not taken over: the control socket belongs to user {}, who is neither root, nor you, nor --user",
+            "cannot take over: the control socket belongs to user {}, who is neither root, nor you, nor the user of --user",
             peer.uid()
         );
     }
@@ -268,7 +268,7 @@ fn check_peer(channel: &UnixStream, configuration: &Configuration) -> Result<i32
 }
 
 fn wrong(fds: Vec<OwnedFd>) -> anyhow::Error {
-    anyhow!("an offer of the running server came with {} descriptors, which is the wrong number", fds.len())
+    anyhow!("the running server sent an offer with {} descriptors, which is the wrong number", fds.len())
 }
 
 /// The control socket is handed over with the disks, so its path must stay.
@@ -277,7 +277,7 @@ fn check_control(control: &Path, configuration: &Configuration) -> Result<()> {
     match &configuration.server.options.control {
         Some(ours) if real_path(&HostOpener, ours) == real_path(&HostOpener, control) => Ok(()),
         Some(ours) => bail!(
-            "the control socket is taken over too: {} must be the same path as --take-over {theirs}",
+            "the control socket is taken over too, so its path {} must be that of --take-over, {theirs}",
             ours.display()
         ),
         None => bail!("the control socket is taken over too: add --control {theirs}"),
@@ -291,7 +291,7 @@ fn monitor_path<'c>(listener: &Listener, configuration: &'c Configuration) -> Re
     let ours = ours.context("the configuration names no monitor socket")?;
     if real_path(&HostOpener, ours) != real_path(&HostOpener, theirs) {
         bail!(
-            "the monitor socket is taken over too: {} must be the same path as in the running server, {}",
+            "the monitor socket is taken over too, so its path {} must be the running server's, {}",
             ours.display(),
             theirs.display()
         );

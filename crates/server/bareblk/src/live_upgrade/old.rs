@@ -25,16 +25,16 @@ pub struct ControlListener {
     pub path: PathBuf,
 }
 
-/// The sockets that are no disk's.
+/// The listening sockets that do not belong to a disk.
 #[derive(Clone, Debug)]
 pub struct Listeners {
-    /// Where the new server asks.
+    /// The control socket, through which the new server requests the live upgrade.
     pub control: Option<ControlListener>,
     pub monitor: Option<ControlListener>,
 }
 
 impl Listeners {
-    /// Those that the new server gets.
+    /// The sockets that the new server takes over.
     fn handed_over(&self, extras: &[String]) -> impl Iterator<Item = &ControlListener> {
         let wants_monitor = extras.iter().any(|extra| extra == MONITOR);
         self.control.iter().chain(self.monitor.iter().filter(move |_| wants_monitor))
@@ -89,7 +89,7 @@ fn converse(
         };
         leave_files(true);
         send(channel, &Message::Yours, &[], AT_ONCE).inspect_err(|_| leave_files(false))?;
-        // The file of a monitor socket that the new server does not want. Does nothing to one that is left.
+        // Removes the file of a monitor socket that the new server does not want; `leave_file` protects any other.
         listeners.monitor.iter().for_each(|listener| listener.socket.remove());
         // This process keeps the descriptors until it ends.
         std::mem::forget(frozen.give_up());
@@ -110,7 +110,7 @@ fn begin(channel: &UnixStream) -> Result<Vec<String>> {
 /// Receives the next message, which must have this name.
 fn expect(channel: &UnixStream, name: &str, limit: Duration) -> Result<()> {
     match receive(channel, Some(limit))?.0 {
-        Message::No { why } => Err(anyhow!("the new server refuses: {why}")),
+        Message::No { why } => Err(anyhow!("the new server refused the live upgrade: {why}")),
         message if message.name() == name => Ok(()),
         message => bail!("the new server sent {}, but {name} was expected", message.name()),
     }

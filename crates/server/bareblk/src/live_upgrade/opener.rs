@@ -1,8 +1,8 @@
-//! An opener for a server that takes over: returns what the old server has open, and opens everything else.
+//! An opener for a server that takes over: returns the old server's open images and sockets, and opens everything else.
 //!
 //! `path of an image or socket that was handed over → that descriptor, once; everything else → the usual opener`
 //!
-//! - Until [`HandedOver::commit`] it changes nothing of the old server: it removes no socket file and changes no owner.
+//! - Until [`HandedOver::commit`] it does not affect the old server: it removes no socket file and changes no owner.
 //! - A service manager's socket stays the service manager's (`passed_sockets.rs`).
 
 use std::collections::HashMap;

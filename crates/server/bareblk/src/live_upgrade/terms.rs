@@ -11,7 +11,7 @@ use blk_server::LiveUpgradeError;
 /// off.
 pub const VERSION: u32 = 2;
 
-/// Data that an old server also sends if the new one knows it and asks for it. Either server may be of a version
+/// Data that an old server also sends if the new one knows it and asks for it. Either server may have a version
 /// without it.
 pub const EXTRAS: [&str; 2] = [TOTALS, MONITOR];
 /// The disks' totals.

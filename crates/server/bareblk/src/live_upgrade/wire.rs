@@ -47,7 +47,7 @@ pub enum WireError {
     Descriptors { count: usize, wanted: usize },
     #[error("descriptors of a frame were lost: this process has no room for them (RLIMIT_NOFILE)")]
     DescriptorsLost,
-    /// On one line, whatever the other process has sent.
+    /// The error's text fits on one line, whatever the other process has sent.
     #[error("a message cannot be parsed: {}", .0.to_string().escape_debug())]
     NotUnderstood(serde_json::Error),
     #[error("the connection failed")]

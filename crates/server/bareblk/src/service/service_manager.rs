@@ -102,7 +102,7 @@ fn connect(address: &OsStr) -> io::Result<UnixDatagram> {
     let address = match address.as_bytes() {
         [b'/', ..] => SocketAddr::from_pathname(address)?,
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
-        _ => return Err(io::Error::other("neither an absolute path nor a name with @ before it")),
+        _ => return Err(io::Error::other("it is neither an absolute path nor a name after an @")),
     };
     let socket = UnixDatagram::unbound()?;
     socket.connect_addr(&address)?;
@@ -125,7 +125,7 @@ fn watchdog_of(usec: Option<String>, pid: Option<String>, own_pid: u32) -> Optio
         Ok(0) => None,
         Ok(usec) => Some(Duration::from_micros(usec)),
         Err(_) => {
-            warn!("no watchdog: WATCHDOG_USEC={usec} is not a number of microseconds");
+            warn!("the watchdog is off, because WATCHDOG_USEC={usec} is not a number of microseconds");
             None
         }
     }

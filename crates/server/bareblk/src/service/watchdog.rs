@@ -1,6 +1,6 @@
 //! Sends signs of life to the service manager while all workers and the main loop answer.
 //!
-//! `every third of the time → asked: workers, main loop → all have answered → WATCHDOG=1`
+//! `every third of the manager's time → workers and main loop are asked → all have answered → WATCHDOG=1`
 //!
 //! - It runs only if the manager sets `WATCHDOG_USEC`: otherwise an idle server has no wake-ups.
 //! - A thread may take the manager's whole watchdog time to answer. It is not asked again before it has answered.
@@ -78,7 +78,7 @@ impl Watchdog {
         }
     }
 
-    /// The threads that do not answer; `None`: the server is stopping.
+    /// The threads that have not answered; `None` if the server is stopping.
     fn ask(&mut self) -> Option<String> {
         if self.workers.is_none() {
             self.workers = Some(self.serving.upgrade()?.with_server(Server::check_liveness).ok()?);

@@ -47,7 +47,7 @@ impl Serving {
             groups.extend(known.iter().find(|(name, _)| name == group).cloned());
             applied.refuse(
                 disk,
-                format!("the disk still needs group {group}, which the file no longer has: the group stays"),
+                format!("the disk still belongs to group {group}, so the group stays, although the file no longer has it"),
             );
         }
         for disk in self.with_server(|server| server.limit_all(&groups, &disks))?? {
@@ -76,7 +76,7 @@ impl Serving {
         Ok(self.with_server(|server| server.limit_disk(name, limits))??)
     }
 
-    /// As [`Serving::limit_disk`], for a group.
+    /// Like [`Serving::limit_disk`], for a group.
     pub fn limit_group(&self, name: &str, set: &Map<String, Value>) -> Result<(), Refused> {
         let _change = self.begin_change()?;
         let groups = self.with_server(|server| server.report().groups)?;
@@ -91,7 +91,7 @@ fn weight(value: &Value) -> Result<u32> {
     let weight = value.as_u64().and_then(|weight| u32::try_from(weight).ok());
     match weight {
         Some(weight @ 1..=blk_server::MAX_WEIGHT) => Ok(weight),
-        _ => bail!("weight = {value}: give a whole number from 1 to {}", blk_server::MAX_WEIGHT),
+        _ => bail!("weight = {value} is invalid: give a whole number from 1 to {}", blk_server::MAX_WEIGHT),
     }
 }
 
@@ -100,7 +100,9 @@ fn set_one(settings: &mut LimitSettings, key: &str, value: &Value) -> Result<(),
     let number = match value {
         Value::Null => None,
         value => Some(value.as_u64().ok_or_else(|| {
-            Refused::Settings(format!("{key} = {value}: give a whole number, or null for no limit"))
+            Refused::Settings(format!(
+                "{key} = {value} is invalid: give a whole number, or null for no limit"
+            ))
         })?),
     };
     if settings.set(key, number) {

@@ -74,7 +74,7 @@ pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Resul
                     left -= 1;
                     error!(
                         disk = disk.name(opener.as_ref()),
-                        "this disk is not served, unlike the other disks: {error:#}"
+                        "this disk is not served, but the other disks are: {error:#}"
                     );
                 }
                 Err(error) => return Err(error),
@@ -209,7 +209,7 @@ impl Serving {
                 Err(TryLockError::WouldBlock) if self.is_stopping() => bail!("the server is stopping"),
                 Err(TryLockError::WouldBlock) if begin.elapsed() >= TURN_TIMEOUT => {
                     let timeout_s = TURN_TIMEOUT.as_secs();
-                    bail!("another change of the disks still runs after {timeout_s} s: try again")
+                    bail!("another change of the disks is still in progress after {timeout_s} s: try again")
                 }
                 Err(TryLockError::WouldBlock) => std::thread::sleep(TURN_PAUSE),
             }
@@ -274,7 +274,7 @@ impl Serving {
     fn check_new(&self, disk: &NamedDisk) -> Result<()> {
         for other in self.disks() {
             if other.name == disk.name {
-                bail!("there is already a disk {}: choose another name", disk.name);
+                bail!("there is already a disk named {}: choose another name", disk.name);
             }
             if let Some(shared) = disk.settings.conflict(&other.settings, self.opener.as_ref()) {
                 bail!("disk {} has the same {shared} as disk {}", disk.name, other.name);
@@ -517,7 +517,8 @@ fn attach_to_named_workers(server: &Server, disk: &NamedDisk) -> Result<()> {
     let Some(WorkerChoice::These(numbers)) = &disk.settings.workers else { return Ok(()) };
     let workers: Vec<_> = numbers.iter().copied().map(WorkerId).collect();
     let attached = server.attach_all(&disk.name, &workers, ATTACH_TIMEOUT);
-    attached.with_context(|| format!("the queues of disk {} stay on their workers", disk.name))
+    attached
+        .with_context(|| format!("cannot move the queues of disk {}, which stay on their workers", disk.name))
 }
 
 /// Like [`attach_to_named_workers`], for a disk that other workers have served until now.

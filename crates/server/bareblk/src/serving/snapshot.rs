@@ -49,7 +49,7 @@ impl Serving {
 
 fn check(wanted: &[(String, PathBuf)]) -> Result<()> {
     if wanted.is_empty() {
-        bail!("a snapshot needs at least one disk and file");
+        bail!("a snapshot needs at least one disk, with a file for its clone");
     }
     for (at, (name, path)) in wanted.iter().enumerate() {
         let earlier = wanted.iter().take(at);

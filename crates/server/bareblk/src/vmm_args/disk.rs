@@ -16,7 +16,7 @@ use crate::ctl::connection::Connection;
 pub struct Disk {
     /// Absolute, because the monitor may run in another folder.
     pub socket: String,
-    /// `None`: the monitor chooses.
+    /// The number of queues; `None`: the monitor chooses it.
     pub queues: Option<u16>,
     pub queue_size: u16,
 }
@@ -42,7 +42,7 @@ impl Disk {
         );
         ensure!(
             size <= longest,
-            "--queue-size {size}: disk {name} allows only {longest} (its setting `queue-size`)"
+            "--queue-size {size} is too large: disk {name} allows only {longest} (set by its `queue-size` setting)"
         );
         let socket = absolute(Path::new(&served.disk.disk.socket))?;
         Ok(Self { socket, queues: args.queues, queue_size: size })
@@ -50,7 +50,7 @@ impl Disk {
 }
 
 fn absolute(socket: &Path) -> Result<String> {
-    let path = std::path::absolute(socket).context("the socket's path")?;
+    let path = std::path::absolute(socket).context("cannot make the socket's path absolute")?;
     let path = path.to_str().context("the socket's path is not UTF-8: choose another path")?;
     Ok(path.to_owned())
 }

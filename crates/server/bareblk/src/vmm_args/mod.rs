@@ -31,7 +31,10 @@ const FIRECRACKER_QUEUE_SIZE: u16 = 256;
 /// The text to print, ending with a line break.
 pub fn text(args: &VmmArgs) -> Result<String> {
     let memory = args.memory.unwrap_or(EXAMPLE_MEMORY);
-    ensure!(memory > 0 && memory.is_multiple_of(1 << 20), "--memory: give whole MiB, such as 512M");
+    ensure!(
+        memory > 0 && memory.is_multiple_of(1 << 20),
+        "--memory must be a whole number of MiB, such as 512M"
+    );
     let disk = Disk::of(args)?;
     match args.vmm {
         Vmm::Qemu => Ok(qemu(args, &disk, memory)),
@@ -44,7 +47,7 @@ pub fn text(args: &VmmArgs) -> Result<String> {
 
 /// A line of the comment, if the memory is only an example.
 fn about_memory(args: &VmmArgs, comment: &str) -> String {
-    let note = "4G is an example: replace it with your guest's memory, or give --memory.";
+    let note = "4G is an example: replace it with the size of your guest's memory.";
     if args.memory.is_some() { String::new() } else { format!("{comment}{note}\n") }
 }
 
@@ -91,8 +94,8 @@ fn libvirt(args: &VmmArgs, disk: &Disk, memory_bytes: u64) -> String {
     let about_memory = about_memory(args, "     ");
     format!(
         "\
-<!-- Below domain. QEMU's user must be allowed to connect to the socket: give bareblk serve its owner,
-     or its group and mode 660.
+<!-- Put this below domain. QEMU's user must be allowed to connect to the socket: with the options of bareblk serve,
+     make that user the socket's owner, or make a group of that user the socket's group, with mode 660.
 {about_memory}-->
 <memory unit='MiB'>{memory_mib}</memory>
 <memoryBacking>
@@ -100,7 +103,7 @@ fn libvirt(args: &VmmArgs, disk: &Disk, memory_bytes: u64) -> String {
   <access mode='shared'/>
 </memoryBacking>
 
-<!-- Below devices. -->
+<!-- Put this below devices. -->
 <!-- libvirt refuses cache, discard, iotune, readonly and serial for such a disk: cache, discard, readonly and serial
      are settings of the disk in bareblk. -->
 <disk type='vhostuser' device='disk'>
@@ -123,8 +126,8 @@ fn cloud_hypervisor(args: &VmmArgs, disk: &Disk, memory_bytes: u64) -> Result<St
     let disk = shell_word(&disk);
     Ok(format!(
         "\
-# Add to cloud-hypervisor's command line. num_queues: as many as the guest has vCPUs, never more.
-{about_memory}# The guest sees a resize only after its next start: cloud-hypervisor has no channel for such messages.
+# Add to cloud-hypervisor's command line. num_queues must not exceed the guest's number of vCPUs.
+{about_memory}# The guest sees a resize only after its next start: cloud-hypervisor does not pass on the server's message.
 --memory size={memory},shared=on \\
 --disk {disk}
 "
@@ -135,14 +138,16 @@ fn cloud_hypervisor(args: &VmmArgs, disk: &Disk, memory_bytes: u64) -> Result<St
 fn firecracker(args: &VmmArgs, disk: &Disk) -> Result<String> {
     let Disk { socket, queues, queue_size } = disk;
     if let Some(queues) = queues.filter(|queues| *queues > 1) {
-        bail!("--queues {queues}: Firecracker's drives have one queue; leave the option out");
+        bail!(
+            "--queues {queues} is too high, because Firecracker's drives have one queue: leave the option out"
+        );
     }
     // --queue-size requests a size, which the disk of --disk may limit.
     if args.queue_size.is_some_and(|size| size != FIRECRACKER_QUEUE_SIZE)
         || *queue_size < FIRECRACKER_QUEUE_SIZE
     {
         bail!(
-            "queue size {queue_size}: Firecracker always uses {FIRECRACKER_QUEUE_SIZE}, and the disk must allow it"
+            "a queue size of {queue_size} does not fit: Firecracker always uses {FIRECRACKER_QUEUE_SIZE}, which the disk must allow"
         );
     }
     // Firecracker accepts letters, digits and underscores.
@@ -152,7 +157,8 @@ fn firecracker(args: &VmmArgs, disk: &Disk) -> Result<String> {
     let body = shell_word(&body.to_string());
     Ok(format!(
         "\
-# Before the guest starts. FIRECRACKER_SOCKET: Firecracker's API socket. is_root_device: true if it boots from the disk.
+# Run this before the guest starts. FIRECRACKER_SOCKET stands for Firecracker's API socket.
+# Set is_root_device to true if the guest boots from this disk.
 # Without \"cache_type\": \"Writeback\" the guest cannot flush, so every write is made durable, which is slow.
 # After bareblk ctl resize: curl … -X PATCH http://localhost/drives/{id} -d '{{\"drive_id\": \"{id}\"}}'
 # Firecracker does not reconnect: do not restart the server under a guest, upgrade it with bareblk serve --take-over.
@@ -166,7 +172,10 @@ curl --unix-socket FIRECRACKER_SOCKET -X PUT http://localhost/drives/{id} \\
 fn crosvm(args: &VmmArgs, disk: &Disk, memory_bytes: u64) -> Result<String> {
     let Disk { socket, queues, .. } = disk;
     refuse_in_path(socket, &[',', '"', '[', ']'], "crosvm")?;
-    ensure!(queues.is_none(), "--queues: crosvm chooses the number of queues itself; leave the option out");
+    ensure!(
+        queues.is_none(),
+        "--queues has no effect, because crosvm chooses the number of queues itself: leave the option out"
+    );
     let (memory_mib, about_memory) = (memory_bytes >> 20, about_memory(args, "# "));
     let option = shell_word(&format!("block,socket={socket}"));
     Ok(format!(

@@ -158,10 +158,10 @@ fn limit_for_slow_requests_follows_the_file_and_is_off_without_one() {
     command.arg("serve").arg("--config").arg(&file);
     let _server = Server::start(command);
     let slow = || output(ctl(&place, &["slow", "root"]));
-    assert_eq!(slow(), "root has no limit for slow requests: set slow-ms\n");
+    assert_eq!(slow(), "disk root records no slow requests: set its slow-ms\n");
     write("slow-ms = 250\n");
     assert_eq!(output(ctl(&place, &["reload"])), "changed root\n");
-    assert_eq!(slow(), "no request of root has taken 250 ms or longer\n");
+    assert_eq!(slow(), "no request of disk root has taken 250 ms or longer\n");
     assert_eq!(ok(&place, &["stats"])["disks"][0]["slow_ms"], 250);
     write("slow-ms = 0\n");
     assert_says(&refusal(ctl(&place, &["reload"])), &["slow-ms", "0", "1"]);

@@ -50,7 +50,7 @@ fn limit_of_an_option_holds_for_a_client_with_many_queues_and_a_change_applies_a
     let place = Place::new();
     let server = controlled(&place, &["--iops", "300", "--workers", "2"]);
     let (completed, elapsed) = reads(&place, "s", &["--numjobs=4", "--iodepth=8"]);
-    // The limit allows the rate, the credit, a turn, and a request of each queue.
+    // Allowed are the rate's requests, the initial credit, a turn, and one request of each queue.
     let allowed = 300.0 * elapsed.as_secs_f64() + 30.0 + 1.0 + 8.0;
     assert!(completed as f64 <= allowed, "{completed} in {elapsed:?}");
     assert!(completed >= 100, "{completed} in {elapsed:?}");
@@ -118,12 +118,12 @@ fn groups_of_a_file_hold_for_all_their_disks_and_a_reload_restores_what_ctl_chan
         both.map(|client| client.join().unwrap())
     });
     let elapsed = first.max(second);
-    // The limit allows the rate, the credit, two turns, and a request of each queue.
+    // Allowed are the rate's requests, the initial credit, two turns, and one request of each queue.
     assert!((a + b) as f64 <= 300.0 * elapsed.as_secs_f64() + 30.0 + 2.0 + 4.0, "{a} + {b} in {elapsed:?}");
     assert!(a + b >= 100, "{a} + {b} in {elapsed:?}");
 
     let changed = output(ctl(&place, &["limit", "--group", "acme", "iops=500"]));
-    assert_says(&changed, &["a reload restores the limits of the configuration file"]);
+    assert_says(&changed, &["a reload brings back the limits in the configuration file"]);
     output(ctl(&place, &["limit", "a", "bps=1M", "weight=300"]));
     let answer = ok(&place, &["limit"]);
     assert_eq!(
@@ -162,11 +162,14 @@ fn mistakes_in_the_limits_of_a_file_are_named_with_their_lines() {
     };
     let alone = |more: &str| disk(&place, "a", more);
     assert_says(&refused(&alone("group = 'none'")), &[":6: group = 'none': there is no [[group]]"]);
-    assert_says(&refused(&alone("iops = 0")), &[":6: iops = 0: give a whole number from 1"]);
+    assert_says(&refused(&alone("iops = 0")), &[":6: iops = 0 is invalid: give a whole number from 1"]);
     assert_says(&refused(&alone("iops = 5\niops-read = 5")), &[":6: iops beside iops-read"]);
     assert_says(&refused(&alone("bps-max-length = 5")), &[":6: bps-max-length without bps-max"]);
-    assert_says(&refused(&alone("weight = 0")), &[":6: weight = 0: give a whole number from 1 to 10000"]);
-    assert_says(&refused(&format!("[[group]]\niops = 5\n{}", alone(""))), &[":2: [[group]] without `name`"]);
+    assert_says(
+        &refused(&alone("weight = 0")),
+        &[":6: weight = 0 is invalid: give a whole number from 1 to 10000"],
+    );
+    assert_says(&refused(&format!("[[group]]\niops = 5\n{}", alone(""))), &[":2: [[group]] has no `name`"]);
     let twice = "[[group]]\nname = 'g'\n[[group]]\nname = 'g'\n";
-    assert_says(&refused(&format!("{twice}{}", alone(""))), &[":4: [[group]]: two groups are named g"]);
+    assert_says(&refused(&format!("{twice}{}", alone(""))), &[":4: two [[group]] tables are named g"]);
 }

@@ -1,8 +1,8 @@
 //! The real program inside its sandbox: which rights it keeps, which operations still work, and which process performs
 //! them.
 //!
-//! The tests of forbidden calls are beside the lists (`sandbox/tests/confined.rs`). Every other test here also runs the
-//! sandbox.
+//! The tests of forbidden calls are beside the lists (`sandbox/tests/confined.rs`). All other tests of this program
+//! also run in the sandbox.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
@@ -414,7 +414,7 @@ fn clients_add_images_from_the_folders_allowed_only() {
     output(add(&other.image("beside.raw", MIB), &other.socket("b")));
     let outside = place.image("outside.raw", MIB);
     let line = refusal(add(&outside, &other.socket("o")));
-    assert_says(&line, &["outside.raw is refused: the sandbox does not allow", "--allow-folders"]);
+    assert_says(&line, &["outside.raw must not be opened: the sandbox does not allow", "--allow-folders"]);
     assert!(!line.contains("permissions"), "{line}");
     std::os::unix::fs::symlink(&outside, folder.join("link.raw")).unwrap();
     assert_says(&refusal(add(&folder.join("link.raw"), &other.socket("o"))), &["--allow-folders"]);

@@ -95,7 +95,7 @@ fn healthy_server_says_so_and_one_whose_worker_hangs_fails_the_check() {
     let Some(_stopped) = Stopped::attach(&worker) else { return };
     let run = ctl(&place, &["health", "--timeout", "1"]).output().unwrap();
     assert_eq!(run.status.code(), Some(1));
-    assert_says(&String::from_utf8(run.stdout).unwrap(), &["worker 0 does not answer"]);
+    assert_says(&String::from_utf8(run.stdout).unwrap(), &["worker 0 does not respond"]);
 }
 
 /// A thread that a tracer has stopped; it continues when dropped.

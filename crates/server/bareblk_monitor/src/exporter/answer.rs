@@ -88,7 +88,7 @@ impl Latency {
 #[serde(default)]
 pub struct Times {
     pub sum_ns: u64,
-    /// A time that all requests of the bucket stayed below, and their number.
+    /// A bucket: the upper bound of its requests' times, and the number of these requests.
     pub buckets: Vec<(u64, u64)>,
 }
 

@@ -2,17 +2,17 @@
 
 use super::answer::Times;
 
-/// The ends of all buckets but the last are these powers of two, in nanoseconds: 66 µs to 4.3 s.
+/// The upper bounds of all buckets except the last, as powers of two of nanoseconds: 66 µs to 4.3 s.
 const POWERS: [u32; 9] = [16, 18, 20, 22, 24, 26, 28, 30, 32];
-/// The number of buckets, with the last one, which has no end.
+/// The number of buckets, including the last one, which has no upper bound.
 pub const BUCKETS: usize = POWERS.len() + 1;
 
-/// A histogram as Prometheus gets it.
+/// A histogram in the form that Prometheus expects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Histogram {
     pub sum_seconds: f64,
     pub count: u64,
-    /// For each bucket its end in seconds, and the requests in it.
+    /// The upper bound of each bucket in seconds, and its number of requests.
     pub buckets: [(f64, u64); BUCKETS],
 }
 
@@ -36,7 +36,7 @@ impl Histogram {
     }
 }
 
-/// Counters of nanoseconds are exact to a microsecond for 285 years.
+/// The conversion keeps counters exact to a microsecond for 285 years.
 #[allow(clippy::cast_precision_loss)]
 pub fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9

@@ -18,20 +18,20 @@ use tokio::time::{sleep, timeout};
 
 use super::latest::{Format, Latest};
 
-/// Connections at once; further ones wait until the kernel's queue is full.
+/// Maximum number of connections at once. Further connections wait in the kernel's queue until it is full.
 const MAX_CONNECTIONS: usize = 16;
-/// The time for a request's header.
+/// Maximum time for a request's header to arrive.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
-/// The time for a whole connection, with the scrape and until the client has read the answer.
+/// Maximum duration of a connection: it includes the scrape, and lasts until the client has read the answer.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest header.
+/// Maximum length of a request's header.
 const MAX_HEADER_BYTES: usize = 16 << 10;
 /// The pause after an `accept` that failed for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-const NOT_FOUND: &str = "give /metrics, /-/ready or /-/healthy\n";
+const NOT_FOUND: &str = "there is no such page: request /metrics, /-/ready or /-/healthy\n";
 
-/// Serves until an error.
+/// Serves HTTP clients; returns only after an error.
 pub async fn serve(listener: std::net::TcpListener, latest: Arc<Latest>) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -66,7 +66,7 @@ async fn serve_one(stream: TcpStream, latest: Arc<Latest>) -> hyper::Result<()> 
 
 async fn answer(request: &Request<Incoming>, latest: &Arc<Latest>) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+        let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are supported\n");
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return refusal;
     }
@@ -105,7 +105,10 @@ async fn ready(latest: &Arc<Latest>) -> Response<Full<Bytes>> {
 }
 
 fn bug() -> Response<Full<Bytes>> {
-    text(StatusCode::INTERNAL_SERVER_ERROR, "a bug of the exporter: see its standard error\n")
+    text(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "the exporter has a bug: see its standard error for the details\n",
+    )
 }
 
 fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {

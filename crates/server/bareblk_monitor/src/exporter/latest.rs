@@ -1,4 +1,5 @@
-//! The latest figures, and their text: servers are asked when someone wants to know, at most four times a second.
+//! The latest figures, and their text. The exporter asks the servers only when an HTTP client requests figures, at most
+//! four times a second.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,15 +13,15 @@ use tokio::task;
 use super::metrics::Metrics;
 use super::servers::Servers;
 
-/// Younger figures are given again.
+/// Figures that are younger than this answer further requests too.
 const FRESH: Duration = Duration::from_millis(250);
 
-/// Asks the servers, for all HTTP clients together.
+/// Asks the servers once for all HTTP clients, and keeps the answers.
 #[derive(Debug)]
 pub struct Latest {
     servers: Servers,
     max_series: usize,
-    /// The scrape that holds it asks the servers; the other scrapes wait for the same answer.
+    /// Locked by the scrape that asks the servers; the other scrapes wait for its answer.
     last: Mutex<Option<(Instant, Arc<Scrape>)>>,
 }
 
@@ -28,7 +29,7 @@ pub struct Latest {
 #[derive(Debug)]
 pub struct Scrape {
     registry: Registry,
-    /// Why there is something missing; one line for each server.
+    /// Why figures are missing: one line for each server without figures.
     pub problems: Vec<String>,
     texts: [OnceLock<Bytes>; 2],
 }
@@ -36,7 +37,7 @@ pub struct Scrape {
 /// A format of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Prometheus's own, which every tool reads.
+    /// Prometheus's own text format, which every tool can read.
     Classic,
     OpenMetrics,
 }

@@ -17,14 +17,14 @@ use families::encode;
 use fit::fit;
 use server::Server;
 
-/// What one scrape brought.
+/// The figures of one scrape.
 #[derive(Debug)]
 pub struct Metrics {
     servers: Vec<Server>,
 }
 
 impl Metrics {
-    /// At most `max_series` samples about disks, workers and groups.
+    /// Keeps at most `max_series` samples about disks, workers and groups.
     pub fn new(scraped: Vec<Scraped>, max_series: usize) -> Self {
         let mut room = max_series;
         let server = |Scraped { label, took, figures }: Scraped| {

@@ -1,9 +1,9 @@
-//! Asks all servers at the same time, and waits for them for a second at most.
+//! Asks all servers at the same time, and waits at most one second for their answers.
 //!
 //! `paths and patterns → one thread per monitor socket → stats, limit → Scraped`
 //!
-//! A thread may outlive the second. Until it has ended, its server is not asked again, so a server that hangs costs one
-//! thread.
+//! A thread may outlive that second. Until it has ended, its server is not asked again, so a server that hangs costs
+//! one thread.
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use serde_json::json;
 use super::answer::{Group, Limits, Stats};
 use crate::labels::labels;
 
-/// A server that takes longer counts as down.
+/// Time limit for a server's answers. A server that takes longer counts as down.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The figures of one server.
@@ -28,7 +28,7 @@ pub struct Scraped {
     /// The value of the label `server`.
     pub label: String,
     pub took: Duration,
-    /// Or why there are none.
+    /// The figures, or the reason why there are none.
     pub figures: Result<Figures, String>,
 }
 
@@ -39,14 +39,14 @@ pub struct Figures {
     pub groups: Vec<Group>,
 }
 
-/// What a thread brings: how long it took, and the figures, or why there are none.
+/// The result of a thread: how long the server took, and its figures, or why there are none.
 type Answer = (Duration, Result<Figures, String>);
 
 /// The servers to ask.
 #[derive(Debug)]
 pub struct Servers {
     sources: Vec<Source>,
-    /// Servers that a thread still asks.
+    /// The servers whose threads have not ended.
     busy: Arc<Mutex<HashSet<PathBuf>>>,
 }
 
@@ -59,7 +59,7 @@ enum Source {
 
 impl Servers {
     /// # Errors
-    /// A pattern is wrong.
+    /// A pattern is invalid.
     pub fn new(words: &[String]) -> Result<Self, String> {
         let source = |word: &String| {
             if !word.contains(['*', '?', '[']) {
@@ -118,14 +118,14 @@ impl Servers {
     }
 }
 
-/// A server that a thread asks, until dropped.
+/// Marks a server as being asked by a thread, until dropped.
 struct Busy {
     all: Arc<Mutex<HashSet<PathBuf>>>,
     path: PathBuf,
 }
 
 impl Busy {
-    /// `None`: another thread asks it.
+    /// `None`: another thread is still asking this server.
     fn begin(all: &Arc<Mutex<HashSet<PathBuf>>>, path: &Path) -> Option<Self> {
         let is_new = all.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned());
         is_new.then(|| Self { all: Arc::clone(all), path: path.to_owned() })

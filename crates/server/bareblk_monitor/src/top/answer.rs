@@ -1,6 +1,6 @@
 //! One answer of a server, including the fields that older servers lack.
 //!
-//! `JSON → Reading`; this is the one place where names are made harmless for a terminal.
+//! `JSON → Reading`; only this file escapes the characters in names that a terminal would interpret.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::latency::Counted;
 use crate::limit::Limit;
 
-/// What a server answers to `stats`.
+/// A server's answer to `stats`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Reading {
@@ -24,7 +24,7 @@ pub struct Reading {
     pub workers: Vec<WorkerStats>,
     /// The disks.
     pub disks: Vec<Disk>,
-    /// From the verb `limit`: groups with limits.
+    /// The groups with limits, from the answer to `limit`.
     #[serde(skip)]
     pub groups: Vec<Group>,
 }

@@ -11,7 +11,7 @@ fn queue(queue: u16, requests: u64) -> Value {
         "in_flight": 31, "kicks": requests / 4, "calls": requests / 8, "worker_ns": requests * 1300})
 }
 
-/// The server's answers after this many seconds.
+/// The server's answers `seconds` after its start.
 pub fn reading(seconds: u64) -> Reading {
     let reads = |per_s: u64| {
         let count = seconds * per_s;

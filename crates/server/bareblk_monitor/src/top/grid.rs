@@ -9,9 +9,9 @@ use super::units::{NONE, float, short, time};
 pub struct Column {
     /// The column's heading.
     pub heading: &'static str,
-    /// The width of a terminal from which the column is shown.
+    /// Minimum width of a terminal that shows the column.
     pub from_width: u16,
-    /// Whether the column holds figures: sorted by `s`, these begin with the largest.
+    /// Whether the column holds figures. The key `s` sorts figures in descending order.
     pub is_figure: bool,
 }
 
@@ -30,7 +30,7 @@ impl Column {
 /// A cell.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Text that is harmless for a terminal.
+    /// Text without characters that a terminal would interpret.
     Words(String),
     /// A figure that is shown with a unit of thousands.
     Figure(f64),
@@ -50,7 +50,7 @@ impl Value {
         figure.map_or(Self::Missing, Self::Figure)
     }
 
-    /// As the table shows it.
+    /// The cell's text in the table.
     pub fn shown(&self) -> String {
         match self {
             Self::Words(words) => words.clone(),
@@ -86,7 +86,7 @@ fn natural(one: &str, other: &str) -> Ordering {
     split(one).cmp(&split(other)).then_with(|| one.cmp(other))
 }
 
-/// How urgent a row is. The row also says it in words.
+/// How urgent a row is. The row also shows this in words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Alarm {
     #[default]
@@ -118,7 +118,7 @@ pub struct Row {
     /// The name to which the filter applies.
     pub name: String,
     pub alarm: Alarm,
-    /// One for each column.
+    /// The cells, one for each column.
     pub cells: Vec<Value>,
 }
 
@@ -129,7 +129,7 @@ pub struct Grid {
     pub rows: Vec<Row>,
 }
 
-/// By which column a table is sorted.
+/// The column by which a table is sorted, and the direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     pub column: usize,
@@ -137,13 +137,13 @@ pub struct Order {
 }
 
 impl Grid {
-    /// Keeps the rows whose name contains the text, in any case.
+    /// Keeps the rows whose name contains the text, ignoring case.
     pub fn filter(&mut self, text: &str) {
         let text = text.to_lowercase();
         self.rows.retain(|row| row.name.to_lowercase().contains(&text));
     }
 
-    /// Sorts the rows. Figures begin with the largest, words with the first; a reversed order is the opposite.
+    /// Sorts the rows: figures in descending order, words in alphabetical order, or both the other way round.
     pub fn sort(&mut self, order: Order) {
         let Some(column) = self.columns.get(order.column) else { return };
         let value = |row: &Row| row.cells.get(order.column).cloned().unwrap_or(Value::Missing);

@@ -1,4 +1,4 @@
-//! The output without a terminal: for each interval and server tables, or a line of JSON.
+//! The output without a terminal: tables, or a line of JSON, for each interval and server.
 
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use super::sample::Sample;
 use super::tables::Subject;
 use super::units::{NONE, short};
 
-/// The width for which columns are chosen.
+/// The terminal width for which the tables choose their columns.
 const WIDTH: u16 = 120;
 
 /// The form of the output.

@@ -18,21 +18,21 @@ use serde_json::{Value, json};
 use super::answer::Reading;
 use super::sample::Sample;
 
-/// A server that does not answer for this long counts as gone.
+/// A server that does not answer for this long counts as unreachable.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a poller reports.
+/// A poller's report about its server.
 #[derive(Debug)]
 pub enum News {
-    /// What happened in an interval, and the server's version.
+    /// The sample of an interval, and the server's version.
     Sample(Box<Sample>, String),
-    /// There is no answer, for this reason (one line).
+    /// The server did not answer; the line gives the reason.
     Gone(String),
     /// The poller has ended, which should never happen.
     Ended,
 }
 
-/// How often the pollers ask. All of them share it.
+/// The interval and the pause, which all pollers share.
 #[derive(Clone, Debug)]
 pub struct Pace {
     shared: Arc<(Mutex<Setting>, Condvar)>,
@@ -92,7 +92,7 @@ pub fn start<M: Send + 'static>(
     });
 }
 
-/// Reports when it is dropped, even by a panic: otherwise no other thread would notice that this one has ended.
+/// Reports [`News::Ended`] when dropped, even by a panic, so that the main thread notices that this thread has ended.
 struct Teller<M, F: Fn(News) -> M> {
     news: Sender<M>,
     tell: F,
@@ -147,7 +147,7 @@ fn ask(path: &Path, server: &mut Option<Server>) -> Result<(Reading, String)> {
     Ok((server.read()?, plain(server.connection.version())))
 }
 
-/// A connected server, and which newer requests it has not refused so far.
+/// A connected server, and those of the newer requests that it has not refused so far.
 #[derive(Debug)]
 struct Server {
     connection: Connection,
@@ -173,7 +173,7 @@ impl Server {
         Ok(reading)
     }
 
-    /// Versions without histograms refuse the field.
+    /// Server versions without histograms refuse the field that requests them.
     fn stats(&mut self) -> Result<Value> {
         if self.has_histograms {
             let reply = self.connection.ask_json(&json!({"do": "stats", "histograms": true}))?;

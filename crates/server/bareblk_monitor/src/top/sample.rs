@@ -28,7 +28,7 @@ pub struct Sample {
 /// One disk.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DiskSample {
-    /// The disk's name, harmless for a terminal.
+    /// The disk's name, without characters that a terminal would interpret.
     pub name: String,
     /// What the operator most needs to know about the disk.
     pub state: State,
@@ -78,10 +78,10 @@ pub enum State {
     Holding,
     /// Requests waited for limits.
     Throttled,
-    /// It has a guest and serves it.
+    /// A front-end is connected, and the disk serves it.
     #[default]
     Ok,
-    /// It has a guest and serves it, for reads only.
+    /// A front-end is connected, and the read-only disk serves it.
     ReadOnly,
     /// No front-end is connected.
     NoGuest,
@@ -213,7 +213,7 @@ impl DiskSample {
         }
     }
 
-    /// Read and written together.
+    /// Bytes read and written, added up.
     pub fn mb_per_s(&self) -> f64 {
         self.read_mb_per_s + self.written_mb_per_s
     }
@@ -224,7 +224,7 @@ fn state(now: &Disk, throttled_percent: Option<f64>) -> State {
     match () {
         () if disk.failed => State::Failed,
         () if disk.held > 0 => State::Holding,
-        // Less than this may only be the granularity of a limit's bucket.
+        // A smaller share may only reflect the granularity of a limit's bucket.
         () if throttled_percent.is_some_and(|percent| percent >= 1.0) => State::Throttled,
         () if disk.sessions == 0 => State::NoGuest,
         () if disk.read_only => State::ReadOnly,
@@ -232,7 +232,7 @@ fn state(now: &Disk, throttled_percent: Option<f64>) -> State {
     }
 }
 
-/// The latencies of all requests, and by kind.
+/// The latencies of all requests together, and those of each kind.
 fn latencies(before: Option<&Disk>, now: &Disk) -> (Latencies, Vec<(String, Percentiles)>) {
     let (mut all, mut by_kind) = (Latencies::default(), Vec::new());
     for (kind, counted) in now.latency.iter().flatten() {
@@ -290,7 +290,7 @@ fn samples(
 ) -> Vec<LimitSample> {
     let sample = |limit: &Limit| {
         let old = before.and_then(|before| before.iter().find(|old| old.limit == limit.limit));
-        // A limit that was set again counts from 0.
+        // When a limit is set again, its counter restarts at 0.
         let old = old.map_or(0, |old| old.used).min(limit.used);
         LimitSample {
             scope,

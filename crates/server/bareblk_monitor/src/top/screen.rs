@@ -23,9 +23,9 @@ use super::tables::Subject;
 use super::units::{NONE, short, time};
 use palette::Palette;
 
-/// Narrower terminals show one line per disk.
+/// Terminals narrower than this show one line per disk.
 const NARROW: u16 = 40;
-/// Terminals of this width have room for words beside the keys.
+/// Terminals of at least this width show words beside the keys.
 const WORDS: u16 = 120;
 
 /// Draws everything.
@@ -98,7 +98,7 @@ fn keys(state: &State, width: u16) -> String {
     format!("{screens} {} {}", words('?', "help "), words('q', "quit"))
 }
 
-/// What the user types, and which servers do not answer.
+/// The filter that the user types, and the servers that do not answer.
 fn notes(state: &State, palette: Palette) -> Vec<Line<'static>> {
     let mut notes: Vec<_> = state
         .servers

@@ -1,4 +1,4 @@
-//! What the screen shows now, and how keys change it.
+//! The state that the screen shows, and how keys change it.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -47,7 +47,7 @@ impl Screen {
     }
 }
 
-/// What covers the screen.
+/// A page that covers the current screen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum View {
     None,
@@ -55,7 +55,7 @@ pub enum View {
     Disk(RowId),
 }
 
-/// What the program must do after a key.
+/// The program's reaction to a key, beyond the changed state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     None,
@@ -75,21 +75,21 @@ pub struct Server {
     pub version: String,
     /// The last interval.
     pub sample: Option<Sample>,
-    /// Why there is no newer sample.
+    /// The reason why there is no newer sample.
     pub gone: Option<String>,
     /// The intervals of each disk, the latest last.
     history: HashMap<String, VecDeque<Octaves>>,
 }
 
-/// Everything that the screen depends on.
+/// The state from which the screen is drawn.
 #[derive(Debug)]
 pub struct State {
     pub servers: Vec<Server>,
     pub screen: Screen,
     pub view: View,
-    /// Only names that contain this text are shown; empty: all.
+    /// Only names that contain this text are shown. If it is empty, all names are shown.
     pub filter: String,
-    /// The previous filter, while the user types a new one.
+    /// The previous filter, while the user types a new filter.
     pub typing: Option<String>,
     orders: HashMap<Subject, Order>,
     pub selected: Option<RowId>,
@@ -326,7 +326,7 @@ impl State {
         let rows = self.grid(subject).rows;
         let now = self.selected.as_ref().and_then(|id| rows.iter().position(|row| row.id == *id));
         let next = now.unwrap_or(0).saturating_add_signed(by).min(rows.len().saturating_sub(1));
-        // The first key only shows the mark, on the first row.
+        // The first such key only marks the first row.
         let next = if now.is_none() && by.unsigned_abs() == 1 { 0 } else { next };
         self.selected = rows.get(next).map(|row| row.id.clone());
     }

@@ -1,4 +1,4 @@
-//! Tests of keys and of what they show.
+//! Tests of the keys and of their effects on the screen.
 
 use super::super::fixture;
 use super::*;
@@ -27,7 +27,7 @@ fn busiest_disk_is_first_until_another_column_is_chosen() {
     assert_eq!(names(&state), ["root", "db", "broken", "full", "idle"]);
     type_words(&mut state, "r");
     assert_eq!(names(&state)[3..], ["db", "root"]);
-    // MB/s, p50: what has no latency is last.
+    // Sorted by MB/s, then by p50: rows without a latency come last.
     type_words(&mut state, "ss");
     assert_eq!(names(&state)[..2], ["db", "root"]);
 }

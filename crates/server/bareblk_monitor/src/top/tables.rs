@@ -68,7 +68,7 @@ const GROUPS: &[Column] = &[
 /// A server's number, its name if there are several servers, and its last interval.
 pub type Of<'s> = (usize, Option<&'s str>, &'s Sample);
 
-/// What a table shows.
+/// The kind of rows that a table shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {
     Disks,

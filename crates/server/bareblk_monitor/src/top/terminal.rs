@@ -43,7 +43,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Sends keys and signals from now on.
+/// Starts threads that send keys and signals to the main thread.
 ///
 /// # Errors
 /// Signals cannot be caught.

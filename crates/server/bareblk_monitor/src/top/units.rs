@@ -1,6 +1,6 @@
 //! Figures as tables show them: short, with units.
 
-/// A missing figure.
+/// Shown in place of a missing figure.
 pub const NONE: &str = "–";
 
 const THOUSANDS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
@@ -31,7 +31,7 @@ pub fn time(ns: u64) -> String {
     if figure < 9.95 && unit != "ns" { format!("{figure:.1}{unit}") } else { format!("{figure:.0}{unit}") }
 }
 
-/// Exact up to 2^53.
+/// The conversion is exact up to 2^53.
 #[allow(clippy::cast_precision_loss)]
 pub fn float(count: u64) -> f64 {
     count as f64

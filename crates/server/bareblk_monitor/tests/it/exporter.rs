@@ -1,4 +1,4 @@
-//! `bareblk exporter` and real servers: what its figures say, and what Prometheus's tool says about their text.
+//! `bareblk exporter` with real servers: its figures are right, and Prometheus's tool accepts their text.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::http::{Exporter, exporter, get, value};
 use crate::load::Served;
 use crate::rig::{Place, assert_says, bareblk, eventually, output, refusal, wrong_usage};
 
-/// Answers are given again for a quarter of a second.
+/// The exporter repeats its figures for a quarter of a second before it asks the servers again.
 const STALE: Duration = Duration::from_millis(300);
 
 const ROOT: &str = "server=\"vms\",disk=\"root\"";
@@ -24,7 +24,7 @@ fn ctl(served: &Served, words: &[&str]) {
     output(command);
 }
 
-/// Answered requests of `root`, by counters and by histograms.
+/// The number of answered requests of disk `root`, from the counters and from the histograms.
 fn requests(metrics: &str) -> [f64; 2] {
     let ops = ["read", "write", "flush", "other"];
     let sum = |name: &str| {
@@ -161,7 +161,7 @@ fn wrong_arguments_are_errors_in_one_line() {
     assert_says(&refused, &["cannot listen at", &address, "choose another address"]);
 }
 
-/// `None` without promtool, after saying so.
+/// `None` if promtool is not installed; the test then prints this.
 fn promtool(words: &[&str], input: &str) -> Option<String> {
     let Some(program) = unpacked::program("prometheus", "promtool").unwrap() else {
         skip(Reason::NoProgram("apt-get".into()), "promtool checks the text and the alerts");

@@ -1,4 +1,4 @@
-//! `bareblk exporter` with HTTP clients that flood, send garbage, or never read, and with servers that are none.
+//! `bareblk exporter` with HTTP clients that flood, send garbage, or never read, and with sockets of other programs.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use crate::load::Served;
 use crate::rig::{Place, assert_says, eventually};
 use crate::top_hostile::{FakeServer, evil_answer, ok};
 
-/// Checks that it still answers.
+/// Checks that the exporter still answers.
 fn assert_well(exporter: &mut Exporter) {
     assert!(exporter.is_running());
     assert_eq!(exporter.get("/-/healthy").status, 200);
@@ -25,7 +25,7 @@ fn garbage_ends_its_own_connection() {
     for sent in ["\r\n\0\u{7f}garbage\r\n\r\n", "GET\r\n\r\n", &huge, &many, "{\"id\":1,\"do\":\"list\"}\n\n"]
     {
         let mut client = exporter.connect();
-        // It may close the connection before it has read everything.
+        // The exporter may close the connection before it has read everything.
         let _ = client.write_all(sent.as_bytes());
         let mut said = String::new();
         let _ = client.read_to_string(&mut said);
@@ -43,7 +43,7 @@ fn silent_and_slow_clients_lose_their_connections_to_others() {
     let mut exporter = Exporter::start(&[&place.socket("none.monitor")], &[]);
     let mut silent: Vec<TcpStream> = (0..40).map(|_| exporter.connect()).collect();
     silent.iter_mut().for_each(|client| client.write_all(b"GET /metrics HTTP/1.1\r\nX").unwrap());
-    // All places are taken; this one comes after them.
+    // All connections are in use; this client comes after them.
     assert_well(&mut exporter);
     let mut said = Vec::new();
     let _ = silent[0].read_to_end(&mut said);
@@ -56,11 +56,11 @@ fn clients_that_never_read_lose_their_connections_to_others() {
         (0..4000).map(|n| json!({"name": format!("disk{n}"), "image": "x".repeat(100)})).collect();
     let server = FakeServer::start(move |request| ok(request, &json!({"disks": disks})));
     let mut exporter = Exporter::start(&[&server.control()], &[]);
-    // Far more than the kernel's buffers hold.
+    // The answer is far longer than the kernel's buffers.
     assert!(exporter.metrics().len() > 5_000_000);
     let mut deaf: Vec<TcpStream> = (0..40).map(|_| exporter.connect()).collect();
     deaf.iter_mut().for_each(|client| client.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap());
-    // All places are taken; this one comes after them.
+    // All connections are in use; this client comes after them.
     assert_well(&mut exporter);
     assert!(exporter.metrics().contains("bareblk_up{server=\"fake\"} 1"));
 }

@@ -22,7 +22,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Waits until it listens.
+    /// Waits until the exporter listens.
     pub fn start(monitors: &[&Path], options: &[&str]) -> Self {
         let mut command = exporter();
         command.arg("--monitor").args(monitors).args(["--listen", "127.0.0.1:0"]).args(options);

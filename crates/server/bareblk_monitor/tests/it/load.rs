@@ -11,7 +11,7 @@ use blk_driver::{Device, Durability, Options, Queue, Reconnect};
 
 use crate::rig::{Place, Server};
 
-/// Far longer than a request takes.
+/// Time limit of a request, far longer than any request takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A server with the disks `root`, which has a guest, and `spare`, which has none.
@@ -37,7 +37,7 @@ impl Served {
         self.place.socket("vms.monitor")
     }
 
-    /// Starts the server, for the first time or again.
+    /// Starts or restarts the server.
     pub fn start_server(&mut self) {
         let table = |name: &str| {
             let (image, socket) = (self.place.path(&format!("{name}.raw")), self.place.socket(name));
@@ -59,7 +59,7 @@ impl Served {
         self.serve(&["--take-over".as_ref(), self.control().as_os_str()], 5);
     }
 
-    /// `lines`: how many the server prints until it serves.
+    /// `lines`: the number of lines that the server prints before it serves.
     fn serve(&mut self, more: &[&OsStr], lines: usize) {
         let mut command = crate::rig::bareblk();
         command.arg("serve").arg("--config").arg(self.place.path("bareblk.toml")).args(more);
@@ -100,7 +100,7 @@ impl Load {
         self.requests()
     }
 
-    /// Requests answered so far.
+    /// The number of requests that were answered so far.
     pub fn requests(&self) -> u64 {
         self.requests.load(Relaxed)
     }

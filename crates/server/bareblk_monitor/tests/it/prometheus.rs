@@ -1,4 +1,4 @@
-//! A real Prometheus scrapes a real server under load, and knows what the client counted.
+//! A real Prometheus scrapes a real server under load. Its figures must match the client's counts.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
@@ -19,7 +19,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    /// `None` without the program, after saying so.
+    /// `None` if Prometheus is not installed; the test then prints this.
     fn start(exporter: &Exporter) -> Option<Self> {
         let Some(program) = unpacked::program("prometheus", "prometheus").unwrap() else {
             skip(Reason::NoProgram("apt-get".into()), "a real Prometheus scrapes the exporter");
@@ -45,7 +45,7 @@ impl Prometheus {
         Some(Self { child, address, _place: place })
     }
 
-    /// The values of an instant query; none while it starts.
+    /// The values of an instant query; none while Prometheus starts.
     fn query(&self, query: &str) -> Vec<f64> {
         if std::net::TcpStream::connect(self.address).is_err() {
             return Vec::new();

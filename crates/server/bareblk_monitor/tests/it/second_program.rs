@@ -1,4 +1,4 @@
-//! `bareblk` and `bareblk-monitor` together: what the first passes to the second, and what it does without the second.
+//! `bareblk` with and without an installed `bareblk-monitor`: which commands it passes on, and its errors.
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! `bareblk top` without a terminal: tables, lines of JSON, servers that come and go.
+//! `bareblk top` without a terminal: tables, lines of JSON, servers that start and stop.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::load::Served;
 use crate::rig::{Place, assert_says, output, top, wrong_usage};
 
-/// `bareblk top` with many intervals, whose lines a test reads as they come.
+/// `bareblk top` with many intervals; the test reads its lines as they are printed.
 struct Running {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -21,7 +21,7 @@ impl Running {
         Self { child, lines }
     }
 
-    /// The first line that is wanted.
+    /// Reads up to the first line that `is_wanted`, and returns it.
     fn wait(&mut self, what: &str, is_wanted: impl Fn(&Value) -> bool) -> Value {
         let mut values = self.lines.by_ref().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
         values.find(|line| is_wanted(line)).unwrap_or_else(|| panic!("it ended before {what}"))
@@ -75,7 +75,7 @@ fn lines_of_json_have_the_requests_that_the_guest_sent() {
     let told =
         |key| lines.iter().map(|line| number(&disk(line, "root")[key]) * number(&line["seconds"])).sum();
     let (all, reads): (f64, f64) = (told("iops"), told("reads_per_s"));
-    // Others were sent before the first reading and after the last one, or are on their way.
+    // The other requests were sent before the first reading or after the last one, or are still in flight.
     assert!(all > 0.0 && all <= sent + 8.0, "{all} of {sent}");
     assert!(reads > 0.0 && reads < all, "{reads} reads of {all}");
     assert_eq!(

@@ -1,4 +1,4 @@
-//! `bareblk top` and servers that are none: silent ones, wrong answers, names that are commands to a terminal.
+//! `bareblk top` with fake servers: they are silent, answer nonsense, or send names with terminal commands in them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::rig::{Place, assert_says, output, refusal, top};
 
-/// A server that greets as ours and then answers each line as `answer` says; `None` never answers.
+/// A fake server that sends our greeting and then `answer`'s result for each line; after `None` it never answers.
 pub struct FakeServer {
     pub place: Place,
 }
@@ -109,7 +109,7 @@ fn names_and_numbers_of_a_hostile_server_do_no_harm_to_the_reader() {
     }
 }
 
-/// Versions before the histograms refuse the field by name, and know no limits.
+/// Server versions before the histograms refuse the field by name, and have no limits.
 #[test]
 fn older_server_is_asked_in_its_own_words() {
     let server = FakeServer::start(|request| {

@@ -11,14 +11,14 @@ use crate::load::Served;
 use crate::rig::{Place, eventually, top};
 use crate::top_hostile::{FakeServer, evil_answer, ok};
 
-/// A terminal of a tmux of its own, in which a shell runs `bareblk top`.
+/// A terminal in a separate tmux server, in which a shell runs `bareblk top`.
 struct Terminal {
     socket: PathBuf,
     _place: Place,
 }
 
 impl Terminal {
-    /// `None` without tmux, after saying so.
+    /// `None` if tmux is not installed; the test then prints this.
     fn start(control: &Path, width: u16, height: u16, variables: &str) -> Option<Self> {
         if find_program("tmux").is_none() {
             skip(Reason::NoProgram("tmux".into()), "shows the screens in a real terminal");
@@ -58,7 +58,7 @@ impl Terminal {
         self.ask(&["capture-pane", "-p"])
     }
 
-    /// Waits until the terminal shows all parts; returns what it shows.
+    /// Waits until the terminal shows all of `parts`; returns the terminal's contents.
     fn wait(&self, parts: &[&str]) -> String {
         self.wait_until(&format!("{parts:?}"), |text| parts.iter().all(|part| text.contains(part)))
     }
@@ -67,7 +67,7 @@ impl Terminal {
         eventually(what, || Some(self.shown()).filter(|text| is_shown(text)))
     }
 
-    /// Waits for the end; checks that the terminal is as it was.
+    /// Waits for the program's end, and checks that the terminal is restored.
     fn wait_ended(&self, code: u8) {
         let text = self.wait(&[&format!("ended {code}\n"), "icanon"]);
         assert!(!text.contains("-icanon") && !text.contains("-echo"), "{text}");
@@ -95,7 +95,7 @@ fn is_busy(text: &str) -> bool {
     row.and_then(|row| row.split_whitespace().nth(1)).is_some_and(|iops| iops != "0")
 }
 
-/// No line is wider than the terminal, and none has moved the others.
+/// Checks that no line is wider than the terminal, and that no line has shifted the others.
 fn fits(text: &str, width: usize, height: usize) -> bool {
     text.lines().count() <= height && text.lines().all(|line| line.chars().count() <= width)
 }

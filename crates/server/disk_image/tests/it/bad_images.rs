@@ -177,8 +177,8 @@ fn create_of_nothing_or_of_half_a_sector_is_refused_and_makes_no_file() {
     let path = folder.path().join("disk.raw");
     let empty = refusal(&ImageOptions { create_bytes: Some(0), ..options(&path) });
     let ragged = refusal(&ImageOptions { create_bytes: Some(1000), ..options(&path) });
-    assert_says(&empty, &["--create", "0 bytes", "give 512"]);
-    assert_says(&ragged, &["--create", "1000 bytes", "block size 512", "give 1024"]);
+    assert_says(&empty, &["--create", "0 bytes", "use 512"]);
+    assert_says(&ragged, &["--create", "1000 bytes", "block size 512", "use 1024"]);
     assert!(!ragged.contains("truncate"), "{ragged}");
     assert!(!path.exists());
 }

@@ -194,8 +194,8 @@ fn size_that_is_not_whole_blocks_or_nothing_is_refused_with_the_next_that_is() {
     let (_folder, path) = image(1 << 20);
     let image = open(&ImageOptions { block_size: Some(4096), ..options(&path) }).unwrap();
     let ragged = image.resize((1 << 20) + 512, false).unwrap_err().to_string();
-    assert_says(&ragged, &["1049088 bytes", "block size 4096", "give 1052672"]);
-    assert_says(&image.resize(0, true).unwrap_err().to_string(), &["cannot have 0 bytes", "give 4096"]);
+    assert_says(&ragged, &["1049088 bytes", "block size 4096", "use 1052672"]);
+    assert_says(&image.resize(0, true).unwrap_err().to_string(), &["cannot have 0 bytes", "use 4096"]);
     assert_says(&image.resize(u64::MAX, true).unwrap_err().to_string(), &["block size 4096"]);
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
 }

@@ -133,7 +133,8 @@ impl Bed {
         self.worker.start_again(memory, LAYOUT, features).expect("a ring of our own");
     }
 
-    /// Sends a request. `said`: header and data; `room`: bytes for data and status; `input`: how to cut them up.
+    /// Sends a request. `said`: header and data; `room`: number of bytes for data and status; `input` decides how both
+    /// are cut into pieces.
     pub fn request(&mut self, input: &mut Input<'_>, said: &[u8], room: usize) {
         let Some((readable, writable)) = self.offer(input, said, room) else { return };
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).expect("an eventfd");
@@ -171,7 +172,7 @@ impl Bed {
     }
 
     /// Waits for the result. For a flush, the worker sleeps until the engine's thread is done. If the completion is
-    /// missing, this hangs.
+    /// missing, the run hangs.
     fn wait(&mut self) -> Used {
         loop {
             self.worker.serve();

@@ -191,7 +191,7 @@ fn try_out(options: &EngineOptions, file: &FileSpec, config: &EngineConfig) -> i
 /// Makes an engine without trying it on a file: with these options, or with the kind's default options.
 ///
 /// # Errors
-/// The engine's own; see each `new`.
+/// Errors of the chosen engine; see its `new`.
 pub fn make(engine: impl Into<EngineOptions>, config: &EngineConfig) -> io::Result<Box<dyn Engine>> {
     Ok(match engine.into() {
         EngineOptions::IoUring(options) => Box::new(IoUringEngine::with(&options, config)?),

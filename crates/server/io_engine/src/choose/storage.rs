@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// Beside the test itself: a real disk, on most machines.
+    /// A file beside the test program, which is on a real disk on most machines.
     fn on_disk(flags: i32) -> Option<(tempfile::TempDir, File)> {
         let program = std::env::current_exe().unwrap();
         let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();

@@ -95,7 +95,7 @@ impl FileTable {
         self.slots.len()
     }
 
-    /// The file `only`; `None`: all files.
+    /// The file `only`, or all files if it is `None`.
     pub fn chosen_mut(&mut self, only: Option<FileId>) -> impl Iterator<Item = &mut OpenFile> {
         let is_meant = move |index: usize| only.is_none_or(|only| only.0 as usize == index);
         let slots = self.slots.iter_mut().enumerate();

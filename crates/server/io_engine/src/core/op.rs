@@ -223,7 +223,7 @@ impl OpState {
 
     /// Fast path for nearly all ops: a transfer from or to the guest's own buffers. On `None` the caller uses
     /// [`OpState::next_call`].
-    #[inline(always)] // the call then goes from registers into the kernel's queue, not through the stack
+    #[inline(always)] // so that the call is passed in registers, not through the stack, to the kernel's queue
     pub fn direct_transfer(&self, file: &OpenFile) -> Option<Call> {
         if self.stage != Stage::Transfer || self.wants_bounce(file) {
             return None;

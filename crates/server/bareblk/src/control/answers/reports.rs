@@ -28,7 +28,7 @@ use super::throttling::DiskThrottling;
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListAnswer {
-    /// In the order in which they were added.
+    /// The disks, in the order in which they were added.
     pub disks: Vec<Disk>,
 }
 
@@ -42,7 +42,7 @@ impl ListAnswer {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkersAnswer {
-    /// In the order of their numbers.
+    /// The workers, in the order of their numbers.
     pub workers: Vec<Worker>,
 }
 
@@ -104,11 +104,11 @@ pub struct ShowAnswer {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HealthAnswer {
-    /// All workers answer, and no disk has failed.
+    /// True if all workers responded and no disk has failed.
     pub healthy: bool,
     pub workers: usize,
     pub disks: usize,
-    /// Workers that did not answer in time.
+    /// The numbers of the workers that did not respond in time.
     pub silent_workers: Vec<u32>,
     /// Disks that accept no more writes, because a sync failed.
     pub failed_disks: Vec<String>,
@@ -134,7 +134,7 @@ impl HealthAnswer {
     }
 }
 
-/// The answer to `reload`: names of disks.
+/// The answer to `reload`. Most lists contain the names of disks.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReloadAnswer {

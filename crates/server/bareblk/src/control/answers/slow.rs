@@ -21,7 +21,7 @@ pub struct SlowAnswer {
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Slow {
-    /// When it was answered, in milliseconds since 1970.
+    /// When the request was answered, in milliseconds since 1970.
     pub at_ms: u64,
     pub queue: u16,
     /// `read`, `write`, `flush`, `discard` or `write zeroes`.
@@ -30,7 +30,7 @@ pub struct Slow {
     pub bytes: u64,
     pub took_ns: u64,
     pub tries: u32,
-    /// Whether it was answered with an error.
+    /// Whether the request was answered with an error.
     pub failed: bool,
 }
 

@@ -28,8 +28,9 @@ impl Pausing {
     pub fn answer(self) -> Result<Value, Fault> {
         if self.timed_out {
             let limit_s = MAX_PAUSE.as_secs();
-            let text =
-                format!("the disk continued on its own after {limit_s} s, so it was not paused until now");
+            let text = format!(
+                "the pause ended by itself after its limit of {limit_s} s, so the disk has served requests since then"
+            );
             return Err(Fault::new(ErrorKind::NotPaused, text));
         }
         Ok(json!({"paused_ns": ns(self.paused)}))
@@ -48,7 +49,7 @@ pub fn pause(
     let mut verb = Verb::Pause(pause);
     dispatch::name_disks(&mut verb, control)?;
     let Verb::Pause(Pause { disk, timeout_ms }) = verb else {
-        return Err(Fault::new(ErrorKind::BadRequest, "pause: no disk is given"));
+        return Err(Fault::new(ErrorKind::BadRequest, "pause: the request names no disk"));
     };
     let mut timed_out = false;
     let paused = control.pause(&disk, timeout_ms.into(), &mut || {

@@ -1,5 +1,5 @@
-//! The monitor socket: who may connect, what it refuses, what it is after a reload and a live upgrade, and clients that
-//! misbehave there.
+//! The monitor socket: who may connect, what it refuses, how a reload and a live upgrade affect it, and clients that
+//! misbehave.
 
 use std::path::Path;
 use std::thread;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// A server whose monitor socket is where these tests usually have the control socket.
+/// A server whose monitor socket has the path at which these tests usually create the control socket.
 fn monitored(place: &Place) -> Server {
     let mut command = place.serve(&place.image("disk.raw", MIB), "s");
     command.args(["--name", "root", "--monitor"]).arg(place.socket("c"));
@@ -25,7 +25,7 @@ fn monitor_socket_shows_what_the_control_socket_shows_and_refuses_changes() {
     }
     assert_says(
         &refusal(ctl(&place, &["remove", "root"])),
-        &["this is the monitor socket, which only shows", "changes need the control socket"],
+        &["this is the monitor socket, which accepts only queries", "use the control socket for changes"],
     );
     let mut client = Client::new(&place);
     for request in [
@@ -119,7 +119,7 @@ fn monitor_socket_stays_through_reloads_and_live_upgrades() {
     assert_well(&place, &mut new);
     assert_says(
         &refusal(take_over(&place, Some(&place.socket("elsewhere")))),
-        &["the monitor socket is taken over too", "must be the same path"],
+        &["the monitor socket is taken over too", "must be the running server"],
     );
     assert_well(&place, &mut new);
     let (last, _) = Starting::new(take_over(&place, None)).wait_lines(3);
@@ -138,14 +138,14 @@ fn live_upgrade_can_bring_a_monitor_socket() {
     assert_well(&place, &mut new);
 }
 
-/// The pace allows 100 answers at once and 100 a second. A busy machine makes them fewer, never more.
+/// The pace allows 100 answers at once, then 100 per second. A busy machine gives fewer answers, never more.
 #[test]
 fn flood_of_requests_gets_a_limited_number_of_answers_however_many_clients_send_it() {
     let place = Place::new();
     let mut server = monitored(&place);
     let begin = Instant::now();
     let requests = "{\"id\": 1, \"do\": \"health\"}\n".repeat(10);
-    // A connection may find no room, because the last one is not gone yet.
+    // The server may refuse a connection, because the previous connection has not ended yet.
     let flood = || {
         let mut client = Client::connect(&place);
         let _ = client.stream.get_mut().write_all(requests.as_bytes());
@@ -156,7 +156,7 @@ fn flood_of_requests_gets_a_limited_number_of_answers_however_many_clients_send_
         let floods: Vec<_> = (0..6).map(|_| scope.spawn(|| (0..8).map(|_| flood()).sum::<usize>())).collect();
         floods.into_iter().map(|flood| flood.join().unwrap()).sum()
     });
-    // Each of six clients may overtake the pace once.
+    // Each of the six clients may exceed the pace by one answer.
     let allowed = 106.0 + begin.elapsed().as_secs_f64() * 100.0;
     assert!(answers > 0 && (answers as f64) < allowed, "{answers} answers in {:?}", begin.elapsed());
     assert_well(&place, &mut server);
@@ -180,7 +180,7 @@ fn clients_that_never_read_or_never_speak_leave_room_for_others() {
     let requests = "{\"id\": 1, \"do\": \"stats\"}\n".repeat(1000);
     let _silent: Vec<_> = (0..20).map(|_| Client::connect(&place)).collect();
     assert_well(&place, &mut server);
-    // Its answers fill the socket's buffer, and the server gives up.
+    // The client's answers fill the socket's buffer, and the server disconnects it.
     while deaf.stream.get_mut().write_all(requests.as_bytes()).is_ok() {}
     assert_well(&place, &mut server);
     assert!(threads(&server, "bareblk-ctl") <= 8 + 32);

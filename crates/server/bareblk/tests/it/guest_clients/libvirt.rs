@@ -115,7 +115,7 @@ fn printed_for(disk: &Served) -> (String, String) {
     let mut command = bareblk();
     command.args(["vmm-args", "--vmm", "libvirt", "--memory", "768M", "--socket"]).arg(disk.socket());
     let text = output(command);
-    let (domain, devices) = text.split_once("<!-- Below devices. -->").expect("two parts");
+    let (domain, devices) = text.split_once("<!-- Put this below devices. -->").expect("two parts");
     (domain.to_owned(), devices.to_owned())
 }
 

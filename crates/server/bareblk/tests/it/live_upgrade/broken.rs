@@ -131,7 +131,10 @@ fn old_server_goes_on_without_a_log_when_the_new_one_says_no_while_the_guest_pau
             Hand::frozen(disk).say("{\"No\":{\"why\":\"no reason\"}}");
             wait_refused(disk, times);
         }
-        assert_says(&disk.server.as_ref().unwrap().log(), &["the new server refuses: no reason"]);
+        assert_says(
+            &disk.server.as_ref().unwrap().log(),
+            &["the new server refused the live upgrade: no reason"],
+        );
         disk.hand_on();
     });
 }

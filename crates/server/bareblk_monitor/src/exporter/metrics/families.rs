@@ -12,7 +12,7 @@ use crate::exporter::histogram::Histogram;
 use crate::exporter::servers::Figures;
 use crate::limit::Limit;
 
-/// Longest value of a label, in bytes: a hostile server must not fill the memory.
+/// Maximum length of a label's value, in bytes, so that a hostile server cannot exhaust the exporter's memory.
 const MAX_LABEL_BYTES: usize = 1024;
 
 /// A metric with one sample for each `T`.
@@ -37,7 +37,7 @@ static DISK: [Of<Disk>; 17] = [
     of(gauge("disk_failed", None, "1 if a sync failed, so that the disk accepts no more writes"), |disk| {
         Whole(disk.failed.into())
     }),
-    of(gauge("disk_requests_in_flight", None, "Requests that are not answered yet"), |disk| {
+    of(gauge("disk_requests_in_flight", None, "Requests in flight, which are not answered yet"), |disk| {
         Whole(disk.totals.in_flight)
     }),
     of(gauge("disk_requests_held", None, "Requests that failed on the host and wait for a retry"), |disk| {
@@ -55,13 +55,13 @@ static DISK: [Of<Disk>; 17] = [
     of(counter("disk_queue_moves", None, "Moves of a queue to another worker"), |disk| {
         Whole(disk.totals.moves)
     }),
-    of(counter("disk_worker", Some(Unit::Seconds), "Workers' time for the disk, estimated"), |disk| {
-        Ns(disk.totals.worker_ns)
-    }),
     of(
-        counter("disk_held", Some(Unit::Seconds), "Time for which requests were held, all together"),
-        |disk| Ns(disk.totals.held_ns),
+        counter("disk_worker", Some(Unit::Seconds), "Estimated time that workers spent on the disk"),
+        |disk| Ns(disk.totals.worker_ns),
     ),
+    of(counter("disk_held", Some(Unit::Seconds), "Total time for which requests were held"), |disk| {
+        Ns(disk.totals.held_ns)
+    }),
     of(counter("disk_throttled_requests", None, "Requests that waited for a limit"), |disk| {
         Whole(disk.throttling.throttled_requests)
     }),
@@ -72,7 +72,7 @@ static DISK: [Of<Disk>; 17] = [
 const REQUESTS: Head = counter("disk_requests", None, "Answered requests");
 const BYTES: Head = counter("disk", Some(Unit::Bytes), "Bytes read and written");
 const DURATION: (&str, &str) =
-    ("disk_request_duration", "Time from taking a request from the ring to answering it");
+    ("disk_request_duration", "Time from when the server takes a request from the ring until it answers");
 /// Samples of a disk, except for its limits and histograms: these, its info, its requests and its bytes.
 pub const DISK_SAMPLES: usize = DISK.len() + 1 + 4 + 2;
 
@@ -86,13 +86,14 @@ static WORKER: [Of<Worker>; 4] = [
         counter(
             "worker_wait",
             Some(Unit::Seconds),
-            "Time for which the worker was ready and had no processor",
+            "Time for which the worker was ready to run but had no processor",
         ),
         |w| Ns(w.wait_ns),
     ),
     of(counter("worker_sleeps", None, "How often the worker went to sleep"), |worker| Whole(worker.sleeps)),
 ];
-const PASSES: Head = counter("worker_passes", None, "Passes of the worker's loop, by what they found");
+const PASSES: Head =
+    counter("worker_passes", None, "Passes of the worker's loop, by whether they found work");
 /// Samples of a worker.
 pub const WORKER_SAMPLES: usize = WORKER.len() + 2;
 
@@ -121,7 +122,8 @@ fn of_servers(servers: &[Server], encoder: &mut DescriptorEncoder<'_>) -> fmt::R
     numbers(encoder, &head, all(|server| Whole(server.figures.is_some().into())))?;
     let head = gauge("scrape_duration", Some(Unit::Seconds), "How long the server took to answer");
     numbers(encoder, &head, all(|server| Real(server.took_seconds)))?;
-    let head = gauge("series_dropped", None, "Samples of the server that --max-series left out");
+    let head =
+        gauge("series_dropped", None, "Samples of the server that were left out because of --max-series");
     numbers(encoder, &head, all(|server| Whole(server.dropped)))?;
     let versions = up(servers)
         .map(|(server, figures)| [("server", short(server)), ("version", short(&figures.version))]);
@@ -215,7 +217,7 @@ fn of_limits(servers: &[Server], encoder: &mut DescriptorEncoder<'_>) -> fmt::Re
         });
         numbers(encoder, &head, rates)?;
     }
-    let head = gauge("limit_credit_ratio", None, "Part of a limit's credit that is left: 0 if requests wait");
+    let head = gauge("limit_credit_ratio", None, "Unused share of a limit's credit: 0 if requests wait");
     let credits = limits().map(|([server, scope, name], limit)| {
         ([server, scope, name, ("limit", short(&limit.limit))], Real(ratio(limit.credit, limit.capacity)))
     });
@@ -234,7 +236,7 @@ fn limits<'f>(server: &'f str, figures: &'f Figures) -> impl Iterator<Item = (Li
     })
 }
 
-/// What a limit counts, by the end of its key.
+/// The value of the label `op` for a limit, from the end of its key.
 fn op_of(end: &str) -> Option<&'static str> {
     match end {
         "" => Some("total"),

@@ -8,7 +8,7 @@ use crate::exporter::servers::Figures;
 /// Samples of a histogram: its buckets, sum and count.
 const HISTOGRAM_SAMPLES: usize = BUCKETS + 2;
 
-/// Takes the samples from `room`. Returns how many did not fit.
+/// Subtracts the number of samples from `room`. Returns how many samples did not fit.
 pub fn fit(figures: &mut Figures, room: &mut usize) -> u64 {
     let mut dropped = 0_u64;
     let mut fits = |samples: usize| {

@@ -11,14 +11,14 @@ use prometheus_client::registry::Unit;
 
 use crate::exporter::histogram::{Histogram, seconds};
 
-/// No labels, for the encoder's exemplars, which there are none of.
+/// The type of exemplar labels, which the encoder requires although there are no exemplars.
 type NoLabels = [(&'static str, &'static str); 0];
 
-/// What is the same for all samples of a metric.
+/// The properties that all samples of a metric share.
 #[derive(Debug)]
 pub struct Head {
     kind: MetricType,
-    /// Without the prefix, the unit and `_total`.
+    /// The metric's name without the prefix, the unit and `_total`.
     name: &'static str,
     unit: Option<Unit>,
     help: &'static str,
@@ -78,7 +78,7 @@ pub fn numbers<L: EncodeLabelSet>(
     Ok(())
 }
 
-/// Writes a metric whose labels are all that it says. The name gets the end `_info`.
+/// Writes a metric whose only information is in its labels. The encoder appends `_info` to the name.
 pub fn infos<L: EncodeLabelSet>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,

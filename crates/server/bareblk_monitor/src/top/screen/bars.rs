@@ -14,7 +14,7 @@ const MOST_LINES: usize = 4;
 /// Terminals with fewer lines have no bars.
 const LOWEST: u16 = 8;
 
-/// The bars of all workers, as many as fit into a few lines.
+/// The bars of the workers, as many as fit into [`MOST_LINES`].
 pub fn lines(state: &State, area: Rect) -> Vec<Line<'static>> {
     let is_shown = state.screen == Screen::Table(Subject::Disks) && state.view == View::None;
     if !is_shown || area.height < LOWEST {

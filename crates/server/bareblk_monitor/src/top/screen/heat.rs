@@ -12,13 +12,13 @@ use crate::top::grid::RowId;
 use crate::top::state::State;
 use crate::top::units::{float, time};
 
-/// Each shade, with the share of the requests from which it is used.
+/// Each shade, with the minimum share of the requests for which it is used.
 const SHADES: [(f64, char); 5] = [(0.5, '█'), (0.2, '▓'), (0.05, '▒'), (0.01, '░'), (0.0, '·')];
 const LEGEND: &str = "share of the requests: · less than 1%  ░ 1%  ▒ 5%  ▓ 20%  █ 50%";
-/// Columns for the times on the left.
+/// Width of the times on the left, in columns of the terminal.
 const MARGIN: usize = 7;
 
-/// Draws the map of one disk, or of all that the filter keeps.
+/// Draws the heat map of one disk, or of all disks that match the filter.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, of: Option<&RowId>) {
     frame.render_widget(Paragraph::new(lines(&state.heat(of), area)), area);
 }
@@ -32,7 +32,7 @@ fn lines(columns: &[HashMap<u8, u64>], area: Rect) -> Vec<Line<'static>> {
     };
     let rows = usize::from(area.height).saturating_sub(1).max(1);
     let mut lines: Vec<_> = (lowest..=highest).rev().map(|octave| line(columns, octave)).collect();
-    // The slowest are at the top, because they matter most if the terminal is too low for all.
+    // The slowest requests are at the top, because they matter most if the terminal is too low for all rows.
     lines.truncate(rows);
     lines.push(Line::raw(LEGEND));
     lines

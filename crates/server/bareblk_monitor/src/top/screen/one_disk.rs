@@ -1,4 +1,4 @@
-//! One disk: what it is, its requests by kind, its limits and queues, its heat map.
+//! The page of one disk: its image and socket, its requests by kind, its limits, its queues and its heat map.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};

@@ -11,7 +11,7 @@ pub struct Palette {
 }
 
 impl Palette {
-    /// As the environment asks: <https://no-color.org>.
+    /// Uses colours unless the environment forbids them: <https://no-color.org>.
     pub fn of_environment() -> Self {
         Self { has_colour: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) }
     }

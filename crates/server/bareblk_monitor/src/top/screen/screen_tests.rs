@@ -177,7 +177,7 @@ fn page_of_help_fits_into_the_usual_terminal() {
     assert!(large[24..].iter().all(String::is_empty), "{large:?}");
 }
 
-/// The widths at which columns come and go, and the smallest terminals.
+/// The widths at which columns appear or disappear, and the smallest terminals.
 #[test]
 fn no_size_and_no_screen_is_too_small() {
     let mut old = State::new(vec![None], Duration::from_secs(1));

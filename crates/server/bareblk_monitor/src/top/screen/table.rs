@@ -39,7 +39,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, subject: Subject, 
     frame.render_stateful_widget(table, area, &mut place);
 }
 
-/// The headings. That of the sorted column has an arrow.
+/// The headings. An arrow marks the column by which the table is sorted.
 fn headings(grid: &Grid, state: &State, subject: Subject, columns: &[usize]) -> Vec<String> {
     let order = state.order(subject);
     let heading = |column: &usize| {
@@ -78,7 +78,7 @@ fn widths(grid: &Grid, rows: &[&grid::Row], columns: &[usize]) -> Vec<Constraint
     let width = |column: &usize| {
         let of = grid.columns[*column];
         let cells = rows.iter().map(|row| row.cells[*column].shown().chars().count());
-        // Room for the arrow or the mark.
+        // Space for the arrow of the heading, or for the mark of the row.
         let widest = cells.max().unwrap_or(0).max(of.heading.chars().count()) + 1;
         let widest = u16::try_from(widest.min(LONGEST_WORDS)).unwrap_or(u16::MAX);
         if of.is_figure { Constraint::Length(widest) } else { Constraint::Max(widest) }

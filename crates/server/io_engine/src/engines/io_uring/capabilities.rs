@@ -72,7 +72,7 @@ fn explain(error: &io::Error, disabled: &str) -> String {
         (Some(libc::EPERM | libc::EACCES), _) => {
             "forbidden by a seccomp profile or a security module: let the container's profile allow it"
         }
-        (Some(libc::ENOMEM), _) => "no memory: raise the limit on locked memory (ulimit -l)",
+        (Some(libc::ENOMEM), _) => "no memory for a ring: raise the limit on locked memory (ulimit -l)",
         (Some(libc::EMFILE | libc::ENFILE), _) => "too many open files (ulimit -n)",
         _ => return error.to_string(),
     };

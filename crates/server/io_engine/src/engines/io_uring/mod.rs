@@ -331,7 +331,7 @@ impl IoBackend for Uring {
                     return Ok(Target::Registered(index));
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "cannot register the file with io_uring: using its descriptor")
+                    tracing::debug!(%error, "cannot register the file with io_uring, so calls use its descriptor")
                 }
             }
         }

@@ -179,7 +179,7 @@ fn file_beyond_the_table_is_held_while_a_kernel_thread_may_look_its_number_up() 
     assert_eq!(Arc::strong_count(&spec.file), 1);
 }
 
-/// A server that starts needs the image's lock, which a server that stops holds until the kernel closes the file.
+/// A starting server needs the image's lock, which a stopping server holds until the kernel closes the file.
 #[test]
 fn file_that_was_detached_is_closed_by_the_kernel_thread_too() {
     for _ in 0..200 {

@@ -152,7 +152,7 @@ impl Pinned {
 }
 
 fn table_full() -> io::Error {
-    io::Error::other(format!("more than {MAX_PIECES} pieces of guest memory"))
+    io::Error::other(format!("guest memory has more than {MAX_PIECES} pieces"))
 }
 
 fn set(ring: &Submitter<'_>, place: u16, buffer: libc::iovec) -> io::Result<()> {

@@ -297,7 +297,7 @@ fn register_files(ring: &IoUring, age: KernelAge, wanted: u32) -> u32 {
     match registered {
         Ok(()) => wanted,
         Err(error) => {
-            tracing::debug!(%error, wanted, "this kernel's io_uring has no file table: using descriptors");
+            tracing::debug!(%error, wanted, "this kernel's io_uring has no file table, so calls use descriptors");
             0
         }
     }
@@ -376,11 +376,11 @@ pub(super) fn explain(error: &io::Error, options: &IoUringOptions) -> io::Error 
     let sqpoll = options.sqpoll_idle.is_some();
     let advice = match error.kind() {
         PermissionDenied if sqpoll && super::capabilities::is_allowed() => {
-            "a kernel thread for submissions (SQPOLL) is forbidden here, although io_uring is allowed: leave \
-             the option out, or let the security module allow it"
+            "this process may use io_uring, but not with a kernel thread for submissions (SQPOLL): leave the option \
+             out, or let the security module allow it"
         }
         PermissionDenied => {
-            "io_uring is forbidden here: set kernel.io_uring_disabled=0, or let the container's seccomp \
+            "io_uring is forbidden for this process: set kernel.io_uring_disabled=0, or let the container's seccomp \
              profile allow it"
         }
         Unsupported => "the kernel has no usable io_uring: Linux 5.15 or newer is needed",

@@ -13,7 +13,7 @@ use super::context::Iocb;
 pub(super) struct Calls {
     blocks: Box<[UnsafeCell<Iocb>]>,
     free: Vec<u32>,
-    /// The array for `io_submit`: pointers to blocks. The kernel has accepted the first `given`.
+    /// The array for `io_submit`: pointers to blocks. The kernel has accepted the first `given` of them.
     pending: Vec<*mut Iocb>,
     given: usize,
 }

@@ -205,9 +205,10 @@ pub(super) fn cannot_set_up(errno: Errno, calls: u32) -> io::Error {
         Errno::NOSYS => {
             io::Error::new(io::ErrorKind::Unsupported, "this kernel has no Linux AIO (CONFIG_AIO)")
         }
-        Errno::PERM | Errno::ACCESS => {
-            io::Error::new(io::ErrorKind::PermissionDenied, "Linux AIO is forbidden here (a seccomp filter?)")
-        }
+        Errno::PERM | Errno::ACCESS => io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "this process may not use Linux AIO: does a seccomp filter forbid it?",
+        ),
         errno => errno.into(),
     }
 }

@@ -4,9 +4,9 @@
 //!
 //! - A system call reads a hole without filling it, and reports a full file system as an error. A copy would fill the
 //!   hole, or raise a SIGBUS.
-//! - A write by system call makes a chunk with holes unknown again, because it may have filled the last hole. A punched
-//!   hole makes its chunks have holes.
-//! - All mappings of a file in this process share one value, because one worker's discard affects the others.
+//! - A write by system call makes a chunk with holes unknown again, because it may have filled the last hole. Punching
+//!   a hole marks its chunks as having holes.
+//! - All mappings of a file in this process share one [`Presence`], because one worker's discard affects the others.
 //! - The states are only hints about memory use: the data is correct whatever they say. So accesses to them need no
 //!   ordering.
 
@@ -37,13 +37,13 @@ pub(super) struct Presence {
     leaves: Box<[OnceLock<Leaf>]>,
 }
 
-/// The values of all files that this process has mapped, by device and inode.
+/// The [`Presence`] of each file that this process has mapped, by device and inode.
 static FILES: Mutex<Vec<(FileName, Weak<Presence>)>> = Mutex::new(Vec::new());
 
 type FileName = (u64, u64);
 
 impl Presence {
-    /// The value for the first `len_bytes` of `file`.
+    /// The shared [`Presence`] of the first `len_bytes` of `file`.
     pub fn of_file(file: &File, len_bytes: u64) -> io::Result<Arc<Self>> {
         let stat = fstat(file)?;
         #[allow(clippy::unnecessary_cast)] // the types differ between architectures

@@ -401,10 +401,10 @@ fn file_truncated_inside_its_last_page_ends_there() {
     assert!(batch[0].data[..100] == pattern(last, 100) && batch[1].data == pattern(0, PAGE));
 }
 
-/// Below this, the file is never truncated.
+/// The test never truncates the file below this length.
 const KEPT_BYTES: u64 = 64 * PAGE;
 const FULL_BYTES: u64 = 128 * PAGE;
-/// The test never writes below this offset either.
+/// The test never writes below this offset.
 const WRITTEN_FROM: u64 = 56 * PAGE;
 
 /// Repeats until told to stop: truncates the file, to a whole page or not, extends it again, and fills it.

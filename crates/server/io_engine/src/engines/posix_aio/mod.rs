@@ -65,7 +65,7 @@ impl PosixAioEngine {
     /// Makes the engine.
     ///
     /// # Errors
-    /// Those of [`PosixAioEngine::with`].
+    /// As for [`PosixAioEngine::with`].
     pub fn new(config: EngineConfig) -> io::Result<Self> {
         Self::with(&PosixAioOptions::default(), &config)
     }
@@ -82,7 +82,7 @@ impl PosixAioEngine {
         }
         let fd_pool = options.fd_pool;
         if !(1..=MAX_FD_POOL).contains(&fd_pool) {
-            let error = format!("posix-aio fd pool {fd_pool} is not between 1 and {MAX_FD_POOL}");
+            let error = format!("posix-aio: fd-pool is {fd_pool}, but must be from 1 to {MAX_FD_POOL}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
         }
         Ok(Self::over(PosixAio::new(options, config)?, config))

@@ -273,7 +273,7 @@ fn oldest_request_that_hangs_does_not_keep_another_descriptors_from_waking_the_w
 #[test]
 fn pool_of_no_or_too_many_descriptors_is_refused() {
     let of = |fd_pool| PosixAioEngine::with(&PosixAioOptions { fd_pool }, &EngineConfig::default());
-    assert_eq!(of(0).unwrap_err().to_string(), "posix-aio fd pool 0 is not between 1 and 64");
+    assert_eq!(of(0).unwrap_err().to_string(), "posix-aio: fd-pool is 0, but must be from 1 to 64");
     assert_eq!(of(MAX_FD_POOL + 1).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     assert_eq!(of(1).unwrap().describe(), "posix-aio: 1 descriptor per file");
     assert_eq!(of(4).unwrap().describe(), "posix-aio: up to 4 descriptors per file");
