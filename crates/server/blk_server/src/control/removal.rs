@@ -94,7 +94,7 @@ pub(crate) fn wait_ended(
         return Ok(());
     }
     let disk = export.disk.name();
-    warn!(disk, "requests are still in flight: the server cancels them and answers with an error");
+    warn!(disk, "requests are still in flight: the server cancels them, and they fail with an error");
     workers.cancel(Some(export.disk.id()));
     if all_ended(sessions, Instant::now() + AFTER_CANCEL) { Ok(()) } else { Err(()) }
 }

@@ -46,7 +46,7 @@ pub(crate) enum WireError {
     TooSlow { bytes: usize, timeout: Duration },
     #[error("unknown request {code}")]
     UnknownRequest { code: u32 },
-    #[error("file descriptors that came with a message are refused")]
+    #[error("the server refused the file descriptors of a message")]
     Quota(#[from] QuotaError),
     #[error("front-end has not read its reply within {} s", timeout.as_secs())]
     ReplyNotRead { timeout: Duration },
@@ -54,7 +54,7 @@ pub(crate) enum WireError {
     ReplyNotReadInTime,
     #[error("front-end does not read its back-end channel, which is full")]
     ChannelFull,
-    #[error("session told to end in the middle of a message")]
+    #[error("the server ended the session in the middle of a message")]
     Woken,
     #[error("socket failed")]
     Io(#[from] io::Error),

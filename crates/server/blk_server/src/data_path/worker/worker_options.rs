@@ -113,7 +113,7 @@ impl WorkerOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerOptionsError {
     /// No thread can be bound to the CPU.
-    #[error("CPU {cpu} is too high: the highest possible is {MAX_CPU}")]
+    #[error("CPU {cpu} is too high: the highest possible CPU number is {MAX_CPU}")]
     CpuTooHigh {
         /** The CPU's number. */
         cpu: u32,
@@ -143,7 +143,7 @@ pub enum WorkerOptionsError {
         allowed: Vec<u32>,
     },
     /// The nice value is out of range.
-    #[error("nice {nice} is out of range: give -20 (the largest share) to 19 (the smallest)")]
+    #[error("nice {nice} is out of range: choose from -20 (the largest share) to 19 (the smallest)")]
     Nice {
         /** The requested nice value. */
         nice: i8,
