@@ -1,4 +1,4 @@
-//! Removes a disk from a running server: ends its sessions in order, then flushes and releases its image.
+//! Removes a disk from a running server: ends its sessions cleanly, then flushes and releases its image.
 //!
 //! `in use? → no further session or ring → sessions ordered to end → (at the deadline: cancel) → flush → socket, image`
 //!

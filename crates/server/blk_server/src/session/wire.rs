@@ -207,7 +207,8 @@ impl Wire {
             match fds.map(|fd| !fd.revents().is_empty()) {
                 [_, _, true] => {}
                 [true, ..] => return Err(WireError::Woken),
-                // A new server could not send the rest of a reply, and a live upgrade would stop all guests meanwhile.
+                // A new server could not send the rest of a reply, and waiting for this front-end would stop all
+                // guests.
                 _ => return Err(WireError::ReplyNotReadInTime),
             }
             outgoing.send_some(&self.socket)?;

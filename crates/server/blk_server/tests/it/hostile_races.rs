@@ -175,7 +175,7 @@ fn ring_that_changes_while_it_is_read_hurts_its_own_part_of_the_disk_at_most(rin
             let mut rng = Rng::with_seed(7);
             while !stop.load(Relaxed) {
                 scribble(&hostile.lock().unwrap(), ring, &mut rng);
-                std::thread::yield_now(); // who waits for the lock gets it
+                std::thread::yield_now(); // lets the waiting thread take the lock
             }
         });
         // A failed assertion must also end the other thread.

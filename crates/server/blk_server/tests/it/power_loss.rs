@@ -187,8 +187,8 @@ fn apply(event: &Event, image: &mut [u8], mut reaches: impl FnMut(usize) -> bool
     }
 }
 
-/// Engines that do not need the host's page cache, and their cache modes. `mmap` writes when the kernel likes, which
-/// could deadlock with a file system in the same process; `durability_model.rs` tests it.
+/// Engines that do not need the host's page cache, and their cache modes. `mmap` writes whenever the kernel chooses,
+/// which could deadlock with a file system in the same process; `durability_model.rs` tests it.
 const ENGINES: [(EngineKind, &[CacheMode]); 5] = [
     (EngineKind::IoUring, &SAFE),
     (EngineKind::LinuxAio, &[CacheMode::None, CacheMode::Directsync]),

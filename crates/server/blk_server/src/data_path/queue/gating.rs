@@ -72,7 +72,7 @@ impl Queue {
         true
     }
 
-    /// Gives what the queue has left to its disk, which hands it to the next server.
+    /// Returns the queue's remaining units to its disk, which hands them to the next server.
     pub(super) fn close_gate(&mut self) {
         if let Some(gate) = self.gate.as_deref_mut() {
             gate.close();

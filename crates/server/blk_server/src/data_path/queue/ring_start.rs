@@ -53,8 +53,8 @@ pub(crate) fn open_ring(
     Ok(ring)
 }
 
-/// Logs that the front-end sent another position than the ring's own. Logs nothing for a fresh packed ring, for which
-/// front-ends that ignore wrap counters send 0.
+/// Logs that the front-end sent a position different from the ring's own. Logs nothing for a fresh packed ring, for
+/// which front-ends that ignore wrap counters send 0.
 fn log_other_position(start: &QueueStart, ring: &DeviceQueue) {
     if start.ring.packed && ring.was_fresh() {
         return;

@@ -133,7 +133,7 @@ pub enum InvalidLimits {
     TotalAndPart {
         /** The setting of the total. */
         total: &'static str,
-        /** The other one. */
+        /** The setting for reads or writes. */
         key: &'static str,
     },
 }

@@ -48,9 +48,9 @@ pub struct Request {
     pub sectors: Range<u64>,
     /// The token of its ops.
     pub token: u64,
-    /// Taken before it was sent.
+    /// The counter's value before the request was sent.
     pub sent: Moment,
-    /// Taken after its status was seen, with whether the status was OK.
+    /// The counter's value after the guest saw the status, and whether the status was OK.
     pub acked: Option<(Moment, bool)>,
     /// The guest sees writethrough, so an acknowledged write is durable.
     pub writethrough: bool,
