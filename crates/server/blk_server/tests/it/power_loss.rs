@@ -4,11 +4,12 @@
 //! `random guest (rig/workload.rs) → server → FUSE (rig/fuse_disk.rs): every write with its bytes, every sync →
 //! each prefix × what of it may be missing or torn → image, byte by byte → promises kept?`
 //!
-//! - A write is certain only if a sync covers it that began after the write had ended. Any other write may be present
-//!   or   missing, as a whole or by sector. The order of calls is known, because the FUSE host serves one at a time.
+//! - A write is certain only if it is covered by a sync that began after the write had ended. Any other write may be
+//!   present or missing, as a whole or in single sectors. The order of calls is known, because the FUSE host serves one
+//!   at a time.
 //! - The promise, for each sector: a write is durable once the device says so (it was acknowledged while the guest saw
-//!   writethrough, or before the guest sent a flush that was acknowledged). Nothing remains that had been replaced
-//!   before   such a write was sent, nothing that was never sent, and no mixture of two writes.
+//!   writethrough, or before the guest sent a flush that was acknowledged). The sector holds no data that had been
+//!   replaced before such a write was sent, no data that was never sent, and no mixture of two writes.
 //!
 //! `durability_model.rs` checks the same promises with the engine's own record, by reasoning about each sector. This
 //! test draws images; it trusts nothing from the server and compares bytes.

@@ -5,8 +5,8 @@
 //! - The base is checked here instead of on arrival, because its format depends on the ring format, which may be
 //!   negotiated later.
 //! - With an in-flight log, the log contains the position. The requests in the log are repeated first.
-//! - A split ring contains its position. A packed ring often does; otherwise the front-end's base is used. An
-//!   impossible base breaks only this queue.
+//! - A split ring contains its position. A packed ring often contains its position too; otherwise the server uses the
+//!   front-end's base. An impossible base breaks only this queue.
 //!
 //! Spec: vhost-user, "Ring states", SET_VRING_BASE.
 

@@ -53,7 +53,7 @@ impl Usage {
         let waiting = self.waiting.load(Relaxed);
         let (count, begins_ms) = (waiting & ((1 << COUNT_BITS) - 1), waiting >> COUNT_BITS);
         let sum_ms = count.wrapping_mul(now / NS_PER_MS).wrapping_sub(begins_ms);
-        // Modulo 2^48, with a sign: a wait may begin after `now`.
+        // Modulo 2^48 and signed, because a wait may begin after `now`.
         let going_on_ms = (sum_ms << COUNT_BITS).cast_signed() >> COUNT_BITS;
         let going_on_ns = u64::try_from(going_on_ms).unwrap_or(0).saturating_mul(NS_PER_MS);
         (self.requests.load(Relaxed), self.ended_ns.load(Relaxed).saturating_add(going_on_ns))

@@ -192,7 +192,7 @@ impl Engines {
         Ok(at)
     }
 
-    /// Adds an engine. The base engine watches it from now on.
+    /// Adds an engine. From now on the base engine watches the new engine.
     fn put(&mut self, mut slot: Slot) -> io::Result<usize> {
         let at = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         let descriptor = Arc::new(slot.engine.descriptor()?);

@@ -4,11 +4,11 @@
 //! `requests (the guest's side) + calls (the kernel's side) → per sector: candidates at a crash → promise kept?`
 //!
 //! - The disk: a call may reach stable storage at any moment from its issue on, its sectors in any order and
-//!   independently.   It is certainly there once it completed with `RWF_DSYNC`, or once a sync succeeded that was
-//!   issued after the call had   completed. Calls issued after that may replace it; calls completed before may not.
+//!   independently. A call is certainly stable once it has completed with `RWF_DSYNC`, or once a sync that was issued
+//!   after the call's completion has succeeded. Later calls may replace its data; calls that completed earlier may not.
 //! - A failed sync may have consumed the only error report for any call that had completed before the sync ended. No
-//!   later or   concurrent sync makes those calls stable. The same holds for a durable write that failed through the
-//!   page cache, except   that a concurrent sync counts if it ended first: docs/decisions/0012 describes this window.
+//!   later or concurrent sync makes those calls stable. The same holds for a durable write that failed through the
+//!   page cache, except that a concurrent sync counts if it ended first: docs/decisions/0012 describes this window.
 //! - The promise: a sector holds the last write that the device declared durable (acknowledged while the guest saw
 //!   writethrough, or before it sent a flush that was acknowledged), or a write that is not older.
 //!
