@@ -262,7 +262,7 @@ mod tests {
         assert!(told(Errno::ACCESS).contains("Delegate=yes"));
         assert!(told(Errno::BUSY).contains("cgroup.subtree_control"));
         std::fs::write(group.path().join("cgroup.type"), "domain\n").unwrap();
-        assert!(told(Errno::OPNOTSUPP).contains("type is `domain`: echo threaded >"));
+        assert!(told(Errno::OPNOTSUPP).contains("type is `domain`: run echo threaded >"));
         std::fs::write(group.path().join("cgroup.type"), "threaded\n").unwrap();
         assert!(told(Errno::OPNOTSUPP).contains("different threaded domain"));
     }

@@ -30,7 +30,7 @@ pub enum InvalidCpuList {
         last: u32,
     },
     /// Above the highest possible number.
-    #[error("CPU {cpu} is too high: the highest possible CPU number is {max}")]
+    #[error("CPU {cpu} is too high: the highest possible is {max}")]
     TooHigh {
         /** The CPU's number. */
         cpu: u32,

@@ -113,7 +113,7 @@ impl WorkerOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerOptionsError {
     /// No thread can be bound to the CPU.
-    #[error("CPU {cpu} is too high: the highest possible CPU number is {MAX_CPU}")]
+    #[error("CPU {cpu} is too high: the highest possible is {MAX_CPU}")]
     CpuTooHigh {
         /** The CPU's number. */
         cpu: u32,
@@ -213,7 +213,8 @@ mod tests {
         let error = |options: WorkerOptions| options.check().unwrap_err().to_string();
         let plain = WorkerOptions::default;
         assert!(
-            error(WorkerOptions { nice: Some(20), ..plain() }).contains("nice 20 is out of range: give -20")
+            error(WorkerOptions { nice: Some(20), ..plain() })
+                .contains("nice 20 is out of range: choose from -20")
         );
         assert!(error(WorkerOptions { nice: Some(-21), ..plain() }).contains("-21"));
         let class = Some(SchedulingClass::RoundRobin(100));

@@ -5,7 +5,8 @@
 //!
 //! - The disk: a call may reach stable storage at any moment from its issue on, its sectors in any order and
 //!   independently. A call is certainly stable once it has completed with `RWF_DSYNC`, or once a sync that was issued
-//!   after the call's completion has succeeded. Later calls may replace its data; calls that completed earlier may not.
+//!   after the call's completion has succeeded. Calls issued after that moment may replace its data; calls completed
+//!   before that moment may not.
 //! - A failed sync may have consumed the only error report for any call that had completed before the sync ended. No
 //!   later or concurrent sync makes those calls stable. The same holds for a durable write that failed through the
 //!   page cache, except that a concurrent sync counts if it ended first: docs/decisions/0012 describes this window.
