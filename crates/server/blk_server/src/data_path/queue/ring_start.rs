@@ -1,4 +1,4 @@
-//! Opens a ring at the position where the previous device stopped, even if the front-end sends another position.
+//! Opens a ring at the position where the previous device stopped, even if the front-end sends a different position.
 //!
 //! `SET_VRING_BASE + ring in memory → DeviceQueue`, one log line if the two disagree
 //!

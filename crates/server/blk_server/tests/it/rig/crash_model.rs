@@ -178,7 +178,7 @@ impl History {
         writes.flat_map(|call| self.pieces_of(call, &syncs)).collect()
     }
 
-    /// The part of a call that was done, and the rest, whose state is unknown.
+    /// The part of a call that the kernel carried out, and the rest, whose state is unknown.
     fn pieces_of(&self, call: &Record, syncs: &[Sync]) -> Vec<Piece> {
         let end_bytes = call.offset_bytes + call.len_bytes;
         let done_bytes = match (call.verb, call.completed) {
