@@ -29,7 +29,7 @@ const SPREAD_BYTES: u64 = 1 << 30;
 /// Written in one call, so that a tmpfs with `huge=always` uses huge pages.
 const PIECE_BYTES: u64 = 2 << 20;
 
-/// xorshift64, so that both use the same places.
+/// xorshift64, so that both use the same offsets.
 struct Random(u64);
 
 impl Random {

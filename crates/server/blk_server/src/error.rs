@@ -66,7 +66,7 @@ pub enum ServerError {
         other: String,
     },
     /// The server is stopping and accepts no further disks.
-    #[error("the server stops")]
+    #[error("the server is stopping")]
     Stopping,
     /// See [`InvalidDisk`].
     #[error(transparent)]
@@ -115,7 +115,7 @@ pub enum AdminError {
     },
     /// Requests in flight did not complete in time; the queue stays on its worker.
     #[error(
-        "queue {queue} of disk `{disk}` still has requests in flight after {} s; it stays with worker {stays}",
+        "queue {queue} of disk `{disk}` still has requests in flight after {} s, so the queue stays on worker {stays}",
         timeout.as_secs_f64(),
         disk = disk.escape_debug()
     )]
@@ -144,7 +144,7 @@ pub enum AdminError {
         timeout: Duration,
     },
     /// The worker does not answer: it may hang in an image's file system.
-    #[error("worker {id} does not answer after {} s: does the storage of a disk hang?", timeout.as_secs_f64())]
+    #[error("worker {id} has not answered within {} s: check whether the storage of a disk hangs", timeout.as_secs_f64())]
     WorkerSilent {
         /** The worker's number. */
         id: WorkerId,
@@ -158,7 +158,7 @@ pub enum AdminError {
         timeout: Duration,
     },
     /// The server is stopping and accepts no more changes.
-    #[error("the server stops")]
+    #[error("the server is stopping")]
     Stopping,
     /// The new worker cannot serve the disk: for example, its engine cannot use the image.
     #[error("worker {id} cannot serve disk `{disk}`: {why}", disk = disk.escape_debug())]
@@ -172,7 +172,7 @@ pub enum AdminError {
     },
     /// The group does not exist.
     #[error(
-        "there is no group `{group}`: write a [[group]] table with this name, or choose another group",
+        "there is no group `{group}`: define it in a [[group]] table, or choose an existing group",
         group = group.escape_debug()
     )]
     NoGroup {
@@ -191,8 +191,8 @@ pub enum AdminError {
     },
     /// The disk's placement is `queue`.
     #[error(
-        "disk `{disk}` has no completion worker: its placement is queue, where every worker completes what it submits; \
-         serve it with --placement completion or shared",
+        "disk `{disk}` has no completion worker: its placement is queue, so each worker completes its own requests; \
+         serve the disk with --placement completion or shared",
         disk = disk.escape_debug()
     )]
     NotPlaced {
@@ -201,7 +201,7 @@ pub enum AdminError {
     },
     /// Requests in flight did not complete in time; the completion worker is unchanged.
     #[error(
-        "disk `{disk}` still has requests in flight after {} s; its completion worker is unchanged",
+        "disk `{disk}` still has requests in flight after {} s, so its completion worker is unchanged",
         timeout.as_secs_f64(),
         disk = disk.escape_debug()
     )]
@@ -218,15 +218,15 @@ pub enum AdminError {
         disk: String,
     },
     /// Another change of the disk is in progress.
-    #[error("another client is changing or removing disk `{disk}`: try again when that has ended", disk = disk.escape_debug())]
+    #[error("another client is changing or removing disk `{disk}`: try again when that change has ended", disk = disk.escape_debug())]
     Busy {
         /** The disk's name. */
         disk: String,
     },
     /// The removal is incomplete: the disk has no front-ends, and accepts none.
     #[error(
-        "disk `{disk}` still has requests in flight after {} s and a cancellation: it accepts no front-end \
-         and keeps its image; remove it again when its device answers",
+        "disk `{disk}` still has requests in flight although the server cancelled them after {} s: the disk accepts \
+         no front-ends and keeps its image open; repeat the removal when its storage responds",
         timeout.as_secs_f64(),
         disk = disk.escape_debug()
     )]
@@ -238,7 +238,7 @@ pub enum AdminError {
     },
     /// The last flush failed. The disk was removed nevertheless.
     #[error(
-        "disk `{disk}` is removed, but its last flush failed: writes that its guest had not flushed may be lost",
+        "disk `{disk}` was removed, but its last flush failed: writes that its guest had not flushed may be lost",
         disk = disk.escape_debug()
     )]
     NotFlushed {
@@ -280,8 +280,8 @@ pub enum AdminError {
     },
     /// A disk must not shrink while a guest uses it.
     #[error(
-        "disk `{disk}` has {from_bytes} bytes: with {to_bytes} bytes it would lose the data beyond that; \
-         force the change if you want that",
+        "disk `{disk}` has {from_bytes} bytes: shrinking it to {to_bytes} bytes loses the data beyond that size; \
+         force the change to shrink it anyway",
         disk = disk.escape_debug()
     )]
     WouldShrink {

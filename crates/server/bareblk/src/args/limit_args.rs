@@ -132,7 +132,7 @@ impl LimitArgs {
     }
 }
 
-/// The error's text, with settings written as options: `iops beside iops-read` becomes `--iops beside --iops-read`.
+/// The error's text, with settings written as options: `iops-max is set without iops` becomes `--iops-max is set without --iops`.
 fn as_options(error: &InvalidLimits) -> String {
     let is_key = |word: &str| is_setting(word.trim_end_matches([',', ':', ';']));
     let text = error.to_string();
@@ -278,11 +278,16 @@ mod tests {
     fn contradiction_names_the_options() {
         let error = parsed(&["--iops=5", "--iops-read=5"]).unwrap_err().to_string();
         assert!(
-            error.starts_with("--iops beside --iops-read: give either --iops, or --iops-read and"),
+            error.starts_with(
+                "--iops and --iops-read cannot be set together: set either --iops, or --iops-read and"
+            ),
             "{error}"
         );
         let error = parsed(&["--bps=5", "--bps-max-length=5"]).unwrap_err().to_string();
-        assert!(error.starts_with("--bps-max-length without --bps-max: give --bps-max,"), "{error}");
+        assert!(
+            error.starts_with("--bps-max-length is set without --bps-max: set --bps-max too,"),
+            "{error}"
+        );
     }
 
     #[test]

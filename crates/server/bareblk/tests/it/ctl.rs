@@ -506,7 +506,7 @@ fn control_socket_that_cannot_be_had_keeps_the_server_from_starting() {
         refusal(command)
     };
     assert_says(&second(&place.socket("c")), &["control socket", "in use by a running server"]);
-    assert_says(&second(&place.socket("no/folder")), &["control socket", "folder", "make it first"]);
+    assert_says(&second(&place.socket("no/folder")), &["control socket", "folder", "create it first"]);
     assert_says(&second(&place.path("disk.raw")), &["control socket", "not a socket"]);
     assert!(!place.socket("other").exists());
     assert_well(&place, &mut first);

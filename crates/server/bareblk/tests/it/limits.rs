@@ -78,8 +78,11 @@ fn requests_that_the_limits_refuse_name_what_is_wrong() {
     assert_says(&line(&["limit", "none", "iops=5"]), &["there is no disk `none`"]);
     assert_says(&line(&["limit", "--group", "none"]), &["there is no group `none`", "[[group]]"]);
     assert_says(&line(&["limit", "root", "group=none"]), &["there is no group `none`"]);
-    assert_says(&line(&["limit", "root", "iops=5", "iops-read=5"]), &["iops beside iops-read: give either"]);
-    assert_says(&line(&["limit", "root", "iops-max=5"]), &["iops-max without iops"]);
+    assert_says(
+        &line(&["limit", "root", "iops=5", "iops-read=5"]),
+        &["iops and iops-read cannot be set together: set either"],
+    );
+    assert_says(&line(&["limit", "root", "iops-max=5"]), &["iops-max is set without iops"]);
     let mut command = place.serve(&place.image("other.raw", MIB), "o");
     command.args(["--iops-max", "5", "--iops", "9"]);
     assert_says(&wrong_usage(command), &["--iops-max = 5 is below --iops = 9"]);
@@ -163,8 +166,11 @@ fn mistakes_in_the_limits_of_a_file_are_named_with_their_lines() {
     let alone = |more: &str| disk(&place, "a", more);
     assert_says(&refused(&alone("group = 'none'")), &[":6: group = 'none': there is no [[group]]"]);
     assert_says(&refused(&alone("iops = 0")), &[":6: iops = 0 is invalid: give a whole number from 1"]);
-    assert_says(&refused(&alone("iops = 5\niops-read = 5")), &[":6: iops beside iops-read"]);
-    assert_says(&refused(&alone("bps-max-length = 5")), &[":6: bps-max-length without bps-max"]);
+    assert_says(
+        &refused(&alone("iops = 5\niops-read = 5")),
+        &[":6: iops and iops-read cannot be set together"],
+    );
+    assert_says(&refused(&alone("bps-max-length = 5")), &[":6: bps-max-length is set without bps-max"]);
     assert_says(
         &refused(&alone("weight = 0")),
         &[":6: weight = 0 is invalid: give a whole number from 1 to 10000"],

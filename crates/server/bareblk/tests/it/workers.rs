@@ -71,7 +71,7 @@ fn workers_run_as_they_are_told_and_the_log_says_where() {
     let started: Vec<&str> = log.lines().filter(|line| line.contains("worker started")).collect();
     assert_eq!(started.len(), 2, "{log}");
     assert_says(started[0], &["worker=0", &format!("cpus=\"{cpu}\""), "nice=3", "class=batch"]);
-    assert_says(&log, &["more workers than CPUs on which they may run", "workers=2"]);
+    assert_says(&log, &["more workers than CPUs that they may use", "workers=2"]);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn arguments_that_say_nothing_sensible_are_wrong_usage() {
         (["--workers", "0"], "from 1 to 1024"),
         (["--cpus", "3-1"], "the smaller number must come first"),
         (["--cpus", "0-4294967295"], "the highest possible is 1023"),
-        (["--cpus", ""], "no CPU is given"),
+        (["--cpus", ""], "the list contains no CPU"),
         (["--worker-nice", "fast"], "-20"),
         (["--worker-class", "fifo:0"], "1 to 99"),
         (["--worker-cgroup", "//"], "threaded group"),

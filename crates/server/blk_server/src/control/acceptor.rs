@@ -69,7 +69,7 @@ impl Acceptor {
             let timeout = retry().then_some(RETRY);
             match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return error!("cannot accept front-ends any more: {errno}"),
+                Err(errno) => return error!("cannot accept further front-ends of any disk: {errno}"),
             }
             for event in events.drain(..) {
                 match event.data.u64() {

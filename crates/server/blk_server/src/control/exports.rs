@@ -336,7 +336,7 @@ impl Exports {
             list.clogged.push(id);
             error!(
                 disk = export.disk.name(),
-                "not accepting new front-ends: closing a descriptor that an earlier front-end passed hangs"
+                "the disk accepts no new front-ends, because closing a descriptor of an earlier front-end hangs"
             );
             return Ok(());
         }

@@ -143,7 +143,7 @@ pub enum LiveUpgradeError {
     /// A disk's sessions do not end in time.
     #[error(
         "disk `{disk}`: its front-ends were disconnected, but not all sessions have ended after {} s, because its \
-         storage hangs: repair it, or restart the server",
+         storage hangs: repair the storage, or restart the server",
         timeout.as_secs_f64(),
         disk = disk.escape_debug()
     )]
@@ -294,7 +294,7 @@ impl Asked {
             Err(RecvTimeoutError::Timeout) => {
                 let session = self.session.id();
                 Err(format!(
-                    "session {session} is still busy with a message from its front-end, or waits for a worker that does not answer: try again"
+                    "session {session} is still busy with a message from its front-end, or is waiting for a worker that does not answer: try again"
                 ))
             }
         }
@@ -410,7 +410,7 @@ impl Server {
         let here = image.capacity_sectors();
         if here < there {
             let why = format!(
-                "its guest has {there} sectors but the image only {here}: a disk must not shrink under its guest"
+                "its guest sees {there} sectors but the image has only {here}: a disk must not shrink under its guest"
             );
             return Err(LiveUpgradeError::Stays { disk: disk.to_owned(), why });
         }

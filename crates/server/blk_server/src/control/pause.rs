@@ -43,7 +43,7 @@ pub(crate) fn while_paused<T>(
         Ok::<T, AdminError>(act(&disks))
     })?;
     let paused = begin.elapsed();
-    info!(disks = names.join(", "), paused = ?paused, "disks continue after a pause");
+    info!(disks = names.join(", "), paused = ?paused, "the disks resume after a pause");
     done.map(|done| (done, paused))
 }
 

@@ -1,4 +1,4 @@
-//! Removes a disk from a running server: ends its sessions in order, then flushes and releases its image.
+//! Removes a disk from a running server: ends its sessions cleanly, then flushes and releases its image.
 //!
 //! `in use? → no further session or ring → sessions ordered to end → (at the deadline: cancel) → flush → socket, image`
 //!
@@ -94,7 +94,7 @@ pub(crate) fn wait_ended(
         return Ok(());
     }
     let disk = export.disk.name();
-    warn!(disk, "requests are still in flight: the server cancels them and answers with an error");
+    warn!(disk, "requests are still in flight: the server cancels them, and they fail with an error");
     workers.cancel(Some(export.disk.id()));
     if all_ended(sessions, Instant::now() + AFTER_CANCEL) { Ok(()) } else { Err(()) }
 }

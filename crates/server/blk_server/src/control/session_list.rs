@@ -50,8 +50,8 @@ impl SessionList {
         state.sessions.clone()
     }
 
-    /// Adds a session. If there are too many, ends one that has never sent a message. Otherwise a session may stay
-    /// silent: a VMM connects long before its guest starts.
+    /// Adds a session. If there are too many, ends one that has never sent a message. In any other case a session may
+    /// stay silent without limit: a VMM connects long before its guest starts.
     pub(crate) fn add(&self) -> Result<Arc<SessionShared>, NoSession> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let mut state = self.lock();

@@ -24,7 +24,7 @@ struct Entry {
     limits: DiskLimits,
     own: BucketSet,
     usage: Arc<Usage>,
-    /// What `throttle` was made from.
+    /// The sources from which `throttle` was built.
     made_of: Option<Source>,
     throttle: Option<Arc<DiskThrottle>>,
 }
@@ -194,7 +194,7 @@ impl Table {
         Some((name, Membership { buckets, disks, weight: entry.limits.weight.into(), least_weight }))
     }
 
-    /// Makes the throttles whose sources have changed. Returns the names of their disks.
+    /// Rebuilds the throttles whose sources have changed. Returns the names of their disks.
     fn make(&mut self) -> Vec<String> {
         let mut changed = Vec::new();
         for (name, entry) in &self.disks {

@@ -57,7 +57,7 @@ pub struct DiskReport {
     pub read_only: bool,
     /// Whether a sync failed, so that the disk refuses all writes.
     pub failed: bool,
-    /// Which failed requests are parked; `None`: none.
+    /// Which failed requests are parked; `None`: no failed request is parked.
     pub park: Option<ParkPolicy>,
     /// Name of the disk's engine source.
     pub engine: String,

@@ -29,14 +29,14 @@ pub enum CgroupError {
         path: PathBuf,
     },
     /// The directory belongs to another hierarchy, such as version 1.
-    #[error("{} is not in a cgroup v2 hierarchy: threads can be moved one by one only there", path.display())]
+    #[error("{} is not in a cgroup v2 hierarchy: only cgroup v2 can hold single threads of a process", path.display())]
     NotVersion2 {
         /** The group's path. */
         path: PathBuf,
     },
     /// The group does not exist.
     #[error(
-        "cgroup {} does not exist: make it with mkdir, then echo threaded > {}",
+        "cgroup {} does not exist: create it with mkdir, then run echo threaded > {}",
         path.display(),
         path.join("cgroup.type").display()
     )]
@@ -56,7 +56,7 @@ pub enum CgroupError {
     },
     /// All threads of one process must be in the same threaded domain.
     #[error(
-        "cgroup {} is in another threaded domain than this process, which is in {}: make the group below that one, or start the process in the domain's topmost group",
+        "cgroup {} is in a different threaded domain from this process, which is in {}: create a group below the group of the process, or start the process in the topmost group of the other domain",
         path.display(),
         own.display()
     )]
@@ -68,7 +68,7 @@ pub enum CgroupError {
     },
     /// The user may not move this process's threads into the group.
     #[error(
-        "no permission to join cgroup {}: this user must be able to write its cgroup.threads, and cgroup.procs of the group above both (chown, or Delegate=yes in a systemd unit); a sandboxed server can join only groups that were named at its start and groups below its own",
+        "no permission to join cgroup {}: this user must be able to write cgroup.threads of the group, and cgroup.procs of the closest group that contains both this group and the group of the process (chown, or Delegate=yes in a systemd unit); a sandboxed server can join only groups that were named at its start and groups below its own",
         path.display()
     )]
     Denied {
@@ -77,7 +77,7 @@ pub enum CgroupError {
     },
     /// The group enables controllers for its children.
     #[error(
-        "cgroup {} accepts no threads: it enables controllers for its children (cgroup.subtree_control); join one of these",
+        "cgroup {} accepts no threads: it enables controllers for its children (cgroup.subtree_control); join one of its children instead",
         path.display()
     )]
     HasChildren {
@@ -85,7 +85,7 @@ pub enum CgroupError {
         path: PathBuf,
     },
     /// The group is frozen: a thread that joins it stops.
-    #[error("cgroup {} is frozen, and would freeze the worker: echo 0 > cgroup.freeze there, or above it", path.display())]
+    #[error("cgroup {} is frozen and would freeze the worker: write 0 to cgroup.freeze of this group or of its frozen parent", path.display())]
     Frozen {
         /** The group's directory. */
         path: PathBuf,
@@ -202,10 +202,10 @@ fn explain(path: PathBuf, source: io::Error) -> CgroupError {
         Some(Errno::OPNOTSUPP) => {
             let kind = read(&path, "cgroup.type").trim().to_owned();
             let advice = match kind.as_str() {
-                "domain" => format!("echo threaded > {}", path.join("cgroup.type").display()),
+                "domain" => format!("run echo threaded > {}", path.join("cgroup.type").display()),
                 "domain invalid" => {
                     format!(
-                        "its parent group has threaded children; echo threaded > {}",
+                        "its parent group has threaded children; run echo threaded > {}",
                         path.join("cgroup.type").display()
                     )
                 }
@@ -262,9 +262,9 @@ mod tests {
         assert!(told(Errno::ACCESS).contains("Delegate=yes"));
         assert!(told(Errno::BUSY).contains("cgroup.subtree_control"));
         std::fs::write(group.path().join("cgroup.type"), "domain\n").unwrap();
-        assert!(told(Errno::OPNOTSUPP).contains("type is `domain`: echo threaded >"));
+        assert!(told(Errno::OPNOTSUPP).contains("type is `domain`: run echo threaded >"));
         std::fs::write(group.path().join("cgroup.type"), "threaded\n").unwrap();
-        assert!(told(Errno::OPNOTSUPP).contains("another threaded domain"));
+        assert!(told(Errno::OPNOTSUPP).contains("different threaded domain"));
     }
 
     #[test]

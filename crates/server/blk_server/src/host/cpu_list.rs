@@ -13,10 +13,10 @@ const MAX_KERNEL_CPU: u32 = 0xffff;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidCpuList {
     /// The list is empty.
-    #[error("no CPU is given: give numbers and ranges, such as 2-5,8")]
+    #[error("the list contains no CPU: use numbers and ranges, such as 2-5,8")]
     Empty,
     /// Neither a number nor a range.
-    #[error("`{part}` is not a CPU: give numbers and ranges, such as 2-5,8")]
+    #[error("`{part}` is not a CPU: use numbers and ranges, such as 2-5,8")]
     Malformed {
         /** The invalid part, shortened. */
         part: String,
@@ -38,7 +38,7 @@ pub enum InvalidCpuList {
         max: u32,
     },
     /// The CPU is listed twice.
-    #[error("CPU {cpu} is given twice")]
+    #[error("CPU {cpu} appears twice")]
     Twice {
         /** The CPU's number. */
         cpu: u32,

@@ -55,7 +55,7 @@ pub enum SocketError {
         max: usize,
     },
     /// The directory does not exist.
-    #[error("the folder of socket {} does not exist: make it first", path.display())]
+    #[error("the folder of socket {} does not exist: create it first", path.display())]
     NoFolder {
         /** The socket's path. */
         path: PathBuf,
@@ -113,7 +113,7 @@ impl Socket {
         check_path(opener.as_ref(), path)?;
         clear_stale(opener.as_ref(), &[path])?;
         let fd = opener.bind_socket(path).map_err(failed("bind"))?;
-        let file = opener.file_id(path).map_err(failed("look at"))?;
+        let file = opener.file_id(path).map_err(failed("inspect"))?;
         rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| failed("set up")(errno.into()))?;
         let socket = Self {
             fd: Some(fd),
@@ -237,7 +237,7 @@ pub(crate) fn clear_stale(opener: &dyn Opener, paths: &[&Path]) -> Result<(), So
         let failed = |action, source| SocketError::Io { action, path: path.to_owned(), source };
         match opener.file_kind(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed("look at", error)),
+            Err(error) => return Err(failed("inspect", error)),
             Ok(FileKind::Socket) => {
                 refuse_alive(opener, path)?;
                 stale.push(path);

@@ -37,7 +37,9 @@ pub(crate) enum SessionError {
     FdCount { request: FrontendReq, count: usize, wanted: usize },
     #[error("{request:?} names queue {index}, but this disk has {queues} queues")]
     QueueIndex { request: FrontendReq, index: u64, queues: u16 },
-    #[error("SET_VRING_NUM {num} for queue {index}: a power of two from 2 to {max} is needed")]
+    #[error(
+        "SET_VRING_NUM {num} for queue {index} is invalid: the queue size must be a power of two from 2 to {max}"
+    )]
     QueueSize { index: u32, num: u32, max: u16 },
     #[error("SET_VRING_KICK for queue {index} without a file descriptor: polled queues are not supported")]
     NoKick { index: u16 },
@@ -52,10 +54,10 @@ pub(crate) enum SessionError {
     )]
     NoLog { wanted: u64 },
     #[error(
-        "SET_CONFIG without VIRTIO_BLK_F_CONFIG_WCE: no field is writable unless the driver negotiates it"
+        "SET_CONFIG without VIRTIO_BLK_F_CONFIG_WCE: no field is writable unless the driver negotiates this feature"
     )]
     NoConfigWce,
-    #[error("{request:?} is not supported: the server did not offer its feature")]
+    #[error("{request:?} is not supported: the server did not offer the feature for this message")]
     NotOffered { request: FrontendReq },
     #[error(transparent)]
     Features(#[from] virtio_blk::FeatureError),

@@ -18,7 +18,9 @@ pub(super) const F_LOG_ALL: u64 = 1 << 26;
 /// Why stores cannot be marked in the log.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DirtyLogRefused {
-    #[error("SET_LOG_BASE without LOG_SHMFD (bit 1): negotiate it, because only shared memory is supported")]
+    #[error(
+        "SET_LOG_BASE without LOG_SHMFD (bit 1): the front-end must negotiate it, because the log must be shared memory"
+    )]
     NotShared,
     #[error("cannot map the dirty log: {mmap_bytes} bytes from byte {offset_bytes} of its file")]
     Map { mmap_bytes: u64, offset_bytes: u64, source: MapError },

@@ -6,8 +6,8 @@
 //! - The dirty log is part of the memory that a queue uses, and changes like a memory table: the workers apply the new
 //!   state before the session answers the front-end. Queues keep running. A request marks the log that is active when
 //!   it completes.
-//! - The server marks all stores as soon as the front-end requests that any are marked. A superfluous bit costs one
-//!   extra page copy.
+//! - As soon as the front-end requests that some stores are marked, the server marks all stores. A superfluous bit
+//!   costs one extra page copy.
 //! - A dirty log that is too small ends the session. Front-ends ignore the answer, and a migration that misses bits
 //!   gives the guest wrong memory.
 //! - The session refuses a different in-flight log while rings run (`log_memory.rs`).

@@ -161,7 +161,7 @@ impl Session {
     fn end(&self, reason: &EndReason) {
         let (disk, session) = (self.disk.name(), self.shared.id());
         match reason {
-            EndReason::Stop => debug!(disk, session, "session told to end"),
+            EndReason::Stop => debug!(disk, session, "the server ends the session"),
             EndReason::MadeRoom => {
                 debug!(
                     disk,

@@ -39,7 +39,7 @@ pub(crate) enum NotHanded {
     #[error("the front-end has truncated memory that it shares")]
     LostMemory,
     #[error(
-        "queue {queue} still has requests in flight after {} s: does its storage hang?", timeout.as_secs_f64()
+        "queue {queue} still has requests in flight after {} s: check whether its storage hangs", timeout.as_secs_f64()
     )]
     NotDrained { queue: u16, timeout: Duration },
     #[error(

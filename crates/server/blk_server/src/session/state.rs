@@ -136,7 +136,7 @@ impl Outgoing {
 
 /// There is no descriptor at the index, or it was already taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("descriptor {place} of {count} is missing, or used twice")]
+#[error("descriptor {place} of the {count} that were handed over is missing, or used twice")]
 pub(crate) struct NoDescriptor {
     place: u32,
     count: usize,

@@ -37,7 +37,7 @@ pub(crate) struct Vring {
     /// Whether the ring failed to start. The session retries only after the front-end stops or resets it.
     pub(crate) failed: bool,
     /// Whether the session knows the guest's cache mode: it opened the ring, or the guest has chosen since the session
-    /// began. The session cannot have missed a choice then.
+    /// began. In both cases the session cannot have missed a choice.
     pub(crate) is_known: bool,
     /// Whether the frozen queue had a ring fault, or no worker could serve it.
     pub(crate) broken: bool,

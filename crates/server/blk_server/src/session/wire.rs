@@ -46,7 +46,7 @@ pub(crate) enum WireError {
     TooSlow { bytes: usize, timeout: Duration },
     #[error("unknown request {code}")]
     UnknownRequest { code: u32 },
-    #[error("file descriptors that came with a message are refused")]
+    #[error("the server refused the file descriptors of a message")]
     Quota(#[from] QuotaError),
     #[error("front-end has not read its reply within {} s", timeout.as_secs())]
     ReplyNotRead { timeout: Duration },
@@ -54,7 +54,7 @@ pub(crate) enum WireError {
     ReplyNotReadInTime,
     #[error("front-end does not read its back-end channel, which is full")]
     ChannelFull,
-    #[error("session told to end in the middle of a message")]
+    #[error("the server ended the session in the middle of a message")]
     Woken,
     #[error("socket failed")]
     Io(#[from] io::Error),
@@ -207,7 +207,8 @@ impl Wire {
             match fds.map(|fd| !fd.revents().is_empty()) {
                 [_, _, true] => {}
                 [true, ..] => return Err(WireError::Woken),
-                // A new server could not send the rest of a reply, and a live upgrade would stop all guests meanwhile.
+                // A new server could not send the rest of a reply, and waiting for this front-end would stop all
+                // guests.
                 _ => return Err(WireError::ReplyNotReadInTime),
             }
             outgoing.send_some(&self.socket)?;

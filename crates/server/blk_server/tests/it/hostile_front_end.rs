@@ -196,7 +196,7 @@ fn full_rings_of_one_disk_do_not_keep_another_out_of_a_full_engine() {
     raws.iter().for_each(|raw| fill_ring(raw, 1024, kind::IN, &read));
     hold(&handle);
     raws.iter().for_each(|raw| offer_up_to(raw, 1024));
-    // The first disk has at least its reserve, and with the shared part nearly the whole engine.
+    // The first disk has at least its reserve; with the shared part it has nearly the whole engine.
     assert!(eventually(|| handle.hanging() >= 32));
     let pending = add_transfer(&mut other_guest, kind::OUT, 0, 8 * MIB, 4096);
     other_guest.submit();

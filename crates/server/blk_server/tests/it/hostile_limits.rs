@@ -139,7 +139,7 @@ fn front_end_that_lists_requests_in_its_log_and_stops_gets_no_more_than_its_limi
     }
     assert_eq!(answered, 64 * rounds);
     let read = rig.report_of(0).totals.counters.reads;
-    // What the rate allows, a debt of one second, and the credit, a turn, a quantum and a request.
+    // The upper bound: what the rate allows, a debt of one second, the credit, a turn, a quantum and a request.
     let allowed = RATE * (begin.elapsed().as_secs_f64() + 1.0) + 4.0;
     assert!(rounds > 2 && read >= 1 && read as f64 <= allowed, "{read} of {answered}, at most {allowed}");
 }
@@ -166,7 +166,8 @@ fn long_request_of_one_queue_is_paid_for_before_another_queue_starts_one() {
     assert!(eventually(|| read() >= 128 * MIB));
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(read(), 128 * MIB, "at one byte per second");
-    // A change of the limits, as when a disk joins its group, does not pay for it: that takes 30 s at the new rate.
+    // A change of the limits, as when a disk joins its group, does not cancel the debt: at the new rate, paying it
+    // takes 30 s.
     limit(&rig, &[("bps", 4 * MIB)]);
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(read(), 128 * MIB);

@@ -1,7 +1,7 @@
 //! A driver that changes rings, tables and headers while the server reads them: no other guest's data changes.
 //!
-//! - It writes only a few byte values. Any mixture of them that the device may read is a header for sectors below 8 MiB
-//!   or   for no sector. So all sectors from 8 MiB on must keep their contents.
+//! - It writes only a few byte values. Any mixture of these values that the device may read is a header for sectors
+//!   below 8 MiB or for no sector. So all sectors from 8 MiB on must keep their contents.
 //! - The test keeps restarting the ring, because a ring with random contents soon fails.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -175,7 +175,7 @@ fn ring_that_changes_while_it_is_read_hurts_its_own_part_of_the_disk_at_most(rin
             let mut rng = Rng::with_seed(7);
             while !stop.load(Relaxed) {
                 scribble(&hostile.lock().unwrap(), ring, &mut rng);
-                std::thread::yield_now(); // who waits for the lock gets it
+                std::thread::yield_now(); // lets the waiting thread take the lock
             }
         });
         // A failed assertion must also end the other thread.

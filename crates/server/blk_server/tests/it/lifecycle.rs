@@ -56,7 +56,7 @@ fn requests_put_after_the_stop_began_stay_in_the_ring_for_the_next_server(ring: 
     let server = rig.server.take().unwrap();
     let stopping = std::thread::spawn(move || server.stop(PATIENCE));
     assert!(witness.is_closed());
-    std::thread::sleep(10 * CALM); // the worker is told a moment after
+    std::thread::sleep(10 * CALM); // the worker gets the command a moment later
     let late = add_transfer(&mut guest, kind::IN, 0, 9 * MIB, 4096);
     guest.submit();
     guest.kick();

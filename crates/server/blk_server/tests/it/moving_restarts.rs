@@ -88,7 +88,7 @@ fn stop_does_not_wait_for_a_move_that_hangs() {
 /// An engine that a worker can create only when the test allows it.
 struct SlowToStart {
     source: Arc<EngineSource>,
-    /// Receives a message when a worker starts to create one.
+    /// Receives a message when a worker starts to create such an engine.
     begun: Receiver<()>,
     allow: SyncSender<()>,
 }

@@ -254,7 +254,7 @@ fn completion_worker_that_does_not_run_dry_in_time_stays_and_goes_on() {
     let stays = stays.unwrap_err().to_string();
     assert_eq!(
         stays,
-        "disk `test1` still has requests in flight after 0.05 s; its completion worker is unchanged"
+        "disk `test1` still has requests in flight after 0.05 s, so its completion worker is unchanged"
     );
     assert_eq!(report(&rig).placement.completion_worker(), Some(WorkerId(0)));
     // The stuck request no longer delays the other queue.

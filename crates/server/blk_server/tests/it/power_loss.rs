@@ -4,11 +4,12 @@
 //! `random guest (rig/workload.rs) → server → FUSE (rig/fuse_disk.rs): every write with its bytes, every sync →
 //! each prefix × what of it may be missing or torn → image, byte by byte → promises kept?`
 //!
-//! - A write is certain only if a sync covers it that began after the write had ended. Any other write may be present
-//!   or   missing, as a whole or by sector. The order of calls is known, because the FUSE host serves one at a time.
+//! - A write is certain only if it is covered by a sync that began after the write had ended. Any other write may be
+//!   present or missing, as a whole or in single sectors. The order of calls is known, because the FUSE host serves one
+//!   at a time.
 //! - The promise, for each sector: a write is durable once the device says so (it was acknowledged while the guest saw
-//!   writethrough, or before the guest sent a flush that was acknowledged). Nothing remains that had been replaced
-//!   before   such a write was sent, nothing that was never sent, and no mixture of two writes.
+//!   writethrough, or before the guest sent a flush that was acknowledged). The sector holds no data that had been
+//!   replaced before such a write was sent, no data that was never sent, and no mixture of two writes.
 //!
 //! `durability_model.rs` checks the same promises with the engine's own record, by reasoning about each sector. This
 //! test draws images; it trusts nothing from the server and compares bytes.
@@ -187,8 +188,8 @@ fn apply(event: &Event, image: &mut [u8], mut reaches: impl FnMut(usize) -> bool
     }
 }
 
-/// Engines that do not need the host's page cache, and their cache modes. `mmap` writes when the kernel likes, which
-/// could deadlock with a file system in the same process; `durability_model.rs` tests it.
+/// Engines that do not need the host's page cache, and their cache modes. `mmap` writes whenever the kernel chooses,
+/// which could deadlock with a file system in the same process; `durability_model.rs` tests it.
 const ENGINES: [(EngineKind, &[CacheMode]); 5] = [
     (EngineKind::IoUring, &SAFE),
     (EngineKind::LinuxAio, &[CacheMode::None, CacheMode::Directsync]),

@@ -1,7 +1,7 @@
 //! Requests end to end: a test front-end, the real server, a real file with O_DIRECT.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-#[cfg(target_arch = "x86_64")] // what a guest is made of
+#[cfg(target_arch = "x86_64")] // the guest tests need x86-64
 use std::fs::OpenOptions;
 
 use disk_image::{Access, HostOpener, Image, ImageOptions};

@@ -7,7 +7,7 @@
 //! §2.8.1), that is `0x8000_8000`. The server starts an unused ring at its beginning whatever the base.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-#[cfg(target_arch = "x86_64")] // what a guest is made of
+#[cfg(target_arch = "x86_64")] // the guest tests need x86-64
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};

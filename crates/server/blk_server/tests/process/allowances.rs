@@ -16,7 +16,7 @@ const GIB: u64 = 1 << 30;
 const SESSIONS: usize = 8;
 /// The usual limit of a process's descriptors.
 const DESCRIPTORS: u64 = 1024;
-/// A second connection that passes this many reaches the limit.
+/// A second connection that passes this many descriptors reaches the limit.
 const MOST: usize = 700;
 
 /// Waits until ended sessions of the first disk have released their resources, so that `left` sessions remain.

@@ -33,7 +33,7 @@ fn driver_without_version_1_that_tries_for_ever_is_refused_with_one_line() {
     let rig = Rig::start(Options::default());
     let legacy = (feature::CONFIG_WCE | feature::PROTOCOL).to_ne_bytes();
     for _ in 0..20 {
-        // QEMU does not set NEED_REPLY, and connects again.
+        // QEMU does not set NEED_REPLY: its session ends, and QEMU connects again.
         let front_end = rig.connect();
         front_end.send(code::SET_FEATURES, &legacy, &[]);
         assert!(front_end.is_closed());

@@ -134,8 +134,8 @@ mod tests {
 
     #[test]
     fn answer_that_is_a_refusal_is_an_error_with_its_words() {
-        let line = r#"{"id":1,"error":{"kind":"stopping","message":"the server stops"}}"#;
-        assert!(Stats::read(line).unwrap_err().to_string().contains("the server stops"));
+        let line = r#"{"id":1,"error":{"kind":"stopping","message":"the server is stopping"}}"#;
+        assert!(Stats::read(line).unwrap_err().to_string().contains("the server is stopping"));
         assert!(Stats::read("{}").is_err() && Stats::read("hello").is_err());
     }
 }

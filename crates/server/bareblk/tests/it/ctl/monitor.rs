@@ -77,7 +77,7 @@ fn group_without_a_monitor_socket_and_a_path_that_cannot_be_had_are_refused() {
     for check in [&["--check"][..], &[]] {
         let mut command = place.serve(&image, "s");
         command.arg("--monitor").arg(place.socket("no/folder")).args(check);
-        assert_says(&refusal(command), &["monitor", "folder", "make it first"]);
+        assert_says(&refusal(command), &["monitor", "folder", "create it first"]);
     }
 }
 

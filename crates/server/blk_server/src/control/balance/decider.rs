@@ -137,7 +137,7 @@ impl Decider {
     }
 
     /// Returns the move away from this worker that leaves the lowest pressure on both workers. Returns a move to a
-    /// different last-level cache only if no move within the cache pays.
+    /// different last-level cache only if no move within the cache is worthwhile.
     fn best(&self, model: &Model<'_>, movable: &[bool], from: usize, now: Duration) -> Option<Candidate> {
         let before = model.pressure(from);
         if before < BUSY {

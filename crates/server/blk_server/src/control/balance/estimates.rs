@@ -45,7 +45,7 @@ pub(super) struct Estimates {
 }
 
 impl Estimates {
-    /// Adds one interval. Forgets workers and queues that are not in it.
+    /// Adds one interval. Forgets workers and queues that are not in the interval.
     pub(super) fn learn(&mut self, interval: &Interval) {
         let queue_times = times_by_worker(&interval.queues);
         let mut scales = HashMap::new();

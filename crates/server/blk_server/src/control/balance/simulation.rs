@@ -48,7 +48,7 @@ pub(super) struct World {
     /// The worker that handles the completions of all queues, and the cost of completions divided by that of
     /// submissions.
     pub(super) completions: Option<(WorkerId, f64)>,
-    /// The limit of workers of the only disk.
+    /// Maximum number of workers of the simulated disk.
     pub(super) most_workers: Option<usize>,
     /// Measured times are wrong by up to this fraction.
     pub(super) noise: f64,

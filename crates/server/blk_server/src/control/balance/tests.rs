@@ -10,7 +10,7 @@ use super::simulation::{STEP, World, best_maximum};
 use super::tuning::*;
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// A small world must come to rest within this many steps.
+/// In a small world, queues must stop moving within this many steps.
 const SOON: usize = 300;
 /// No queue may move during this many further steps.
 const LONG: usize = 1_000;

@@ -535,7 +535,7 @@ fn move_queue(entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Resu
     // A worker that hangs, for example in an image's file system, looks idle, and would not serve the queue.
     let adopted = match deadline.receive(&answered) {
         Some(()) => adopt(to, queue),
-        None => Err(Unsuitable { queue, why: "it does not answer".into() }),
+        None => Err(Unsuitable { queue, why: "the worker does not answer".into() }),
     };
     let Unsuitable { queue, why } = match adopted {
         Ok(id) => {
@@ -595,7 +595,7 @@ fn adopt(worker: &Address, queue: Box<Queue>) -> Result<u32, Unsuitable> {
     // The worker still exists, because only a change retires a worker. The current change holds `admin`, or the place
     // of a queue of the worker, for which `remove_worker` waits.
     worker.ask(|done| Command::Adopt(queue, done)).unwrap_or_else(|WorkerGone| {
-        error!("a worker ended while a queue was being given to it; the server aborts");
+        error!("a worker's thread ended while a queue was being moved to it, so the server aborts");
         std::process::abort()
     })
 }

@@ -55,7 +55,7 @@ fn sync_on_a_thread(
 fn sync(disk: &Disk, file: fn(&Disk) -> io::Result<Arc<File>>) -> io::Result<()> {
     file(disk)?.sync_data().inspect_err(|_| disk.mark_failed())?;
     match disk.has_failed() {
-        true => Err(io::Error::other("an earlier sync failed, and data is lost")),
+        true => Err(io::Error::other("an earlier sync failed, so data may be lost")),
         false => Ok(()),
     }
 }

@@ -22,7 +22,7 @@ impl FlushTurns {
         let waited = turns.freed.wait_timeout_while(is_taken, left, |is_taken| *is_taken);
         let (mut is_taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *is_taken, true) {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "an earlier flush has not ended"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "an earlier flush is still running"));
         }
         Ok(FlushTurn(Arc::clone(turns)))
     }

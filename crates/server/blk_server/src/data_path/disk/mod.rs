@@ -102,7 +102,7 @@ impl DiskConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidDisk {
     /// The serial is too long or not printable ASCII.
-    #[error("serial `{serial}` is not 1 to {max} printable ASCII characters")]
+    #[error("serial `{serial}` is invalid: use 1 to {max} printable ASCII characters")]
     Serial {
         /** The requested serial. */
         serial: String,
@@ -110,7 +110,7 @@ pub enum InvalidDisk {
         max: usize,
     },
     /// There are no queues, or too many.
-    #[error("a disk cannot have {queues} queues: give a number from 1 to {max}")]
+    #[error("a disk cannot have {queues} queues: choose a number from 1 to {max}")]
     Queues {
         /** The requested number of queues. */
         queues: u16,

@@ -109,7 +109,7 @@ impl GuestChoice {
         self.writethrough.store(cache == WriteCache::Writethrough, Relaxed);
     }
 
-    /// Whether the choice is writethrough, for the next process.
+    /// Whether the guest chose writethrough, to hand over to the next process.
     pub(crate) fn is_writethrough(&self) -> bool {
         self.writethrough.load(Relaxed)
     }

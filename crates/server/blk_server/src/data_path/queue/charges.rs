@@ -20,7 +20,8 @@ pub(super) fn gate(disk: &Disk) -> Option<Box<QueueGate>> {
     disk.throttle().map(|throttle| Box::new(QueueGate::new(throttle)))
 }
 
-/// Whether the request may start; it is charged then. `begun`: the last server had begun it, and the queue stops.
+/// Whether the request may start. If so, it is charged. `begun`: the previous server had begun it, and the queue is
+/// stopping.
 pub(super) fn admit(
     gate: &mut Option<Box<QueueGate>>,
     parsed: &Parsed<'_>,
@@ -61,7 +62,7 @@ fn cost(request: &Request<'_>) -> Option<Cost> {
         Request::Discard { segments } => (Direction::Write, segments.len(), 0),
         Request::WriteZeroes { segments } => {
             let sectors = segments.iter().map(|segment| u64::from(segment.sectors)).sum::<u64>();
-            // A device or a file system may have to write them.
+            // A device or a file system may have to write these zeroes.
             (Direction::Write, segments.len(), sectors * disk_image::SECTOR_BYTES)
         }
         Request::GetId { .. } | Request::Unsupported { .. } => return None,

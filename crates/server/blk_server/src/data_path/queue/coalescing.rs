@@ -50,7 +50,7 @@ impl FromStr for Coalescing {
 /// The text is not a count and a time within their limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "give COUNT,MICROSECONDS, such as 16,50: COUNT 2 to {MAX_COUNT}, MICROSECONDS 1 to {}",
+    "give COUNT,MICROSECONDS, such as 16,50: COUNT from 2 to {MAX_COUNT}, MICROSECONDS from 1 to {}",
     MAX_TIME.as_micros()
 )]
 pub struct InvalidCoalescing;

@@ -3,7 +3,7 @@
 //! `pop → parse → admit (charges.rs) ─ no → unpop; the queue waits until the gate opens → pop …`
 //!
 //! - A queue that stops starts only requests that the previous server had begun. They are charged and do not wait, so a
-//!   stop does not wait for the limits. Those for which the disk owes too much fail with IOERR.
+//!   stop does not wait for the limits. If the disk owes too much, such a request fails with IOERR.
 //! - The gate moves with its queue. A change of the limits gives the queue a new one.
 
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl Queue {
         true
     }
 
-    /// Gives what the queue has left to its disk, which hands it to the next server.
+    /// Returns the queue's remaining units to its disk, which hands them to the next server.
     pub(super) fn close_gate(&mut self) {
         if let Some(gate) = self.gate.as_deref_mut() {
             gate.close();

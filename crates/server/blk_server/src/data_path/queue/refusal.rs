@@ -11,7 +11,7 @@ pub(crate) enum Refusal {
     Range(#[from] disk_image::RangeError),
     #[error("{kind} on a read-only disk")]
     ReadOnly { kind: RequestKind },
-    #[error("{kind} of {sectors} sectors in one segment; at most {max} are allowed")]
+    #[error("{kind} has {sectors} sectors in one segment, but at most {max} are allowed")]
     SegmentTooLong { kind: RequestKind, sectors: u32, max: u32 },
     #[error(transparent)]
     Buffers(#[from] FillError),
@@ -19,9 +19,9 @@ pub(crate) enum Refusal {
     Store(#[from] AccessError),
     #[error("{kind} after a failed sync: the disk accepts only reads until the server is restarted")]
     DiskFailed { kind: RequestKind },
-    #[error("request of {bytes} bytes; a disk with limits of IOPS or bandwidth allows at most {max}")]
+    #[error("it has {bytes} bytes, but a disk with limits of IOPS or bandwidth allows at most {max}")]
     TooLong { bytes: u64, max: u64 },
-    #[error("the queue stops before the disk's limits let it through; it was in flight before this server")]
+    #[error("the previous server had it in flight, and its queue stops before the disk's limits admit it")]
     BeyondLimits,
     #[error("{kind} was parked, and its data is no longer in the memory that the front-end shares")]
     LostBuffers { kind: RequestKind },

@@ -1,12 +1,12 @@
-//! Opens a ring at the position where the previous device stopped, even if the front-end sends another position.
+//! Opens a ring at the position where the previous device stopped, even if the front-end sends a different position.
 //!
 //! `SET_VRING_BASE + ring in memory → DeviceQueue`, one log line if the two disagree
 //!
 //! - The base is checked here instead of on arrival, because its format depends on the ring format, which may be
 //!   negotiated later.
 //! - With an in-flight log, the log contains the position. The requests in the log are repeated first.
-//! - A split ring contains its position. A packed ring often does; otherwise the front-end's base is used. An
-//!   impossible base breaks only this queue.
+//! - A split ring contains its position. A packed ring often contains its position too; otherwise the server uses the
+//!   front-end's base. An impossible base breaks only this queue.
 //!
 //! Spec: vhost-user, "Ring states", SET_VRING_BASE.
 
@@ -53,8 +53,8 @@ pub(crate) fn open_ring(
     Ok(ring)
 }
 
-/// Logs that the front-end sent another position than the ring's own. Logs nothing for a fresh packed ring, for which
-/// front-ends that ignore wrap counters send 0.
+/// Logs that the front-end sent a position different from the ring's own. Logs nothing for a fresh packed ring, for
+/// which front-ends that ignore wrap counters send 0.
 fn log_other_position(start: &QueueStart, ring: &DeviceQueue) {
     if start.ring.packed && ring.was_fresh() {
         return;

@@ -209,7 +209,7 @@ impl DiskThrottle {
         }
     }
 
-    /// Takes over what the disk owes, or its queues have left, from another process.
+    /// Takes over the disk's debt, or the units that its queues have left, from another process.
     pub(crate) fn take_over(&self, debts: &[i64; KINDS]) {
         for (lane, debt) in self.lanes.iter().zip(debts) {
             if let Some(lane) = lane {
@@ -262,6 +262,6 @@ pub struct ThrottleState {
     pub(crate) own: PaidAt,
     /// The state of the buckets of the disk's group.
     pub(crate) group: PaidAt,
-    /// What the disk owes, or its queues have left, by quantity.
+    /// By quantity, the disk's debt or the units that its queues have left.
     pub(crate) debts: [i64; KINDS],
 }

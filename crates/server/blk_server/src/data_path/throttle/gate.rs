@@ -1,9 +1,9 @@
 //! The gate of one queue: lets requests start while the queue has units, and otherwise says when to try again.
 //!
-//! `admit (cost) → enough in each balance? charged : shut until an instant`; on the end of the queue its balances go back
+//! `admit (cost) → enough in each balance? charged : shut until an instant`; a queue that ends returns its balances
 //!
-//! - A queue collects the units of its next request in quanta, one for each time that its booking is reached. So long
-//!   requests get no more than short ones.
+//! - A queue collects the units of its next request one quantum at a time, one per granted booking. So long requests
+//!   gain no advantage over short ones.
 //! - A request that costs more than [`QUANTA_AHEAD`] starts when the queue has collected these. The rest is a debt of
 //!   the disk: all of its queues wait for it, and until it is paid, no other such request starts.
 
@@ -17,7 +17,8 @@ use crate::host::clock::monotonic_ns;
 
 /// Quanta that a queue collects at most before a request starts: 1 MiB, or 16 requests.
 const QUANTA_AHEAD: u64 = 16;
-/// A queue that stops starts requests that the last server had begun, unless the disk's debt takes longer.
+/// Limit for a queue that stops: it starts requests that the previous server had begun, unless the disk needs more time
+/// than this to pay its debt.
 const STOP_DEBT_NS: u64 = 1_000_000_000;
 
 /// Whether a request reads or writes.
@@ -52,11 +53,11 @@ impl Cost {
 /// Whether a request of a queue that stops may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// It was charged.
+    /// The request may start, and has been charged.
     Starts,
     /// The queue must ask again in the next pass.
     AskAgain,
-    /// The disk owes too much.
+    /// The request fails, because the disk owes too much.
     Refused,
 }
 
@@ -96,7 +97,7 @@ impl Account {
             lane.owe(units - paid);
         }
         // The next request probably costs as much. Books its first quantum at once, so that a queue with one request at
-        // a time keeps its place beside a full one.
+        // a time gets its turn as often as a full queue.
         if self.balance < units {
             self.booked.get_or_insert_with(|| lane.book());
         }
@@ -108,7 +109,7 @@ impl Account {
         lane.give_back(units - kept);
     }
 
-    /// Returns all to the lane.
+    /// Returns the balance and the booking to the lane.
     fn close(&mut self, lane: &Lane) {
         lane.give_back(std::mem::take(&mut self.balance));
         if let Some(end) = self.booked.take() {
@@ -176,7 +177,8 @@ impl QueueGate {
         true
     }
 
-    /// As [`QueueGate::admit`], for a request that the last server had begun: the queue stops, and waits for nothing.
+    /// As [`QueueGate::admit`], for a request that the previous server had begun: the queue is stopping, so the request
+    /// never waits for the limits.
     pub(crate) fn admit_begun(&mut self, cost: Cost, now: u64) -> Admission {
         let paid = needed(&self.throttle, cost).filter_map(|(_, lane, _)| lane.debt_is_paid(now).err());
         match paid.max() {
@@ -205,7 +207,7 @@ impl QueueGate {
         }
     }
 
-    /// The last charge stands.
+    /// Makes the last charge final.
     pub(crate) fn settle(&mut self) {
         self.last = None;
     }

@@ -127,7 +127,7 @@ impl Lane {
     /// Undoes a booking that ends here: the queues behind it move up.
     pub(crate) fn cancel(&self, end: u64) {
         if ahead(end, self.debt_end.load(Relaxed)) > 0 {
-            // It lies behind the last debt, so it pays nothing of that.
+            // The booking lies behind the last debt, so it repays none of that debt.
             self.debt_end.fetch_add(self.quantum, Relaxed);
         }
         self.granted.fetch_add(self.quantum, Relaxed);
@@ -141,7 +141,7 @@ impl Lane {
         self.debt_end.fetch_max(end, Relaxed);
     }
 
-    /// What queues must pay until the last debt is paid.
+    /// Units that must still be granted until the last debt is paid.
     pub(crate) fn unpaid(&self) -> u64 {
         u64::try_from(ahead(self.debt_end.load(Relaxed), self.granted.load(Relaxed))).unwrap_or(0)
     }

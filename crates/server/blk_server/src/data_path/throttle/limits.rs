@@ -91,7 +91,7 @@ pub struct LimitSettings {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidLimits {
     /// A value is zero or too large.
-    #[error("{key} = {value}: give a whole number from {min} to {max}, or leave {key} out for no limit")]
+    #[error("{key} = {value} is out of range: choose from {min} to {max}, or omit {key} for no limit")]
     OutOfRange {
         /** The setting. */
         key: String,
@@ -103,7 +103,7 @@ pub enum InvalidLimits {
         max: u64,
     },
     /// A burst without a rate.
-    #[error("{key} without {rate}: a burst needs the rate to which it returns, so give {rate} too")]
+    #[error("{key} is set without {rate}: set {rate} too, the rate that applies after a burst")]
     WithoutRate {
         /** The setting. */
         key: String,
@@ -111,13 +111,13 @@ pub enum InvalidLimits {
         rate: &'static str,
     },
     /// A length without a burst.
-    #[error("{rate}-max-length without {rate}-max: give {rate}-max, the rate of the burst")]
+    #[error("{rate}-max-length is set without {rate}-max: set {rate}-max too, the rate of a burst")]
     LengthWithoutMax {
         /** The setting of the rate. */
         rate: &'static str,
     },
     /// A burst that is slower than the rate.
-    #[error("{rate}-max = {max} is below {rate} = {value}: give a burst of at least the rate")]
+    #[error("{rate}-max = {max} is below {rate} = {value}: a burst must not be slower than the rate")]
     MaxBelowRate {
         /** The setting of the rate. */
         rate: &'static str,
@@ -127,11 +127,13 @@ pub enum InvalidLimits {
         max: u64,
     },
     /// A total is limited together with reads or writes.
-    #[error("{total} beside {key}: give either {total}, or {total}-read and {total}-write")]
+    #[error(
+        "{total} and {key} cannot be set together: set either {total}, or {total}-read and {total}-write"
+    )]
     TotalAndPart {
         /** The setting of the total. */
         total: &'static str,
-        /** The other one. */
+        /** The setting for reads or writes. */
         key: &'static str,
     },
 }
@@ -285,9 +287,11 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_refused_with_the_range() {
-        assert!(error(&[("iops", 0)]).starts_with("iops = 0: give a whole number from 1 to 1099511627776"));
-        assert!(error(&[("bps-read", MAX_RATE + 1)]).starts_with("bps-read = 1099511627777: "));
-        assert!(error(&[("iops", 1), ("iops-max", 0)]).starts_with("iops-max = 0: "));
+        assert!(
+            error(&[("iops", 0)]).starts_with("iops = 0 is out of range: choose from 1 to 1099511627776")
+        );
+        assert!(error(&[("bps-read", MAX_RATE + 1)]).starts_with("bps-read = 1099511627777 is out of range"));
+        assert!(error(&[("iops", 1), ("iops-max", 0)]).starts_with("iops-max = 0 is out of range"));
         let length = [("iops", 1), ("iops-max", 1), ("iops-max-length", MAX_LENGTH_S + 1)];
         assert!(error(&length).contains("from 1 to 604800"));
         assert!(error(&[("iops-size", 511)]).contains("from 512 to 1073741824"));
@@ -296,14 +300,18 @@ mod tests {
     #[test]
     fn contradictions_are_refused_and_say_what_is_missing() {
         assert!(
-            error(&[("iops", 1), ("iops-read", 1)]).starts_with("iops beside iops-read: give either iops")
+            error(&[("iops", 1), ("iops-read", 1)])
+                .starts_with("iops and iops-read cannot be set together: set either iops")
         );
-        assert!(error(&[("bps", 1), ("bps-write", 1)]).starts_with("bps beside bps-write"));
+        assert!(
+            error(&[("bps", 1), ("bps-write", 1)]).starts_with("bps and bps-write cannot be set together")
+        );
         assert!(error(&[("bps", 9), ("bps-max", 8)]).starts_with("bps-max = 8 is below bps = 9"));
         assert!(
-            error(&[("iops", 9), ("iops-max-length", 8)]).starts_with("iops-max-length without iops-max")
+            error(&[("iops", 9), ("iops-max-length", 8)])
+                .starts_with("iops-max-length is set without iops-max")
         );
-        assert!(error(&[("iops-max", 8)]).starts_with("iops-max without iops"));
+        assert!(error(&[("iops-max", 8)]).starts_with("iops-max is set without iops"));
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! What a disk has used of its limits, and how long its queues have waited for them.
 //!
-//! Both go on when the limits change. The numbers are for reports only.
+//! Both continue when the limits change. The values are for reports only.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::limits::LimitKind;
 
-/// Bits of `Usage::waiting` with the number of queues: more than a disk has.
+/// Bits of `Usage::waiting` that hold the number of waiting queues: enough for all queues of a disk.
 const COUNT_BITS: u32 = 16;
 const NS_PER_MS: u64 = 1_000_000;
 
@@ -18,7 +18,8 @@ pub(crate) struct Usage {
     requests: AtomicU64,
     /// Time of the waits that have ended.
     ended_ns: AtomicU64,
-    /// The waits that go on: their number, and above it the sum of their beginnings in milliseconds, modulo 2^48.
+    /// The current waits: their number in the low bits, and above it the sum of their start times in milliseconds,
+    /// modulo 2^48.
     waiting: AtomicU64,
 }
 
@@ -36,7 +37,7 @@ impl Usage {
         std::array::from_fn(|kind| self.used[kind].load(Relaxed))
     }
 
-    /// A queue begins to wait.
+    /// Records that a queue begins to wait.
     pub(crate) fn begin_wait(&self, now: u64) {
         self.requests.fetch_add(1, Relaxed);
         self.waiting.fetch_add(entry(now), Relaxed);
@@ -47,12 +48,12 @@ impl Usage {
         self.ended_ns.fetch_add(now.saturating_sub(since), Relaxed);
     }
 
-    /// The number of requests that waited or wait, and their time in nanoseconds.
+    /// The number of requests that have waited or are waiting, and the total time of these waits in nanoseconds.
     pub(crate) fn waits(&self, now: u64) -> (u64, u64) {
         let waiting = self.waiting.load(Relaxed);
         let (count, begins_ms) = (waiting & ((1 << COUNT_BITS) - 1), waiting >> COUNT_BITS);
         let sum_ms = count.wrapping_mul(now / NS_PER_MS).wrapping_sub(begins_ms);
-        // Modulo 2^48, with a sign: a wait may begin after `now`.
+        // Modulo 2^48 and signed, because a wait may begin after `now`.
         let going_on_ms = (sum_ms << COUNT_BITS).cast_signed() >> COUNT_BITS;
         let going_on_ns = u64::try_from(going_on_ms).unwrap_or(0).saturating_mul(NS_PER_MS);
         (self.requests.load(Relaxed), self.ended_ns.load(Relaxed).saturating_add(going_on_ns))

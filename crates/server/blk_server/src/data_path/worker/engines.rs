@@ -3,7 +3,7 @@
 //! `EngineSource → (starts with the first queue that names it) → Slot: engine, files, buffers → (ends with the last)`
 //!
 //! - Usually there is only the base engine. It watches kicks and the wakeup fd. While other engines have requests in
-//!   flight, the worker's sleep also watches their descriptors.
+//!   flight, a sleeping worker also watches their descriptors.
 //! - A file is attached once per engine and disk, even if several queues use it.
 
 use std::collections::HashMap;
@@ -192,7 +192,7 @@ impl Engines {
         Ok(at)
     }
 
-    /// Adds an engine. The base engine watches it from now on.
+    /// Adds an engine. From now on the base engine watches the new engine.
     fn put(&mut self, mut slot: Slot) -> io::Result<usize> {
         let at = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         let descriptor = Arc::new(slot.engine.descriptor()?);

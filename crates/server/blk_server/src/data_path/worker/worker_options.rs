@@ -143,7 +143,7 @@ pub enum WorkerOptionsError {
         allowed: Vec<u32>,
     },
     /// The nice value is out of range.
-    #[error("nice {nice} is out of range: give -20 (the largest share) to 19 (the smallest)")]
+    #[error("nice {nice} is out of range: choose from -20 (the largest share) to 19 (the smallest)")]
     Nice {
         /** The requested nice value. */
         nice: i8,
@@ -213,7 +213,8 @@ mod tests {
         let error = |options: WorkerOptions| options.check().unwrap_err().to_string();
         let plain = WorkerOptions::default;
         assert!(
-            error(WorkerOptions { nice: Some(20), ..plain() }).contains("nice 20 is out of range: give -20")
+            error(WorkerOptions { nice: Some(20), ..plain() })
+                .contains("nice 20 is out of range: choose from -20")
         );
         assert!(error(WorkerOptions { nice: Some(-21), ..plain() }).contains("-21"));
         let class = Some(SchedulingClass::RoundRobin(100));

@@ -66,7 +66,7 @@ pub(crate) fn log_start(id: WorkerId, options: &WorkerOptions) -> Option<u32> {
 /// Enables the calling worker to interrupt guests without waiting for their front-ends.
 pub(crate) fn prepare_signals(id: WorkerId) {
     if let Err(error) = io_engine::prepare_signals() {
-        warn!(worker = %id, "a front-end can make this worker wait forever by filling its call descriptor: {error}");
+        warn!(worker = %id, "a front-end that fills its call descriptor can block this worker forever: {error}");
     }
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn warn_if_crowded(workers: &[WorkerOptions]) {
         warn!(
             workers = workers.len(),
             cpus = format_cpus(&cpus),
-            "there are more workers than CPUs on which they may run"
+            "there are more workers than CPUs that they may use"
         );
     }
 }

@@ -4,11 +4,12 @@
 //! `requests (the guest's side) + calls (the kernel's side) → per sector: candidates at a crash → promise kept?`
 //!
 //! - The disk: a call may reach stable storage at any moment from its issue on, its sectors in any order and
-//!   independently.   It is certainly there once it completed with `RWF_DSYNC`, or once a sync succeeded that was
-//!   issued after the call had   completed. Calls issued after that may replace it; calls completed before may not.
+//!   independently. A call is certainly stable once it has completed with `RWF_DSYNC`, or once a sync that was issued
+//!   after the call's completion has succeeded. Calls issued after that moment may replace its data; calls completed
+//!   before that moment may not.
 //! - A failed sync may have consumed the only error report for any call that had completed before the sync ended. No
-//!   later or   concurrent sync makes those calls stable. The same holds for a durable write that failed through the
-//!   page cache, except   that a concurrent sync counts if it ended first: docs/decisions/0012 describes this window.
+//!   later or concurrent sync makes those calls stable. The same holds for a durable write that failed through the
+//!   page cache, except that a concurrent sync counts if it ended first: docs/decisions/0012 describes this window.
 //! - The promise: a sector holds the last write that the device declared durable (acknowledged while the guest saw
 //!   writethrough, or before it sent a flush that was acknowledged), or a write that is not older.
 //!
@@ -48,9 +49,9 @@ pub struct Request {
     pub sectors: Range<u64>,
     /// The token of its ops.
     pub token: u64,
-    /// Taken before it was sent.
+    /// The counter's value before the request was sent.
     pub sent: Moment,
-    /// Taken after its status was seen, with whether the status was OK.
+    /// The counter's value after the guest saw the status, and whether the status was OK.
     pub acked: Option<(Moment, bool)>,
     /// The guest sees writethrough, so an acknowledged write is durable.
     pub writethrough: bool,
@@ -177,7 +178,7 @@ impl History {
         writes.flat_map(|call| self.pieces_of(call, &syncs)).collect()
     }
 
-    /// The part of a call that was done, and the rest, whose state is unknown.
+    /// The part of a call that the kernel carried out, and the rest, whose state is unknown.
     fn pieces_of(&self, call: &Record, syncs: &[Sync]) -> Vec<Piece> {
         let end_bytes = call.offset_bytes + call.len_bytes;
         let done_bytes = match (call.verb, call.completed) {

@@ -16,7 +16,7 @@ use crate::rig::{feature, ready};
 
 const GROUPS: &str = "/sys/fs/cgroup";
 
-#[cfg(target_arch = "x86_64")] // what the guest is made of
+#[cfg(target_arch = "x86_64")] // the guest tests need x86-64
 #[test]
 fn tests_pass_in_a_guest_with_two_nodes_and_control_groups() {
     use xtask::guest::{GuestImage, OwnTests};
