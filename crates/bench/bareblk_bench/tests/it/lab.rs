@@ -248,7 +248,7 @@ fn interrupt_with_file_in(folder: &Path, size_bytes: u64, place: &Place) {
     let said = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(
         (ended.status.code(), said.as_str()),
-        (Some(130), "bareblk: interrupted; nothing was written\n")
+        (Some(130), "bareblk: interrupted; no result was written\n")
     );
     assert!(ended.stdout.is_empty());
     assert!(!out.exists(), "{} entries are left", entries(&out));
