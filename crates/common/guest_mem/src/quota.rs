@@ -49,8 +49,8 @@ impl Resource {
 
     fn cure(self) -> &'static str {
         match self {
-            Self::AddressSpace => "run a server of its own for a guest that needs so much",
-            Self::Mappings => "raise vm.max_map_count, or run a server of its own for the guest",
+            Self::AddressSpace => "run a separate server for a guest that needs so much",
+            Self::Mappings => "raise vm.max_map_count, or run a separate server for the guest",
             Self::Descriptors => "raise the hard limit of open files (ulimit -Hn, LimitNOFILE=)",
         }
     }

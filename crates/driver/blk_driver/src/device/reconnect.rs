@@ -94,7 +94,7 @@ impl Kept {
                 let (tries, error) = (self.tries, in_a_line(error));
                 warn!(
                     tries,
-                    "in-flight log dropped; requests in flight are sent again on new rings: {error}"
+                    "the driver dropped the in-flight log and sends requests in flight again on new rings: {error}"
                 );
                 None
             }
@@ -166,7 +166,7 @@ impl Thread {
                 return None;
             }
             if attempts > 0 && is_over() {
-                let reason = format!("after {attempts} attempts: {reason}");
+                let reason = format!("{attempts} attempts to connect failed, the last with: {reason}");
                 self.shared.events.push(Event::GaveUp { reason });
                 return None;
             }
