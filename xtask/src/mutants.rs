@@ -172,7 +172,7 @@ fn conclude(root: &Path, judged: &[Judged], is_all: bool) -> Result<()> {
     let complaints = survivors::complaints(judged, &explained);
     complaints.iter().for_each(|complaint| println!("{complaint}"));
     if !complaints.is_empty() {
-        bail!("{} mutants are not accounted for", complaints.len());
+        bail!("the outcomes of {} mutants differ from the list of survivors", complaints.len());
     }
     Ok(())
 }
