@@ -95,7 +95,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let file = failed.clone().unwrap_or_default();
             let option = mode.option;
             bail!(
-                "target {target} failed: to repeat the failure, run `cargo xtask fuzz {target}{option} --repeat {file}`"
+                "target {target} failed: to repeat the failure, run `cargo xtask fuzz {target}{option} \
+                 --repeat {file}`"
             )
         }
     }

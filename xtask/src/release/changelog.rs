@@ -29,7 +29,8 @@ pub(super) fn check(text: &str, version: &str) -> Result<Top> {
     match releases.next() {
         None => bail!("CHANGELOG.md has neither a heading `## {UNRELEASED}` nor the heading of a release"),
         Some(UNRELEASED) if releases.any(|release| release == version) => bail!(
-            "CHANGELOG.md says that {version} is already released, but also lists unreleased changes: raise the version in Cargo.toml"
+            "CHANGELOG.md says that {version} is already released, but also lists unreleased changes: \
+             raise the version in Cargo.toml"
         ),
         Some(UNRELEASED) => Ok(Top::Unreleased),
         Some(release) if release == version => Ok(Top::Released),

@@ -177,7 +177,8 @@ impl LoadArgs {
         let given = [("--direct", self.direct.is_some()), ("--ioengine", self.ioengine.is_some())];
         match given.iter().find(|(_, given)| *given) {
             Some((option, _)) => bail!(Wrong(format!(
-                "{option} has an effect only on files: leave it out, because a socket's back-end decides how to open its image"
+                "{option} has an effect only on files: leave it out, because a socket's back-end decides \
+                 how to open its image"
             ))),
             None => Ok(()),
         }
@@ -246,7 +247,7 @@ pub struct ClientArgs {
     #[arg(long, value_name = "TIME", value_parser = time)]
     reconnect: Option<Duration>,
 
-    /// Sockets: request an in-flight log from the back-end; with --compare, off,on means that A has no log and B has one
+    /// Sockets: request an in-flight log from the back-end; with --compare, off,on means no log for A, one for B
     /// [default: on with --reconnect if the back-end supports it, else off]
     #[arg(long, value_name = "on|off", value_parser = in_flight)]
     inflight: Option<InFlight>,

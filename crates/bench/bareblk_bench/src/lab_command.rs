@@ -72,7 +72,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub storage: Option<PathBuf>,
 
-    /// A `qemu-img` with libblkio, used as an independent client in the experiments `vhost-…` [default: the one in PATH]
+    /// A `qemu-img` with libblkio, as an independent client for the experiments `vhost-…` [default: the one in PATH]
     #[arg(long, value_name = "PROGRAM")]
     pub qemu_img: Option<PathBuf>,
 }

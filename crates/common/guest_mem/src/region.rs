@@ -82,7 +82,8 @@ pub enum MapError {
     },
     /// The disk has used up its share of the process's address space or mappings.
     #[error(
-        "memory region at guest address {guest_addr:#x} with {size_bytes} bytes exceeds the disk's share of this process's resources"
+        "memory region at guest address {guest_addr:#x} with {size_bytes} bytes exceeds the disk's share \
+         of this process's resources"
     )]
     Quota {
         /** Guest address of the region. */

@@ -52,7 +52,8 @@ pub enum FrameError {
     },
     /// The kernel closed descriptors, because this process cannot hold any more.
     #[error(
-        "the kernel dropped file descriptors of a message, because this process has too many open: raise RLIMIT_NOFILE"
+        "the kernel dropped file descriptors of a message, because this process has too many open: raise \
+         RLIMIT_NOFILE"
     )]
     FdsLost,
     /// A system call on the socket failed.

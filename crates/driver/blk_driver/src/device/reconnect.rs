@@ -94,7 +94,8 @@ impl Kept {
                 let (tries, error) = (self.tries, in_a_line(error));
                 warn!(
                     tries,
-                    "the driver dropped the in-flight log and sends requests in flight again on new rings: {error}"
+                    "the driver dropped the in-flight log and sends requests in flight again on new rings: \
+                     {error}"
                 );
                 None
             }

@@ -70,7 +70,8 @@ pub enum ConnectError {
     },
     /// After a reconnect, the back-end offers different features.
     #[error(
-        "the new back-end offers features {is:#x}, but features {was:#x} are in use: it lacks {missing:#x} (newly read-only: {read_only})"
+        "the new back-end offers features {is:#x}, but features {was:#x} are in use: it lacks {missing:#x} \
+         (newly read-only: {read_only})"
     )]
     OtherFeatures {
         /** Features in use that are no longer offered. */
@@ -84,7 +85,8 @@ pub enum ConnectError {
     },
     /// After a reconnect, the disk has a different block size.
     #[error(
-        "the disk's block size changed from {was_bytes} to {is_bytes} bytes while the back-end was disconnected"
+        "the disk's block size changed from {was_bytes} to {is_bytes} bytes while the back-end was \
+         disconnected"
     )]
     OtherBlockSize {
         /** Previous value. */

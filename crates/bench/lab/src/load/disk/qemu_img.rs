@@ -84,7 +84,7 @@ impl QemuImg {
         command.args(arguments(disk.options(), job, count)).env("LC_ALL", "C");
         let said = program::run(&mut command, NAME, MISSING, stop)?;
         seconds(&said).ok_or_else(|| {
-            SampleError::because(NAME, &"its output has no line \"Run completed in … seconds\"")
+            SampleError::because(NAME, &"the output has no line \"Run completed in … seconds\"")
         })
     }
 }

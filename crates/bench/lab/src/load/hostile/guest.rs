@@ -173,7 +173,7 @@ impl Thread {
             } else if last.elapsed() > PATIENCE {
                 return Err(ended
                     .err()
-                    .map_or_else(|| "it made no progress".to_owned(), |error| error.to_string()));
+                    .map_or_else(|| "the guest made no progress".to_owned(), |error| error.to_string()));
             } else {
                 std::thread::sleep(PAUSE);
             }

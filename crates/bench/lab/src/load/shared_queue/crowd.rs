@@ -478,7 +478,7 @@ mod tests {
             let (tally, stats) = under_load(By::Notifier, false, policy, crowd(3, 3, Idle::Poll));
             assert!(stats.pushed > 0 && stats.pushed == stats.completed, "{policy:?}: {stats:?}");
             assert!(tally.requests <= stats.completed, "{tally:?}");
-            assert_eq!(tally.kicks, tally.pushed, "the device wants to hear of every request");
+            assert_eq!(tally.kicks, tally.pushed, "the device requests a notification for every request");
         }
     }
 
