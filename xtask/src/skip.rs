@@ -12,7 +12,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Names the file to which tests append their skips. Without it they only print them.
+/// Names the file to which tests append their skips. Without this variable, tests only print their skips.
 pub const FILE_ENV: &str = "BAREBLK_SKIPS";
 
 /// What the machine lacks.

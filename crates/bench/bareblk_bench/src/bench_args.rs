@@ -1,7 +1,8 @@
 //! The command line of `bareblk bench`: fio's options under fio's names, and ours for sockets.
 //!
-//! - The table for job files also checks these options, so they have the same meaning in both.
-//! - Their names have underscores, as in fio; hyphens work too.
+//! - The table for job files also checks these options, so an option means the same in a job file and on the command
+//!   line.
+//! - Option names have underscores, as in fio; hyphens are accepted too.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -172,7 +173,8 @@ impl LoadArgs {
         given.map(|(option, value)| (option.to_owned(), value.clone())).collect()
     }
 
-    /// Refuses options without effect on sockets. A job file may have them, because it serves both kinds of target.
+    /// Refuses options without effect on sockets. A job file may have such options, because it can be used for both
+    /// kinds of target.
     pub fn check_for_sockets(&self) -> Result<()> {
         let given = [("--direct", self.direct.is_some()), ("--ioengine", self.ioengine.is_some())];
         match given.iter().find(|(_, given)| *given) {

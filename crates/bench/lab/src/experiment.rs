@@ -303,7 +303,7 @@ pub struct Map {
 pub struct Layer {
     /// Label that says what the workloads have in common.
     pub label: String,
-    /// Their ids. No two have the same position on both axes.
+    /// Ids of the workloads. No two workloads have the same position on both axes.
     pub workloads: Vec<String>,
 }
 
@@ -389,9 +389,9 @@ pub enum Yardstick {
 /// How two figures of a round are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Beside {
-    /// Ours ÷ theirs.
+    /// The judged variant's figure ÷ the other variant's figure.
     Ratio,
-    /// Ours − theirs.
+    /// The judged variant's figure − the other variant's figure.
     Difference,
 }
 

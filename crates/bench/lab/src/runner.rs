@@ -155,7 +155,7 @@ fn order(declaration: &Declaration, round: usize) -> Vec<(usize, usize)> {
 pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     let mut random = Xorshift::new(SEED ^ seed);
     let mut places: Vec<usize> = (0..count).collect();
-    // The shuffle of Fisher and Yates.
+    // Fisher–Yates shuffle.
     for last in (1..count).rev() {
         #[allow(clippy::cast_possible_truncation)] // smaller than `count`
         let other = random.below(last as u64 + 1) as usize;

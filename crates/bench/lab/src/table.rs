@@ -12,7 +12,7 @@ pub(crate) use crate::grid::NONE;
 use crate::result::{CellResult, Outcome, RunResult, Verdict};
 use crate::stats::Summary;
 
-/// A verdict with more details than this omits some of them.
+/// Limit of the details that the table shows for a verdict; the rest are only in the report.
 pub(crate) const MANY: usize = 8;
 
 /// The entire output for a terminal.

@@ -82,7 +82,8 @@ fn every_engine_of_fios_writes_what_the_next_one_verifies() {
         let engine = format!("--ioengine={writer}");
         let words = ["--rw=randwrite", "--iodepth=4", "--verify=crc32c", "--fsync=64", &engine];
         assert_says(&output(on_file(&file, &words)), &["blocks read and correct", "sync percentiles"]);
-        // Random writes leave gaps; only a file written in order can be read in order.
+        // Random writes leave gaps in the file, so a sequential read with verification needs a file that was written
+        // sequentially.
         output(on_file(&file, &["--rw=write", "--bs=64k", "--verify=crc32c", &engine]));
         let engine = format!("--ioengine={reader}");
         output(on_file(&file, &["--rw=read", "--bs=64k", "--verify=crc32c", &engine]));

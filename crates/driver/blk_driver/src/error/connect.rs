@@ -24,7 +24,7 @@ pub enum ConnectError {
     /// No queues were requested.
     #[error("0 queues were requested, but the driver needs at least 1")]
     NoQueues,
-    /// There is no listener, or it does not accept the connection in time.
+    /// No process listens on the socket, or the listener does not accept the connection in time.
     #[error("cannot connect to {}", path.display())]
     Socket {
         /** The socket's path. */

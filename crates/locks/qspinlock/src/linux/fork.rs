@@ -1,4 +1,4 @@
-//! Tells a forked child that the queues it sees are its parent's: the threads in them do not exist here.
+//! Lets a forked child detect that a queue is its parent's: the threads in such a queue do not exist in the child.
 //!
 //! A page that the kernel wipes in children (`MADV_WIPEONFORK`, since Linux 4.14) holds the epoch. A thread
 //! that finds the epoch wiped runs in a child, and starts a new epoch. This registers no handlers and

@@ -8,7 +8,7 @@ use crate::experiment::{
 pub(crate) const BLOCK_BYTES: u32 = 4096;
 /// Queue depth of a busy disk.
 pub(crate) const DEPTH: u32 = 16;
-/// The largest number of busy disks in any variant. Each of them needs a filled image.
+/// The largest number of busy disks in any variant. Each busy disk needs a filled image.
 pub(crate) const MOST_BUSY: usize = 10;
 const READ: &str = "randread";
 const ONE: &str = "disks-1";

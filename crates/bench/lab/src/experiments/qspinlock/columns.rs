@@ -77,7 +77,7 @@ const WAITS: &str = "Time from the attempt until the acquisition. A thread times
                      of its acquisitions during the settling time, at most 64. Each timed wait counts n times. Its two \
                      clock readings cost about 50 ns, half of that with the lock held.";
 
-/// Below this number of sleeps, a ratio to them is meaningless.
+/// Below this number of sleeps, ratios to the number of sleeps are meaningless.
 const FEW_HALTS: u64 = 20;
 
 /// The figures, in the order of the columns. `is_counted` is whether the lock's events are counted.

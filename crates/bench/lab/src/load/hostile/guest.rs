@@ -77,7 +77,7 @@ pub(crate) enum Attack {
     LargeReads,
     /// Announces the same memory repeatedly while a queue runs.
     MemoryTables,
-    /// This many queues of random reads, each always full.
+    /// Random reads on this many queues, each of which is always full.
     Queues(u16),
     /// Requests a new in-flight log repeatedly, each time with a queue that starts and stops.
     Logs,

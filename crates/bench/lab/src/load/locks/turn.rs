@@ -32,9 +32,9 @@ impl Load {
 pub(crate) enum Held {
     /// One step, on one of the two cache lines: a few ns.
     Step,
-    /// About 50 ns, on both lines.
+    /// Work of about 50 ns, on both cache lines.
     Steps50,
-    /// About 500 ns, on both lines.
+    /// Work of about 500 ns, on both cache lines.
     Steps500,
 }
 
@@ -54,7 +54,7 @@ impl Held {
 pub(crate) enum Outside {
     /// About 100 ns of dependent steps.
     Steps100,
-    /// This many pause instructions. Their duration depends on the processor.
+    /// Work of this many pause instructions. Their duration depends on the processor.
     Pauses(u32),
 }
 
