@@ -24,10 +24,10 @@ pub(crate) struct ChoreArgs {
     ask: Args,
 }
 
-/// Packages for a long run.
+/// Packages for `cargo xtask test --long`.
 pub(crate) const LONG: &[&[Package]] = &[packages::NEEDED, packages::NEEDED_FOR_LONG];
 
-/// Packages for everything else.
+/// Packages for the demo and for tests without `--long`.
 pub(crate) const USUAL: &[&[Package]] = &[packages::NEEDED];
 
 pub(crate) fn run(args: &ChoreArgs) -> Result<()> {

@@ -523,10 +523,10 @@ pub type Reading = Vec<Option<f64>>;
 /// The reason for a missing sample.
 #[derive(Debug, thiserror::Error)]
 pub enum SampleError {
-    /// This variant cannot run on this machine under this workload. It is not tried again.
+    /// This variant cannot run on this machine under this workload. The run skips its further samples.
     #[error("{0}")]
     Unavailable(String),
-    /// The user wants to stop.
+    /// The user interrupted the run.
     #[error("interrupted")]
     Interrupted,
 }
@@ -565,6 +565,6 @@ pub trait Bench {
 pub struct Experiment {
     /// The declaration.
     pub declaration: Declaration,
-    /// Makes the bench that measures it.
+    /// Makes the bench that measures the experiment.
     pub make: fn(&Setup) -> Box<dyn Bench>,
 }

@@ -285,7 +285,7 @@ impl Quota {
 impl Drop for Quota {
     fn drop(&mut self) {
         let mut state = self.budget.lock();
-        // Charges hold the quota, so there are none left.
+        // Every charge holds the quota, so no charge is left when the quota is dropped.
         state.disks.remove(&self.disk);
         state.deal_out();
     }

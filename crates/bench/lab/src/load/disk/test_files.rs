@@ -16,7 +16,7 @@ pub(crate) enum Place {
     Tmpfs,
 }
 
-/// The test files of an experiment. Dropping this value removes them.
+/// The test files of an experiment. Dropping this value removes the files.
 #[derive(Debug)]
 pub(crate) struct TestFiles {
     disk: Vec<TestFile>,

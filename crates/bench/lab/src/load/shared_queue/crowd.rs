@@ -244,7 +244,7 @@ fn stats<L: RawMutex>(stations: &[Station<L>]) -> QueueStats {
 
 /// The state of one job.
 struct Seat<'c> {
-    /// Index of its station.
+    /// Index of the station that the job uses.
     station: usize,
     slots: Slots<'c>,
     sectors: Sectors,
