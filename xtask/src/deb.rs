@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Folder for the packages [default: target/debian]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Package the unoptimised programs, to test the packages themselves
+    /// Package unoptimised programs, which is enough to test the packages themselves
     #[arg(long)]
     dev: bool,
     /// Package the programs of this folder instead of building them

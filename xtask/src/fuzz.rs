@@ -36,9 +36,9 @@ const MOST_BYTES: u32 = 4096;
 #[derive(Debug, Clone, clap::Args)]
 #[allow(clippy::struct_excessive_bools)] // options
 pub(crate) struct Args {
-    /// Targets [default: all]
+    /// Names of the targets to run [default: all]
     targets: Vec<String>,
-    /// Seconds for each target
+    /// Time to run each target, in seconds
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Run the target on this input once, and do nothing else

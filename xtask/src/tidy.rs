@@ -35,7 +35,7 @@ const MACHINE_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/fa", "rm/")];
 /// Options of `cargo xtask tidy`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Args {
-    /// Record the measures that have become smaller
+    /// Record measures that have become smaller as the new limits
     #[arg(long)]
     tighten: bool,
     /// List only the circles of files that import each other, with the names that they import
