@@ -24,7 +24,11 @@ pub enum LabError {
         source: io::Error,
     },
     /// The test file, or the folder for it, cannot be used.
-    #[error("cannot create the test file of {} MiB in {}: choose a folder with enough space with --storage", size_bytes >> 20, path.display())]
+    #[error(
+        "cannot create the test file of {} MiB in {}: choose a folder with enough space with --storage",
+        size_bytes >> 20,
+        path.display()
+    )]
     Storage {
         /** The folder. */
         path: PathBuf,
@@ -35,7 +39,10 @@ pub enum LabError {
         source: io::Error,
     },
     /// Earlier results in the same folder cannot be read.
-    #[error("this version cannot read the earlier result {}: move the file away, or choose another folder with --out", path.display())]
+    #[error(
+        "this version cannot read the earlier result {}: move the file away, or choose another folder with --out",
+        path.display()
+    )]
     Unreadable {
         /** The file. */
         path: PathBuf,

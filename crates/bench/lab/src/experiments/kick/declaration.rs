@@ -228,7 +228,8 @@ fn columns() -> Vec<Column> {
     ]
 }
 
-const CLAT: &str = "Time from just before a request is submitted until a thread finds it completed (fio's clat begins after the submission, so it is shorter).";
+const CLAT: &str = "Time from just before a request is submitted until a thread finds it completed (fio's clat begins \
+                    after the submission, so it is shorter).";
 const CPU: &str = "Of the driver's threads (getrusage), in % of their run time, as in fio; excludes a server's \
                    threads.";
 const LOCK: &str = "Over all threads, per request completed: submissions and completions take the lock. One \

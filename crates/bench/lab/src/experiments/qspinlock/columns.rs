@@ -73,9 +73,9 @@ pub(crate) const KICKS: &str = "kicks";
 pub(crate) const KICKS_PER_HALT: &str = "kicks-per-halt";
 pub(crate) const SPURIOUS: &str = "spurious";
 
-const WAITS: &str = "Time from the attempt until the acquisition. A thread times one acquisition in n, where n is a 250th \
-                     of its acquisitions during the settling time, at most 64. Each timed wait counts n times. Its two \
-                     clock readings cost about 50 ns, half of that with the lock held.";
+const WAITS: &str = "Time from the attempt until the acquisition. A thread times one acquisition in n, where n is a \
+                     250th of its acquisitions during the settling time, at most 64. Each timed wait counts n \
+                     times. Its two clock readings cost about 50 ns, half of that with the lock held.";
 
 /// Below this number of sleeps, ratios to the number of sleeps are meaningless.
 const FEW_HALTS: u64 = 20;

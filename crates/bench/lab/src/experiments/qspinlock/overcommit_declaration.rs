@@ -270,7 +270,7 @@ fn published() -> Published {
             row("not published: spin, in no order", Lock::Spin, &[]),
         ],
         conclusion: "With 16 threads per core, locks that spin in order of arrival are a thousand times \
-        slower than locks that sleep, and no lock was both fair and fast."
+                     slower than locks that sleep, and no lock was both fair and fast."
             .into(),
     }
 }

@@ -90,8 +90,8 @@ pub(crate) fn declaration(cores: usize) -> Declaration {
             title: "parking_lot's benchmark of mutexes".into(),
             year: 2016,
             setup: "the user chooses the number of threads, and the work with the lock held and between \
-            two acquisitions; the author's figures are for one step with the lock held and none between \
-            acquisitions"
+                    two acquisitions; the author's figures are for one step with the lock held and none between \
+                    acquisitions"
                 .into(),
         },
         published: published(),
@@ -202,7 +202,7 @@ fn published() -> Published {
         ],
         rows: LOCKS.map(row).into(),
         conclusion: "Which lock is fastest depends on the work done with the lock held, on the work \
-        between acquisitions, and on the number of threads."
+                     between acquisitions, and on the number of threads."
             .into(),
     }
 }

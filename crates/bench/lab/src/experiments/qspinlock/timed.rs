@@ -186,7 +186,7 @@ fn declaration() -> Declaration {
         maps: Vec::new(),
         targets: vec![Target {
             text: "16 threads per core: a timed lock gives up within 2 ms of clock_nanosleep, at the 99th \
-            percentile"
+                   percentile"
                 .into(),
             variants: ids(&[Lock::Hybrid, Lock::Fair, Lock::Fifo]),
             workloads: vec!["timed-16x".into()],
