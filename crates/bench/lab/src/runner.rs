@@ -171,8 +171,8 @@ pub(crate) struct Xorshift(u64);
 
 impl Xorshift {
     pub(crate) fn new(seed: u64) -> Self {
-        // The state must not be zero, which the generator never leaves. The seed is mixed, because similar seeds would
-        // start alike.
+        // The state must not be zero: the generator would never leave it. The seed is mixed, because similar seeds
+        // would start alike.
         let mut random = Self((seed ^ (seed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1);
         (0..4).for_each(|_| _ = random.next());
         random

@@ -152,7 +152,7 @@ pub(crate) fn percent(result: &RunResult, cell: &CellResult, between: &str) -> S
     )
 }
 
-/// Formats a ratio in percent; a gain has its sign.
+/// Formats a ratio in percent; a gain is shown with its sign.
 pub(crate) fn written(form: RatioForm, percent: f64) -> String {
     match form {
         RatioForm::Share => format!("{percent:.1}"),
