@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// Also measure this revision, alternating with the working tree, and print what changed
     #[arg(long, value_name = "REV", conflicts_with = "ratchet")]
     compare: Option<String>,
-    /// Only count instructions, and fail if they are more than `xtask/instructions.txt` allows
+    /// Only count instructions, and fail if there are more than `xtask/instructions.txt` allows
     #[arg(long)]
     ratchet: bool,
 }

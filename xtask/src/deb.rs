@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Folder for the packages [default: target/debian]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Package the unoptimised programs, to test the packages themselves
+    /// Package unoptimised programs, which is enough to test the packages themselves
     #[arg(long)]
     dev: bool,
     /// Package the programs of this folder instead of building them
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Makes both packages from the programs in the folder `programs`; returns the packages' paths.
 pub(crate) fn make(programs: &Path, out: &Path, maintainer: Option<&str>) -> Result<Vec<PathBuf>> {
     if packages::find_program("dpkg-deb").is_none() {
-        bail!("dpkg-deb, which makes the packages, is not installed: install Debian's package `dpkg`");
+        bail!("dpkg-deb, which makes the packages, is not installed: install the Debian package `dpkg`");
     }
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     PACKAGES.into_iter().map(|package| make_one(package, programs, out, maintainer)).collect()

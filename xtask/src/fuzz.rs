@@ -36,9 +36,9 @@ const MOST_BYTES: u32 = 4096;
 #[derive(Debug, Clone, clap::Args)]
 #[allow(clippy::struct_excessive_bools)] // options
 pub(crate) struct Args {
-    /// Targets [default: all]
+    /// Names of the targets to run [default: all]
     targets: Vec<String>,
-    /// Seconds for each target
+    /// Time to run each target, in seconds
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Run the target on this input once, and do nothing else
@@ -68,17 +68,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let unknown = args.targets.iter().find(|name| !known.contains(*name));
     if let Some(name) = unknown {
-        bail!("there is no target `{name}`: the targets are {}", joined(&known));
+        bail!("target `{name}` does not exist; the targets are {}", joined(&known));
     }
     let mode = args.mode();
     if let Some(name) = args.targets.iter().find(|name| !mode.has(name)) {
-        bail!("`{name}` has no mode {}: give targets that have it ({})", mode.name, mode.targets.join(", "));
+        bail!(
+            "target `{name}` has no mode {}: name only targets that have this mode ({})",
+            mode.name,
+            mode.targets.join(", ")
+        );
     }
     let is_wanted = |name: &str| args.targets.is_empty() || args.targets.iter().any(|wanted| wanted == name);
     let wanted: Vec<_> = known.iter().filter(|name| is_wanted(name) && mode.has(name)).collect();
     let programs = build(args.address_sanitizer)?;
     if let Some(input) = &args.repeat {
-        let [target] = wanted[..] else { bail!("--repeat needs the name of one target") };
+        let [target] = wanted[..] else { bail!("--repeat needs the name of exactly one target") };
         return command::run(mode.command(&programs, target).arg(input));
     }
     let outcomes = wanted.into_iter().map(|target| fuzz(&programs, target, mode, args.seconds));
@@ -90,7 +94,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(Outcome { target, failed, .. }) => {
             let file = failed.clone().unwrap_or_default();
             let option = mode.option;
-            bail!("{target} failed: repeat it with `cargo xtask fuzz {target}{option} --repeat {file}`")
+            bail!(
+                "target {target} failed: to repeat the failure, run `cargo xtask fuzz {target}{option} \
+                 --repeat {file}`"
+            )
         }
     }
 }
@@ -171,14 +178,14 @@ fn check(programs: &BTreeSet<String>) -> Result<()> {
     let seeds = names(&folder().join("seeds"))?;
     if *programs != seeds {
         bail!(
-            "targets need a program and seeds: programs for {}, seeds for {}",
+            "every target needs a program and seeds: there are programs for {}, and seeds for {}",
             joined(programs),
             joined(&seeds)
         );
     }
     for name in programs {
         if names(&folder().join("seeds").join(name))?.is_empty() {
-            bail!("no seeds for {name}: cargo run -p fuzz_targets --bin fuzz_seeds");
+            bail!("target {name} has no seeds: run cargo run -p fuzz_targets --bin fuzz_seeds");
         }
     }
     let manifest = folder().join("Cargo.toml");

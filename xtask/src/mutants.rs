@@ -31,10 +31,10 @@ const PLACE: &str = "target/mutants";
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Run only a small fixed selection, each of which must be noticed
+    /// Run only a small fixed selection of mutants, each of which a check must notice
     #[arg(long)]
     smoke: bool,
-    /// Run only mutants whose name contains this
+    /// Run only mutants whose name contains this text
     #[arg(long)]
     only: Option<String>,
     /// List the mutants, and do nothing else
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// Keep the verdicts of an earlier run on the same source
     #[arg(long)]
     resume: bool,
-    /// Mutants at a time [default: one per processor]
+    /// Number of mutants checked at the same time [default: one per processor]
     #[arg(long)]
     jobs: Option<usize>,
 }
@@ -172,7 +172,7 @@ fn conclude(root: &Path, judged: &[Judged], is_all: bool) -> Result<()> {
     let complaints = survivors::complaints(judged, &explained);
     complaints.iter().for_each(|complaint| println!("{complaint}"));
     if !complaints.is_empty() {
-        bail!("{} mutants are not accounted for", complaints.len());
+        bail!("the outcomes of {} mutants differ from the list of survivors", complaints.len());
     }
     Ok(())
 }

@@ -69,7 +69,7 @@ fn require_clean_tree() -> Result<()> {
     match changed.lines().next() {
         None => Ok(()),
         Some(first) => bail!(
-            "the working tree differs from the commit in {} files (`{}` is the first): commit or remove them",
+            "the working tree differs from the commit in {} files (the first: `{}`): commit or remove them",
             changed.lines().count(),
             first.trim()
         ),
@@ -81,7 +81,9 @@ fn require_empty(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     match fs::read_dir(folder)?.next() {
         None => Ok(()),
-        Some(_) => bail!("{} is not empty: remove it, or give another --out", folder.display()),
+        Some(_) => {
+            bail!("the folder {} is not empty: remove it, or choose another with --out", folder.display())
+        }
     }
 }
 

@@ -24,15 +24,15 @@ pub(crate) struct ChoreArgs {
     ask: Args,
 }
 
-/// Packages for a long run.
+/// Packages for `cargo xtask test --long`.
 pub(crate) const LONG: &[&[Package]] = &[packages::NEEDED, packages::NEEDED_FOR_LONG];
 
-/// Packages for everything else.
+/// Packages for the demo and for tests without `--long`.
 pub(crate) const USUAL: &[&[Package]] = &[packages::NEEDED];
 
 pub(crate) fn run(args: &ChoreArgs) -> Result<()> {
     ensure(args.ask, if args.long { LONG } else { USUAL })?;
-    println!("everything that demo and test need is installed");
+    println!("all packages that demo and test need are installed");
     Ok(())
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn ensure(args: Args, wanted: &[&[Package]]) -> Result<()> {
     packages::install(&missing)?;
     let still_missing = packages::missing(wanted);
     if !still_missing.is_empty() {
-        bail!("installed, but still not found:\n{}", listing(&still_missing));
+        bail!("installed, but their programs are still not found:\n{}", listing(&still_missing));
     }
     Ok(())
 }
@@ -66,7 +66,7 @@ fn listing(packages: &[Package]) -> String {
 fn confirmed() -> Result<bool> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
-        bail!("there is no terminal for the question whether to install them: pass --yes");
+        bail!("cannot ask whether to install them, because standard input is no terminal: pass --yes");
     }
     eprint!("Install them with apt-get? [Y/n] ");
     std::io::stderr().flush()?;

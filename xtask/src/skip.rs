@@ -12,7 +12,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Names the file to which tests append their skips. Without it they only print them.
+/// Names the file to which tests append their skips. Without this variable, tests only print their skips.
 pub const FILE_ENV: &str = "BAREBLK_SKIPS";
 
 /// What the machine lacks.
@@ -81,7 +81,7 @@ impl fmt::Display for Reason {
             Self::NotLong => "only in the long run (BAREBLK_LONG=1)",
             Self::NotInAGuest => "only in a guest",
             Self::NotRoot => "only for root",
-            Self::OneCpu => "only one CPU may be used",
+            Self::OneCpu => "this process may use only one CPU",
             Self::KernelBefore(major, minor) => return write!(f, "Linux before {major}.{minor}"),
             Self::NoProgram(program) => return write!(f, "no program {program}"),
             Self::NoCompiler(language) => return write!(f, "no compiler for {language} (CC, CXX)"),
@@ -95,7 +95,7 @@ impl fmt::Display for Reason {
             Self::NoHugePages => "no huge pages of 2 MiB",
             Self::NoFreeHugePage => "no free huge page of 2 MiB",
             Self::NoDirectIo(folder) => return write!(f, "no O_DIRECT in {folder}"),
-            Self::NoAlignment(folder) => return write!(f, "O_DIRECT needs no alignment in {folder}"),
+            Self::NoAlignment(folder) => return write!(f, "O_DIRECT requires no alignment in {folder}"),
             Self::NoCgroups => "no right to make control groups of version 2",
             Self::InOwnCgroup => "not in the root control group",
             Self::NoStrace => "no strace",

@@ -80,7 +80,7 @@ pub(crate) struct Args {
     /// Run the checks in full size instead of as smoke tests, and keep the result in bench_results/
     #[arg(long)]
     long: bool,
-    /// Run the remaining steps after one has failed
+    /// Run the remaining steps even after a step has failed
     #[arg(long)]
     keep_going: bool,
     /// Run this many test programs at the same time

@@ -35,7 +35,7 @@ const MACHINE_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/fa", "rm/")];
 /// Options of `cargo xtask tidy`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Args {
-    /// Record the measures that have become smaller
+    /// Record measures that have become smaller as the new limits
     #[arg(long)]
     tighten: bool,
     /// List only the circles of files that import each other, with the names that they import
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !complaints.is_empty() {
         bail!("{} places are untidy", complaints.len());
     }
-    println!("tidy: {} files are fine", report.files);
+    println!("tidy: all {} files follow the rules", report.files);
     Ok(())
 }
 
@@ -118,7 +118,7 @@ fn machine_paths(file: &SourceFile) -> Vec<String> {
 
 fn missing_header(file: &SourceFile) -> Option<String> {
     let has_header = file.text.starts_with("//!");
-    (!has_header).then(|| at(file, 1, "does not open with `//!` (what this file does)"))
+    (!has_header).then(|| at(file, 1, "does not begin with a `//!` comment that says what the file does"))
 }
 
 fn crate_of(path: &str) -> Option<&str> {
@@ -157,14 +157,17 @@ fn leftovers(file: &SourceFile, source: &SourceText) -> Vec<String> {
     for name in ["todo", "dbg", "unimplemented"] {
         let called = words(&source.code)
             .filter(|(at, word)| *word == name && source.code[at + name.len()..].starts_with('!'));
-        found.extend(
-            called.map(|(offset, _)| {
-                at(file, line_of(&source.code, offset), &format!("`{name}!` is left over"))
-            }),
-        );
+        found.extend(called.map(|(offset, _)| {
+            at(file, line_of(&source.code, offset), &format!("`{name}!` must be removed before the commit"))
+        }));
     }
     for mark in ["FIXME", "XXX"] {
-        found.extend(places(file, &source.code_and_comments, mark, &format!("{mark} is left over")));
+        found.extend(places(
+            file,
+            &source.code_and_comments,
+            mark,
+            &format!("{mark} must be resolved before the commit"),
+        ));
     }
     found
 }

@@ -31,7 +31,7 @@ pub(super) fn build(root: &Path, words: &[&str], target: Option<&Path>) -> Resul
         let is_it = message["target"]["name"] == "device_half";
         message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
     });
-    programs.next().with_context(|| format!("{} has no benchmark device_half", root.display()))
+    programs.next().with_context(|| format!("the package {} has no benchmark device_half", root.display()))
 }
 
 /// Counts the instructions per request at depth 64, between the kick and the call.

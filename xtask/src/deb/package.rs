@@ -43,7 +43,7 @@ pub(crate) const BENCH: Package = Package {
     relations: "Suggests: fio, qemu-system-x86\n",
     section: "utils",
     description: &[
-        "measures bareblk and other disks for virtual machines",
+        "benchmarks bareblk and other disks for virtual machines",
         "The program behind `bareblk bench` and `bareblk lab`: it runs fio-style loads on",
         "vhost-user-blk sockets and files, and repeats published experiments.",
     ],

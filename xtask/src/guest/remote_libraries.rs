@@ -65,7 +65,7 @@ fn symbols(file: &Path, which: &str) -> Result<Vec<Symbol>> {
     Ok(symbols_of(&command::output(Command::new("nm").args(["--dynamic", which]).arg(file))?))
 }
 
-/// The last word of each line. The address before the kind may be missing.
+/// The last word of each line. The address that precedes the symbol's kind may be missing.
 fn symbols_of(nm: &str) -> Vec<Symbol> {
     nm.lines().filter_map(|line| line.split_whitespace().last()).map(|word| Symbol(word.to_owned())).collect()
 }

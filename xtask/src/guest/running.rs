@@ -63,7 +63,7 @@ impl RunningVm {
     /// `timeout` passes, or the guest ends first.
     pub fn wait_for_line(&mut self, pattern: &str, timeout: Duration) -> Result<String> {
         let Some((line, next)) = self.console.wait_for_line(self.cursor, pattern, timeout) else {
-            bail!("no console line with {pattern:?} within {timeout:?}\n{}", self.tail());
+            bail!("the guest printed no console line with {pattern:?} within {timeout:?}\n{}", self.tail());
         };
         self.cursor = next;
         Ok(line)

@@ -322,7 +322,8 @@ impl Vm {
         }
         if !self.script.is_empty() {
             bail!(
-                "the script of a guest that boots from its disk is on the disk: give it to write_boot_disk"
+                "a guest that boots from its disk reads its script from the disk: pass the script to \
+                 write_boot_disk"
             );
         }
         Ok(())

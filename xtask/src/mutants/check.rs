@@ -158,7 +158,7 @@ impl Bench {
         match self.checked(|check| !is_smoke || (check.is_model() && check.name == "compiler"))? {
             Verdict::Survived => Ok(()),
             Verdict::Noticed { check, how } => {
-                bail!("without any mutation, {check} fails ({how}), see {}", self.log().display())
+                bail!("{check} fails even without a mutation ({how}); see {}", self.log().display())
             }
         }
     }
@@ -172,7 +172,7 @@ impl Bench {
         let verdict = self.checked(|check| !is_smoke || check.is_model())?;
         self.restore()?;
         if mutant.by_hand && verdict.short() == "compiler" {
-            bail!("{} does not compile, see {}", mutant.name, self.log().display());
+            bail!("{} does not compile; see {}", mutant.name, self.log().display());
         }
         Ok(verdict)
     }

@@ -27,9 +27,10 @@ pub(super) fn check(text: &str, version: &str) -> Result<Top> {
     // `## 0.1.0 (2026-12-01)`
     let mut releases = headings(text, "## ").filter_map(|heading| heading.split_whitespace().next());
     match releases.next() {
-        None => bail!("CHANGELOG.md has no heading `## {UNRELEASED}` and none of a release"),
+        None => bail!("CHANGELOG.md has neither a heading `## {UNRELEASED}` nor the heading of a release"),
         Some(UNRELEASED) if releases.any(|release| release == version) => bail!(
-            "CHANGELOG.md: {version} is released already, and there are unreleased changes: raise the version in Cargo.toml"
+            "CHANGELOG.md says that {version} is already released, but also lists unreleased changes: \
+             raise the version in Cargo.toml"
         ),
         Some(UNRELEASED) => Ok(Top::Unreleased),
         Some(release) if release == version => Ok(Top::Released),

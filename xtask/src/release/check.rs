@@ -44,7 +44,7 @@ pub(super) fn versions() -> Result<Value> {
         fs::read_to_string(&changelog).with_context(|| format!("cannot read {}", changelog.display()))?;
     if changelog::check(&text, version)? == Top::Unreleased {
         println!(
-            "note: CHANGELOG.md says `Unreleased`: give it the heading `## {version} (DATE)` before you tag"
+            "note: before you tag, change the heading `Unreleased` in CHANGELOG.md to `## {version} (DATE)`"
         );
     }
     Ok(metadata)
@@ -75,7 +75,7 @@ fn soname(folder: &Path, library: &str) -> Result<()> {
     let has_it =
         listed.lines().any(|line| line.contains("(SONAME)") && line.ends_with(&format!("[{wanted}]")));
     if !has_it {
-        bail!("{} does not have the soname {wanted}", path.display());
+        bail!("the library {} does not have the soname {wanted}", path.display());
     }
     Ok(())
 }
@@ -126,7 +126,7 @@ fn described(package: &Value) -> Result<()> {
         return Ok(());
     }
     bail!(
-        "{name} is to be published without {} (a README.md beside its Cargo.toml is its readme)",
+        "{name} cannot be published without {} (a README.md beside its Cargo.toml counts as readme)",
         missing.join(", ")
     );
 }
@@ -182,6 +182,6 @@ mod tests {
         one["readme"] = Value::Null;
         one["keywords"] = json!([]);
         let error = published(&json!({"packages": [one]})).unwrap_err().to_string();
-        assert!(error.starts_with("a is to be published without readme, keywords "), "{error}");
+        assert!(error.starts_with("a cannot be published without readme, keywords "), "{error}");
     }
 }

@@ -26,7 +26,7 @@ pub(super) const BUILD: &str = "(build)";
 pub(super) struct Job {
     pub(super) name: String,
     pub(super) command: Command,
-    /// The file for its output.
+    /// The file that receives the program's output.
     pub(super) output: PathBuf,
     /// Whether the output has result lines of several programs. If not, only the last result line is the program's own.
     pub(super) has_many: bool,

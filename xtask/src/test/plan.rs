@@ -39,7 +39,7 @@ fn choose(steps: &'static [Step], only: &[String], crates: &[String], known: &[S
     let names = |steps: &[&Step]| steps.iter().map(|step| step.name).collect::<Vec<_>>().join(", ");
     let all: Vec<&Step> = steps.iter().collect();
     if let Some(name) = only.iter().find(|name| !steps.iter().any(|step| step.name == **name)) {
-        bail!("there is no step `{name}`; the steps are {}", names(&all));
+        bail!("step `{name}` does not exist; the steps are {}", names(&all));
     }
     if let Some(name) = crates.iter().find(|name| !known.contains(name)) {
         bail!("the workspace has no crate `{name}`; its crates are {}", known.join(", "));
@@ -97,7 +97,7 @@ mod tests {
     fn wrong_name_is_refused_with_the_right_ones() {
         let says = |result: Result<Vec<&str>>| result.unwrap_err().to_string();
         let step = says(chosen(&["test"], &[]));
-        assert!(step.contains("no step `test`; the steps are format, layers, tidy"), "{step}");
+        assert!(step.contains("step `test` does not exist; the steps are format, layers, tidy"), "{step}");
         let name = says(chosen(&[], &["virtque"]));
         assert_eq!(name, "the workspace has no crate `virtque`; its crates are lab, virtqueue");
         let whole = says(chosen(&["layers"], &["lab"]));

@@ -33,7 +33,7 @@ fn file_that_follows_the_rules_has_no_complaint() {
 fn file_without_header_is_named() {
     assert!(
         only_complaint("crates/server/a/src/b.rs", "fn f() {}\n")
-            .starts_with("crates/server/a/src/b.rs:1: does not open")
+            .starts_with("crates/server/a/src/b.rs:1: does not begin")
     );
 }
 

@@ -85,11 +85,13 @@ fn read_job_file(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_JOB_FILE_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_JOB_FILE_BYTES {
-        bail!(Wrong(format!("it has more than {MAX_JOB_FILE_BYTES} bytes: give a job file of fio")));
+        bail!(Wrong(format!(
+            "the file has more than {MAX_JOB_FILE_BYTES} bytes, the limit for a job file of fio"
+        )));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        Wrong(format!("it is not text (byte {at} is not UTF-8): give a job file of fio")).into()
+        Wrong(format!("the file is not text (byte {at} is not UTF-8): give a job file of fio")).into()
     })
 }
 
@@ -110,7 +112,7 @@ fn target(args: &BenchArgs, job: &Job) -> Result<Target> {
         (_, Some(file), _) => Ok(Target::File(file.clone(), None)),
         (_, _, Some(name)) => Ok(Target::parse(name).map_err(|error| Wrong(format!("filename={error}")))?),
         _ => {
-            bail!(Wrong("no target to measure: give --socket PATH, --file PATH or --compare A B".to_owned()))
+            bail!(Wrong("no target is given: add --socket PATH, --file PATH or --compare A B".to_owned()))
         }
     }
 }
@@ -138,10 +140,10 @@ fn run_one(job: &Job, target: &Target, client: &Client, stop: &Stop) -> Result<O
 /// Reports options that do not fit the target as wrong usage.
 fn explain(error: RunError) -> Error {
     match error {
-        RunError::Connect { source: ConnectError::Queues { wanted, available }, .. } => {
-            Wrong(format!("--queues {wanted}: the device has {available} queues, give at most that many"))
-                .into()
-        }
+        RunError::Connect { source: ConnectError::Queues { wanted, available }, .. } => Wrong(format!(
+            "--queues {wanted} exceeds the {available} queues of the device: give {available} or fewer"
+        ))
+        .into(),
         RunError::Connect { source: source @ ConnectError::QueueSize { .. }, .. } => {
             Wrong(format!("--queue-size: {source}")).into()
         }
@@ -163,7 +165,7 @@ fn compare_two(
     ending: &Ending,
 ) -> Result<ExitCode> {
     let [job] = jobs else {
-        bail!(Wrong("--compare runs one job: give a job file with one section".to_owned()));
+        bail!(Wrong("--compare runs only one job: give a job file with a single section".to_owned()));
     };
     let parse = |name: &String| Target::parse(name).map_err(|error| Wrong(format!("--compare: {error}")));
     let targets = [parse(names[0])?, parse(names[1])?];

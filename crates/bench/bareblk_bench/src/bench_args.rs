@@ -1,7 +1,8 @@
 //! The command line of `bareblk bench`: fio's options under fio's names, and ours for sockets.
 //!
-//! - The table for job files also checks these options, so they have the same meaning in both.
-//! - Their names have underscores, as in fio; hyphens work too.
+//! - The table for job files also checks these options, so an option means the same in a job file and on the command
+//!   line.
+//! - Option names have underscores, as in fio; hyphens are accepted too.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,20 +15,20 @@ use workload::{Client, Job, LockKind, parse_cpus, parse_time};
 pub const EXAMPLES: &str = "\
 Examples:
   bareblk bench --socket /run/vm1.sock --rw randread --bs 4k --iodepth 32 --runtime 10
-      what a guest would get, without the guest
+      measures what a guest would get, without a guest
   bareblk bench --file disk.raw --rw randread --bs 4k --iodepth 32 --runtime 10
-      the same load on the file itself, bypassing the page cache
+      runs the same load on the file itself, bypassing the page cache
   bareblk bench --socket /run/vm1.sock --rw randwrite --size 1g --verify crc32c
       writes 1 GiB (the disk's contents are LOST) and reads it back
   bareblk bench --compare socket:/run/vm1.sock file:/mnt/other.raw --rw randread --iodepth 32 --runtime 20
-      measures both in turn; reports whether the difference exceeds the noise
+      measures both targets in turn; reports whether the difference exceeds the noise
   bareblk bench job.fio --socket /run/vm1.sock --json result.json
-      a job file of fio; result.json has fio's layout
+      runs a job file of fio; result.json has fio's layout
 
 Sizes and times are fio's: 4k is 4096, 10 means 10 seconds. Differences from fio: docs/how-to/bench.md.
 Ctrl-C ends the run with the result so far and exit code 130.
 
-Exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage, 130 or 143 ended by a signal";
+Exit codes: 0 success, 1 an error (one line on standard error), 2 wrong usage, 130 or 143 ended by a signal";
 
 /// Checks a value as in a job file.
 macro_rules! fio {
@@ -46,7 +47,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
-    /// The file or block device to measure, without a back-end
+    /// The file or block device to measure directly, without a back-end
     #[arg(long, value_name = "PATH")]
     pub file: Option<PathBuf>,
 
@@ -54,7 +55,7 @@ pub struct BenchArgs {
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     pub compare: Option<Vec<String>>,
 
-    /// --compare: pairs of runs; the runtime is divided among them
+    /// With --compare: number of pairs of runs; the runtime is divided among them
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000), requires = "compare")]
     pub rounds: u32,
 
@@ -172,12 +173,14 @@ impl LoadArgs {
         given.map(|(option, value)| (option.to_owned(), value.clone())).collect()
     }
 
-    /// Refuses options without effect on sockets. A job file may have them, because it serves both kinds of target.
+    /// Refuses options without effect on sockets. A job file may have such options, because it can be used for both
+    /// kinds of target.
     pub fn check_for_sockets(&self) -> Result<()> {
         let given = [("--direct", self.direct.is_some()), ("--ioengine", self.ioengine.is_some())];
         match given.iter().find(|(_, given)| *given) {
             Some((option, _)) => bail!(Wrong(format!(
-                "{option} is only for files: leave it out, a socket's back-end decides how to open its image"
+                "{option} has an effect only on files: leave it out, because a socket's back-end decides \
+                 how to open its image"
             ))),
             None => Ok(()),
         }
@@ -209,7 +212,7 @@ fn checked(option: &str, text: &str) -> Result<String> {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Client")]
 pub struct ClientArgs {
-    /// Sockets: number of queues; further jobs share queues [default: one per job, as far as the device has them]
+    /// Sockets: number of queues; further jobs share queues [default: one per job, at most as many as the device has]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub queues: Option<u16>,
 
@@ -246,7 +249,7 @@ pub struct ClientArgs {
     #[arg(long, value_name = "TIME", value_parser = time)]
     reconnect: Option<Duration>,
 
-    /// Sockets: request an in-flight log from the back-end; with --compare also off,on: A has no log, B has one
+    /// Sockets: request an in-flight log from the back-end; with --compare, off,on means no log for A, one for B
     /// [default: on with --reconnect if the back-end supports it, else off]
     #[arg(long, value_name = "on|off", value_parser = in_flight)]
     inflight: Option<InFlight>,
@@ -307,7 +310,7 @@ impl ClientArgs {
     /// Refuses two values for one target.
     pub fn check_for_one(&self) -> Result<()> {
         if matches!(self.inflight, Some(InFlight::Each(_))) {
-            bail!(Wrong("--inflight with two values is for --compare: give on or off".to_owned()));
+            bail!(Wrong("--inflight accepts two values only with --compare: give on or off".to_owned()));
         }
         Ok(())
     }
@@ -325,7 +328,7 @@ impl ClientArgs {
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((option, _)) => {
-                bail!(Wrong(format!("{option} is only for sockets: leave it out, or use --socket")))
+                bail!(Wrong(format!("{option} has an effect only on sockets: leave it out, or use --socket")))
             }
             None => Ok(()),
         }
@@ -352,7 +355,7 @@ fn in_flight(text: &str) -> Result<InFlight> {
 fn pin(text: &str) -> Result<Cpus> {
     match parse_cpus(text) {
         Some(cpus) => Ok(Cpus(cpus)),
-        None => bail!("give numbers of CPUs, such as 0-3,8"),
+        None => bail!("give CPU numbers, such as 0-3,8"),
     }
 }
 
@@ -433,6 +436,6 @@ mod tests {
     #[test]
     fn options_of_sockets_are_refused_for_files_by_name() {
         let line = parse(&["--file=d", "--queues=2"]).client.check_for_files().unwrap_err().to_string();
-        assert!(line.starts_with("--queues is only for sockets"), "{line}");
+        assert!(line.starts_with("--queues has an effect only on sockets"), "{line}");
     }
 }

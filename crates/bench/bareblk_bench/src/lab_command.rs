@@ -37,9 +37,9 @@ Examples:
   bareblk lab run aio --out results --quick
       runs everything once, in under a minute
   bareblk lab run aio --out results --storage /mnt/nvme
-      test file on another disk
+      puts the test file on another disk
   bareblk lab run kick --out results
-      the gain from notifying outside the queue's lock, in under ten minutes
+      measures the gain from notifying outside the queue's lock, in under ten minutes
   bareblk lab run qspinlock --out results
       compares the queued locks with others, with more threads than cores
 
@@ -72,7 +72,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub storage: Option<PathBuf>,
 
-    /// A `qemu-img` with libblkio, as an independent client in the experiments `vhost-…` [default: the one in PATH]
+    /// A `qemu-img` with libblkio, as an independent client for the experiments `vhost-…` [default: the one in PATH]
     #[arg(long, value_name = "PROGRAM")]
     pub qemu_img: Option<PathBuf>,
 }
@@ -82,7 +82,7 @@ fn seconds(text: &str) -> Result<f64> {
         .parse()
         .ok()
         .filter(|s: &f64| (0.001..=3600.0).contains(s))
-        .context("give seconds from 0.001 to 3600")?;
+        .context("give a number of seconds from 0.001 to 3600")?;
     Ok(seconds)
 }
 

@@ -15,7 +15,7 @@ pub enum LabError {
         known: String,
     },
     /// The results folder cannot be used.
-    #[error("results cannot be written to {}: give a writable folder with --out", path.display())]
+    #[error("results cannot be written to {}: choose a writable folder with --out", path.display())]
     Output {
         /** The file or folder. */
         path: PathBuf,
@@ -24,7 +24,11 @@ pub enum LabError {
         source: io::Error,
     },
     /// The test file, or the folder for it, cannot be used.
-    #[error("no test file of {} MiB in {}: give a folder with enough space with --storage", size_bytes >> 20, path.display())]
+    #[error(
+        "cannot create the test file of {} MiB in {}: choose a folder with enough space with --storage",
+        size_bytes >> 20,
+        path.display()
+    )]
     Storage {
         /** The folder. */
         path: PathBuf,
@@ -35,7 +39,10 @@ pub enum LabError {
         source: io::Error,
     },
     /// Earlier results in the same folder cannot be read.
-    #[error("{} is not a result that this version can read: move it away, or give another folder with --out", path.display())]
+    #[error(
+        "this version cannot read the earlier result {}: move the file away, or choose another folder with --out",
+        path.display()
+    )]
     Unreadable {
         /** The file. */
         path: PathBuf,
@@ -52,13 +59,13 @@ pub enum LabError {
         reason: String,
     },
     /// No variant could be measured.
-    #[error("nothing could be measured: {reason}")]
+    #[error("no variant could be measured: {reason}")]
     Nothing {
         /** The error of the first variant. */
         reason: String,
     },
     /// The user interrupted the run.
-    #[error("interrupted; nothing was written")]
+    #[error("interrupted; no result was written")]
     Interrupted,
 }
 

@@ -303,7 +303,7 @@ pub struct Map {
 pub struct Layer {
     /// Label that says what the workloads have in common.
     pub label: String,
-    /// Their ids. No two have the same position on both axes.
+    /// Ids of the workloads. No two workloads have the same position on both axes.
     pub workloads: Vec<String>,
 }
 
@@ -389,9 +389,9 @@ pub enum Yardstick {
 /// How two figures of a round are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Beside {
-    /// Ours ÷ theirs.
+    /// The judged variant's figure ÷ the other variant's figure.
     Ratio,
-    /// Ours − theirs.
+    /// The judged variant's figure − the other variant's figure.
     Difference,
 }
 
@@ -523,10 +523,10 @@ pub type Reading = Vec<Option<f64>>;
 /// The reason for a missing sample.
 #[derive(Debug, thiserror::Error)]
 pub enum SampleError {
-    /// This variant cannot run on this machine under this workload. It is not tried again.
+    /// This variant cannot run on this machine under this workload. The run skips its further samples.
     #[error("{0}")]
     Unavailable(String),
-    /// The user wants to stop.
+    /// The user interrupted the run.
     #[error("interrupted")]
     Interrupted,
 }
@@ -565,6 +565,6 @@ pub trait Bench {
 pub struct Experiment {
     /// The declaration.
     pub declaration: Declaration,
-    /// Makes the bench that measures it.
+    /// Makes the bench that measures the experiment.
     pub make: fn(&Setup) -> Box<dyn Bench>,
 }

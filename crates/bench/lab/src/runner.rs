@@ -155,7 +155,7 @@ fn order(declaration: &Declaration, round: usize) -> Vec<(usize, usize)> {
 pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     let mut random = Xorshift::new(SEED ^ seed);
     let mut places: Vec<usize> = (0..count).collect();
-    // The shuffle of Fisher and Yates.
+    // Fisher–Yates shuffle.
     for last in (1..count).rev() {
         #[allow(clippy::cast_possible_truncation)] // smaller than `count`
         let other = random.below(last as u64 + 1) as usize;
@@ -171,8 +171,8 @@ pub(crate) struct Xorshift(u64);
 
 impl Xorshift {
     pub(crate) fn new(seed: u64) -> Self {
-        // The state must not be zero, which the generator never leaves. The seed is mixed, because similar seeds would
-        // start alike.
+        // The state must not be zero: the generator would never leave it. The seed is mixed, because similar seeds
+        // would start alike.
         let mut random = Self((seed ^ (seed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1);
         (0..4).for_each(|_| _ = random.next());
         random

@@ -12,7 +12,7 @@ pub(crate) use crate::grid::NONE;
 use crate::result::{CellResult, Outcome, RunResult, Verdict};
 use crate::stats::Summary;
 
-/// A verdict with more details than this omits some of them.
+/// Limit of the details that the table shows for a verdict; the rest are only in the report.
 pub(crate) const MANY: usize = 8;
 
 /// The entire output for a terminal.
@@ -152,7 +152,7 @@ pub(crate) fn percent(result: &RunResult, cell: &CellResult, between: &str) -> S
     )
 }
 
-/// Formats a ratio in percent; a gain has its sign.
+/// Formats a ratio in percent; a gain is shown with its sign.
 pub(crate) fn written(form: RatioForm, percent: f64) -> String {
     match form {
         RatioForm::Share => format!("{percent:.1}"),

@@ -97,10 +97,16 @@ fn outcome(wanted: Wanted, half_width_max: f64, summary: Summary) -> Outcome {
 fn hint(wanted: Wanted, half_width_max: f64, summary: Summary, outcome: Outcome) -> &'static str {
     let wide = summary.half_width() > half_width_max;
     match (outcome, wanted.is_met(summary), wanted) {
-        (Outcome::Undecided, ..) => "; too few rounds for 95 %",
-        (Outcome::Reached, _, Wanted::AtLeast(_)) if wide => "; wide, but entirely above the target",
-        (Outcome::Reached, _, Wanted::AtMost(_)) if wide => "; wide, but entirely below the limit",
-        (Outcome::Missed, (_, true), _) => "; too wide to call: more or longer rounds make it narrower",
+        (Outcome::Undecided, ..) => "; too few rounds for a 95 % interval",
+        (Outcome::Reached, _, Wanted::AtLeast(_)) if wide => {
+            "; the interval is wide, but entirely above the target"
+        }
+        (Outcome::Reached, _, Wanted::AtMost(_)) if wide => {
+            "; the interval is wide, but entirely below the limit"
+        }
+        (Outcome::Missed, (_, true), _) => {
+            "; the interval is too wide for a verdict: more or longer rounds make it narrower"
+        }
         _ => "",
     }
 }

@@ -35,7 +35,7 @@ pub enum RunError {
         source: std::io::Error,
     },
     /// No process listens on the socket.
-    #[error("socket {path:?} refuses connections: its back-end no longer runs; start it again")]
+    #[error("socket {path:?} refuses connections: its back-end no longer runs; start the back-end again")]
     Refused {
         /** The target's path. */
         path: PathBuf,
@@ -50,7 +50,7 @@ pub enum RunError {
     },
     /// The depth is more than a ring holds.
     #[error(
-        "iodepth={depth} does not fit: a queue of {queue_size} descriptors holds {most} requests: give iodepth={most} \
+        "iodepth={depth} is too large: a queue of {queue_size} descriptors holds {most} requests; give iodepth={most} \
          or less, more jobs, or a larger --queue-size (1024 at most)"
     )]
     Depth {
@@ -76,8 +76,8 @@ pub enum RunError {
     Image(ImageError),
     /// Another process writes to the file, or prevents this one from writing.
     #[error(
-        "{path:?} is in use by {}: stop that process first; a server of this file allows reads only if it serves the \
-         file read-only",
+        "{path:?} is in use by {}: stop that process first; while a server serves this file, it can only be read, and \
+         only if the server serves it read-only",
         who(holders)
     )]
     InUse {
@@ -87,7 +87,7 @@ pub enum RunError {
         holders: Vec<LockHolder>,
     },
     /// The file does not exist.
-    #[error("file {path:?} does not exist: check the path, or make the file first (truncate -s SIZE)")]
+    #[error("file {path:?} does not exist: check the path, or create the file first (truncate -s SIZE)")]
     NoFile {
         /** The target's path. */
         path: PathBuf,

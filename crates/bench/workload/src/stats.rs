@@ -24,7 +24,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises `samples`, which must be finite. `None` if there are none.
+    /// Summarises `samples`, which must be finite. `None` if `samples` is empty.
     #[must_use]
     pub fn of(samples: &[f64]) -> Option<Self> {
         let sorted = sorted(samples);

@@ -81,7 +81,7 @@ impl Backing {
     pub(crate) fn of(fd: impl AsFd, file_type: FileType) -> io::Result<Self> {
         let (fs_type, page_bytes) = fs_type_and_page_bytes(&fd)?;
         let attributes = statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::empty());
-        // If the kernel does not report DAX, there is none.
+        // If the kernel does not report DAX, the file does not use it.
         let is_dax = attributes.is_ok_and(|statx| statx.stx_attributes.contains(StatxAttributes::DAX));
         let is_regular = file_type == FileType::RegularFile;
         let is_device = file_type == FileType::CharacterDevice;

@@ -222,7 +222,7 @@ impl FileMapping {
 /// however they have opened it. To all others, it reports that every page exists. On other file systems, it reports
 /// what is mapped.
 pub fn tells_pages(file: impl AsFd) -> bool {
-    // A page that cannot exist.
+    // Offset of a page beyond the end of any file.
     const BEHIND_ANY_END: u64 = 1 << 62;
     let Ok((TMPFS, page_bytes)) = fs_type_and_page_bytes(&file) else { return false };
     let page_bytes = usize::try_from(page_bytes).unwrap_or(usize::MAX);

@@ -180,8 +180,8 @@ impl IoVecs {
         self.memory().is_some_and(|held| Arc::ptr_eq(held, memory))
     }
 
-    /// Whether a page of the memory is missing because its file was truncated. Bytes copied out of it may then be
-    /// zeroes of this process.
+    /// Whether a page of the memory is missing because its file was truncated. Bytes copied out of the memory may then
+    /// be zeroes of this process.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {

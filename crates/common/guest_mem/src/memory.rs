@@ -144,8 +144,8 @@ impl GuestMemory {
         Ok(Self { regions: regions.into(), log: None })
     }
 
-    /// A copy of this memory that records its stores in `log`, or nowhere if that is `None`. (A memory made from it by
-    /// adding or removing a region records nothing.)
+    /// A copy of this memory that records its stores in `log`, or does not record them if `log` is `None`. (A memory
+    /// made from it by adding or removing a region records nothing.)
     ///
     /// # Errors
     /// [`MemoryError::BeyondLog`].
@@ -313,8 +313,8 @@ impl MemoryView {
         &self.memory
     }
 
-    /// Whether a page of the memory is missing because its file was truncated. Bytes read from it may then be zeroes of
-    /// this process.
+    /// Whether a page of the memory is missing because its file was truncated. Bytes read from the memory may then be
+    /// zeroes of this process.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {

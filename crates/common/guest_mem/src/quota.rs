@@ -49,8 +49,8 @@ impl Resource {
 
     fn cure(self) -> &'static str {
         match self {
-            Self::AddressSpace => "run a server of its own for a guest that needs so much",
-            Self::Mappings => "raise vm.max_map_count, or run a server of its own for the guest",
+            Self::AddressSpace => "run a separate server for a guest that needs so much",
+            Self::Mappings => "raise vm.max_map_count, or run a separate server for the guest",
             Self::Descriptors => "raise the hard limit of open files (ulimit -Hn, LimitNOFILE=)",
         }
     }
@@ -285,7 +285,7 @@ impl Quota {
 impl Drop for Quota {
     fn drop(&mut self) {
         let mut state = self.budget.lock();
-        // Charges hold the quota, so there are none left.
+        // Every charge holds the quota, so no charge is left when the quota is dropped.
         state.disks.remove(&self.disk);
         state.deal_out();
     }

@@ -81,7 +81,10 @@ pub enum MapError {
         file: String,
     },
     /// The disk has used up its share of the process's address space or mappings.
-    #[error("memory region at guest address {guest_addr:#x} with {size_bytes} bytes is refused")]
+    #[error(
+        "memory region at guest address {guest_addr:#x} with {size_bytes} bytes exceeds the disk's share \
+         of this process's resources"
+    )]
     Quota {
         /** Guest address of the region. */
         guest_addr: u64,

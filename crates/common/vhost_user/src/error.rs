@@ -33,7 +33,7 @@ pub enum FrameError {
         max: usize,
     },
     /// The body has more bytes than the header announces.
-    #[error("request {code} comes with {bytes} bytes, but its header announces {whole}")]
+    #[error("request {code} has {bytes} bytes, but its header announces {whole}")]
     TooLong {
         /** The request's code. */
         code: u32,
@@ -51,7 +51,10 @@ pub enum FrameError {
         max: usize,
     },
     /// The kernel closed descriptors, because this process cannot hold any more.
-    #[error("file descriptors of a message were lost: this process has no room for them (RLIMIT_NOFILE)")]
+    #[error(
+        "the kernel dropped file descriptors of a message, because this process has too many open: raise \
+         RLIMIT_NOFILE"
+    )]
     FdsLost,
     /// A system call on the socket failed.
     #[error("the socket failed")]

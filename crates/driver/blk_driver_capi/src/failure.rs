@@ -1,8 +1,8 @@
 //! Error codes, and the text of a thread's last error.
 //!
 //! - A code tells a program what to do; the text tells people what happened, with values and limits.
-//! - The text is kept per thread, not in a buffer of the caller. Calls therefore need no parameters for it, and calls
-//!   without a handle (connecting) can report a text too.
+//! - The text is kept per thread, not in a buffer of the caller. Calls therefore need no parameter for the error text,
+//!   and calls without a handle (connecting) can report a text too.
 //! - The text is cut to [`TEXT_BYTES`], so that no error allocates: a full queue is an error on the request path.
 
 use std::cell::RefCell;

@@ -1,4 +1,4 @@
-//! The two steps of a notification: prepared with the queue, sent without it.
+//! The two steps of a notification: preparing it needs the queue, sending it does not.
 //!
 //! A [`Kick`] is stored in the caller's memory: a notification allocates nothing, and the caller may send it after it
 //! has released a lock or freed the queue. Copying the structure moves the [`Kick`], as for any value of Rust.

@@ -26,7 +26,7 @@ pub const STRIDE: u64 = 17;
 pub struct LockTimes {
     /// Acquisitions, timed or not.
     pub acquired: u64,
-    /// How many of them were timed.
+    /// Number of acquisitions that were timed.
     pub timed: u64,
     /// Total time from the request to the acquisition, for the timed acquisitions.
     pub waited: Duration,

@@ -38,9 +38,9 @@ pub struct Node {
     pub(crate) lock: AtomicUsize,
 }
 
-/// The values of a node's `state`. The waiter and the holder of the lock both change it. Each change is a
-/// read-modify-write, so each of them sees the other's last change. The exceptions are two changes during which
-/// no other thread can change the state.
+/// The values of a node's `state`. The waiter and the holder of the lock both change the state. Each change is a
+/// read-modify-write, so each thread sees the other's last change. The exceptions are two changes during which no other
+/// thread can change the state.
 ///
 /// ```text
 /// FREE ─▶ CLAIMED ─▶ WAITING ◀──▶ HALTED        the waiter: claims a node, queues and spins, sleeps
@@ -56,7 +56,7 @@ pub(crate) mod state {
     pub(crate) const CLAIMED: u32 = 1;
     /// In a queue; its thread polls it.
     pub(crate) const WAITING: u32 = 2;
-    /// In a queue; its thread sleeps on it, is about to sleep, or was woken for no reason.
+    /// The node is in a queue; its thread sleeps on it, is about to sleep, or was woken for no reason.
     pub(crate) const HALTED: u32 = 3;
     /// The oldest in its queue, and awake: its thread takes the lock as soon as the lock is free.
     pub(crate) const CHOSEN: u32 = 4;

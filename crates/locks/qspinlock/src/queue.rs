@@ -237,7 +237,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
 enum Next {
     /// The oldest waiter, even if it sleeps.
     Oldest,
-    /// The oldest waiter if it is awake; while it sleeps, any thread.
+    /// The oldest waiter if it is awake; any thread while the oldest waiter sleeps.
     OldestIfAwake,
     /// Any thread; the holder wakes the oldest waiter to compete.
     Anybody,

@@ -82,7 +82,8 @@ fn every_engine_of_fios_writes_what_the_next_one_verifies() {
         let engine = format!("--ioengine={writer}");
         let words = ["--rw=randwrite", "--iodepth=4", "--verify=crc32c", "--fsync=64", &engine];
         assert_says(&output(on_file(&file, &words)), &["blocks read and correct", "sync percentiles"]);
-        // Random writes leave gaps; only a file written in order can be read in order.
+        // Random writes leave gaps in the file, so a sequential read with verification needs a file that was written
+        // sequentially.
         output(on_file(&file, &["--rw=write", "--bs=64k", "--verify=crc32c", &engine]));
         let engine = format!("--ioengine={reader}");
         output(on_file(&file, &["--rw=read", "--bs=64k", "--verify=crc32c", &engine]));
@@ -321,7 +322,7 @@ fn back_end_that_hangs_ends_the_run_with_the_request_it_did_not_answer() {
     let ended = child.wait_with_output().unwrap();
     let line = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(1), "{line}");
-    assert_says(&line, &["read at offset", "no answer for 1 s"]);
+    assert_says(&line, &["read at offset", "not answered for 1 s"]);
 }
 
 #[test]
@@ -395,10 +396,7 @@ fn job_file_with_an_unknown_option_is_wrong_usage_with_its_place() {
     std::fs::write(&job, "[global]\nbs=4k\n[one]\nrw=read\nzonemode=zbd\n").unwrap();
     let mut command = on_file(&place.image("disk.raw", MIB), &[]);
     command.arg(&job);
-    assert_says(
-        &wrong_usage(command),
-        &["job.fio", "line 5", "[one]", "'zonemode' is not known", "rwmixread"],
-    );
+    assert_says(&wrong_usage(command), &["job.fio", "line 5", "[one]", "'zonemode' is unknown", "rwmixread"]);
 }
 
 #[test]
@@ -437,7 +435,7 @@ fn file_that_is_not_there_is_not_blamed_on_options_of_the_server() {
 fn options_of_files_are_wrong_usage_for_sockets() {
     let place = Place::new();
     let line = wrong_usage(on_socket(&place.socket("s"), &["--ioengine=psync"]));
-    assert_says(&line, &["--ioengine", "only for files"]);
+    assert_says(&line, &["--ioengine", "only on files"]);
 }
 
 #[test]
@@ -446,7 +444,7 @@ fn options_of_sockets_and_missing_targets_are_wrong_usage() {
     assert_says(&wrong_usage(two), &["--inflight", "--compare", "give on or off"]);
     let place = Place::new();
     let file = place.image("disk.raw", MIB);
-    assert_says(&wrong_usage(on_file(&file, &["--kick=locked"])), &["--kick", "only for sockets"]);
+    assert_says(&wrong_usage(on_file(&file, &["--kick=locked"])), &["--kick", "only on sockets"]);
     assert_says(&wrong_usage(bench(&["--rw=read"])), &["--socket PATH", "--file PATH", "--compare"]);
     assert_says(&wrong_usage(bench(&["--compare", "/no/a", "/no/b"])), &["/no/a", "socket:PATH"]);
 }

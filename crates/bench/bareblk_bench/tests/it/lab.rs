@@ -224,7 +224,7 @@ fn vhost_without_fio_and_the_peer_goes_on_and_says_how_to_get_them() {
     let place = Place::new();
     let mut command = bareblk();
     command.args(["lab", "run", "vhost-ssd", "--quick", "--seconds", "0.02", "--out"]).arg(place.path("out"));
-    // No program is installed there.
+    // The only folder in PATH contains no programs.
     command.env("PATH", place.path(""));
     let text = output(command);
     let peer = "qemu-storage-daemon is not installed: apt install";
@@ -248,7 +248,7 @@ fn interrupt_with_file_in(folder: &Path, size_bytes: u64, place: &Place) {
     let said = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(
         (ended.status.code(), said.as_str()),
-        (Some(130), "bareblk: interrupted; nothing was written\n")
+        (Some(130), "bareblk: interrupted; no result was written\n")
     );
     assert!(ended.stdout.is_empty());
     assert!(!out.exists(), "{} entries are left", entries(&out));
@@ -274,6 +274,6 @@ fn interrupt_while_the_file_is_filled_leaves_nothing() {
 #[test]
 fn interrupt_while_it_measures_leaves_nothing() {
     let place = Place::new();
-    // The run fills this file last before the first round.
+    // Of its files, the run fills this one last; the first round follows.
     interrupt_with_file_in(Path::new("/dev/shm"), 256 << 20, &place);
 }

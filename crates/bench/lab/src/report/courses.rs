@@ -225,7 +225,7 @@ fn number(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// The horizontal shift of a line: without it, intervals at the same position would cover each other.
+/// The horizontal shift of a line. Without a shift, intervals at the same position would cover each other.
 fn aside(place: usize, of: usize) -> f64 {
     let (place, of) = (u32::try_from(place).unwrap_or(0), u32::try_from(of).unwrap_or(1));
     (f64::from(place) - f64::from(of.saturating_sub(1)) / 2.0) * 0.022

@@ -31,7 +31,7 @@ const MORE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 const ABSENT: RGBColor = RGBColor(0xf0, 0xf0, 0xf0);
 /// This ratio and its reciprocal have the strongest colours.
 const STRONGEST: f64 = 2.0;
-/// Share of the pure colour in the strongest one. The rest is white, so that dark figures remain readable.
+/// Share of the pure colour in the strongest shade. The rest is white, so that dark figures remain readable.
 const MOST_MIXED: f64 = 0.75;
 /// The legend's ratios, which explain the colours.
 const SCALE: [(f64, &str); 7] =

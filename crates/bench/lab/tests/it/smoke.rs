@@ -16,7 +16,7 @@ fn smallest(output: &Output, rounds: usize) -> Setup {
     }
 }
 
-/// On a real file system, because O_DIRECT on older kernels needs one.
+/// The folder is on a real file system, because older kernels support O_DIRECT only there.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }

@@ -26,7 +26,7 @@ pub enum JobFileError {
         source: OptionError,
     },
     /// A line that is neither section, option nor comment.
-    #[error("line {line}: '{text}' is outside any section: begin with [global] or [NAME]")]
+    #[error("line {line}: '{text}' is outside any section: begin the file with [global] or [NAME]")]
     NoSection {
         /** Number of the line, from 1. */
         line: usize,
@@ -34,7 +34,7 @@ pub enum JobFileError {
         text: String,
     },
     /// A section name without its `]`.
-    #[error("line {line}: '{text}' is a section without its ']'")]
+    #[error("line {line}: section '{text}' has no closing ']'")]
     Bracket {
         /** Number of the line, from 1. */
         line: usize,
@@ -42,12 +42,12 @@ pub enum JobFileError {
         text: String,
     },
     /// The file has no section other than `[global]`.
-    #[error("there is no job in the file: add a section [NAME]")]
+    #[error("the file has no job: add a section [NAME]")]
     NoJob,
     /// Sections that fio would run at the same time.
     #[error(
         "section [{section}] would run together with the previous one in fio, but this program runs one section after \
-         another: confirm that with stonewall in [{section}] or in [global]"
+         another: to accept that, add stonewall to [{section}] or to [global]"
     )]
     Together {
         /** The later section. */
@@ -188,7 +188,7 @@ rw = randwrite   ; the last one
     fn unknown_option_is_named_with_section_and_line() {
         let line = refusal("[global]\nbs=4k\n\n[a]\nzonemode=zbd\n");
         assert!(
-            line.starts_with("line 5, section [a]: option 'zonemode' is not known; known options: "),
+            line.starts_with("line 5, section [a]: option 'zonemode' is unknown; known options: "),
             "{line}"
         );
     }
@@ -196,7 +196,10 @@ rw = randwrite   ; the last one
     #[test]
     fn value_that_is_not_understood_is_named_with_section_and_line() {
         let line = refusal("[global]\niodepth=many\n[a]\n");
-        assert_eq!(line, "line 2, section [global]: iodepth=many: give a whole number from 1 to 4096");
+        assert_eq!(
+            line,
+            "line 2, section [global]: iodepth=many is invalid: give a whole number from 1 to 4096"
+        );
     }
 
     #[test]
@@ -222,8 +225,8 @@ rw = randwrite   ; the last one
         assert!(refusal("bs=4k\n").starts_with("line 1: 'bs=4k' is outside any section"));
         let zeroes = refusal(&"\0".repeat(5000));
         assert!(zeroes.starts_with(r"line 1: '\0\0") && zeroes.len() < 200, "{zeroes}");
-        assert!(refusal("[a\n").starts_with("line 1: '[a' is a section without"));
-        assert!(refusal("; nothing\n").starts_with("there is no job"));
+        assert!(refusal("[a\n").starts_with("line 1: section '[a' has no closing"));
+        assert!(refusal("; nothing\n").starts_with("the file has no job"));
         assert!(refusal("[a]\nbs=1000\n").starts_with("section [a]: bs=1000"));
     }
 }

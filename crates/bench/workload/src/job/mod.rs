@@ -237,7 +237,8 @@ pub enum JobError {
     },
     /// The slice of each clone is less than a block.
     #[error(
-        "verify gives each of {jobs} jobs its own part of the size, but the size has only {blocks} blocks"
+        "verify gives each of {jobs} jobs its own part of the size, but the size has only {blocks} blocks: \
+         raise size, or lower numjobs"
     )]
     SlicesBelowBlock {
         /** The value of `numjobs=`. */

@@ -15,13 +15,13 @@ use super::{Job, MAX_BLOCK_BYTES, MAX_DEPTH, MAX_JOBS, Mix, Order, Pattern, unit
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     /// The option is not in the table.
-    #[error("option '{option}' is not known; known options: {}", known().join(", "))]
+    #[error("option '{option}' is unknown; known options: {}", known().join(", "))]
     Unknown {
         /** The unknown option. */
         option: String,
     },
     /// An invalid value.
-    #[error("{option}={value}: give {wanted}")]
+    #[error("{option}={value} is invalid: give {wanted}")]
     Value {
         /** The option's name. */
         option: String,
@@ -31,7 +31,7 @@ pub enum OptionError {
         wanted: String,
     },
     /// An option without its value.
-    #[error("option '{option}' needs a value: {wanted}")]
+    #[error("option '{option}' needs a value: give {wanted}")]
     NoValue {
         /** The option's name. */
         option: String,
@@ -259,28 +259,28 @@ mod tests {
     fn option_that_is_not_known_is_named_with_those_that_are() {
         let line = refusal("zonesize", Some("1m"));
         assert!(
-            line.starts_with("option 'zonesize' is not known; known options: name, filename, rw,"),
+            line.starts_with("option 'zonesize' is unknown; known options: name, filename, rw,"),
             "{line}"
         );
     }
 
     #[test]
     fn values_that_are_not_understood_say_what_would_be() {
-        assert_eq!(refusal("iodepth", Some("0")), "iodepth=0: give a whole number from 1 to 4096");
-        assert_eq!(refusal("bs", Some("4x")), "bs=4x: give bytes, such as 4k, from 512 to 64m");
+        assert_eq!(refusal("iodepth", Some("0")), "iodepth=0 is invalid: give a whole number from 1 to 4096");
+        assert_eq!(refusal("bs", Some("4x")), "bs=4x is invalid: give bytes, such as 4k, from 512 to 64m");
         assert_eq!(
             refusal("verify", Some("md5")),
-            "verify=md5: give crc32c, the only supported method, or 0"
+            "verify=md5 is invalid: give crc32c, the only supported method, or 0"
         );
-        assert!(refusal("rw", Some("trim")).starts_with("rw=trim: give read, write"));
-        assert_eq!(refusal("direct", Some("yes")), "direct=yes: give 0 or 1");
+        assert!(refusal("rw", Some("trim")).starts_with("rw=trim is invalid: give read, write"));
+        assert_eq!(refusal("direct", Some("yes")), "direct=yes is invalid: give 0 or 1");
     }
 
     #[test]
     fn option_without_its_value_says_which_it_wants() {
         assert_eq!(
             refusal("rwmixread", None),
-            "option 'rwmixread' needs a value: a whole number from 0 to 100"
+            "option 'rwmixread' needs a value: give a whole number from 0 to 100"
         );
     }
 

@@ -40,9 +40,9 @@ pub struct DirectionMeasured {
 pub struct Sample {
     /// Length of the interval.
     pub seconds: f64,
-    /// Bytes completed in it.
+    /// Bytes completed in the interval.
     pub bytes: u64,
-    /// Requests completed in it.
+    /// Requests completed in the interval.
     pub ios: u64,
 }
 

@@ -39,7 +39,7 @@ pub enum Failure {
         why: String,
     },
     /// A request was not answered.
-    #[error("{what} at offset {offset_bytes} has had no answer for {seconds} s: the target hangs")]
+    #[error("{what} at offset {offset_bytes} was not answered for {seconds} s: the target hangs")]
     Silence {
         /** Read, write or flush. */
         what: &'static str,

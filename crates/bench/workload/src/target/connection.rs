@@ -133,7 +133,7 @@ fn describe(event: &Event, waits: bool) -> String {
         Event::GaveUp { .. } if !waits => {
             "the run does not wait for the back-end: use --reconnect TIME to wait".to_owned()
         }
-        Event::GaveUp { reason } => format!("the back-end did not come back in time: {reason}"),
+        Event::GaveUp { reason } => format!("the back-end did not return in time: {reason}"),
     }
 }
 

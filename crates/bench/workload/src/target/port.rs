@@ -60,11 +60,11 @@ pub(crate) trait Port {
     /// Takes a request; it starts at [`Port::submit`] at the earliest.
     fn push(&mut self, io: Io) -> Result<(), PortError>;
 
-    /// Starts the pushed requests in order, and returns how many this call started. The others wait for room until the
-    /// next call.
+    /// Starts the pushed requests in order, and returns how many this call started. The remaining requests wait for
+    /// room until the next call.
     fn submit(&mut self) -> Result<usize, PortError>;
 
-    /// Appends completed requests. With a limit, sleeps up to that long if there are none.
+    /// Appends completed requests. If there are none and a limit is given, sleeps for up to the limit.
     fn reap(&mut self, done: &mut Vec<Done>, limit: Option<Duration>) -> Result<(), PortError>;
 
     /// Whether requests complete within `submit`.

@@ -91,7 +91,7 @@ impl Ring {
         self.queue.counts()
     }
 
-    /// Appends `me`'s completions. With a limit, sleeps up to that long if there are none.
+    /// Appends `me`'s completions. If there are none and a limit is given, sleeps for up to the limit.
     fn reap(&self, me: usize, done: &mut Vec<Done>, limit: Option<Duration>) -> Result<(), PortError> {
         let end = limit.map(|limit| Instant::now() + limit);
         loop {

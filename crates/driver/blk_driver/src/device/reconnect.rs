@@ -32,12 +32,12 @@ use crate::queue::link::QueueLink;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// A connection that lasted this long was good. The first attempt after it is immediate.
+/// A connection that lasted this long was good: the first attempt to reconnect after it is immediate.
 const GOOD_CONNECTION: Duration = Duration::from_secs(1);
 /// How long the report waits for the queues' owners.
 const REPORT_LIMIT: Duration = Duration::from_secs(1);
 
-/// The driver drops the log after this many back-ends in a row have closed the connection after they got it.
+/// The driver drops the log after this many back-ends in a row have closed the connection after receiving the log.
 const LOG_TRIES: u32 = 3;
 
 /// The delay between attempts. It also grows for a back-end that accepts connections and drops them.
@@ -94,7 +94,8 @@ impl Kept {
                 let (tries, error) = (self.tries, in_a_line(error));
                 warn!(
                     tries,
-                    "in-flight log dropped; requests in flight are sent again on new rings: {error}"
+                    "the driver dropped the in-flight log and sends requests in flight again on new rings: \
+                     {error}"
                 );
                 None
             }
@@ -166,7 +167,7 @@ impl Thread {
                 return None;
             }
             if attempts > 0 && is_over() {
-                let reason = format!("after {attempts} attempts: {reason}");
+                let reason = format!("{attempts} attempts to connect failed, the last with: {reason}");
                 self.shared.events.push(Event::GaveUp { reason });
                 return None;
             }

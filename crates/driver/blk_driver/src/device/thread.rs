@@ -63,7 +63,7 @@ impl Thread {
             self.shared.events.push(Event::Disconnected);
             let back = match self.options.reconnect {
                 Reconnect::Never => {
-                    let reason = "the options do not request a reconnect".to_owned();
+                    let reason = "the program did not request reconnects (Options::reconnect)".to_owned();
                     self.shared.events.push(Event::GaveUp { reason });
                     None
                 }
@@ -97,7 +97,7 @@ impl Thread {
                 return End::Stop;
             }
             if woken.gone {
-                debug!("back-end closed the connection");
+                debug!("the back-end closed the connection");
                 return End::Gone;
             }
             if let Err(error) = self.act(session, &woken) {

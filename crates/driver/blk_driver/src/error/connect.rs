@@ -22,9 +22,9 @@ pub enum ConnectError {
         max: u16,
     },
     /// No queues were requested.
-    #[error("0 queues requested, but at least 1 is needed")]
+    #[error("0 queues were requested, but the driver needs at least 1")]
     NoQueues,
-    /// There is no listener, or it does not accept the connection in time.
+    /// No process listens on the socket, or the listener does not accept the connection in time.
     #[error("cannot connect to {}", path.display())]
     Socket {
         /** The socket's path. */
@@ -47,7 +47,7 @@ pub enum ConnectError {
         offered: u64,
     },
     /// The device has fewer queues than requested.
-    #[error("{wanted} queues requested, but the device has {available}")]
+    #[error("{wanted} queues were requested, but the device has only {available}")]
     Queues {
         /** The requested number of queues. */
         wanted: u16,
@@ -70,7 +70,8 @@ pub enum ConnectError {
     },
     /// After a reconnect, the back-end offers different features.
     #[error(
-        "the new back-end offers features {is:#x}, but {was:#x} are in use: {missing:#x} are missing (newly read-only: {read_only})"
+        "the new back-end offers features {is:#x}, but features {was:#x} are in use: it lacks {missing:#x} \
+         (newly read-only: {read_only})"
     )]
     OtherFeatures {
         /** Features in use that are no longer offered. */
@@ -83,7 +84,10 @@ pub enum ConnectError {
         is: u64,
     },
     /// After a reconnect, the disk has a different block size.
-    #[error("after the reconnect, the disk has blocks of {is_bytes} bytes, but had {was_bytes}")]
+    #[error(
+        "the disk's block size changed from {was_bytes} to {is_bytes} bytes while the back-end was \
+         disconnected"
+    )]
     OtherBlockSize {
         /** Previous value. */
         was_bytes: u32,
@@ -91,7 +95,7 @@ pub enum ConnectError {
         is_bytes: u32,
     },
     /// After a reconnect, the disk has lower limits than before.
-    #[error("after the reconnect, the disk has lower limits: {field} {is}, but had {was}")]
+    #[error("the disk's limit {field} fell from {was} to {is} while the back-end was disconnected")]
     Smaller {
         /** Name of the field. */
         field: &'static str,
@@ -101,7 +105,9 @@ pub enum ConnectError {
         is: u64,
     },
     /// The answer to GET_INFLIGHT_FD does not match the request.
-    #[error("the back-end returned an in-flight log for {is} {what}, but the driver requested {wanted}")]
+    #[error(
+        "the back-end returned an in-flight log for {is} {what}, but the driver requested one for {wanted}"
+    )]
     LogOfOthers {
         /** What is counted: queues, or descriptors per queue. */
         what: &'static str,

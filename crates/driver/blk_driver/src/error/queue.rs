@@ -14,7 +14,7 @@ pub enum MakeQueueError {
     /// The memory table refuses the queue's private region.
     #[error(transparent)]
     Memory(#[from] guest_mem::MemoryError),
-    /// There is no file descriptor for completion signals.
+    /// The eventfd for completion signals cannot be created.
     #[error("cannot create the eventfd that signals completions")]
     Signal(#[source] std::io::Error),
 }

@@ -59,7 +59,7 @@ pub(crate) struct Offer {
 pub(crate) enum Mail {
     /// Move to another ring.
     Restart(Box<Offer>),
-    /// There will be no further back-end.
+    /// The driver will not connect to another back-end.
     Gone,
 }
 

@@ -71,7 +71,7 @@ impl Queue {
             }
             let result = self.outcome(index, used.written_bytes);
             if result.is_ok() && self.slots.get(index).phase == Phase::WriteBeforeFlush {
-                // Its flush is still missing, so the write is sent again.
+                // The write's flush has not completed, so the write is sent again.
                 self.slots.rewind(index);
                 continue;
             }

@@ -190,7 +190,7 @@ fn second_offer_before_the_owner_looked_replaces_the_first() {
     assert_eq!((rings(&first_bell), rings(&second_bell)), (0, 1));
     assert_eq!(first.end.layout, second.end.layout);
     assert_eq!(sectors(&mut second), [1]);
-    // Both devices got the same ring; in reality, the first device no longer exists.
+    // In this test, both devices have the same ring; in reality, the first device no longer exists.
     first.pop_all();
 }
 

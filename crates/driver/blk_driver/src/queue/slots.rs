@@ -30,8 +30,8 @@ pub(crate) enum Stage {
     Ending(Result<(), RequestError>),
     /// The request ended, and this was reported; the device still has the buffers.
     Zombie,
-    /// The request ended, and this was reported. The device has since released the buffers, which was not yet
-    /// reported.
+    /// The request ended, and this was reported. The device has since released the buffers, but the queue has not
+    /// reported this yet.
     Returning,
 }
 

@@ -86,10 +86,10 @@ fn walk(me: &'static Holder) -> Option<Cycle> {
 impl fmt::Display for Cycle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.waits().count();
-        write!(f, "{count} threads wait for each other: this one")?;
+        write!(f, "deadlock: {count} threads wait for each other: this one")?;
         for (number, Wait { wanted, held, .. }) in self.waits().enumerate() {
             let (addr, asked, taken) = (wanted.record.addr(), wanted.record.site(), held.record.site());
-            let holder = if number + 1 == count { "this one" } else { "one that" };
+            let holder = if number + 1 == count { "this one" } else { "a thread that" };
             write!(f, " waits at {asked} for lock {addr:#x}, taken at {taken} by {holder}")?;
         }
         Ok(())

@@ -93,7 +93,7 @@ pub fn not_checked() -> u64 {
 fn count_not_checked() {
     if NOT_CHECKED.fetch_add(1, Relaxed) == 0 {
         std::eprintln!(
-            "qspinlock: some acquisitions are not checked for misuse: a thread holds more than {MAX_HELD} locks, \
+            "qspinlock: some acquisitions are not checked for misuse, because a thread holds more than {MAX_HELD} locks, \
              or more than {} threads are alive",
             crate::thread_number::MAX_THREADS
         );
@@ -137,7 +137,7 @@ impl<L> Checked<L> {
         let was_held = is_ours && (taken.take_out() || !taken.is_by_this_thread());
         if !was_held {
             let (addr, site) = (self.addr(), taken.site());
-            panic!("lock {addr:#x} is released, but is not held by the acquisition that was made at {site}");
+            panic!("lock {addr:#x} is released for the acquisition made at {site}, which does not hold it");
         }
     }
 }
@@ -155,7 +155,7 @@ impl<L: RawMutexTimed<Duration = Duration>> Checked<L> {
         let addr = self.addr();
         if let Some(held) = me.table.find(id) {
             let taken = held.site();
-            panic!("lock {addr:#x} is requested at {site} by the thread that took it at {taken}");
+            panic!("deadlock: a thread requests lock {addr:#x} at {site}, but took it already at {taken}");
         }
         let _wanted = me.want(id, addr, site);
         loop {

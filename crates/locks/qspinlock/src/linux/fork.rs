@@ -1,4 +1,4 @@
-//! Tells a forked child that the queues it sees are its parent's: the threads in them do not exist here.
+//! Lets a forked child detect that a queue is its parent's: the threads in such a queue do not exist in the child.
 //!
 //! A page that the kernel wipes in children (`MADV_WIPEONFORK`, since Linux 4.14) holds the epoch. A thread
 //! that finds the epoch wiped runs in a child, and starts a new epoch. This registers no handlers and
@@ -41,8 +41,8 @@ fn epoch_in(mark: &AtomicU32, latest: &AtomicU32) -> u32 {
     }
 }
 
-/// Runs on a child's first wait. Usually the child has only one thread; if several threads, or signal
-/// handlers, get here together, one exchange decides, and the others do not wait for it.
+/// Runs on a child's first wait. Usually the child has only one thread; if several threads, or signal handlers, run
+/// this at the same time, one exchange succeeds, and the others do not wait for it.
 #[cold]
 fn begin_epoch(mark: &AtomicU32, latest: &AtomicU32) -> u32 {
     // Counted first, so that a process forked in between does not reuse this process's epoch as a new one.

@@ -84,8 +84,8 @@ pub(super) fn begin() {
     assert_eq!(NODES.len() + TICKS.load(Relaxed) as usize, NODES.len());
 }
 
-/// Must be the first line of each thread that has nodes. A thread that does not call it has none, and borrows
-/// common ones.
+/// Must be the first line of each thread that has nodes. A thread that does not call this has no nodes of its own, and
+/// borrows shared ones.
 pub(super) fn enter_as(number: u32) {
     assert!(number < MOST_THREADS, "thread {number} of {MOST_THREADS}");
     NUMBER.with(|own| own.set(Some(number)));

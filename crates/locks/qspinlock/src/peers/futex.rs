@@ -82,7 +82,7 @@ unsafe impl lock_api::RawMutexTimed for FutexLock {
     type Instant = Instant;
 
     fn try_lock_for(&self, timeout: Duration) -> Option<()> {
-        // None if the deadline is beyond the clock's range.
+        // `None` if the deadline is beyond the clock's range, and so never passes.
         let deadline = crate::linux::deadline_in(timeout);
         (self.try_acquire() || self.acquire_slowly(deadline)).then_some(())
     }

@@ -45,8 +45,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         set_link(&Self::node(tail).oldest, link(&Self::node(oldest).newer));
     }
 
-    /// Whether `tail` belongs to a thread of the parent, which does not exist in this forked child. If so, all
-    /// waiters before it are the parent's, too.
+    /// Whether `tail` belongs to a thread of the parent, which does not exist in this forked child. If so, all waiters
+    /// before it also belong to the parent.
     pub(super) fn is_left_behind(tail: NodeNumber) -> bool {
         let epoch = S::epoch();
         if epoch == FIRST_EPOCH {

@@ -111,7 +111,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         match node.state.swap(state::CHOSEN, AcqRel) {
             state::HALTED | state::NAPPING => return Some(&node.state),
             state::ABANDONED => {
-                // It has just timed out. The next walk of the queue removes it.
+                // The waiter has just timed out. The next walk of the queue removes it.
                 node.state.store(state::ABANDONED, Relaxed);
                 self.word.fetch_and(!HEIR, Relaxed);
             }

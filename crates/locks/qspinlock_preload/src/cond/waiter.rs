@@ -54,7 +54,7 @@ pub(super) fn cancelled_only_asleep(body: impl FnOnce() -> c_int) -> c_int {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum Picked {
-    /// By a signal when it was the only waiter, or by a broadcast: no other waiter needs the signal.
+    /// Picked by a signal as the only waiter, or picked by a broadcast: no other waiter needs the signal.
     Alone = 1,
     /// By a signal when other waiters were in the list.
     FromSeveral = 2,

@@ -470,7 +470,7 @@ fn state_that_no_front_end_could_have_made_is_refused_and_the_disk_serves_others
         ("/regions/0/file_offset_bytes", json!(u64::MAX), "memory region"),
         ("/half", half(vec![0; 12], json!([])), "message version"),
         ("/half", half(header(1 << 20), json!([])), "at most"),
-        ("/half", half([header(0), vec![0; 1]].concat(), json!([])), "request 1 comes with 13 bytes"),
+        ("/half", half([header(0), vec![0; 1]].concat(), json!([])), "request 1 has 13 bytes"),
         ("/half", half(vec![0; 1], json!([0])), "missing, or used twice"),
         ("/dirty_log", json!({"fd": 99, "mmap_bytes": 8, "offset_bytes": 0}), "descriptor 99 of"),
     ];

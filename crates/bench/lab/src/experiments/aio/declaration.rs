@@ -93,7 +93,7 @@ pub(crate) fn declaration() -> Declaration {
         maps: Vec::new(),
         courses: Vec::new(),
         targets: vec![Target {
-            text: "linux-aio and io_uring equal bare metal on the disk, both patterns".into(),
+            text: "linux-aio and io_uring equal bare metal on the disk, with both patterns".into(),
             variants: vec!["none-linux-aio".into(), "none-io_uring".into()],
             workloads: vec!["disk-randwrite".into(), "disk-write".into()],
             at_least: 1.0,
@@ -151,7 +151,7 @@ fn published() -> Published {
             row("requested: sync=on", "writethrough-io_uring", &[]),
             row("not yet available: io_uring", "none-io_uring", &[]),
         ],
-        conclusion: "posix-aio past the page cache has 7.6 % of native speed (random) and 3.9 % (sequential), \
+        conclusion: "posix-aio that bypasses the page cache has 7.6 % of native speed (random) and 3.9 % (sequential), \
                      because it runs the requests of one descriptor one after the other; linux-aio has 100 % and \
                      101.4 %."
             .into(),
@@ -169,12 +169,13 @@ fn differences() -> Vec<Difference> {
         difference(
             "14-disk array, a file of 25 GB",
             "one file on the given disk, 1 GiB by default, and one on tmpfs",
-            "the question is about engines, and every machine has a disk and memory",
+            "the question is about engines, and this way every machine can run the experiment",
         ),
         difference(
             "one run of 120 s for each figure",
-            "many short rounds; each round runs every variant once, in a new order",
-            "a disk's speed drifts by more than the engines differ; a ratio within a round does not drift",
+            "many short rounds; each round runs every variant once, in a different order",
+            "a disk's speed drifts by more than the engines differ; ratios within a round are free of this \
+             drift",
         ),
         difference(
             "cache=on, posix-aio before and after the change",
@@ -183,14 +184,14 @@ fn differences() -> Vec<Difference> {
         ),
         difference(
             "bare metal submits one request per call",
-            "fio does the same in this run; the second row of bare metal is our own loop over io_uring, which submits \
-             in batches",
+            "fio also does so in this run; a second row of bare metal is this program's own loop over \
+             io_uring, which submits in batches",
             "the kernel merges neighbouring requests of a batch, so sequential writes exceed 100 % of fio",
         ),
         difference(
             "O_SYNC through the page cache was requested, but not measured",
             "writethrough, io_uring: each write is durable when it completes (RWF_DSYNC)",
-            "the question was left open",
+            "the publication left this question open",
         ),
     ]
 }

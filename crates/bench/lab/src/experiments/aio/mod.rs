@@ -136,7 +136,7 @@ impl Bench for Aio {
             }
         };
         if self.storages()[0].file_system.starts_with("tmpfs") {
-            notes.push("The disk is a tmpfs too: give a folder on a real disk with --storage.".to_owned());
+            notes.push("The disk is also a tmpfs: choose a folder on a real disk with --storage.".to_owned());
         }
         notes
     }

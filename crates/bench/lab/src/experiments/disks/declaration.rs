@@ -8,7 +8,7 @@ use crate::experiment::{
 pub(crate) const BLOCK_BYTES: u32 = 4096;
 /// Queue depth of a busy disk.
 pub(crate) const DEPTH: u32 = 16;
-/// The largest number of busy disks in any variant. Each of them needs a filled image.
+/// The largest number of busy disks in any variant. Each busy disk needs a filled image.
 pub(crate) const MOST_BUSY: usize = 10;
 const READ: &str = "randread";
 const ONE: &str = "disks-1";
@@ -56,7 +56,7 @@ pub(crate) fn declaration() -> Declaration {
         differences: vec![Difference::new(
             "disks of guests",
             "sparse files on a RAM disk; the files of busy disks are filled. No front-end is connected to an idle disk",
-            "this measures the cost of a disk without that of a connected session",
+            "this measures the cost of a disk alone, without that of a connected session",
         )],
         targets: targets(),
         variants: counts().into_iter().map(|(variant, _)| variant).collect(),
@@ -95,10 +95,15 @@ fn targets() -> Vec<Target> {
     };
     vec![
         target("idle disks add at most 5 % to the CPU per I/O", &[HUNDRED, THOUSAND], 0.05, cpu(ONE)),
-        target("the same with ten busy disks", &[THOUSAND_TEN], 0.05, cpu(TEN)),
+        target(
+            "idle disks add at most 5 % to the CPU per I/O, with ten busy disks",
+            &[THOUSAND_TEN],
+            0.05,
+            cpu(TEN),
+        ),
         target("1,000 disks are served within 2 s", &thousand, 0.2, figure("start", 2.0)),
         target("an idle disk needs at most 1 KiB", &thousand, 0.1, figure("memory", 1.0)),
-        target("the control socket answers within 50 ms", &thousand, 5.0, figure("control", 50.0)),
+        target("the control socket answers a request within 50 ms", &thousand, 5.0, figure("control", 50.0)),
     ]
 }
 
@@ -111,8 +116,8 @@ fn columns() -> Vec<Column> {
 const COLUMNS: [(&str, &str, &str, usize, &str); 6] = [
     ("iops", "IOPS", "1/s", 0, "Requests of all busy disks that completed in the counted time."),
     ("cpu", "server CPU", "µs/IO", 2, "Processor time of all threads of the server, per request."),
-    ("p99", "99 % latency", "µs", 1, "99 % of requests are faster; excludes the submission."),
-    ("start", "start", "s", 3, "From starting the program until all its sockets exist."),
+    ("p99", "99 % latency", "µs", 1, "99 % of the requests are faster than this. Excludes the submission."),
+    ("start", "start", "s", 3, "Time from the start of the program until all its sockets exist."),
     (
         "memory",
         "memory per disk",

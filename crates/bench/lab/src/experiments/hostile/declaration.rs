@@ -82,7 +82,7 @@ pub(crate) fn declaration() -> Declaration {
             caption: "No published figures".into(),
             columns: Vec::new(),
             rows: Vec::new(),
-            conclusion: "A hostile guest may cost the others at most as much as an ordinary busy guest does."
+            conclusion: "A hostile guest may slow the others down no more than an ordinary busy guest does."
                 .into(),
         },
         differences: vec![Difference::new(
@@ -124,17 +124,18 @@ fn targets(attacks: &[(Variant, Attack, &str)]) -> Vec<Target> {
         half_width_max: 0.05,
         yardstick,
     };
-    let kept = "the nine keep 95 % of the IOPS that they have beside an ordinary busy guest";
+    let kept = "the nine guests keep 95 % of the IOPS that they have beside an ordinary busy guest";
     let p99 = |variants, place, what, busy: &str, at_most: f64| {
         let text = format!(
-            "{what}: 99 % of the nine's requests take at most {at_most} times as long as beside an ordinary busy guest"
+            "{what}: the nine guests' 99th percentile of latency is at most {at_most} times that beside an \
+             ordinary busy guest"
         );
         let (column, variant) = ("p99".to_owned(), busy.to_owned());
         target(text, variants, &[place], Yardstick::Beside { column, variant, by: Beside::Ratio, at_most })
     };
     let answered = |variants, workloads, what: &str| {
         let yardstick = Yardstick::Figure { column: "unanswered".into(), at_most: 0.0 };
-        target(format!("{what}every request of the nine is answered"), variants, workloads, yardstick)
+        target(format!("{what}every request of the nine guests is answered"), variants, workloads, yardstick)
     };
     vec![
         target(kept.to_owned(), &others, &[RAM, DISK], Yardstick::Baseline),
@@ -172,11 +173,23 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 10] = [
         "mean latency",
         "µs",
         1,
-        "From submitting a request until the client takes its completion, over all nine guests.",
+        "Time from submitting a request until the client takes its completion, over all nine guests.",
     ),
-    ("p50", "50 % latency", "µs", 1, "Half of the nine's requests are faster; excludes the submission."),
-    ("p99", "99 % latency", "µs", 1, "99 % of the nine's requests are faster; excludes the submission."),
-    ("max", "longest latency", "µs", 1, "The slowest of the nine's requests; excludes the submission."),
+    (
+        "p50",
+        "50 % latency",
+        "µs",
+        1,
+        "Half of the nine guests' requests are faster than this. Excludes the submission.",
+    ),
+    (
+        "p99",
+        "99 % latency",
+        "µs",
+        1,
+        "99 % of the nine guests' requests are faster than this. Excludes the submission.",
+    ),
+    ("max", "longest latency", "µs", 1, "The slowest of the nine guests' requests. Excludes the submission."),
     (
         "unanswered",
         "unanswered",
@@ -189,7 +202,7 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 10] = [
         "server CPU",
         "µs/IO",
         2,
-        "Processor time of all threads of the server, per request of the nine. Includes the cost of the \
+        "Processor time of all threads of the server, per request of the nine guests. Includes the cost of the \
          tenth guest.",
     ),
     (

@@ -108,8 +108,8 @@ fn frozen_disk(storage: &Path) -> Result<FrozenDisk, String> {
         release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0_u32));
     if (numbers.next(), numbers.next()) < (Some(6), Some(12)) {
         return Err(format!(
-            "no file system to freeze: on Linux {release}, io_uring_enter waits for a write to a frozen file system; \
-             use Linux 6.12 or newer"
+            "there is no file system to freeze: on Linux {release}, io_uring_enter waits for a write to a \
+             frozen file system; use Linux 6.12 or newer"
         ));
     }
     FrozenDisk::make(storage)
@@ -152,8 +152,8 @@ impl Bench for Hostile {
         ];
         if cores < 2 * workers + 2 {
             notes.push(
-                "Workers, sessions and guests share cores here, so each takes processor time from the \
-                 others."
+                "Workers, sessions and guests share cores on this machine, so each takes processor time \
+                 from the others."
                     .to_owned(),
             );
         }

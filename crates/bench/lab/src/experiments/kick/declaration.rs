@@ -127,7 +127,7 @@ fn published() -> Published {
             row("not published: parking_lot, unlocked", "parking_lot-unlocked", &[]),
         ],
         conclusion: "Gains of 0.7 %, 6.9 %, 2.1 % and 4.8 %; read, random read and random write of the 256 \
-                     jobs changed by less than 2 %. The gain appears as IOPS and virtual CPUs grow."
+                     jobs changed by less than 2 %. The gain grows with the IOPS and the number of virtual CPUs."
             .into(),
     }
 }
@@ -153,7 +153,8 @@ fn differences() -> Vec<Difference> {
             "256 jobs of depth 64 on one queue: most of the 16,384 requests wait outside the queue",
             "the same jobs, on one queue of 1024: once with a thread per job, and once with all jobs on one thread per \
              core, as a guest's kernel runs them on its virtual CPUs",
-            "the first is the job as written, the second has the contention that the job was meant to show",
+            "the first form is the job as written, the second has the contention that the job was meant to \
+             show",
         ),
         difference(
             "each job reads or writes 4 MB three times, after dropping caches",
@@ -170,13 +171,13 @@ fn differences() -> Vec<Difference> {
         difference(
             "12 devices of disks and 20 virtual CPUs",
             "12 files of 4 MiB behind one worker, a job of depth 32 per core and device",
-            "every device has its own queue and lock, so few threads contend for each",
+            "every device has its own queue and lock, so few threads contend for each lock",
         ),
         difference(
             "the columns of fio",
             "the same columns, and kicks per I/O, the time that the lock was held, and the time that threads \
              waited for it",
-            "they explain the gain, or its absence",
+            "these columns explain the gain, or its absence",
         ),
     ]
 }
@@ -227,8 +228,8 @@ fn columns() -> Vec<Column> {
     ]
 }
 
-const CLAT: &str = "From just before a request is submitted until a thread finds it completed (fio's clat begins after \
-                    the submission, so it is shorter).";
+const CLAT: &str = "Time from just before a request is submitted until a thread finds it completed (fio's clat begins \
+                    after the submission, so it is shorter).";
 const CPU: &str = "Of the driver's threads (getrusage), in % of their run time, as in fio; excludes a server's \
                    threads.";
 const LOCK: &str = "Over all threads, per request completed: submissions and completions take the lock. One \

@@ -102,13 +102,14 @@ impl Bench for Locality {
         )];
         if cores < workers + usize::from(queues) {
             notes.push(
-                "Workers and clients share cores here, so each uses the processor time that the other saves."
+                "Workers and clients share cores on this machine, so each uses the processor time that the \
+                 other saves."
                     .to_owned(),
             );
         }
         let disk = StoragePlace::of("disk", &self.setup.storage);
         if disk.file_system.starts_with("tmpfs") {
-            notes.push("The disk is a tmpfs too: give a folder on a real disk with --storage.".to_owned());
+            notes.push("The disk is also a tmpfs: choose a folder on a real disk with --storage.".to_owned());
         }
         notes
     }

@@ -24,7 +24,8 @@ pub(crate) fn columns(shown: &[&str]) -> Vec<Column> {
             "longest wait",
             "ms",
             2,
-            "Of the timed acquisitions, including waits that were not over at the end.",
+            "Waiting time of the timed acquisitions, including waits that had not ended when the sample \
+             ended.",
         ),
         column(BUSY, "cores busy", "", 2, "Processor time of the process per second."),
         column(
@@ -48,9 +49,15 @@ pub(crate) fn columns(shown: &[&str]) -> Vec<Column> {
             1,
             "Sleeps begun in the queued locks' slow path, per thousand acquisitions.",
         ),
-        column(KICKS, "kicks", "/1000", 1, "Wakes given per thousand acquisitions."),
-        column(KICKS_PER_HALT, "kicks per halt", "", 3, "Wakes given per sleep begun."),
-        column(SPURIOUS, "spurious", "%", 2, "Share of the sleeps begun that ended without a reason."),
+        column(KICKS, "kicks", "/1000", 1, "Wakes sent per thousand acquisitions."),
+        column(KICKS_PER_HALT, "kicks per halt", "", 3, "Wakes sent per sleep begun."),
+        column(
+            SPURIOUS,
+            "spurious",
+            "%",
+            2,
+            "Share of the sleeps begun from which the waiter was woken for no reason.",
+        ),
     ]
 }
 
@@ -66,11 +73,11 @@ pub(crate) const KICKS: &str = "kicks";
 pub(crate) const KICKS_PER_HALT: &str = "kicks-per-halt";
 pub(crate) const SPURIOUS: &str = "spurious";
 
-const WAITS: &str = "From the attempt until the acquisition. A thread times one acquisition in n, where n is a 250th \
-                     of its acquisitions during the settling time, at most 64. Each timed wait counts n times. Its two \
-                     clock readings cost about 50 ns, half of that with the lock held.";
+const WAITS: &str = "Time from the attempt until the acquisition. A thread times one acquisition in n, where n is a \
+                     250th of its acquisitions during the settling time, at most 64. Each timed wait counts n \
+                     times. Its two clock readings cost about 50 ns, half of that with the lock held.";
 
-/// Below this number of sleeps, a ratio to them is meaningless.
+/// Below this number of sleeps, ratios to the number of sleeps are meaningless.
 const FEW_HALTS: u64 = 20;
 
 /// The figures, in the order of the columns. `is_counted` is whether the lock's events are counted.

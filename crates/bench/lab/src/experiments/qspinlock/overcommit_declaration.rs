@@ -106,7 +106,7 @@ fn courses(cores: usize) -> Vec<Courses> {
     vec![
         course("throughput", "Acquisitions per second", RATE, Scale::Log, false),
         course("dice", "Fairness (Dice: 0.5 is fair, 1 is not)", DICE, Scale::Linear, false),
-        course("wait", "Wait that one acquisition in a thousand exceeds", WAIT, Scale::Log, false),
+        course("wait", "Waiting time that one acquisition in a thousand exceeds", WAIT, Scale::Log, false),
         course(
             "throughput-beside",
             "Acquisitions per second, beside a busy process per core",
@@ -148,14 +148,14 @@ fn targets_up_to_cores() -> Vec<Target> {
     let best = |locks: &[Lock]| Yardstick::BestOf(ids(locks));
     vec![
         target(
-            "threads up to cores: hybrid has 0.95 times the best of all others",
+            "up to one thread per core: hybrid reaches 0.95 times the throughput of the best other lock",
             &[Lock::Hybrid],
             &UP_TO_CORES,
             0.95,
             best(&PEERS),
         ),
         target(
-            "threads up to cores: fair and native equal the best other lock that keeps order",
+            "up to one thread per core: fair and native equal the best other lock that keeps order",
             &[Lock::Fair, Lock::Fifo, Lock::Native],
             &UP_TO_CORES,
             1.0,
@@ -168,28 +168,29 @@ fn targets_of_hybrid() -> Vec<Target> {
     let hybrid = &[Lock::Hybrid];
     vec![
         target(
-            "4 to 16 per core: hybrid has 0.9 times a plain futex lock",
+            "4 to 16 threads per core: hybrid reaches 0.9 times the throughput of a plain futex lock",
             hybrid,
             &CROWDED,
             0.9,
             rate_of(Lock::Futex),
         ),
         target(
-            "4 to 16 per core: hybrid has 0.8 times parking_lot",
+            "4 to 16 threads per core: hybrid reaches 0.8 times the throughput of parking_lot",
             hybrid,
             &CROWDED,
             0.8,
             rate_of(Lock::ParkingLot),
         ),
         target(
-            "16 per core: hybrid has 100 times the ticket lock",
+            "16 threads per core: hybrid reaches 100 times the throughput of the ticket lock",
             hybrid,
             &["over-16x"],
             100.0,
             rate_of(Lock::Ticket),
         ),
         target(
-            "hybrid is flat: 32 and 64 per core have 0.8 times what 16 per core has",
+            "hybrid keeps its speed: 32 and 64 threads per core reach 0.8 times the throughput of 16 per \
+             core",
             hybrid,
             &["over-32x", "over-64x"],
             0.8,
@@ -201,14 +202,14 @@ fn targets_of_hybrid() -> Vec<Target> {
 fn targets_of_fair() -> Vec<Target> {
     vec![
         limit(
-            "4 to 16 per core: fair shares evenly (Dice at most 0.60)",
+            "4 to 16 threads per core: fair shares evenly (Dice at most 0.60)",
             &[Lock::Fair],
             &CROWDED,
             DICE,
             0.60,
         ),
         target(
-            "4 to 16 per core: fair has 3 times parking_lot's fair mutex",
+            "4 to 16 threads per core: fair reaches 3 times the throughput of parking_lot's fair mutex",
             &[Lock::Fair],
             &CROWDED,
             3.0,
@@ -220,14 +221,14 @@ fn targets_of_fair() -> Vec<Target> {
 fn targets_of_halting() -> Vec<Target> {
     vec![
         limit(
-            "4 to 16 per core: a sleep costs one wake (at most 1.05)",
+            "4 to 16 threads per core: a sleep costs one wake (at most 1.05)",
             &[Lock::Hybrid, Lock::Fair],
             &CROWDED,
             KICKS_PER_HALT,
             1.05,
         ),
         limit(
-            "4 to 16 per core: at most 5 % of the sleeps end without a reason",
+            "4 to 16 threads per core: at most 5 % of the sleeps end in a wake for no reason",
             &[Lock::Hybrid, Lock::Fair],
             &CROWDED,
             SPURIOUS,
@@ -252,7 +253,11 @@ fn published() -> Published {
             row("parking_lot", Lock::ParkingLot, &["7700", "5100, 7400", "7300, 7300", "0.84"]),
             row("pthread_mutex", Lock::PthreadMutex, &["7300", "3900, 5900", "7600, 7300", "0.67–0.73"]),
             row("futex, no spinning", Lock::Futex, &["7700", "4600, 5700", "4500, 5800", "0.54–0.60"]),
-            row("parking_lot::FairMutex", Lock::ParkingLotFair, &["7700", "1000, 370", "1000, 900", "0.77–0.81"]),
+            row(
+                "parking_lot::FairMutex",
+                Lock::ParkingLotFair,
+                &["7700", "1000, 370", "1000, 900", "0.77–0.81"],
+            ),
             row("pthread_spin", Lock::PthreadSpin, &["7400", "1800, 2100", "790, 560", "0.99"]),
             row("spin::Ticket", Lock::SpinTicket, &["7800", "23, 13", "1.4, 4.3", "1.0"]),
             row("mcslock", Lock::Mcs, &["7700", "16, 9", "4.5, 2.9", "1.0"]),
@@ -264,8 +269,8 @@ fn published() -> Published {
             row("not published: this project's ticket lock", Lock::Ticket, &[]),
             row("not published: spin, in no order", Lock::Spin, &[]),
         ],
-        conclusion: "Locks that spin in order of arrival are a thousand times slower than ones that sleep once there are 16 \
-                     threads per core; no lock was fair and fast there."
+        conclusion: "With 16 threads per core, locks that spin in order of arrival are a thousand times \
+                     slower than locks that sleep, and no lock was both fair and fast."
             .into(),
     }
 }

@@ -83,13 +83,15 @@ fn id(slice: &Slice, per_core: usize, pauses: u32) -> String {
 pub(crate) fn declaration(cores: usize) -> Declaration {
     Declaration {
         name: "qspinlock-plane".into(),
-        question: "For which hold times, times outside and numbers of threads is a lock better than parking_lot?"
-            .into(),
+        question:
+            "For which hold times, times outside and numbers of threads is a lock better than parking_lot?"
+                .into(),
         source: Source {
             title: "parking_lot's benchmark of mutexes".into(),
             year: 2016,
-            setup: "the user chooses the number of threads and the work with the lock and between two acquisitions; the \
-                    author's figures have one step with the lock and none without"
+            setup: "the user chooses the number of threads, and the work with the lock held and between \
+                    two acquisitions; the author's figures are for one step with the lock held and none between \
+                    acquisitions"
                 .into(),
         },
         published: published(),
@@ -157,7 +159,7 @@ fn targets(cores: usize) -> Vec<Target> {
     let best_fair = Yardstick::BestWithin { column: DICE.into(), at_most: FAIR_DICE };
     vec![
         target(
-            "everywhere: hybrid has 0.95 times parking_lot",
+            "everywhere: hybrid reaches 0.95 times the throughput of parking_lot",
             Lock::Hybrid,
             &all,
             0.95,
@@ -189,7 +191,8 @@ fn published() -> Published {
     };
     let row = |lock: Lock| PublishedRow::new(&lock.variant().label, lock.id(), &[]);
     Published {
-        caption: "16 threads per core and 20 pauses outside: ratio to parking_lot (no ratios were published)".into(),
+        caption: "16 threads per core and 20 pauses outside: ratio to parking_lot (no ratios were published)"
+            .into(),
         columns: vec![
             column("a few ns", short, 16, 20),
             column("50 ns", medium, 16, 20),
@@ -198,7 +201,8 @@ fn published() -> Published {
             column("a few ns, beside busy processes", beside, 16, 20),
         ],
         rows: LOCKS.map(row).into(),
-        conclusion: "Which lock is fastest depends on the work with the lock and without it, and on the number of threads."
+        conclusion: "Which lock is fastest depends on the work done with the lock held, on the work \
+                     between acquisitions, and on the number of threads."
             .into(),
     }
 }
@@ -218,7 +222,7 @@ fn differences() -> Vec<Difference> {
         ),
         difference(
             "a number of threads that the user chooses",
-            "1 to 32 threads per core, one slice pinned, one beside busy processes",
+            "1 to 32 threads per core; one part of the runs with pinned threads, one beside busy processes",
             "placement and other load decide how often a thread that holds the lock is preempted",
         ),
     ]

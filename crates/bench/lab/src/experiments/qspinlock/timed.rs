@@ -185,7 +185,8 @@ fn declaration() -> Declaration {
         stacks: Vec::new(),
         maps: Vec::new(),
         targets: vec![Target {
-            text: "16 per core: a timed lock gives up within 2 ms of clock_nanosleep, at the 99th percentile"
+            text: "16 threads per core: a timed lock gives up within 2 ms of clock_nanosleep, at the 99th \
+                   percentile"
                 .into(),
             variants: ids(&[Lock::Hybrid, Lock::Fair, Lock::Fifo]),
             workloads: vec!["timed-16x".into()],
@@ -200,7 +201,7 @@ fn declaration() -> Declaration {
 
 fn columns() -> Vec<Column> {
     let column = Column::new;
-    let beyond = "From the end of the requested timeout until the call returned.";
+    let beyond = "Time from the end of the requested timeout until the call returned.";
     vec![
         column(RATE, "load", "k/s", 1, "Acquisitions of the other lock per second, by the load's threads."),
         column("late-p50", "late p50", "ms", 3, beyond),
@@ -210,17 +211,23 @@ fn columns() -> Vec<Column> {
             "sleep late p50",
             "ms",
             3,
-            "As late p50, but for clock_nanosleep, which the same threads call between two attempts.",
+            "Like late p50, but for clock_nanosleep, which the same threads call between two attempts.",
         ),
-        column("sleep-p99", "sleep late p99", "ms", 3, "As late p99, but for clock_nanosleep."),
+        column("sleep-p99", "sleep late p99", "ms", 3, "Like late p99, but for clock_nanosleep."),
         column(
             EXCESS,
             "beyond sleep p99",
             "ms",
             3,
-            "The 99th percentile of the lock minus that of the sleep, in one sample.",
+            "99th percentile of the lock's lateness minus that of clock_nanosleep, in one sample.",
         ),
-        column("attempts", "attempts", "", 0, "Number of timed attempts in the sample, and of sleeps."),
+        column(
+            "attempts",
+            "attempts",
+            "",
+            0,
+            "Number of timed attempts in the sample; the number of sleeps is the same.",
+        ),
     ]
 }
 

@@ -67,7 +67,7 @@ fn declaration(cores: usize) -> Declaration {
         differences: vec![Difference::new(
             "a virtual CPU that halts and is kicked by the hypervisor",
             "a thread that sleeps in a futex",
-            "this is the equivalent of halting in user space",
+            "in user space, this is the equivalent of halting",
         )],
         variants: LOCKS.iter().enumerate().map(|(place, lock)| variant(place, *lock)).collect(),
         workloads: PER_CORE.map(|per_core| workload(per_core, per_core * cores)).into(),

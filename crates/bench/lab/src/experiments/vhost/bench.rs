@@ -251,7 +251,7 @@ impl Bench for Vhost {
         }
         if self.storages().iter().any(|place| place.label == "disk" && place.file_system.starts_with("tmpfs"))
         {
-            notes.push("The disk is a tmpfs too: give a folder on a real disk with --storage.".to_owned());
+            notes.push("The disk is also a tmpfs: choose a folder on a real disk with --storage.".to_owned());
         }
         notes
     }

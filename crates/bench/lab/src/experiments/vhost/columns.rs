@@ -104,7 +104,7 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
         "mean latency",
         "µs",
         2,
-        "From submitting a request until the client takes its completion; for the host, fio's lat; for qemu-img, its \
+        "Time from submitting a request until the client takes its completion; for the host, fio's lat; for qemu-img, its \
          run time multiplied by the depth and divided by the requests.",
     ),
     (
@@ -112,7 +112,7 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
         "99 % latency",
         "µs",
         1,
-        "99 % of requests are faster; excludes the submission, like fio's clat.",
+        "99 % of the requests are faster than this. Excludes the submission, like fio's clat.",
     ),
     (
         "switches",
@@ -131,7 +131,7 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
         "Context switches, voluntary and involuntary, summed over all threads of the server, per second.",
     ),
     ("idle-cpu", "CPU", "µs/s", 1, "Processor time of all threads of the server, per second."),
-    ("threads", "threads", "", 0, "Number of threads of the server's process at the end."),
+    ("threads", "threads", "", 0, "Number of threads of the server's process at the end of the sample."),
     (
         "resident",
         "memory",
@@ -175,7 +175,7 @@ pub(crate) fn differences(more: &[(&str, &str, &str)]) -> Vec<Difference> {
         (
             "QEMU's virtio-blk, and a server in the host's kernel",
             "qemu-storage-daemon, which is QEMU's block layer behind vhost-user, and `bareblk serve`, each a process",
-            "this project is a vhost-user server; QEMU's device needs a guest",
+            "this project is a vhost-user server, and QEMU's own device needs a guest",
         ),
     ];
     let difference = |&(original, here, why): &_| Difference::new(original, here, why);

@@ -69,7 +69,7 @@ fn this() -> Declaration {
         targets: targets(),
         ..declaration(
             "vhost-depth1",
-            "How long does one request take, from the ring and back?",
+            "How long does one request take, from the client's ring to the server and back?",
             &part,
             PEER_SLEEPS,
         )
@@ -86,7 +86,7 @@ fn targets() -> Vec<Target> {
     };
     vec![
         target(
-            "both poll: at most 2.0 µs",
+            "client and server poll: at most 2.0 µs",
             (&[POLLS], reads),
             (0.0, 0.1),
             Yardstick::Figure { column: LATENCY.into(), at_most: 2.0 },
@@ -104,7 +104,7 @@ fn targets() -> Vec<Target> {
             of(PEER_SLEEPS),
         ),
         target(
-            "an independent client, which sleeps: 2.5 times what it has on qemu-storage-daemon",
+            "an independent client, which sleeps: 2.5 times its IOPS on qemu-storage-daemon",
             (&[IMG_OWN], reads),
             (2.5, 0.25),
             of(IMG_PEER),

@@ -91,25 +91,25 @@ fn targets() -> Vec<Target> {
     let ram: &[&str] = &[RAM];
     vec![
         target(
-            "5 times qemu-storage-daemon's IOPS, the client sleeping",
+            "5 times qemu-storage-daemon's IOPS while the client sleeps",
             (&[SLEEPS], ram),
             (5.0, 0.5),
             of(PEER_SLEEPS),
         ),
         target(
-            "5 times qemu-storage-daemon's IOPS, the client polling",
+            "5 times qemu-storage-daemon's IOPS while the client polls",
             (&[POLLS], ram),
             (5.0, 0.5),
             of(PEER_POLLS),
         ),
         target(
-            "0.8 of the fair share, which is half of the IOPS without neighbours (the client polling)",
+            "0.8 of the fair share, which is half of the IOPS without neighbours (the client polls)",
             (&[POLLS], ram),
             (FAIR_SHARE / 2.0, 0.05),
             Yardstick::Workload(RAM_ALONE.into()),
         ),
         target(
-            "on the disk, 80 % of the equally disturbed host",
+            "on the disk, 80 % of the IOPS of the equally disturbed host",
             (&[DISK_SLEEPS], &[DISK_READ, DISK_WRITE]),
             (0.8, 0.05),
             Yardstick::Baseline,

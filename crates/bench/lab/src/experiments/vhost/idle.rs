@@ -44,7 +44,7 @@ fn this() -> Declaration {
         compared: WAKES.into(),
         ratio_title: "of peer".into(),
         targets: vec![target(
-            "no wake-ups: none of the server's threads runs",
+            "no wake-ups: none of the server's threads runs while the disk is idle",
             (&[ONE, TWO], &[SILENT]),
             (0.0, 0.0),
             Yardstick::Figure { column: WAKES.into(), at_most: 0.0 },

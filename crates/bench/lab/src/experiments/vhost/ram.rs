@@ -120,7 +120,7 @@ fn this(cores: usize) -> Declaration {
             (
                 "a RAM disk as a block device, depth not stated",
                 "a file of 1 GiB on tmpfs, depth 64 per queue",
-                "available on every machine; deep enough that no worker waits for clients",
+                "tmpfs exists on every machine, and the depth ensures that no worker waits for clients",
             ),
             (
                 "virtqueues = vCPUs = jobs, in a guest with this number of vCPUs",
@@ -196,26 +196,26 @@ fn targets(cores: usize) -> Vec<Target> {
     let (mmap, sync, asleep) = (own("mmap", 1, true), own("sync", 1, true), own("mmap", 1, false));
     vec![
         target(
-            "mmap has 10 times qemu-storage-daemon's reads, the client polling",
+            "mmap serves 10 times as many reads as qemu-storage-daemon while the client polls",
             (&[&mmap], reads),
             (10.0, 1.0),
             of(PEER_POLLS),
         ),
         target(
-            "mmap has 15 times qemu-storage-daemon's reads, the client sleeping",
+            "mmap serves 15 times as many reads as qemu-storage-daemon while the client sleeps",
             (&[&asleep], reads),
             (15.0, 1.5),
             of(PEER_SLEEPS),
         ),
         target(
-            "mmap has 0.9 of a bare loop that copies the same blocks",
+            "mmap reaches 0.9 of the IOPS of a bare loop that copies the same blocks",
             (&[&mmap], reads),
             (0.9, 0.05),
             of(LOOP),
         ),
-        target("sync has 0.95 of fio psync", (&[&sync], reads), (0.95, 0.05), of(PSYNC)),
+        target("sync reaches 0.95 of the IOPS of fio psync", (&[&sync], reads), (0.95, 0.05), of(PSYNC)),
         target(
-            "an independent client has 10 times what it has on qemu-storage-daemon",
+            "an independent client has 10 times its IOPS on qemu-storage-daemon",
             (&[IMG_OWN], reads),
             (10.0, 1.0),
             of(IMG_PEER),
@@ -230,12 +230,13 @@ fn two_workers(cores: usize) -> Target {
     let read = workload(false, 2);
     if cores >= 4 {
         let (one, two) = (own("mmap", 1, true), own("mmap", 2, true));
-        let text = "two workers have 1.9 times one worker's reads (mmap, clients poll)";
+        let text = "two workers serve 1.9 times as many reads as one (mmap, clients poll)";
         return target(text, (&[&two], &[&read]), (1.9, 0.1), of(&one));
     }
     let (one, two) = (own("mmap", 1, false), own("mmap", 2, false));
     target(
-        "two workers need at most 5 % more CPU per read than one (mmap; they have no cores of their own here)",
+        "two workers need at most 5 % more CPU per read than one (mmap; the workers have no cores of their \
+         own)",
         (&[&two], &[&read]),
         (0.0, 0.05),
         Yardstick::Beside { column: CPU.into(), variant: one, by: Beside::Ratio, at_most: 1.05 },

@@ -76,7 +76,7 @@ struct Spent {
     stats: Stats,
 }
 
-/// A barrier for the loads. One of them measures the server for all.
+/// A barrier for the loads. One of the threads measures the server on behalf of all.
 struct Start<'s> {
     server: &'s PlacedServer,
     disks: usize,

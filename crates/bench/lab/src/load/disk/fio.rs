@@ -75,7 +75,7 @@ pub(crate) fn run(path: &Path, job: &Job, scratch: &Path, stop: &Stop) -> Result
 }
 
 pub(crate) fn lacking() -> SampleError {
-    SampleError::because("fio", &"its report has no figures for the job")
+    SampleError::because("fio", &"the report has no figures for the job")
 }
 
 /// Returns fio's report, which fio writes to a file in the folder `scratch`.

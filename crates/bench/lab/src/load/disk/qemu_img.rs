@@ -57,7 +57,7 @@ impl QemuImg {
         Self { program, version }
     }
 
-    /// Its version for the report, or the reason why it is not used.
+    /// The version of qemu-img for the report, or the reason why qemu-img is not used.
     pub fn version(&self) -> Result<&str, &str> {
         self.version.as_deref().map_err(String::as_str)
     }
@@ -84,7 +84,7 @@ impl QemuImg {
         command.args(arguments(disk.options(), job, count)).env("LC_ALL", "C");
         let said = program::run(&mut command, NAME, MISSING, stop)?;
         seconds(&said).ok_or_else(|| {
-            SampleError::because(NAME, &"its output has no line \"Run completed in … seconds\"")
+            SampleError::because(NAME, &"the output has no line \"Run completed in … seconds\"")
         })
     }
 }
@@ -110,7 +110,7 @@ fn version(program: &Path) -> Result<String, String> {
     let ended = output(&["--version"])?;
     let text = String::from_utf8_lossy(&ended.stdout).into_owned();
     let line = text.lines().next().filter(|_| ended.status.success()).ok_or_else(|| MISSING.to_owned())?;
-    // This run always fails, because no server exists. Only the reason matters.
+    // This run of qemu-img always fails, because no server exists. Only the reason matters.
     let tried =
         output(&["info", "--image-opts", &format!("driver={DRIVER},path=/dev/null,cache.direct=on")])?;
     if String::from_utf8_lossy(&tried.stderr).contains("Unknown driver") {

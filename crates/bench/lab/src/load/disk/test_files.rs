@@ -16,7 +16,7 @@ pub(crate) enum Place {
     Tmpfs,
 }
 
-/// The test files of an experiment. Dropping this value removes them.
+/// The test files of an experiment. Dropping this value removes the files.
 #[derive(Debug)]
 pub(crate) struct TestFiles {
     disk: Vec<TestFile>,
@@ -34,8 +34,8 @@ impl Default for TestFiles {
 const NOT_PREPARED: &str = "not prepared";
 
 impl TestFiles {
-    /// Fills `count` files in each of `places`. If the RAM disk has no room for them, that is not an error: its samples
-    /// are then unavailable.
+    /// Fills `count` files in each of `places`. If the RAM disk has no room for the files, this function still
+    /// succeeds, and the RAM disk's samples are unavailable.
     pub fn fill(
         setup: &Setup,
         (places, count): (&[Place], usize),

@@ -54,7 +54,7 @@ impl FrozenDisk {
     /// # Errors
     /// Why the disk cannot be made: no right to mount, no loop device, or a missing program.
     pub fn make(parent: &Path) -> Result<Self, String> {
-        Self::try_make(parent).map_err(|error| format!("no file system to freeze: {error}"))
+        Self::try_make(parent).map_err(|error| format!("there is no file system to freeze: {error}"))
     }
 
     fn try_make(parent: &Path) -> io::Result<Self> {

@@ -77,7 +77,7 @@ pub(crate) enum Attack {
     LargeReads,
     /// Announces the same memory repeatedly while a queue runs.
     MemoryTables,
-    /// This many queues of random reads, each always full.
+    /// Random reads on this many queues, each of which is always full.
     Queues(u16),
     /// Requests a new in-flight log repeatedly, each time with a queue that starts and stops.
     Logs,
@@ -173,7 +173,7 @@ impl Thread {
             } else if last.elapsed() > PATIENCE {
                 return Err(ended
                     .err()
-                    .map_or_else(|| "it made no progress".to_owned(), |error| error.to_string()));
+                    .map_or_else(|| "the guest made no progress".to_owned(), |error| error.to_string()));
             } else {
                 std::thread::sleep(PAUSE);
             }

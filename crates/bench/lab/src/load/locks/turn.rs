@@ -19,7 +19,8 @@ impl Load {
         Self { threads, held: Held::Steps50, outside: Outside::Steps100, is_pinned: true }
     }
 
-    /// Pins the calling thread, which is number `place`, if the load is pinned. Called before its first turn.
+    /// Pins the calling thread, which is number `place`, if the load is pinned. The caller calls this before the
+    /// thread's first turn.
     pub fn place_this_thread(self, place: usize) {
         if self.is_pinned {
             pin_this_thread(place);
@@ -32,9 +33,9 @@ impl Load {
 pub(crate) enum Held {
     /// One step, on one of the two cache lines: a few ns.
     Step,
-    /// About 50 ns, on both lines.
+    /// Work of about 50 ns, on both cache lines.
     Steps50,
-    /// About 500 ns, on both lines.
+    /// Work of about 500 ns, on both cache lines.
     Steps500,
 }
 
@@ -52,9 +53,9 @@ impl Held {
 /// The work between two acquisitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outside {
-    /// About 100 ns of dependent steps.
+    /// Work of about 100 ns: steps that depend on each other.
     Steps100,
-    /// This many pause instructions. Their duration depends on the processor.
+    /// Work of this many pause instructions. Their duration depends on the processor.
     Pauses(u32),
 }
 

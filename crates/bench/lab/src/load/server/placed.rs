@@ -68,7 +68,7 @@ pub(crate) struct Layout {
     pub polls: bool,
 }
 
-/// A running server, with a socket for each disk. Dropping it ends the server.
+/// A running server, with a socket for each disk. Dropping this value ends the server.
 #[derive(Debug)]
 pub(crate) struct PlacedServer {
     process: ServerProcess,

@@ -244,7 +244,7 @@ fn stats<L: RawMutex>(stations: &[Station<L>]) -> QueueStats {
 
 /// The state of one job.
 struct Seat<'c> {
-    /// Index of its station.
+    /// Index of the station that the job uses.
     station: usize,
     slots: Slots<'c>,
     sectors: Sectors,
@@ -478,7 +478,7 @@ mod tests {
             let (tally, stats) = under_load(By::Notifier, false, policy, crowd(3, 3, Idle::Poll));
             assert!(stats.pushed > 0 && stats.pushed == stats.completed, "{policy:?}: {stats:?}");
             assert!(tally.requests <= stats.completed, "{tally:?}");
-            assert_eq!(tally.kicks, tally.pushed, "the device wants to hear of every request");
+            assert_eq!(tally.kicks, tally.pushed, "the device requests a notification for every request");
         }
     }
 

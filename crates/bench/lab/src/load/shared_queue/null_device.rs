@@ -38,7 +38,7 @@ use virtqueue::{Chain, DeviceQueue, PopError, RingFault};
 /// Which thread does the device's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
-    /// The thread that notifies, before it returns.
+    /// The notifying thread does the device's work before it returns.
     Notifier,
     /// A separate thread of the device, which sleeps until it is notified.
     Thread,
@@ -152,7 +152,7 @@ impl ExitBell {
         loop {
             self.serve();
             // Leaves the device only if no other thread rang in the meantime. Acquire: this thread must see the chains
-            // of a thread that did.
+            // of a thread that rang the bell.
             match self.wanted.compare_exchange(seen, 0, AcqRel, Acquire) {
                 Ok(_) => return,
                 Err(now) => seen = now,

@@ -41,7 +41,7 @@ pub(crate) struct SpinUntilOver;
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 impl SpinUntilOver {
-    /// Tells all waiting threads whether the sample is over. No other data depends on it.
+    /// Tells all waiting threads whether the sample is over. No other data depends on this flag.
     pub fn set_over(is_over: bool) {
         IS_OVER.store(is_over, Relaxed);
     }

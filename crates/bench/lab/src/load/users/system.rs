@@ -35,7 +35,7 @@ const PAGES: usize = FIRST_PAGES + FAULTS;
 const WORK_STEPS: u32 = 100;
 /// Number of processes that one look-up visits.
 const LOOKED_AT: usize = 4;
-/// This many users share a semaphore.
+/// Number of users that share a semaphore.
 const USERS_PER_SEMAPHORE: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,7 +233,7 @@ impl Job {
         }
     }
 
-    /// Removes the first process: which one does not matter, only the queue's length.
+    /// Removes the first process; only the queue's length matters, not which process is removed.
     fn dequeue<F: Family>(&self, system: &System<F>, meter: &mut Meter) {
         meter.lock(Caller::RunQueue, self.run_queue(system)).pop_front();
     }

@@ -202,7 +202,10 @@ pub fn request_past_the_end_fails_and_the_next_one_works(options: Options) {
 pub fn more_queues_than_there_are_is_an_error_that_names_both(options: Options, available: u16) {
     let wanted = available + 1;
     let error = Device::connect(&Options { queues: wanted, ..options }).unwrap_err();
-    assert_eq!(error.to_string(), format!("{wanted} queues requested, but the device has {available}"));
+    assert_eq!(
+        error.to_string(),
+        format!("{wanted} queues were requested, but the device has only {available}")
+    );
 }
 
 /// The user's own memory: registered while a queue runs, used for data, and withdrawn.
