@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(pause("0.5").unwrap(), Duration::from_millis(500));
         assert_eq!([pause("0.1").unwrap(), pause("3600").unwrap()], [SHORTEST_PAUSE, LONGEST_PAUSE]);
         for text in ["0", "0.05", "3600.1", "-1", "1s", "", "nan", "inf", "1e300"] {
-            assert!(pause(text).unwrap_err().to_string().ends_with("from 0.1 to 3600"), "{text}");
+            assert!(pause(text).unwrap_err().to_string().contains("from 0.1 to 3600"), "{text}");
         }
     }
 

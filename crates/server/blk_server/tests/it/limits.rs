@@ -325,7 +325,7 @@ fn limits_that_make_no_sense_are_refused_and_change_nothing() {
     let rig = limited(&[("iops", 500)], Options::buffered());
     let refused = |limits| server(&rig).limit_disk("test0", limits).unwrap_err();
     let error = refused(limits(&[("iops", 0)])).to_string();
-    assert!(error.starts_with("disk `test0`: iops = 0: give a whole number from 1"), "{error}");
+    assert!(error.starts_with("disk `test0`: iops = 0 is out of range: choose from 1"), "{error}");
     let elsewhere = DiskLimits { group: Some("none".into()), ..DiskLimits::default() };
     assert!(matches!(refused(elsewhere), AdminError::NoGroup { .. }));
     assert!(matches!(server(&rig).limit_group("none", settings(&[])), Err(AdminError::NoGroup { .. })));
