@@ -31,7 +31,7 @@ pub unsafe extern "C" fn bareblk_read_blocking(
         queue.queue.read_blocking(sector, out, Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, read) }
 }
 
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn bareblk_write_blocking(
         queue.queue.write_blocking(sector, data, durability, Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, write) }
 }
 
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn bareblk_flush_blocking(queue: *mut bareblk_queue, limit
         queue.queue.flush_blocking(Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, flush) }
 }
 
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn bareblk_discard_blocking(
         queue.discard_blocking(segments, Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, discard) }
 }
 
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn bareblk_write_zeroes_blocking(
         queue.write_zeroes_blocking(segments, Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, zero) }
 }
 
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn bareblk_get_id_blocking(
         *out = queue.queue.get_id_blocking(Duration::from_nanos(limit_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, ask) }
 }
 

@@ -34,7 +34,7 @@ pub unsafe extern "C" fn bareblk_buffer_take(
         unsafe { pointers::store(buffer, Box::into_raw(taken), "buffer") }?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_device(device, take) }
 }
 
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn bareblk_buffer_take(
 /// pointer. Returns 0 if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_addr(buffer: *const bareblk_buffer) -> u64 {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let buffer = unsafe { pointers::shared(buffer, "buffer") };
     buffer.map_or(0, |buffer| buffer.buffer.range().addr)
 }
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn bareblk_buffer_addr(buffer: *const bareblk_buffer) -> u
 /// device may read and change the bytes at any moment. Returns NULL if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_data(buffer: *const bareblk_buffer) -> *mut c_void {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let buffer = unsafe { pointers::shared(buffer, "buffer") };
     buffer.map_or(std::ptr::null_mut(), |buffer| buffer.buffer.host_ptr().cast())
 }
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn bareblk_buffer_write(
     count: usize,
 ) -> c_int {
     guarded(|| {
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         let buffer = &unsafe { pointers::shared(buffer, "buffer") }?.buffer;
         inside(buffer, offset_bytes, count)?;
         // SAFETY: the caller's promise: `data` has `count` bytes, which do not change.
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn bareblk_buffer_read(
     count: usize,
 ) -> c_int {
     guarded(|| {
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         let buffer = &unsafe { pointers::shared(buffer, "buffer") }?.buffer;
         inside(buffer, offset_bytes, count)?;
         // SAFETY: the caller's promise: `out` has `count` bytes, which no other thread uses.

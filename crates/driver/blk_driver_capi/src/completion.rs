@@ -57,7 +57,7 @@ pub unsafe extern "C" fn bareblk_completions(
         // SAFETY: the caller's promise: `max` completions may be written.
         unsafe { queue.take_completions(completions, max, None) }
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, take) }
 }
 
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn bareblk_wait(
         // SAFETY: the caller's promise: `max` completions may be written.
         unsafe { queue.take_completions(completions, max, Some(limit)) }
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, take) }
 }
 
@@ -95,7 +95,7 @@ impl bareblk_queue {
         max: usize,
         mut limit: Option<Duration>,
     ) -> Result<c_int, Failure> {
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         let out = unsafe { pointers::slice_mut(out, max, MAX_COMPLETIONS, "completions") }?;
         let mut stored = 0;
         for pass in out.chunks_mut(self.completions.len()) {
@@ -129,7 +129,7 @@ impl bareblk_queue {
 /// because there may be no signal for it. On failure, returns an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_arm(queue: *mut bareblk_queue) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.arm()?.into())) }
 }
 
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn bareblk_arm(queue: *mut bareblk_queue) -> c_int {
 /// queue exists, and belongs to the queue: do not read from it, and do not close it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_completion_fd(queue: *mut bareblk_queue) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.completion_fd().as_raw_fd())) }
 }
 
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn bareblk_clear_signal(queue: *mut bareblk_queue) -> c_in
         queue.queue.clear_signal();
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, clear) }
 }
 
@@ -166,6 +166,6 @@ pub unsafe extern "C" fn bareblk_cancel(queue: *mut bareblk_queue, token: u64) -
     let cancel = |queue: &mut bareblk_queue| {
         if queue.queue.cancel(token) { Ok(0) } else { Err(Failure::NoSuchToken { token }) }
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, cancel) }
 }

@@ -49,7 +49,7 @@ pub unsafe extern "C" fn bareblk_connect(
         // SAFETY: the caller's promise: `queues_len` pointers may be written.
         let handles = unsafe { pointers::slice_mut(queues, queues_len, MAX_QUEUES, "queues") }?;
         handles.fill(std::ptr::null_mut());
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         let options = unsafe { options::parse(socket_path, options) }?;
         if handles.len() < options.queues.into() {
             let (value, min) = (queues_len as i128, options.queues.into());
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn bareblk_device_info(
         unsafe { pointers::store_sized(info, struct_size, size_of::<u64>(), &known, "info") }?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_device(device, ask) }
 }
 
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn bareblk_device_info(
 /// that process has no id in this PID namespace; or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_peer_pid(device: *const bareblk_device) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_device(device, |device| Ok(device.peer_pid().unwrap_or(0))) }
 }
 
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn bareblk_register(
         device.register(UserMemory { fd, offset_bytes, len_bytes, addr: addr.addr() as u64 })?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_device(device, register) }
 }
 
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn bareblk_unregister(device: *const bareblk_device, addr:
         device.unregister(addr.addr() as u64)?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_device(device, unregister) }
 }
 

@@ -109,7 +109,7 @@ pub unsafe extern "C" fn bareblk_next_event(
         unsafe { pointers::store_sized(event, struct_size, size_of::<u64>(), &(&next).into(), "event") }?;
         Ok(1)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_device(device, next) }
 }
 
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn bareblk_next_event(
 /// BAREBLK_ERR_INVALID. The descriptor belongs to the device: do not read from it, and do not close it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_event_fd(device: *const bareblk_device) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_device(device, |device| Ok(device.event_fd().as_raw_fd())) }
 }
 

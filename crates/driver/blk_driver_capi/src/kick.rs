@@ -59,7 +59,7 @@ pub unsafe extern "C" fn bareblk_prepare_kick(queue: *mut bareblk_queue, kick: *
         unsafe { pointers::store(kick.cast::<Content>(), content, "kick") }?;
         Ok(1)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, prepare) }
 }
 
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn bareblk_prepare_kick(queue: *mut bareblk_queue, kick: *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_notify(kick: *mut bareblk_kick) -> c_int {
     guarded(|| {
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         if let Some(kick) = unsafe { take(kick) }? {
             kick.notify();
         }
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn bareblk_submit(queue: *mut bareblk_queue) -> c_int {
         queue.queue.submit();
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, submit) }
 }
 

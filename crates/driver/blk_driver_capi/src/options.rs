@@ -142,7 +142,7 @@ pub unsafe extern "C" fn bareblk_options_init(options: *mut bareblk_options, str
     guarded(|| {
         let known_size = u32::try_from(struct_size).unwrap_or(u32::MAX); // refused below
         let initial = bareblk_options { struct_size: known_size, ..bareblk_options::initial() };
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         unsafe { pointers::store_sized(options, struct_size, MIN_OPTIONS_BYTES, &initial, "options") }?;
         Ok(0)
     })
@@ -170,7 +170,7 @@ pub(crate) unsafe fn parse(
     // SAFETY: the size is the first field of every version, and valid by the caller's promise.
     let struct_size = *unsafe { pointers::shared(options.cast::<u32>(), "options") }? as usize;
     let initial = bareblk_options::initial();
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let known = unsafe { pointers::load_sized(options, struct_size, MIN_OPTIONS_BYTES, initial, "options") }?;
     known.parse(socket)
 }

@@ -63,14 +63,14 @@ pub(crate) unsafe fn on_queue(
 /// Returns the queue's index on the device, counted from 0; or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_index(queue: *mut bareblk_queue) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.index().into())) }
 }
 
 /// Returns the queue's size in descriptors; or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_size(queue: *mut bareblk_queue) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.queue_size().into())) }
 }
 
@@ -79,14 +79,14 @@ pub unsafe extern "C" fn bareblk_queue_size(queue: *mut bareblk_queue) -> c_int 
 /// returns an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_in_flight(queue: *mut bareblk_queue) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, |queue| Ok(count(queue.queue.in_flight()))) }
 }
 
 /// Returns how many requests with `buffers` buffers each the queue accepts now; or an error: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_room(queue: *mut bareblk_queue, buffers: u16) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, |queue| Ok(count(queue.queue.room(buffers.into())))) }
 }
 
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn bareblk_queue_refuse_short_reads(queue: *mut bareblk_qu
         queue.queue.set_short_reads(policy);
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, set) }
 }
 
@@ -118,11 +118,11 @@ pub unsafe extern "C" fn bareblk_queue_next_deadline(queue: *mut bareblk_queue, 
     let ask = |queue: &mut bareblk_queue| {
         let left = queue.queue.next_deadline().map(|at| at.saturating_duration_since(Instant::now()));
         let known = left.map_or(BAREBLK_FOREVER, nanoseconds);
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         unsafe { pointers::store(left_ns, known, "left_ns") }?;
         Ok(left.is_some().into())
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, ask) }
 }
 
@@ -163,11 +163,11 @@ pub unsafe extern "C" fn bareblk_queue_stats(
             publications: counted.publications,
             sleeps: counted.sleeps,
         };
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         unsafe { pointers::store_sized(stats, struct_size, size_of::<u64>(), &known, "stats") }?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, ask) }
 }
 

@@ -69,13 +69,13 @@ pub unsafe extern "C" fn bareblk_push_read(
     deadline_ns: u64,
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         unsafe { queue.take_ranges(buffers, count) }?;
         let bareblk_queue { queue, ranges, .. } = queue;
         queue.push(&request(Work::Read { sector, data: ranges }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -94,13 +94,13 @@ pub unsafe extern "C" fn bareblk_push_write(
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
         let durability = durability(flags)?;
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         unsafe { queue.take_ranges(buffers, count) }?;
         let bareblk_queue { queue, ranges, .. } = queue;
         queue.push(&request(Work::Write { sector, data: ranges, durability }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn bareblk_push_flush(
         queue.queue.push(&request(Work::Flush, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -132,13 +132,13 @@ pub unsafe extern "C" fn bareblk_push_discard(
     deadline_ns: u64,
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         unsafe { queue.take_segments(segments, count, 0) }?;
         let bareblk_queue { queue, segments, .. } = queue;
         queue.push(&request(Work::Discard { segments }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -153,13 +153,13 @@ pub unsafe extern "C" fn bareblk_push_write_zeroes(
     deadline_ns: u64,
 ) -> c_int {
     let push = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         unsafe { queue.take_segments(segments, count, BAREBLK_UNMAP) }?;
         let bareblk_queue { queue, segments, .. } = queue;
         queue.push(&request(Work::WriteZeroes { segments }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn bareblk_push_get_id(
         queue.queue.push(&request(Work::GetId { data }, token, deadline_ns))?;
         Ok(0)
     };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { on_queue(queue, push) }
 }
 
@@ -188,7 +188,7 @@ impl bareblk_queue {
     /// # Safety
     /// `buffers` is NULL, or `count` buffers are valid there.
     unsafe fn take_ranges(&mut self, buffers: *const bareblk_range, count: usize) -> Result<(), Failure> {
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         let given = unsafe { pointers::slice(buffers, count, MAX_RANGES, "buffers") }?;
         self.ranges.clear();
         for &buffer in given {
@@ -207,7 +207,7 @@ impl bareblk_queue {
         count: usize,
         known: u32,
     ) -> Result<(), Failure> {
-        // SAFETY: the caller keeps the rules of the header.
+        // SAFETY: the caller upholds the contract of the C header.
         let given = unsafe { pointers::slice(segments, count, MAX_SEGMENTS, "segments") }?;
         self.segments.clear();
         for &bareblk_segment { sector, sectors, flags } in given {

@@ -75,33 +75,33 @@ pub(crate) unsafe fn init_words(words: *mut AtomicU32, count: usize) -> c_int {
 
 #[inline]
 pub(crate) unsafe fn lock<T: Spin>(lock: *mut T) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     ended(unsafe { spin(lock) }.map(|lock| lock.acquire()))
 }
 
 #[inline]
 pub(crate) unsafe fn try_lock<T: Spin>(lock: *mut T) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     ended(unsafe { spin(lock) }.and_then(|lock| check(lock.try_acquire(), EBUSY)))
 }
 
 #[inline]
 pub(crate) unsafe fn lock_before<T: Spin>(lock: *mut T, deadline: Result<Deadline, c_int>) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let lock = unsafe { spin(lock) };
     ended(lock.and_then(|lock| check(lock.acquire_before(deadline?), ETIMEDOUT)))
 }
 
 #[inline]
 pub(crate) unsafe fn unlock<T: Spin>(lock: *mut T) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let held = unsafe { held_at(lock) };
     // SAFETY: it is held; the caller promises that it may release it.
     released(held, |lock| unsafe { lock.release() })
 }
 
 pub(crate) unsafe fn unlock_fair<T: Spin>(lock: *mut T) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let held = unsafe { held_at(lock) };
     // SAFETY: it is held; the caller promises that it may release it.
     released(held, |lock| unsafe { lock.release_fairly() })
@@ -124,19 +124,19 @@ pub(crate) fn released<L>(held: Result<&L, c_int>, release: impl Fn(&L)) -> c_in
 /// The lock at `lock`, unless it is free.
 #[inline]
 unsafe fn held_at<'a, T: Spin>(lock: *mut T) -> Result<&'a LockOf<T>, c_int> {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let lock = unsafe { spin(lock) }?;
     check(lock.is_held(), EPERM).map(|()| lock)
 }
 
 pub(crate) unsafe fn is_locked<T: Spin>(lock: *const T) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { spin(lock) }.map_or(0, |lock| c_int::from(lock.is_held()))
 }
 
 /// Takes the lock and releases it, which also frees the nodes of waiters that gave up.
 pub(crate) unsafe fn destroy<T: Spin>(lock: *mut T) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let errno = unsafe { try_lock(lock) };
     if errno != OK {
         return errno;

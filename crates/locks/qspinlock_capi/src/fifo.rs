@@ -33,7 +33,7 @@ unsafe impl calls::Spin for qspin_fifo_t {
 /// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fifo_init(lock: *mut qspin_fifo_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { calls::init(lock) }
 }
 
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn qspin_fifo_init(lock: *mut qspin_fifo_t) -> c_int {
 /// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fifo_lock(lock: *mut qspin_fifo_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { calls::lock(lock) }
 }
 
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn qspin_fifo_lock(lock: *mut qspin_fifo_t) -> c_int {
 /// Returns 0, EBUSY (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fifo_trylock(lock: *mut qspin_fifo_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { calls::try_lock(lock) }
 }
 
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn qspin_fifo_trylock(lock: *mut qspin_fifo_t) -> c_int {
 /// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fifo_timedlock(lock: *mut qspin_fifo_t, deadline_ns: u64) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { calls::lock_before(lock, Ok(deadline::monotonic(deadline_ns))) }
 }
 
@@ -76,9 +76,9 @@ pub unsafe extern "C" fn qspin_fifo_clocklock(
     clock: c_int,
     deadline: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let deadline = unsafe { deadline::of_clock(clock, deadline) };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { calls::lock_before(lock, deadline) }
 }
 
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn qspin_fifo_clocklock(
 /// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fifo_unlock(lock: *mut qspin_fifo_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { calls::unlock(lock) }
 }
 
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn qspin_fifo_unlock(lock: *mut qspin_fifo_t) -> c_int {
 /// Returns 0, EPERM (the lock was free and stays free) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fifo_unlock_fair(lock: *mut qspin_fifo_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { calls::unlock_fair(lock) }
 }
 
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn qspin_fifo_unlock_fair(lock: *mut qspin_fifo_t) -> c_in
 /// `lock` is NULL or not aligned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fifo_is_locked(lock: *const qspin_fifo_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { calls::is_locked(lock) }
 }
 
@@ -116,6 +116,6 @@ pub unsafe extern "C" fn qspin_fifo_is_locked(lock: *const qspin_fifo_t) -> c_in
 /// Returns 0, EBUSY (a thread holds the lock or waits for it) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fifo_destroy(lock: *mut qspin_fifo_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { calls::destroy(lock) }
 }

@@ -37,7 +37,7 @@ unsafe fn lock_before(
     deadline: Result<Deadline, c_int>,
     take: fn(&QRwLock, Deadline) -> bool,
 ) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let lock = unsafe { rw(lock) };
     ended(lock.and_then(|lock| check(take(lock, deadline?), ETIMEDOUT)))
 }
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn qspin_rwlock_init(lock: *mut qspin_rwlock_t) -> c_int {
 /// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_rdlock(lock: *mut qspin_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     ended(unsafe { rw(lock) }.map(QRwLock::read))
 }
 
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn qspin_rwlock_rdlock(lock: *mut qspin_rwlock_t) -> c_int
 /// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_rdlock_recursive(lock: *mut qspin_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     ended(unsafe { rw(lock) }.map(QRwLock::read_recursive))
 }
 
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn qspin_rwlock_rdlock_recursive(lock: *mut qspin_rwlock_t
 /// Returns 0 or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_wrlock(lock: *mut qspin_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     ended(unsafe { rw(lock) }.map(QRwLock::write))
 }
 
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn qspin_rwlock_wrlock(lock: *mut qspin_rwlock_t) -> c_int
 /// Returns 0, EBUSY (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_tryrdlock(lock: *mut qspin_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     ended(unsafe { rw(lock) }.and_then(|lock| check(lock.try_read(), EBUSY)))
 }
 
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn qspin_rwlock_tryrdlock(lock: *mut qspin_rwlock_t) -> c_
 /// Returns 0, EBUSY (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_tryrdlock_recursive(lock: *mut qspin_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     ended(unsafe { rw(lock) }.and_then(|lock| check(lock.try_read_recursive(), EBUSY)))
 }
 
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn qspin_rwlock_tryrdlock_recursive(lock: *mut qspin_rwloc
 /// Returns 0, EBUSY (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_trywrlock(lock: *mut qspin_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     ended(unsafe { rw(lock) }.and_then(|lock| check(lock.try_write(), EBUSY)))
 }
 
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn qspin_rwlock_trywrlock(lock: *mut qspin_rwlock_t) -> c_
 /// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_timedrdlock(lock: *mut qspin_rwlock_t, deadline_ns: u64) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { lock_before(lock, Ok(deadline::monotonic(deadline_ns)), QRwLock::read_before) }
 }
 
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn qspin_rwlock_timedrdlock_recursive(
     lock: *mut qspin_rwlock_t,
     deadline_ns: u64,
 ) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { lock_before(lock, Ok(deadline::monotonic(deadline_ns)), QRwLock::read_recursive_before) }
 }
 
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn qspin_rwlock_timedrdlock_recursive(
 /// Returns 0, ETIMEDOUT (not locked) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_timedwrlock(lock: *mut qspin_rwlock_t, deadline_ns: u64) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { lock_before(lock, Ok(deadline::monotonic(deadline_ns)), QRwLock::write_before) }
 }
 
@@ -151,9 +151,9 @@ pub unsafe extern "C" fn qspin_rwlock_clockrdlock(
     clock: c_int,
     deadline: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let deadline = unsafe { deadline::of_clock(clock, deadline) };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { lock_before(lock, deadline, QRwLock::read_before) }
 }
 
@@ -167,9 +167,9 @@ pub unsafe extern "C" fn qspin_rwlock_clockrdlock_recursive(
     clock: c_int,
     deadline: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let deadline = unsafe { deadline::of_clock(clock, deadline) };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { lock_before(lock, deadline, QRwLock::read_recursive_before) }
 }
 
@@ -183,9 +183,9 @@ pub unsafe extern "C" fn qspin_rwlock_clockwrlock(
     clock: c_int,
     deadline: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let deadline = unsafe { deadline::of_clock(clock, deadline) };
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { lock_before(lock, deadline, QRwLock::write_before) }
 }
 
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn qspin_rwlock_clockwrlock(
 /// Returns 0, EPERM (no reader held the lock; nothing has changed) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_rdunlock(lock: *mut qspin_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let lock = unsafe { rw(lock) };
     let read =
         lock.and_then(|lock| check(lock.is_held() && !lock.is_held_exclusively(), EPERM).map(|()| lock));
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn qspin_rwlock_rdunlock(lock: *mut qspin_rwlock_t) -> c_i
 /// Returns 0, EPERM (no writer held the lock; nothing has changed) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_wrunlock(lock: *mut qspin_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let lock = unsafe { rw(lock) };
     let written = lock.and_then(|lock| check(lock.is_held_exclusively(), EPERM).map(|()| lock));
     // SAFETY: a writer holds the lock; the caller promises that it is this writer.
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn qspin_rwlock_wrunlock(lock: *mut qspin_rwlock_t) -> c_i
 /// call returns. Returns 0 if `lock` is NULL or not aligned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_is_locked(lock: *const qspin_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     unsafe { rw(lock) }.map_or(
         0,
         |lock| {
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn qspin_rwlock_is_locked(lock: *const qspin_rwlock_t) -> 
 /// Returns 0, EBUSY (a thread holds the lock or waits for it) or EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_destroy(lock: *mut qspin_rwlock_t) -> c_int {
-    // SAFETY: the caller keeps the rules of the header.
+    // SAFETY: the caller upholds the contract of the C header.
     let errno = unsafe { qspin_rwlock_trywrlock(lock) };
     if errno != OK {
         return errno;

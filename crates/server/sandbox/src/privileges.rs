@@ -115,7 +115,7 @@ fn become_identity(identity: Identity, kept: CapabilitySet) -> Result<(), Sandbo
     keep.map_err(|errno| SandboxError::system("keep capabilities", errno))?;
     let failed = |what: String| {
         move |errno: nix::errno::Errno| {
-            SandboxError::system(format!("{what} (only root can serve as another user)"), errno)
+            SandboxError::system(format!("{what} (only root can switch to another user or group)"), errno)
         }
     };
     setgroups(&[]).map_err(failed("drop the groups of root".into()))?;

@@ -95,7 +95,7 @@ pub struct Measured {
     pub job_runtime: Duration,
     /// CPU time of all threads together.
     pub cpu: CpuTime,
-    /// Blocks that verify read and found correct.
+    /// Blocks that the verify pass read and found correct.
     pub verified_blocks: u64,
 }
 

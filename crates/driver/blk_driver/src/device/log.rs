@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn log_for_other_queues_than_were_asked_for_is_refused_with_both_numbers() {
         let line = refusal(4096, 0, Wanted { queues: 3, ..WANTED });
-        assert!(line.contains("3 queues") && line.contains("requested 2"), "{line}");
+        assert!(line.contains("3 queues") && line.contains("requested one for 2"), "{line}");
         let line = refusal(4096, 0, Wanted { queue_size: 65535, ..WANTED });
         assert!(line.contains("65535 descriptors per queue"), "{line}");
     }

@@ -95,7 +95,7 @@ pub enum ConnectError {
         is_bytes: u32,
     },
     /// After a reconnect, the disk has lower limits than before.
-    #[error("the disk's limit {field} fell from {was} to {is} while the back-end was disconnected")]
+    #[error("the disk's {field} fell from {was} to {is} while the back-end was disconnected")]
     Smaller {
         /** Name of the field. */
         field: &'static str,

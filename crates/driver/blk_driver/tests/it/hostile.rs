@@ -507,7 +507,7 @@ fn back_end_that_comes_back_without_a_feature_in_use_is_given_up_with_the_reason
         _ => Reaction::Right,
     });
     let reason = reason_to_give_up(&script);
-    assert!(reason.contains("0x200 are missing"), "{reason}");
+    assert!(reason.contains("it lacks 0x200"), "{reason}");
 }
 
 #[test]
@@ -532,7 +532,7 @@ fn disk_that_comes_back_smaller_is_given_up_with_both_sizes() {
         _ => Reaction::Right,
     });
     let reason = reason_to_give_up(&script);
-    assert!(reason.contains("capacity in sectors 1024, but had 2048"), "{reason}");
+    assert!(reason.contains("capacity in sectors fell from 2048 to 1024"), "{reason}");
 }
 
 #[test]

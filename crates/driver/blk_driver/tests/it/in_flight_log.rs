@@ -189,8 +189,16 @@ fn log_for_more_or_larger_queues_than_were_asked_for_is_an_error_with_both_numbe
             with_memory(description)
         })
     };
-    assert!(more(16).to_string().contains("for 65535 queues, but the driver requested 1"), "{}", more(16));
-    assert!(more(18).to_string().contains("for 65535 descriptors per queue, but the driver requested 256"));
+    assert!(
+        more(16).to_string().contains("for 65535 queues, but the driver requested one for 1"),
+        "{}",
+        more(16)
+    );
+    assert!(
+        more(18)
+            .to_string()
+            .contains("for 65535 descriptors per queue, but the driver requested one for 256")
+    );
 }
 
 #[test]

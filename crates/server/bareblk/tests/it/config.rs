@@ -154,7 +154,7 @@ fn each_mistake_is_one_line_with_file_line_and_value_and_nothing_is_made() {
         lines[0].starts_with(&format!("{begin}:10: there is no key `qeues`: did you mean `queues`?")),
         "{text}"
     );
-    assert!(lines[1].starts_with(&format!("{begin}:11: queue-size = 100: ")), "{text}");
+    assert!(lines[1].starts_with(&format!("{begin}:11: queue-size = 100 is invalid: ")), "{text}");
     assert!(!place.path("a").exists() && !place.socket("a").exists());
 }
 

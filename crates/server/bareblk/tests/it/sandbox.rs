@@ -202,7 +202,7 @@ fn workers_that_share_a_disk_open_its_image_through_the_helper() {
 #[test]
 fn disk_is_added_by_a_server_that_could_not_open_it_itself() {
     if !is_root() {
-        return skip(Reason::NotRoot, "only root can serve as another user");
+        return skip(Reason::NotRoot, "only root can switch to another user or group");
     }
     let place = Place::new();
     let server = Server::start(controlled(&place, &["--user", UNPRIVILEGED, "--group", UNPRIVILEGED]));
@@ -540,7 +540,7 @@ fn somebody_elses_rights_are_refused_to_who_is_not_root() {
         return skip(Reason::HiddenFromNobody, line);
     }
     assert_eq!(output.status.code(), Some(1), "{line}");
-    assert_says(&line, &["sandbox", "only root can serve as another user", "--sandbox off"]);
+    assert_says(&line, &["sandbox", "only root can switch to another user or group", "--sandbox off"]);
     assert_eq!(line.lines().count(), 1, "{line}");
 }
 

@@ -1,4 +1,5 @@
-//! Draws the state: a line about everything, a screen, the workers' load, a line about the user's filter or lost servers.
+//! Draws the display, from top to bottom: a summary line, the current view, the workers' load, and notes about the
+//! user's filter or lost servers.
 //!
 //! - Colours only repeat what words or marks say. `NO_COLOR` leaves them out.
 //! - Below 40 columns there is one line per disk and nothing else.

@@ -158,7 +158,7 @@ fn body_of_a_wrong_size_is_refused_for_every_request_that_has_one() {
     ];
     for (code, right) in sizes {
         for wrong in [0, 4, right - 1, right + 1, 4096] {
-            // The body announces one region, or one byte of configuration.
+            // The first byte is 1, so that a memory table announces one region.
             let mut body = vec![0; wrong];
             body.iter_mut().take(1).for_each(|byte| *byte = 1);
             assert!(is_refused(&front_end, code, &body, &[]), "request {code} with {wrong} bytes");

@@ -75,7 +75,8 @@ impl WatchTable {
         WatchId { index: index as u32, generation: slot.generation }
     }
 
-    /// Marks a descriptor of this process. No other process can keep the engine busy through it.
+    /// Marks the watch's descriptor as this process's own. It is always rearmed, because no other process can use it to
+    /// keep the engine busy.
     pub fn trust(&mut self, id: WatchId) {
         if let Some(slot) = self.slot(id) {
             slot.trusted = true;
@@ -95,7 +96,8 @@ impl WatchTable {
     }
 
     /// Records that a poll reported an event. `ended`: whether the poll also ended, without an error. Returns whether
-    /// to arm the watch again: not after too many polls that ended at their first event.
+    /// to rearm the watch: false once too many polls in a row have ended at their first event, unless the descriptor is
+    /// trusted.
     pub fn may_go_on(&mut self, id: WatchId, ended: bool) -> bool {
         let Some(slot) = self.slot(id) else { return false };
         slot.ended_at_once = if ended { slot.ended_at_once.saturating_add(1) } else { 0 };

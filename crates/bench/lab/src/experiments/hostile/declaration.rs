@@ -76,7 +76,7 @@ pub(crate) fn declaration() -> Declaration {
         source: Source {
             title: "No publication: this is this project's own requirement".into(),
             year: 2026,
-            setup: "nine good guests and a hostile one on one server".into(),
+            setup: "one server with nine good guests and a hostile one".into(),
         },
         published: Published {
             caption: "No published figures".into(),

@@ -217,7 +217,7 @@ fn differences() -> Vec<Difference> {
         ),
         difference(
             "submissions are queued to a real-time worker on the completion CPU",
-            "to a worker of the usual scheduling class",
+            "submissions are queued to a worker in the default scheduling class",
             "the real-time classes need a privilege; --worker-class fifo:1 selects one for a server",
         ),
         difference(

@@ -18,7 +18,7 @@ const STRIDE: u32 = 5;
 /// The code that acquires a lock, as in the published profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// The list of pages in use, in order of use.
+    /// The LRU list of pages in use.
     PageList,
     /// The list of unused pages.
     FreeList,

@@ -62,12 +62,13 @@ static DISK: [Of<Disk>; 17] = [
     of(counter("disk_held", Some(Unit::Seconds), "Total time for which requests were held"), |disk| {
         Ns(disk.totals.held_ns)
     }),
-    of(counter("disk_throttled_requests", None, "Requests that waited for a limit"), |disk| {
+    of(counter("disk_throttled_requests", None, "Requests that were held back by a limit"), |disk| {
         Whole(disk.throttling.throttled_requests)
     }),
-    of(counter("disk_throttled", Some(Unit::Seconds), "Time that queues waited for a limit"), |disk| {
-        Ns(disk.throttling.throttled_ns)
-    }),
+    of(
+        counter("disk_throttled", Some(Unit::Seconds), "Total time that queues were held back by a limit"),
+        |disk| Ns(disk.throttling.throttled_ns),
+    ),
 ];
 const REQUESTS: Head = counter("disk_requests", None, "Answered requests");
 const BYTES: Head = counter("disk", Some(Unit::Bytes), "Bytes read and written");

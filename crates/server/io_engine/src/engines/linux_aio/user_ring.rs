@@ -115,7 +115,7 @@ impl UserRing {
     #[inline]
     fn publish(&mut self) {
         if self.published_head != self.head {
-            // Release: the events were read before the kernel may overwrite them.
+            // Release: our reads of the events complete before the kernel may overwrite them.
             self.header().head.store(self.head, Ordering::Release);
             self.published_head = self.head;
         }

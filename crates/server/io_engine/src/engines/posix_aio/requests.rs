@@ -2,9 +2,9 @@
 //!
 //! `take (a call) → one control block per piece → start → finish (each piece) → the call's result`
 //!
-//! - The blocks never move, and the waiters share them. The C library writes to blocks of requests that it has
-//!   accepted.
-//! - A block becomes free when its request has ended *and* no waiter uses it.
+//! - The blocks never move, and the waiters share them. The C library writes to a block for as
+//!   long as its request is in flight.
+//! - A block becomes free when its request has ended *and* no waiter uses the block.
 //! - A call uses as many blocks as its file's share allows (`shares.rs`), from one to [`MAX_PIECES`]. The core resumes
 //!   the rest of the call. All blocks are allocated at the start. They suffice for half as many files as one file alone
 //!   may use blocks; with more files, a call may have to wait for a block.
