@@ -17,14 +17,26 @@ use crate::guest_migration::{ATTEMPTS, KernelDied, died};
 use crate::rig::Place;
 use crate::sandbox::Loop;
 
-/// Verified runs until the console receives a line. Half of fio's requests are reads, into pages that only the device
-/// writes.
+/// Verified runs until the console receives a line. Before each run, the guest reads a part of the disk into its page
+/// cache, into pages that only the device writes; after it, the guest checks these pages. A migration that misses a
+/// page of them fails the check. The open file keeps the page cache, and fio must not drop it.
 const SCRIPT: &str = "
+    exec 3< /dev/vda
+    part() { dd if=/dev/vda bs=1M skip=$1 count=4 2> /dev/null; }
+    for at in 8 12; do
+        dd if=/dev/urandom of=/dev/vda bs=1M seek=$at count=4 conv=notrunc 2> /dev/null
+        part $at | sha256sum > /tmp/sum-$at
+    done
+    sync
     rm -f /tmp/stop; (read stop < /dev/console; touch /tmp/stop) &
     number=0
     until [ -e /tmp/stop ]; do
         echo run $number starts
-        DISK=/dev/vda verified --bsrange=4k-128k --size=8m --randseed=$number
+        at=$((8 + number % 2 * 4))
+        echo 3 > /proc/sys/vm/drop_caches
+        part $at > /dev/null
+        DISK=/dev/vda verified --bsrange=4k-128k --size=8m --invalidate=0 --randseed=$number
+        part $at | sha256sum | cmp - /tmp/sum-$at || fail wrong data in the page cache
         number=$((number + 1))
     done
     echo BB:COMPLAINTS=$(complaints)";
