@@ -48,6 +48,7 @@ pub use data_path::report::{
 pub use data_path::throttle::disk_throttle::LimitReport;
 pub use data_path::throttle::limits::{
     DEFAULT_WEIGHT, DiskLimits, InvalidLimits, LimitKind, LimitSettings, MAX_WEIGHT, RateSettings,
+    SettingUnit,
 };
 pub use data_path::worker::poller::{BUSY_POLL, DEFAULT_POLL};
 pub use data_path::worker::submissions::Submissions;

@@ -3,7 +3,7 @@
 //! `LimitArgs → LimitSettings (checked)`; `KEY=VALUE of ctl limit → JSON → LimitSettings`
 
 use anyhow::{Context, Result, bail};
-use blk_server::{InvalidLimits, LimitSettings, MAX_WEIGHT};
+use blk_server::{InvalidLimits, LimitSettings, MAX_WEIGHT, SettingUnit};
 use clap::Args;
 use serde_json::Value;
 
@@ -154,19 +154,19 @@ pub fn is_limit_key(key: &str) -> bool {
 }
 
 fn rate(text: &str) -> Result<u64> {
-    value("iops", text)
+    value_in(SettingUnit::RequestsPerSecond, text)
 }
 
 fn bytes(text: &str) -> Result<u64> {
-    value("bps", text)
+    value_in(SettingUnit::BytesPerSecond, text)
 }
 
 fn seconds(text: &str) -> Result<u64> {
-    value("iops-max-length", text)
+    value_in(SettingUnit::Seconds, text)
 }
 
 fn part(text: &str) -> Result<u64> {
-    value("iops-size", text)
+    value_in(SettingUnit::Bytes, text)
 }
 
 pub fn weight(text: &str) -> Result<u32> {
@@ -175,21 +175,19 @@ pub fn weight(text: &str) -> Result<u32> {
 
 /// Parses the value of one setting.
 fn value(key: &str, text: &str) -> Result<u64> {
-    let is_size = key == "iops-size" || key.starts_with("bps") && !key.ends_with("-length");
-    let what = match key {
-        _ if key.ends_with("-length") => "whole seconds, from 1 to 604800",
-        "iops-size" => "a size from 512 to 1G, such as 16K",
-        _ if is_size => "bytes per second from 1 to 1T, such as 200M",
-        _ => "a whole number from 1 to 1099511627776",
+    value_in(SettingUnit::of_key(key).context("no limit has this name")?, text)
+}
+
+fn value_in(unit: SettingUnit, text: &str) -> Result<u64> {
+    let (what, parsed) = match unit {
+        SettingUnit::Seconds => ("whole seconds, from 1 to 604800", text.parse().ok()),
+        SettingUnit::Bytes => ("a size from 512 to 1G, such as 16K", size_bytes(text).ok()),
+        SettingUnit::BytesPerSecond => ("bytes per second from 1 to 1T, such as 200M", size_bytes(text).ok()),
+        SettingUnit::RequestsPerSecond => ("a whole number from 1 to 1099511627776", text.parse().ok()),
     };
-    let parsed = if is_size { size_bytes(text).ok() } else { text.parse().ok() };
-    let alone = |value| {
-        // Only the range counts: some settings are valid only together with another one.
-        let mut settings = LimitSettings::default();
-        settings.set(key, Some(value));
-        !matches!(settings.check(), Err(InvalidLimits::OutOfRange { .. }))
-    };
-    parsed.filter(|value| alone(*value)).with_context(|| format!("give {what}; for no limit, leave it out"))
+    parsed
+        .filter(|value| unit.range().contains(value))
+        .with_context(|| format!("give {what}; for no limit, leave it out"))
 }
 
 /// Parses `iops=5000`, `bps=200M`, `iops-max=off`, `weight=200`, `group=off` for `ctl limit`.
@@ -237,8 +235,8 @@ mod tests {
     #[test]
     fn every_setting_has_an_option_that_reaches_it() {
         for key in LimitSettings::keys() {
-            let given = if key == "iops-size" { "512" } else { "7" };
-            let line = Line::try_parse_from(["line", &format!("--{key}"), given]).unwrap();
+            let given = SettingUnit::of_key(&key).unwrap().range().start().to_string();
+            let line = Line::try_parse_from(["line", &format!("--{key}"), &given]).unwrap();
             let set = match line.limits.settings() {
                 Ok(settings) => settings.values().map(|(key, _)| key).collect(),
                 // A burst without its rate is refused, and the error names the option.

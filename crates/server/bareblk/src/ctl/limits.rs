@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
+use blk_server::LimitKind;
 use serde_json::Value;
 
 use super::rates;
@@ -47,7 +48,9 @@ pub fn shown(before: &LimitAnswer, now: &LimitAnswer) -> String {
     let row = |names: [String; 2], rate: &Rate, old: &[Rate], waited: String| {
         let old = old.iter().find(|old| old.limit == rate.limit);
         let used = rate.used.saturating_sub(old.map_or(rate.used, |old| old.used));
-        let size = |units: u64| if rate.limit.starts_with("bps") { bytes(units) } else { units.to_string() };
+        // A newer server may have limits of which this client does not know the unit.
+        let is_bytes = LimitKind::of_key(&rate.limit).is_some_and(LimitKind::is_bytes);
+        let size = |units: u64| if is_bytes { bytes(units) } else { units.to_string() };
         let figures = [
             size(rate.rate),
             rate.max.map_or_else(|| NONE.into(), size),

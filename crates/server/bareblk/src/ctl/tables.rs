@@ -1,6 +1,7 @@
 //! Formats answers as tables for a terminal.
 //!
-//! Names come from files, so tables escape control characters.
+//! Names come from files, so tables escape control characters. A figure that `bareblk top` shows too has the same heading
+//! there.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -23,7 +24,7 @@ use crate::control::protocol::WorkerSettings;
 const NONE: &str = "–";
 const PLACEMENT_HEADINGS: [&str; 8] =
     ["DISK", "PLACEMENT", "COMPLETION WORKER", "WANTED", "HAND-OVERS", "OPS", "PASSED ON", "MOVES"];
-const PERCENTILES: [&str; 3] = ["P50", "P99", "MAX"];
+const PERCENTILES: [&str; 3] = ["p50", "p99", "max"];
 /// Maximum number of the balancer's decisions in the table, the latest first.
 const SHOWN_DECISIONS: usize = 8;
 
@@ -194,7 +195,7 @@ fn latencies(stats: &StatsAnswer) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let headings = ["DISK", "LATENCY", "REQUESTS", "P50", "P90", "P99", "P99.9", "MAX"];
+    let headings = ["DISK", "LATENCY", "REQUESTS", "p50", "p90", "p99", "p99.9", "max"];
     table(&headings, 2, rows.into_iter()) + "\n"
 }
 
@@ -311,15 +312,15 @@ pub fn rates(before: &StatsAnswer, now: &StatsAnswer) -> String {
     };
     let cpu = rates::cpu_us_per_request(before, now, requests_per_s);
     let cpu = cpu.map_or_else(|| NONE.to_owned(), hundredths);
-    let headings = ["WORKER", "QUEUES", "CPU %", "SUBMITTING %", "COMPLETING %", "SLEEPS/s"];
+    let headings = ["WORKER", "QUEUES", "CPU%", "SUBMIT%", "COMPL%", "SLEEP/s"];
     let mut text = format!(
         "{} requests/s, {cpu} µs of processor time per request (the whole process), over {} s\n\n",
         whole(requests_per_s),
         tenths(seconds)
     );
     text += &table(&headings, 1, now.workers.iter().map(worker));
-    let headings = ["DISK", "IOPS", "READS/s", "MB/s", "WRITES/s", "MB/s", "FLUSHES/s", "ERRORS/s"];
-    let headings = [&headings[..], &PERCENTILES, &["WORKER µs/IO"]].concat();
+    let headings = ["DISK", "IOPS", "READ/s", "MB/s", "WRITE/s", "MB/s", "FLUSH/s", "ERR/s"];
+    let headings = [&headings[..], &PERCENTILES, &["µs/IO"]].concat();
     text.push('\n');
     text + &table(&headings, 1, disks.into_iter())
 }

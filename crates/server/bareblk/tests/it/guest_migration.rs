@@ -64,7 +64,7 @@ impl Host {
     }
 
     fn wait_for(&mut self, pattern: &str) -> Result<(), KernelDied> {
-        self.vm.wait_for_line(pattern, LINE_DEADLINE).map(drop).map_err(died)
+        self.vm.wait_for_line(pattern, LINE_DEADLINE).map(drop).map_err(|error| died(format!("{error:#}")))
     }
 
     /// Migrates the guest. Returns QEMU's report once the guest runs in the new QEMU.
@@ -119,17 +119,16 @@ impl Qmp {
 /// How often the test is tried if the emulator breaks the guest. The emulated processors can lose a store to memory
 /// that QEMU is sending: on a busy host, the guest's kernel then panics, stops or reports a BUG, even without any disk.
 /// Wrong data that fio finds always fails the test if the guest's kernel is intact.
-const ATTEMPTS: usize = 3;
+pub const ATTEMPTS: usize = 3;
 /// Longer than a run of fio takes. A guest that prints nothing for this long has stopped.
 const LINE_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The console of a guest whose kernel died or stopped.
 #[derive(Debug)]
-struct KernelDied(String);
+pub struct KernelDied(pub String);
 
 /// Fails the test if fio found wrong data and the guest's kernel reported nothing wrong with its own memory.
-fn died(error: anyhow::Error) -> KernelDied {
-    let text = format!("{error:#}");
+pub fn died(text: String) -> KernelDied {
     let kernel_died = ["Kernel panic", "soft lockup", "BUG: "].iter().any(|sign| text.contains(sign));
     assert!(kernel_died || !text.contains("BB:FAILED"), "{text}");
     KernelDied(text)

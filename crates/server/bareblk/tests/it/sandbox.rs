@@ -461,10 +461,10 @@ fn image_that_hangs_when_it_is_opened_holds_up_no_other_that_is_added() {
 }
 
 /// A loop device on an image; detached when dropped.
-struct Loop(PathBuf);
+pub struct Loop(pub PathBuf);
 
 impl Loop {
-    fn new(image: &Path) -> Option<Self> {
+    pub fn new(image: &Path) -> Option<Self> {
         let made = Command::new("losetup").args(["--find", "--show"]).arg(image).output();
         let path = made.ok().filter(|made| made.status.success()).map(|made| made.stdout);
         let Some(path) = path else {

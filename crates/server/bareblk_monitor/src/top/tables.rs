@@ -1,4 +1,5 @@
-//! The columns of each screen, and the rows that fill them.
+//! The columns of each screen, and the rows that fill them. A figure that `bareblk ctl` shows too has the same heading
+//! there.
 
 use bareblk::client::format_cpus;
 
@@ -59,7 +60,7 @@ const GROUPS: &[Column] = &[
     Column::words("SCOPE", NARROW),
     Column::words("NAME", 0),
     Column::words("LIMIT", 0),
-    Column::figures("RATE", NARROW),
+    Column::figures("RATE/s", NARROW),
     Column::figures("USED/s", 0),
     Column::figures("USE%", USUAL),
     Column::figures("CREDIT%", USUAL),

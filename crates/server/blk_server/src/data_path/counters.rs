@@ -144,7 +144,7 @@ counters! {
         /// Requests answered with IOERR; each is also counted as a read, write, flush or other request.
         "errors" => errors: u64, Count, "ERRORS";
         /// Requests taken but not yet answered.
-        "in_flight" => in_flight: u64, Now, "IN FLIGHT";
+        "in_flight" => in_flight: u64, Now, "QD";
         /// Parked requests, a part of those in flight.
         "held" => parked: u64, Now, "HELD";
         /// Retries of parked requests.
@@ -177,9 +177,9 @@ counters! {
         /// Times that the worker went to sleep.
         "sleeps" => sleeps: u64, Count, "SLEEPS";
         /// Time spent taking and submitting requests, estimated from samples.
-        "submission_ns" => submission_time: Duration, Nanoseconds, "SUBMITTING ms";
+        "submission_ns" => submission_time: Duration, Nanoseconds, "SUBMIT ms";
         /// Time spent on completions, estimated from samples.
-        "completion_ns" => completion_time: Duration, Nanoseconds, "COMPLETING ms";
+        "completion_ns" => completion_time: Duration, Nanoseconds, "COMPL ms";
     }
     read {
         /// Processor time of the worker's thread.

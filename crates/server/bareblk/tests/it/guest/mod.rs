@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use xtask::guest::{GuestImage, GuestOutput, RunningVm, Vm};
 pub use xtask::sizes;
 
-use crate::rig::{Place, Server, Starting, eventually};
+use crate::rig::{Place, Server, Starting, bareblk, eventually, output};
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
@@ -73,10 +73,22 @@ impl Served {
 
     /// Serves a new image, with a control socket.
     pub fn with_control(size_bytes: u64) -> Self {
+        Self::with_control_and(size_bytes, &[])
+    }
+
+    /// Serves a new image, with a control socket and these extra arguments.
+    pub fn with_control_and(size_bytes: u64, args: &[&str]) -> Self {
         let place = Place::new();
         let image = place.image("disk.raw", size_bytes);
         let control = place.socket("c").display().to_string();
-        Self::existing(place, image, &["--control", &control])
+        Self::existing(place, image, &[&["--control", &control], args].concat())
+    }
+
+    /// Changes the disk's size with `bareblk ctl resize`. The server needs a control socket.
+    pub fn resize(&self, size: &str) {
+        let mut command = bareblk();
+        command.args(["ctl", "resize", "disk.raw", size, "--control"]).arg(self.place.socket("c"));
+        output(command);
     }
 
     /// Serves an image on tmpfs.

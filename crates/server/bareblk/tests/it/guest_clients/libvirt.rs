@@ -1,8 +1,11 @@
 //! libvirt with vhost-user disks, set up as in its documentation: a domain with one disk is defined and started, a
-//! second disk is hot-plugged and unplugged, and each disk's server is killed under load.
+//! second disk is hot-plugged and unplugged, each disk's server is killed under load, and bareblk grows a disk. Another
+//! domain is saved, restored and migrated (`migration.rs`).
 //!
 //! The libvirt is that of Debian 13, in a folder. Its sockets, logs and domains are in the test's folder, its processes
 //! end with the test, and it has no network. The domain runs under emulation (`type='qemu'`). Long run only.
+
+mod migration;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -18,6 +21,10 @@ use super::debian_13;
 use crate::guest::{MIB, Served, guest_image, script, sizes};
 use crate::rig::{bareblk, eventually, output};
 
+/// A host name and a host UUID: libvirt refuses to migrate a domain to a host that has the same ones.
+const HOSTS: [(&str, &str); 2] =
+    [("first", "11111111-2222-4333-8444-555555555555"), ("second", "66666666-7777-4888-8999-aaaaaaaaaaaa")];
+
 /// The daemon and its folder.
 struct Libvirt {
     folder: DebianFolder,
@@ -26,7 +33,8 @@ struct Libvirt {
 }
 
 impl Libvirt {
-    fn start(folder: &DebianFolder) -> Self {
+    /// Starts libvirt as on the host with this number in [`HOSTS`].
+    fn start(folder: &DebianFolder, host: usize) -> Self {
         let place = tempfile::tempdir().unwrap();
         // QEMU's user needs access to its sockets below this folder.
         open_to_others(place.path());
@@ -34,20 +42,26 @@ impl Libvirt {
             .clone()
             .with_folder(&place.path().join("run"), "/run")
             .with_folder(&place.path().join("log"), "/var/log/libvirt")
+            .with_folder(&place.path().join("lib"), "/var/lib/libvirt")
             .with_folder(&place.path().join("domains"), "/etc/libvirt/qemu");
         let mut libvirt = Self { folder, place, daemons: Vec::new() };
-        libvirt.daemon("virtlogd");
+        let (name, uuid) = HOSTS[host];
+        let config = libvirt.file("libvirtd.conf", &format!("host_uuid = \"{uuid}\"\n"));
+        libvirt.daemon("virtlogd", "exec virtlogd");
         eventually("virtlogd listens", || {
             libvirt.run_folder().join("libvirt/virtlogd-sock").exists().then_some(())
         });
-        libvirt.daemon("libvirtd");
+        let renamed = format!("echo {name} > /proc/sys/kernel/hostname; exec libvirtd --config {config}");
+        libvirt.daemon("libvirtd", &renamed);
         eventually("libvirtd answers", || libvirt.try_virsh(&["version"]).ok());
         libvirt
     }
 
-    fn daemon(&mut self, program: &str) {
-        let log = std::fs::File::create(self.place.path().join(program)).unwrap();
-        let mut command = self.folder.daemon(program);
+    /// Runs the shell's line in a UTS namespace, so that it may change the host's name.
+    fn daemon(&mut self, log: &str, line: &str) {
+        let log = std::fs::File::create(self.place.path().join(log)).unwrap();
+        let mut command = self.folder.daemon("unshare");
+        command.args(["--uts", "sh", "-c", line]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.daemons.push(command.spawn().unwrap());
     }
@@ -67,6 +81,32 @@ impl Libvirt {
     fn virsh(&self, words: &[&str]) -> String {
         self.try_virsh(words)
             .unwrap_or_else(|said| panic!("virsh {}: {said}\n{}", words.join(" "), self.logs()))
+    }
+
+    /// Defines a domain with this disk, and starts it. The guest runs the script.
+    fn start_domain(&self, disk: &Served, body: &str) -> Console {
+        let image = guest_image();
+        let initrd = self.file("initrd", "");
+        image.write_initrd(&script(body), Path::new(&initrd)).unwrap();
+        // A copy, because libvirt changes the owner of the files that a domain boots to QEMU's user.
+        let kernel = self.place.path().join("kernel");
+        std::fs::copy(image.kernel(), &kernel).unwrap();
+        self.virsh(&["define", &self.file("domain.xml", &domain(&kernel, &initrd, disk))]);
+        self.virsh(&["start", "--paused", "bareblk"]);
+        let console = Console::open(self);
+        self.virsh(&["resume", "bareblk"]);
+        console
+    }
+
+    /// The domain's state, such as `running`.
+    fn state(&self) -> String {
+        self.virsh(&["domstate", "bareblk"])
+    }
+
+    fn versions(&self, folder: &DebianFolder) -> String {
+        let libvirt = self.virsh(&["version", "--daemon"]);
+        let libvirt = libvirt.split_whitespace().last().unwrap_or_default();
+        format!("libvirt {libvirt}, QEMU {}, SeaBIOS", Qemu::of(folder).version().unwrap())
     }
 
     /// The logs, for a failure message.
@@ -105,7 +145,7 @@ fn qemu_user(folder: &DebianFolder) -> String {
 
 /// A disk whose socket QEMU's user may connect to.
 fn disk(user: &str) -> Served {
-    let disk = Served::new(16 * MIB, &["--socket-owner", user]);
+    let disk = Served::with_control_and(16 * MIB, &["--socket-owner", user]);
     open_to_others(disk.socket().parent().unwrap());
     disk
 }
@@ -183,6 +223,14 @@ const SCRIPT: &str = "
     echo unplug it
     while [ -e /sys/block/vdb ]; do sleep 0.1; done
     load vda
+    echo grow vda of $(attribute vda size) sectors
+    tries=0
+    until [ $(attribute vda size) = 65536 ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 300 ] || fail vda has $(attribute vda size) sectors
+        sleep 0.1
+    done
+    DISK=/dev/vda verified --bsrange=4k-128k --offset=24m --size=8m
     echo BB:COMPLAINTS=$(complaints)";
 
 /// The guest's serial port.
@@ -200,14 +248,21 @@ impl Console {
 
     /// Reads until a line contains `part`.
     fn wait_for(&mut self, part: &str) -> String {
+        self.try_wait_for(part).unwrap_or_else(|seen| panic!("no {part:?} from the guest:\n{seen}"))
+    }
+
+    /// Like [`wait_for`](Self::wait_for). The error is all that the guest has printed.
+    fn try_wait_for(&mut self, part: &str) -> Result<String, String> {
         loop {
             let mut line = Vec::new();
             let count = self.socket.read_until(b'\n', &mut line).unwrap_or(0);
             let line = String::from_utf8_lossy(&line).into_owned();
             self.text.push_str(&line);
-            assert!(count > 0 && !line.contains("BB:FAILED"), "no {part:?} from the guest:\n{}", self.text);
+            if count == 0 || line.contains("BB:FAILED") {
+                return Err(self.text.clone());
+            }
             if line.contains(part) {
-                return line;
+                return Ok(line);
             }
         }
     }
@@ -223,26 +278,15 @@ impl Console {
 }
 
 #[test]
-fn domain_of_libvirt_takes_a_disk_in_and_out_and_loses_nothing_when_servers_are_killed() {
+fn domain_of_libvirt_takes_a_disk_in_and_out_sees_it_grow_and_loses_nothing_when_servers_are_killed() {
     if !sizes::ALL_CLIENTS.now() {
         return skip(Reason::NotLong, "libvirt");
     }
     let Some(folder) = debian_13() else { return };
     let user = qemu_user(&folder);
     let [mut first, mut second] = [disk(&user), disk(&user)];
-    let libvirt = Libvirt::start(&folder);
-    let image = guest_image();
-    let initrd = libvirt.file("initrd", "");
-    image.write_initrd(&script(SCRIPT), Path::new(&initrd)).unwrap();
-
-    // A copy, because libvirt changes the owner of the files that a domain boots to QEMU's user.
-    let kernel = libvirt.place.path().join("kernel");
-    std::fs::copy(image.kernel(), &kernel).unwrap();
-
-    libvirt.virsh(&["define", &libvirt.file("domain.xml", &domain(&kernel, &initrd, &first))]);
-    libvirt.virsh(&["start", "--paused", "bareblk"]);
-    let mut console = Console::open(&libvirt);
-    libvirt.virsh(&["resume", "bareblk"]);
+    let libvirt = Libvirt::start(&folder, 0);
+    let mut console = libvirt.start_domain(&first, SCRIPT);
     console.kill_under_load(&mut first, "vda");
     console.wait_for("plug a disk in");
     let plugged = libvirt.file("disk.xml", &documented(&second));
@@ -251,15 +295,23 @@ fn domain_of_libvirt_takes_a_disk_in_and_out_and_loses_nothing_when_servers_are_
     console.wait_for("unplug it");
     libvirt.virsh(&["detach-device", "bareblk", &plugged, "--live"]);
     console.kill_under_load(&mut first, "vda");
+    console.wait_for("grow vda of 32768 sectors");
+    for (words, what) in [
+        (&["blockresize", "bareblk", "vda", "32M"][..], "resize"),
+        (&["domblkinfo", "bareblk", "vda"], "info"),
+    ] {
+        let refused = libvirt.try_virsh(words).unwrap_err();
+        assert!(refused.contains(&format!("block {what} is not supported for vhostuser disk")), "{refused}");
+    }
+    first.resize("32M");
     let complaints = console.wait_for("BB:COMPLAINTS=");
-    eventually("the domain is off", || (libvirt.virsh(&["domstate", "bareblk"]) == "shut off").then_some(()));
+    eventually("the domain is off", || (libvirt.state() == "shut off").then_some(()));
 
     assert!(complaints.trim().ends_with("COMPLAINTS=0"), "{}", console.text);
-    let version = libvirt.virsh(&["version", "--daemon"]);
     println!(
-        "client: libvirt {}, QEMU {}, SeaBIOS: defined, started, a disk plugged in and out, servers killed under load, all verified",
-        version.split_whitespace().last().unwrap_or_default(),
-        Qemu::of(&folder).version().unwrap()
+        "client: {}: defined, started, a disk plugged in and out, servers killed under load, a disk grown by bareblk, \
+         all verified",
+        libvirt.versions(&folder)
     );
     [first, second].iter_mut().for_each(Served::terminate);
 }

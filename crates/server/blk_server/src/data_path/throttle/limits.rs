@@ -4,6 +4,8 @@
 //!
 //! Parsing is the caller's task.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use super::bucket::MAX_RATE;
@@ -11,7 +13,7 @@ use super::bucket::MAX_RATE;
 /// Longest burst, in seconds: a week.
 const MAX_LENGTH_S: u64 = 7 * 24 * 3600;
 /// Smallest and largest `iops-size`.
-const IOPS_SIZES: std::ops::RangeInclusive<u64> = 512..=1 << 30;
+const IOPS_SIZES: RangeInclusive<u64> = 512..=1 << 30;
 const IOPS_SIZE: &str = "iops-size";
 
 /// A quantity that can be limited.
@@ -49,10 +51,19 @@ impl LimitKind {
         }
     }
 
-    /// Whether the quantity is measured in bytes.
+    /// The kind whose setting has this name.
+    #[must_use]
+    pub fn of_key(key: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.key() == key)
+    }
+
+    /// Whether the quantity is measured in bytes; otherwise in requests.
     #[must_use]
     pub fn is_bytes(self) -> bool {
-        matches!(self, Self::Bps | Self::BpsRead | Self::BpsWrite)
+        match self {
+            Self::Iops | Self::IopsRead | Self::IopsWrite => false,
+            Self::Bps | Self::BpsRead | Self::BpsWrite => true,
+        }
     }
 
     /// The total that cannot be limited together with this read or write limit.
@@ -61,6 +72,45 @@ impl LimitKind {
             Self::Iops | Self::Bps => None,
             Self::IopsRead | Self::IopsWrite => Some(Self::Iops),
             Self::BpsRead | Self::BpsWrite => Some(Self::Bps),
+        }
+    }
+}
+
+/// The unit of a setting's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SettingUnit {
+    /// Requests per second.
+    RequestsPerSecond,
+    /// Bytes per second.
+    BytesPerSecond,
+    /// Seconds.
+    Seconds,
+    /// Bytes.
+    Bytes,
+}
+
+impl SettingUnit {
+    /// The unit of the setting with this name; `None` if no setting has this name.
+    #[must_use]
+    pub fn of_key(key: &str) -> Option<Self> {
+        if key == IOPS_SIZE {
+            return Some(Self::Bytes);
+        }
+        LimitKind::ALL.into_iter().find_map(|kind| match key.strip_prefix(kind.key())? {
+            "" | "-max" if kind.is_bytes() => Some(Self::BytesPerSecond),
+            "" | "-max" => Some(Self::RequestsPerSecond),
+            "-max-length" => Some(Self::Seconds),
+            _ => None,
+        })
+    }
+
+    /// The values that such a setting may have.
+    #[must_use]
+    pub fn range(self) -> RangeInclusive<u64> {
+        match self {
+            Self::RequestsPerSecond | Self::BytesPerSecond => 1..=MAX_RATE,
+            Self::Seconds => 1..=MAX_LENGTH_S,
+            Self::Bytes => IOPS_SIZES,
         }
     }
 }
@@ -82,7 +132,7 @@ pub struct RateSettings {
 #[serde(default)]
 pub struct LimitSettings {
     /// In the order of [`LimitKind::ALL`].
-    pub rates: [RateSettings; 6],
+    pub rates: [RateSettings; LimitKind::ALL.len()],
     /// A longer request counts as several: one for each part of this many bytes.
     pub iops_size: Option<u64>,
 }
@@ -185,11 +235,8 @@ impl LimitSettings {
     /// [`InvalidLimits`]: the first mistake.
     pub fn check(&self) -> Result<(), InvalidLimits> {
         for (key, value) in self.values() {
-            let (min, max) = match key.as_str() {
-                IOPS_SIZE => (*IOPS_SIZES.start(), *IOPS_SIZES.end()),
-                key if key.ends_with("-length") => (1, MAX_LENGTH_S),
-                _ => (1, MAX_RATE),
-            };
+            let (min, max) =
+                SettingUnit::of_key(&key).map_or((0, u64::MAX), |unit| unit.range().into_inner());
             if !(min..=max).contains(&value) {
                 return Err(InvalidLimits::OutOfRange { key, value, min, max });
             }
@@ -270,6 +317,17 @@ mod tests {
             assert!(settings.set(&key, None) && settings == LimitSettings::default());
         }
         assert!(!LimitSettings::default().set("iops-maximum", Some(1)));
+    }
+
+    #[test]
+    fn every_setting_has_a_unit_and_others_have_none() {
+        assert!(LimitSettings::keys().all(|key| SettingUnit::of_key(&key).is_some()));
+        let units =
+            ["iops-read-max", "bps-write", "bps-max", "bps-max-length", "iops-size", "bps-size", "weight"]
+                .map(SettingUnit::of_key);
+        let [requests, bytes] = [SettingUnit::RequestsPerSecond, SettingUnit::BytesPerSecond].map(Some);
+        let [seconds, size] = [SettingUnit::Seconds, SettingUnit::Bytes].map(Some);
+        assert_eq!(units, [requests, bytes, bytes, seconds, size, None, None]);
     }
 
     #[test]
