@@ -16,6 +16,7 @@ const TEN: &str = "disks-10-busy";
 const HUNDRED: &str = "disks-100";
 const THOUSAND: &str = "disks-1000";
 const THOUSAND_TEN: &str = "disks-1000-busy";
+const SCRAPED: &str = "disks-1000-scraped";
 
 /// How many disks one server has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +24,14 @@ pub(crate) struct Count {
     pub disks: usize,
     /// How many of the disks have a client.
     pub busy: usize,
+    /// Whether an exporter is scraped meanwhile.
+    pub scraped: bool,
 }
 
 /// The variants, in the order of the tables.
 pub(crate) fn counts() -> Vec<(Variant, Count)> {
-    let count = |disks, busy| Count { disks, busy };
+    let count = |disks, busy| Count { disks, busy, scraped: false };
+    let scraped = Count { scraped: true, ..count(1000, MOST_BUSY) };
     vec![
         (Variant::new(ONE, "1 disk"), count(1, 1)),
         (Variant::new("disks-10", "10 disks, 1 busy"), count(10, 1)),
@@ -35,6 +39,7 @@ pub(crate) fn counts() -> Vec<(Variant, Count)> {
         (Variant::new(THOUSAND, "1,000 disks, 1 busy"), count(1000, 1)),
         (Variant::new(TEN, "10 disks, 10 busy"), count(10, MOST_BUSY)),
         (Variant::new(THOUSAND_TEN, "1,000 disks, 10 busy").against(TEN), count(1000, MOST_BUSY)),
+        (Variant::new(SCRAPED, "1,000 disks, 10 busy, scraped").against(THOUSAND_TEN), scraped),
     ]
 }
 
@@ -84,6 +89,12 @@ fn targets() -> Vec<Target> {
         at_most: 1.05,
     };
     let figure = |column: &str, at_most| Yardstick::Figure { column: column.into(), at_most };
+    let later = Yardstick::Beside {
+        column: "max".into(),
+        variant: THOUSAND_TEN.into(),
+        by: Beside::Difference,
+        at_most: 1000.0,
+    };
     let thousand = [THOUSAND, THOUSAND_TEN];
     let target = |text: &str, variants: &[&str], half_width_max, yardstick| Target {
         text: text.into(),
@@ -104,6 +115,8 @@ fn targets() -> Vec<Target> {
         target("1,000 disks are served within 2 s", &thousand, 0.2, figure("start", 2.0)),
         target("an idle disk needs at most 1 KiB", &thousand, 0.1, figure("memory", 1.0)),
         target("the control socket answers a request within 50 ms", &thousand, 5.0, figure("control", 50.0)),
+        target("a scrape of 1,000 disks takes at most 50 ms", &[SCRAPED], 5.0, figure("scrape", 50.0)),
+        target("scrapes delay no request by more than 1 ms", &[SCRAPED], 500.0, later),
     ]
 }
 
@@ -113,10 +126,11 @@ fn columns() -> Vec<Column> {
 }
 
 /// The columns: id, title, unit, decimals, and what is measured.
-const COLUMNS: [(&str, &str, &str, usize, &str); 6] = [
+const COLUMNS: [(&str, &str, &str, usize, &str); 8] = [
     ("iops", "IOPS", "1/s", 0, "Requests of all busy disks that completed in the counted time."),
     ("cpu", "server CPU", "µs/IO", 2, "Processor time of all threads of the server, per request."),
     ("p99", "99 % latency", "µs", 1, "99 % of the requests are faster than this. Excludes the submission."),
+    ("max", "longest latency", "µs", 0, "The slowest request of all busy disks. Excludes the submission."),
     ("start", "start", "s", 3, "Time from the start of the program until all its sockets exist."),
     (
         "memory",
@@ -132,5 +146,12 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 6] = [
         "ms",
         2,
         "Duration of a request for all counters over the control socket, after the load.",
+    ),
+    (
+        "scrape",
+        "scrape",
+        "ms",
+        2,
+        "Duration of the slowest request for all metrics to an exporter, one every 300 ms during the load.",
     ),
 ];

@@ -6,6 +6,7 @@ mod declaration;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -14,13 +15,14 @@ use self::declaration as declared;
 use self::declaration::{BLOCK_BYTES, Count, DEPTH, MOST_BUSY};
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
-use crate::load::BlockJob;
 use crate::load::disk::clients_together;
 use crate::load::disk::test_file::TestFile;
 use crate::load::disk::test_files::{Place, TMPFS, TestFiles};
 use crate::load::server::cost::private_kib;
 use crate::load::server::placed::{Layout, PlacedServer, Placing};
+use crate::load::server::scraper::Scraper;
 use crate::load::server::stats::Stats;
+use crate::load::{BlockJob, Figures};
 use crate::machine::StoragePlace;
 
 /// Pause between the start of a server and the reading of its memory, in which the server frees what only its start
@@ -59,7 +61,7 @@ impl Disks {
         Ok(busy.chain(idle.iter().map(PathBuf::as_path)).take(count).collect())
     }
 
-    fn start(&self, count: usize) -> Result<PlacedServer, SampleError> {
+    fn start(&self, count: usize, scraped: bool) -> Result<PlacedServer, SampleError> {
         let layout = Layout {
             engine: "mmap",
             cache: "writeback",
@@ -67,9 +69,32 @@ impl Disks {
             workers: 1,
             queues: 64,
             polls: true,
+            monitored: scraped,
         };
         let images = self.images(count)?;
         PlacedServer::start(&layout, self.setup.program.as_deref(), &images, &self.setup.stop)
+    }
+
+    /// Measures the clients while an exporter is scraped.
+    fn measure_scraped(
+        &self,
+        server: &PlacedServer,
+        clients: &[PathBuf],
+        job: &BlockJob,
+    ) -> Result<Figures, SampleError> {
+        let scraper = Scraper::start(self.setup.program.as_deref(), server.monitor())?;
+        let ended = AtomicBool::new(false);
+        let (figures, longest) = std::thread::scope(|scope| {
+            let scrapes = scope.spawn(|| scraper.run(&ended));
+            let figures = clients_together::measure_on(server, clients, job, &self.setup.stop);
+            ended.store(true, Relaxed);
+            let panicked = |_| Err(std::io::Error::other("the scraper's thread panicked"));
+            (figures, scrapes.join().unwrap_or_else(panicked))
+        });
+        let longest = longest.map_err(|error| SampleError::because("a scrape", &error))?;
+        let mut figures = figures?;
+        figures.insert("scrape", longest.as_secs_f64() * 1000.0);
+        Ok(figures)
     }
 
     /// Private memory of an idle server, in KiB.
@@ -102,10 +127,10 @@ impl Bench for Disks {
     }
 
     fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
-        let Count { disks, busy } = self.counts[cell.variant];
-        let alone = Self::memory(&self.start(1)?);
+        let Count { disks, busy, scraped } = self.counts[cell.variant];
+        let alone = Self::memory(&self.start(1, scraped)?);
         let began = Instant::now();
-        let server = self.start(disks)?;
+        let server = self.start(disks, scraped)?;
         let start = began.elapsed();
         let memory = Self::memory(&server);
         let job = BlockJob {
@@ -118,7 +143,10 @@ impl Bench for Disks {
             seed: cell.seed,
         };
         let clients = &server.sockets()[..busy];
-        let mut figures = clients_together::measure_on(&server, clients, &job, &self.setup.stop)?;
+        let mut figures = match scraped {
+            true => self.measure_scraped(&server, clients, &job)?,
+            false => clients_together::measure_on(&server, clients, &job, &self.setup.stop)?,
+        };
         let asked = Instant::now();
         Stats::ask(server.control()).map_err(|error| SampleError::because("the control socket", &error))?;
         figures.insert("control", asked.elapsed().as_secs_f64() * 1000.0);

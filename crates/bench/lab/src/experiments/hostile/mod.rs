@@ -73,6 +73,7 @@ impl Hostile {
             workers: declared::workers(cores::all().len()),
             queues: if let Attack::Queues(count) = attack { count } else { 1 },
             polls: true,
+            monitored: false,
         };
         let paths: Vec<_> = files.iter().map(PathBuf::as_path).collect();
         let server = PlacedServer::start(&layout, self.setup.program.as_deref(), &paths, stop)?;

@@ -72,6 +72,7 @@ impl Bench for Locality {
             workers: declared::workers(self.cores),
             queues,
             polls: ask.polls,
+            monitored: false,
         };
         let stop = &self.setup.stop;
         let server = PlacedServer::start(&layout, self.setup.program.as_deref(), &self.files(ask)?, stop)?;

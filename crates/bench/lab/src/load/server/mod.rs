@@ -7,3 +7,5 @@ pub(crate) mod placed;
 pub(crate) mod stats;
 
 pub(crate) mod cost;
+
+pub(crate) mod scraper;

@@ -66,6 +66,8 @@ pub(crate) struct Layout {
     pub queues: u16,
     /// Whether a worker polls before it sleeps.
     pub polls: bool,
+    /// Whether the server has a monitor socket.
+    pub monitored: bool,
 }
 
 /// A running server, with a socket for each disk. Dropping this value ends the server.
@@ -74,6 +76,7 @@ pub(crate) struct PlacedServer {
     process: ServerProcess,
     sockets: Vec<PathBuf>,
     control: PathBuf,
+    monitor: PathBuf,
 }
 
 impl PlacedServer {
@@ -85,13 +88,14 @@ impl PlacedServer {
         stop: &Stop,
     ) -> Result<Self, SampleError> {
         let program = here(program)?;
-        let (mut sockets, mut control) = (Vec::new(), PathBuf::new());
+        let (mut sockets, mut control, mut monitor) = (Vec::new(), PathBuf::new(), PathBuf::new());
         let process = ServerProcess::launch(stop, |folder| {
             sockets = (0..files.len()).map(|disk| folder.join(format!("disk-{disk}.sock"))).collect();
             control = folder.join("control.sock");
+            monitor = folder.join("monitor.sock");
             let disks: Vec<_> = files.iter().copied().zip(sockets.iter().map(PathBuf::as_path)).collect();
             let config = folder.join("bareblk.toml");
-            text(layout, &control, &disks)
+            text(layout, (&control, &monitor), &disks)
                 .and_then(|text| std::fs::write(&config, text))
                 .map_err(|error| SampleError::because("the server's configuration", &error))?;
             let mut command = Command::new(program);
@@ -99,7 +103,7 @@ impl PlacedServer {
             let all = sockets.iter().chain([&control]).cloned().collect();
             Ok(Launch { command, sockets: all, missing: None })
         })?;
-        Ok(Self { process, sockets, control })
+        Ok(Self { process, sockets, control, monitor })
     }
 
     pub fn pid(&self) -> u32 {
@@ -119,10 +123,15 @@ impl PlacedServer {
     pub fn control(&self) -> &Path {
         &self.control
     }
+
+    /// The monitor socket, if the layout has one.
+    pub fn monitor(&self) -> &Path {
+        &self.monitor
+    }
 }
 
 /// The configuration file's text.
-fn text(layout: &Layout, control: &Path, disks: &[(&Path, &Path)]) -> io::Result<String> {
+fn text(layout: &Layout, (control, monitor): (&Path, &Path), disks: &[(&Path, &Path)]) -> io::Result<String> {
     let cpus: Vec<_> =
         (0..layout.workers.min(cores::all().len())).map(|at| cores::at(at).to_string()).collect();
     let mut text = format!(
@@ -131,6 +140,9 @@ fn text(layout: &Layout, control: &Path, disks: &[(&Path, &Path)]) -> io::Result
         layout.workers,
         cpus.join(",")
     );
+    if layout.monitored {
+        let _ = writeln!(text, "monitor = {}", quoted(monitor)?);
+    }
     if !layout.polls {
         text.push_str("poll-us = 0\n");
     }
@@ -190,10 +202,17 @@ mod tests {
     use super::*;
 
     fn of(placing: Placing) -> String {
-        let layout =
-            Layout { engine: "io_uring", cache: "none", placing, workers: 3, queues: 4, polls: false };
+        let layout = Layout {
+            engine: "io_uring",
+            cache: "none",
+            placing,
+            workers: 3,
+            queues: 4,
+            polls: false,
+            monitored: false,
+        };
         let disks = [(Path::new("/a\"b"), Path::new("/s0")), (Path::new("/c"), Path::new("/s1"))];
-        text(&layout, Path::new("/control"), &disks).unwrap()
+        text(&layout, (Path::new("/control"), Path::new("/monitor")), &disks).unwrap()
     }
 
     #[test]
@@ -201,6 +220,7 @@ mod tests {
         let text = of(Placing::Queue);
         assert!(text.starts_with("control = \"/control\"\nworkers = 3\ncpus = \""), "{text}");
         assert!(text.contains("balance = \"off\"\npoll-us = 0\n") && !text.contains("placement"), "{text}");
+        assert!(!text.contains("monitor"), "{text}");
         assert!(
             text.contains("image = \"/a\\\"b\"\nsocket = \"/s0\"\nqueues = 4\nengine = \"io_uring\""),
             "{text}"

@@ -80,12 +80,12 @@ pub(crate) struct Launch {
 
 /// A shell that ends a process when this program has ended: this program holds the shell's standard input open.
 #[derive(Debug)]
-struct Keeper(Child);
+pub(crate) struct Keeper(Child);
 
 impl Keeper {
     /// # Errors
     /// If the shell cannot be started.
-    fn of(pid: u32) -> std::io::Result<Self> {
+    pub fn of(pid: u32) -> std::io::Result<Self> {
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", "read -r nothing; kill -TERM \"$0\"", &pid.to_string()]);
         shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
