@@ -69,7 +69,8 @@ pub fn live_upgrade_frame(channel: &UnixStream, server: &Server) -> Result<LiveU
     let (name, descriptors) = (message.name(), fds.len());
     let session = match message {
         Message::Session { disk, state, .. } => {
-            Some(server.rebuild(&disk, state, fds).map(drop).map_err(|error| told(error.into())))
+            let rebuilt = server.rebuild(&disk, state, fds).and_then(|session| session.wait_prepared());
+            Some(rebuilt.map_err(|error| told(error.into())))
         }
         _ => None,
     };

@@ -218,6 +218,7 @@ impl Taker {
             match message {
                 Message::State { disk, state } => server.restore_disk(&disk, &state)?,
                 Message::Session { disk, frozen_ns, state } => {
+                    // The session's thread maps its memory while the next state is received.
                     let session = server.rebuild(&disk, state, fds).map_err(with_cure)?;
                     prepared.push((disk, frozen_ns, session));
                 }
@@ -227,6 +228,7 @@ impl Taker {
                 message => bail!("the running server sent {}, but a session was expected", message.name()),
             }
         }
+        prepared.iter().try_for_each(|(_, _, session)| session.wait_prepared().map_err(with_cure))?;
         send(&self.channel, &Message::Prepared, &[], AT_ONCE)?;
         Ok(prepared)
     }

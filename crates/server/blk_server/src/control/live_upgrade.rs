@@ -163,6 +163,12 @@ pub enum LiveUpgradeError {
     },
 }
 
+impl LiveUpgradeError {
+    fn session(disk: &str, why: String) -> Self {
+        Self::Session { disk: disk.to_owned(), why }
+    }
+}
+
 fn facts(disk: &Disk) -> Vec<Fact> {
     let image = disk.image();
     let wce = if disk.wce() == crate::Wce::Fixed { "fixed" } else { "guest" };
@@ -433,10 +439,12 @@ impl Server {
         Ok(())
     }
 
-    /// Makes a session from the old process's data. It starts no ring before [`Rebuilt::go`].
+    /// Makes a session from the old process's data, on the session's own thread. It starts no ring before
+    /// [`Rebuilt::go`].
     ///
     /// # Errors
-    /// [`LiveUpgradeError`].
+    /// [`LiveUpgradeError`]: the session's thread cannot be started. [`Rebuilt::wait_prepared`] returns mistakes in the
+    /// data.
     pub fn rebuild(
         &self,
         disk: &str,
@@ -445,9 +453,9 @@ impl Server {
     ) -> Result<Rebuilt, LiveUpgradeError> {
         let (exports, workers) = self.parts();
         let export = exports.find(disk)?;
-        let failed = |why: String| LiveUpgradeError::Session { disk: disk.to_owned(), why };
+        let failed = |why: String| LiveUpgradeError::session(disk, why);
         let shared = export.sessions.add().map_err(|error| failed(error.to_string()))?;
-        let made = begin(&export, workers, &shared, state, fds).map_err(failed);
+        let made = begin(&export, workers, &shared, state, fds).map_err(|error| failed(error.to_string()));
         made.inspect_err(|_| export.sessions.forget(&shared))
     }
 }
@@ -458,41 +466,52 @@ fn begin(
     shared: &Arc<SessionShared>,
     state: SessionState,
     fds: Vec<OwnedFd>,
-) -> Result<Rebuilt, String> {
+) -> std::io::Result<Rebuilt> {
     let (disk, workers) = (Arc::clone(&export.disk), Arc::clone(workers));
-    let session = Session::rebuilt(disk, workers, Arc::clone(shared), state, fds);
-    let session = session.map_err(|error| error_line(&error))?;
     let (go, told) = sync_channel(1);
     let (running, started) = sync_channel(1);
-    let (entered, confined) = sync_channel(1);
+    let (ready, prepared) = sync_channel(1);
     let (list, shared) = (Arc::clone(&export.sessions), Arc::clone(shared));
+    let name = disk.name().to_owned();
     let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", shared.id()));
-    let spawned = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
+    thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
         let _guard = AbortOnPanic;
-        let entry = sandbox::enter(Role::Session);
-        let may_go_on = entry.is_ok();
-        let _ = entered.send(entry);
-        if may_go_on {
+        let session = sandbox::enter(Role::Session).map_err(|error| error_line(&error)).and_then(|()| {
+            Session::rebuilt(disk, workers, Arc::clone(&shared), state, fds)
+                .map_err(|error| error_line(&error))
+        });
+        let answer = session.map(|session| {
+            let _ = ready.send(Ok(()));
             session.go_on(&told, &running);
-        }
+        });
         shared.ended();
         list.forget(&shared);
-    });
-    spawned.map_err(|error| error.to_string())?;
-    // Waits for the thread's report, because the upgrade can still fail at this point.
-    let entry = confined.recv().map_err(|_| "its thread has ended".to_owned())?;
-    entry.map_err(|error| error_line(&error))?;
-    Ok(Rebuilt { go, started })
+        if let Err(why) = answer {
+            let _ = ready.send(Err(why));
+        }
+    })?;
+    Ok(Rebuilt { disk: name, prepared, go, started })
 }
 
 /// A session that is ready to continue. Dropping this value ends the session without accessing a ring.
 #[derive(Debug)]
 pub struct Rebuilt {
+    disk: String,
+    prepared: Receiver<Result<(), String>>,
     go: SyncSender<Go>,
     started: Receiver<Result<u64, String>>,
 }
 
 impl Rebuilt {
+    /// Waits until the session is complete. To be called once, before [`Rebuilt::go`].
+    ///
+    /// # Errors
+    /// [`LiveUpgradeError::Session`]: the old process's data describes no valid session.
+    pub fn wait_prepared(&self) -> Result<(), LiveUpgradeError> {
+        let prepared = self.prepared.recv().unwrap_or_else(|_| Err("its thread has ended".to_owned()));
+        prepared.map_err(|why| LiveUpgradeError::session(&self.disk, why))
+    }
+
     /// Makes the session start its rings. Does not wait for them.
     pub fn go(&self) {
         let _ = self.go.send(Go);

@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blk_server::{DiskLimits, DiskState, ParkPolicy, ParkWhat, Server, SessionState};
+use blk_server::{
+    DiskLimits, DiskState, LiveUpgradeError, ParkPolicy, ParkWhat, Rebuilt, Server, SessionState,
+};
 use io_engine::{FakeHandle, Fault, Verb, When};
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -199,6 +201,17 @@ fn patient(mut options: Options) -> Options {
     options
 }
 
+/// Rebuilds a session, and waits until it is complete.
+fn rebuild(
+    rig: &Rig,
+    disk: &str,
+    state: SessionState,
+    fds: Vec<OwnedFd>,
+) -> Result<Rebuilt, LiveUpgradeError> {
+    let session = server(rig).rebuild(disk, state, fds)?;
+    session.wait_prepared().map(|()| session)
+}
+
 /// Another server takes over.
 fn hand_on(rig: &mut Rig, options: Options) {
     let (name, disk, sessions) = parts_of(rig);
@@ -206,7 +219,7 @@ fn hand_on(rig: &mut Rig, options: Options) {
     server(rig).restore_disk(&name, &disk).unwrap();
     for (state, fds) in sessions {
         let state: SessionState = serde_json::from_value(state).unwrap();
-        let session = server(rig).rebuild(&name, state, fds).unwrap();
+        let session = rebuild(rig, &name, state, fds).unwrap();
         session.go();
         assert!(session.wait_started().is_ok());
     }
@@ -247,7 +260,7 @@ fn what_was_used_of_the_limits_counts_in_another_server() {
     server(&rig).limit_disk("test0", limits).unwrap();
     server(&rig).restore_disk(&name, &disk).unwrap();
     for (state, fds) in sessions {
-        let session = server(&rig).rebuild(&name, serde_json::from_value(state).unwrap(), fds).unwrap();
+        let session = rebuild(&rig, &name, serde_json::from_value(state).unwrap(), fds).unwrap();
         session.go();
         assert!(session.wait_started().is_ok());
     }
@@ -358,7 +371,7 @@ fn rings_stay_with_the_session_that_has_them_however_the_others_go_on() {
     sessions.sort_by_key(|(state, _)| state["has_lease"] == json!(true));
     for (state, fds) in sessions {
         let state: SessionState = serde_json::from_value(state).unwrap();
-        let session = server(&rig).rebuild(&name, state, fds).unwrap();
+        let session = rebuild(&rig, &name, state, fds).unwrap();
         session.go();
         session.wait_started().unwrap();
     }
@@ -376,7 +389,7 @@ fn two_sessions_that_both_claim_the_rings_are_refused() {
     rig.start_server(patient(Options::default()));
     let rebuilt = sessions.into_iter().map(|(mut state, fds)| {
         state["has_lease"] = json!(true);
-        server(&rig).rebuild(&name, serde_json::from_value(state).unwrap(), fds)
+        rebuild(&rig, &name, serde_json::from_value(state).unwrap(), fds)
     });
     let rebuilt: Vec<_> = rebuilt.collect();
     assert!(rebuilt[0].is_ok());
@@ -482,7 +495,7 @@ fn state_that_no_front_end_could_have_made_is_refused_and_the_disk_serves_others
         let (mut state, fds) = sessions.remove(0);
         *state.pointer_mut(place).unwrap() = value;
         let state: SessionState = serde_json::from_value(state).unwrap();
-        let why = server(&rig).rebuild(&name, state, fds).unwrap_err().to_string();
+        let why = rebuild(&rig, &name, state, fds).unwrap_err().to_string();
         assert!(why.contains(said), "{place}: {why}");
         assert_eq!(server(&rig).report().disks[0].sessions, 0);
         let (_front_end, mut guest) = ready(&rig, Format::Split.usual());
@@ -498,7 +511,7 @@ fn session_that_is_not_let_go_touches_nothing_and_ends() {
     rig.start_server(patient(Options::default()));
     let (state, fds) = sessions.remove(0);
     let state = serde_json::from_value(state).unwrap();
-    let session = server(&rig).rebuild(&name, state, fds).unwrap();
+    let session = rebuild(&rig, &name, state, fds).unwrap();
     let pending = write(&mut guest);
     guest.submit();
     drop(session);
