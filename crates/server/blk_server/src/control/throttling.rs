@@ -40,7 +40,8 @@ struct Source {
 #[derive(Debug, Default)]
 struct Table {
     groups: BTreeMap<String, BucketSet>,
-    disks: BTreeMap<String, Entry>,
+    /// The disks that have limits, or had some since they were added.
+    disks: BTreeMap<String, Box<Entry>>,
 }
 
 /// The limits of all disks and groups. See the module documentation.
@@ -173,6 +174,10 @@ impl Table {
     }
 
     fn set_disk(&mut self, name: &str, limits: DiskLimits) {
+        // A disk that never had limits needs no entry, which takes more than a kilobyte.
+        if limits == DiskLimits::default() && !self.disks.contains_key(name) {
+            return;
+        }
         let now = virtual_time(monotonic_ns());
         let entry = self.disks.entry(name.to_owned()).or_default();
         if *entry.own.settings() != limits.own {
@@ -181,7 +186,7 @@ impl Table {
         entry.limits = limits;
     }
 
-    fn members<'t>(&'t self, group: &'t str) -> impl Iterator<Item = (&'t String, &'t Entry)> {
+    fn members<'t>(&'t self, group: &'t str) -> impl Iterator<Item = (&'t String, &'t Box<Entry>)> {
         self.disks.iter().filter(move |(_, entry)| entry.limits.group.as_deref() == Some(group))
     }
 
