@@ -6,6 +6,8 @@
 //!
 //! - `booked` and `granted` count units for ever. A queue that books gets the units up to its end once `granted` has
 //!   reached that end.
+//! - A queue books its share of a turn, about a quantum or more. If all queues together booked less than a turn, the
+//!   first one that asks would get the rest. The share is adjusted when a turn begins ([`Lane::adjust_share`]).
 //! - A long request uses units that are not granted. They are booked as a debt, which all queues of the disk pay.
 //! - The disk has at most one turn in its buckets, however many queues wait. So a disk's share of a group depends
 //!   neither on the number of its queues nor on the size of its requests.
@@ -28,6 +30,25 @@ const NONE: u64 = 0;
 const TURNS_AT_ONCE: u32 = 64;
 /// Limit of the debt, so that no counter gets too far ahead of the other.
 const MOST_DEBT: u64 = 1 << 61;
+/// If a turn could have begun this long ago, the disk uses less than its limit.
+const CREDIT_NS: u64 = 10_000_000;
+
+/// Units that a queue has booked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Booking {
+    /// The queue gets the units when all units of the lane up to this one are granted.
+    pub(crate) end: u64,
+    pub(crate) units: u64,
+    /// What the lane had granted when the queue booked.
+    granted: u64,
+}
+
+impl Booking {
+    /// What remains after the queue has collected the first units.
+    pub(crate) fn without(self, units: u64) -> Option<Self> {
+        (units < self.units).then(|| Self { units: self.units - units, ..self })
+    }
+}
 
 /// A bucket, and what a turn of this lane costs in it.
 #[derive(Debug)]
@@ -46,7 +67,10 @@ pub(crate) struct Lane {
     debt_end: AtomicU64,
     /// The slot of the booked turn, or [`NONE`].
     turn: AtomicU64,
+    /// The units that a queue books at once.
+    share: AtomicU64,
     turn_units: u64,
+    parts: u64,
     quantum: u64,
     /// Units are never granted faster than this, in units per second.
     fastest: u64,
@@ -54,34 +78,64 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// `quantum`: the units that a queue books at once. `turn_units`: the units of one turn, raised to `quantum` if
-    /// smaller.
-    pub(crate) fn new(quantum: u64, turn_units: u64, fastest: u64, buckets: Vec<Arc<Bucket>>) -> Self {
-        let turn_units = turn_units.max(quantum);
-        let share = |bucket: Arc<Bucket>| Share { turn_ns: bucket.cost_ns(turn_units), bucket };
+    /// `parts`: how many units of this lane are one unit of the buckets. `quantum`: the least that a queue books at
+    /// once. `turn`: the length of one turn, raised to `quantum` if smaller. `fastest`: the highest rate of the buckets.
+    /// The last three are in units of the buckets.
+    pub(crate) fn new(
+        parts: u64,
+        (quantum, turn): (u64, u64),
+        fastest: u64,
+        buckets: Vec<Arc<Bucket>>,
+    ) -> Self {
+        let turn = turn.max(quantum);
+        let share = |bucket: Arc<Bucket>| Share { turn_ns: bucket.cost_ns(turn), bucket };
+        let quantum = quantum.saturating_mul(parts);
         Self {
             booked: AtomicU64::new(0),
             granted: AtomicU64::new(0),
             debt_end: AtomicU64::new(0),
             turn: AtomicU64::new(NONE),
-            turn_units,
+            share: AtomicU64::new(quantum),
+            turn_units: turn.saturating_mul(parts),
+            parts,
             quantum,
-            fastest: fastest.max(1),
+            fastest: fastest.saturating_mul(parts).max(1),
             shares: buckets.into_iter().map(share).collect(),
         }
+    }
+
+    /// How many units of this lane are one unit of the buckets.
+    pub(crate) fn parts(&self) -> u64 {
+        self.parts
     }
 
     pub(crate) fn quantum(&self) -> u64 {
         self.quantum
     }
 
-    /// Books one quantum. Returns its end, for [`Lane::reach`].
+    /// Books a queue's share of a turn, but not more than `most`, and at least a quantum.
     #[inline]
-    pub(crate) fn book(&self) -> u64 {
-        self.booked.fetch_add(self.quantum, Relaxed).wrapping_add(self.quantum)
+    pub(crate) fn book(&self, most: u64) -> Booking {
+        let granted = self.granted.load(Relaxed);
+        let units = self.share.load(Relaxed).min(most.max(self.quantum)).max(1);
+        Booking { end: self.booked.fetch_add(units, Relaxed).wrapping_add(units), units, granted }
+    }
+
+    /// The granted part of a booking: at least half of it, by turns that began after the queue booked. So the last queue
+    /// that a turn serves does not wait for the next turn because of a small rest.
+    pub(crate) fn first_part(&self, booking: Booking) -> Option<u64> {
+        let granted = self.granted.load(Relaxed);
+        let missing = u64::try_from(ahead(booking.end, granted)).unwrap_or(0);
+        let is_older = granted.wrapping_sub(booking.granted) >= self.turn_units;
+        (is_older && missing <= booking.units / 2).then(|| booking.units - missing)
     }
 
     /// Whether all units up to `end` are granted.
+    pub(crate) fn is_granted(&self, end: u64) -> bool {
+        ahead(end, self.granted.load(Relaxed)) <= 0
+    }
+
+    /// Grants the turns up to `end` whose slots have come. Whether all units up to `end` are granted.
     ///
     /// # Errors
     /// When to try again. The units are rarely granted earlier.
@@ -98,10 +152,34 @@ impl Lane {
             } else if slot > now {
                 return Err(slot.saturating_add(self.at_least_ns(missing.unsigned_abs())));
             } else if self.turn.compare_exchange(slot, NONE, Relaxed, Relaxed).is_ok() {
+                self.adjust_share(now - slot);
                 self.granted.fetch_add(self.turn_units, Relaxed);
             }
         }
         Err(now)
+    }
+
+    /// Sets the share so that the bookings of all queues together are whole turns: one, or as many as queues with a
+    /// quantum each need. Then each queue is served in one of these turns, whatever the order within a turn. `late_ns`:
+    /// how long ago the turn could begin.
+    fn adjust_share(&self, late_ns: u64) {
+        if late_ns > CREDIT_NS {
+            self.share.store(self.quantum, Relaxed);
+            return;
+        }
+        if self.unpaid() > 0 {
+            return;
+        }
+        let booked = u64::try_from(self.debt()).unwrap_or(0).max(1);
+        let [turn, share, quantum, booked] =
+            [self.turn_units, self.share.load(Relaxed), self.quantum, booked].map(u128::from);
+        // Rounded up; a little less than a quantum for each queue is enough.
+        let turns = ((16 * booked * quantum / (share * turn) + 14) / 16).max(1);
+        let fair = (share * turns * turn / booked).clamp(quantum - quantum / 16, turn);
+        // Bookings were made with earlier shares, so small changes are made slowly.
+        let is_near = (share / 2..=2 * share).contains(&fair);
+        let next = if is_near { (7 * share + fair) / 8 } else { fair };
+        self.share.store(u64::try_from(next).unwrap_or(self.quantum), Relaxed);
     }
 
     fn book_turn(&self, now: u64) {
@@ -124,13 +202,13 @@ impl Lane {
         self.granted.fetch_add(units, Relaxed);
     }
 
-    /// Undoes a booking that ends here: the queues behind it move up.
-    pub(crate) fn cancel(&self, end: u64) {
+    /// Undoes a booking: the queues behind it move up.
+    pub(crate) fn cancel(&self, Booking { end, units, .. }: Booking) {
         if ahead(end, self.debt_end.load(Relaxed)) > 0 {
             // It lies behind the last debt, so it pays nothing of that.
-            self.debt_end.fetch_add(self.quantum, Relaxed);
+            self.debt_end.fetch_add(units, Relaxed);
         }
-        self.granted.fetch_add(self.quantum, Relaxed);
+        self.granted.fetch_add(units, Relaxed);
     }
 
     /// Books units that a queue has used without booking them: the queues behind it wait longer.
@@ -159,12 +237,15 @@ impl Lane {
         ahead(self.booked.load(Relaxed), self.granted.load(Relaxed))
     }
 
-    /// Starts with the debt of another lane. Of granted units, at most one turn is taken over.
-    pub(crate) fn take_over(&self, debt: i64) {
-        match u64::try_from(debt) {
-            Ok(owed) => self.owe(owed),
-            Err(_) => self.give_back(debt.unsigned_abs().min(self.turn_units)),
-        }
+    /// [`Lane::debt`] in units of the buckets, for another process.
+    pub(crate) fn state(&self) -> i64 {
+        self.debt().div_euclid(self.parts.cast_signed())
+    }
+
+    /// Starts with the state of another lane. Of granted units, at most one turn is taken over.
+    pub(crate) fn take_over(&self, state: i64) {
+        let units = state.unsigned_abs().saturating_mul(self.parts);
+        if state > 0 { self.owe(units) } else { self.give_back(units.min(self.turn_units)) }
     }
 }
 
@@ -184,49 +265,63 @@ mod tests {
 
     /// A lane with 1000 units per second, no credit, and turns of `turn_units`.
     fn lane(turn_units: u64) -> Lane {
-        Lane::new(1, turn_units, 1000, vec![Arc::new(Bucket::new(1000, 0))])
+        Lane::new(1, (1, turn_units), 1000, vec![Arc::new(Bucket::new(1000, 0))])
     }
 
     #[test]
     fn queues_get_their_units_in_the_order_in_which_they_asked() {
         let lane = lane(1);
-        let ends = [lane.book(), lane.book(), lane.book()];
-        assert_eq!(lane.reach(ends[0], NOW), Ok(()));
-        assert_eq!(lane.reach(ends[2], NOW), Err(NOW + 2 * MS));
-        assert_eq!(lane.reach(ends[1], NOW), Err(NOW + MS));
-        assert_eq!(lane.reach(ends[1], NOW + MS), Ok(()));
-        assert_eq!(lane.reach(ends[2], NOW + 2 * MS), Ok(()));
+        let ends = [lane.book(u64::MAX), lane.book(u64::MAX), lane.book(u64::MAX)];
+        assert_eq!(lane.reach(ends[0].end, NOW), Ok(()));
+        assert_eq!(lane.reach(ends[2].end, NOW), Err(NOW + 2 * MS));
+        assert_eq!(lane.reach(ends[1].end, NOW), Err(NOW + MS));
+        assert_eq!(lane.reach(ends[1].end, NOW + MS), Ok(()));
+        assert_eq!(lane.reach(ends[2].end, NOW + 2 * MS), Ok(()));
     }
 
     #[test]
     fn turn_serves_several_queues_and_what_is_left_serves_the_next() {
         let lane = lane(3);
-        let ends = [lane.book(), lane.book()];
-        assert!(ends.iter().all(|&end| lane.reach(end, NOW).is_ok()));
+        let ends = [lane.book(u64::MAX), lane.book(u64::MAX)];
+        assert!(ends.iter().all(|booking| lane.reach(booking.end, NOW).is_ok()));
         assert_eq!(lane.debt(), -1);
-        assert_eq!(lane.reach(lane.book(), NOW), Ok(()));
-        assert_eq!(lane.reach(lane.book(), NOW), Err(NOW + 3 * MS));
+        assert_eq!(lane.reach(lane.book(u64::MAX).end, NOW), Ok(()));
+        assert_eq!(lane.reach(lane.book(u64::MAX).end, NOW), Err(NOW + 3 * MS));
+    }
+
+    #[test]
+    fn queues_that_wait_book_one_turn_together() {
+        let lane = lane(20);
+        let mut ends = [0; 4];
+        for turn in 0..100 {
+            for end in &mut ends {
+                if lane.reach(*end, NOW + turn * 20 * MS).is_ok() {
+                    *end = lane.book(u64::MAX).end;
+                }
+            }
+        }
+        assert_eq!((lane.book(u64::MAX).units, lane.book(3).units, lane.book(0).units), (5, 3, 1));
     }
 
     #[test]
     fn unit_that_a_queue_gives_back_lets_the_next_one_move_up() {
         let lane = lane(1);
-        let (gone, waits) = (lane.book(), lane.book());
-        assert_eq!(lane.reach(gone, NOW), Ok(()));
-        assert!(lane.reach(waits, NOW).is_err());
+        let (gone, waits) = (lane.book(u64::MAX), lane.book(u64::MAX));
+        assert_eq!(lane.reach(gone.end, NOW), Ok(()));
+        assert!(lane.reach(waits.end, NOW).is_err());
         lane.give_back(1);
-        assert_eq!(lane.reach(waits, NOW), Ok(()));
+        assert_eq!(lane.reach(waits.end, NOW), Ok(()));
     }
 
     #[test]
     fn units_that_were_used_unbooked_are_paid_before_others_are_granted() {
         let lane = lane(1);
         lane.owe(10);
-        let mine = lane.book();
-        assert_eq!(lane.reach(mine, NOW), Err(NOW + 10 * MS));
+        let mine = lane.book(u64::MAX);
+        assert_eq!(lane.reach(mine.end, NOW), Err(NOW + 10 * MS));
         // A queue that asks late loses only the time beyond the credit.
-        assert!((1..10).all(|ms| lane.reach(mine, NOW + ms * MS).is_err()));
-        assert_eq!(lane.reach(mine, NOW + 10 * MS), Ok(()));
+        assert!((1..10).all(|ms| lane.reach(mine.end, NOW + ms * MS).is_err()));
+        assert_eq!(lane.reach(mine.end, NOW + 10 * MS), Ok(()));
     }
 
     #[test]
@@ -234,7 +329,7 @@ mod tests {
         let lane = lane(1);
         assert_eq!(lane.debt_is_paid(NOW), Ok(()));
         lane.owe(3);
-        lane.book();
+        lane.book(u64::MAX);
         assert_eq!((lane.debt_is_paid(NOW + MS), lane.unpaid()), (Err(NOW + 3 * MS), 2));
         assert_eq!((lane.debt_is_paid(NOW + 3 * MS), lane.unpaid()), (Ok(()), 0));
         assert_eq!(lane.debt(), 1);
@@ -243,9 +338,9 @@ mod tests {
     #[test]
     fn booking_that_is_cancelled_pays_no_debt() {
         let lane = lane(1);
-        let before = lane.book();
+        let before = lane.book(u64::MAX);
         lane.owe(3);
-        let behind = lane.book();
+        let behind = lane.book(u64::MAX);
         lane.cancel(behind);
         assert_eq!(lane.debt_is_paid(NOW), Err(NOW + 3 * MS));
         lane.cancel(before);
@@ -255,11 +350,11 @@ mod tests {
     #[test]
     fn call_grants_a_bounded_number_of_turns() {
         let rich = Bucket::new(1000, 1_000_000);
-        let lane = Lane::new(1, 1, 1000, vec![Arc::new(rich)]);
+        let lane = Lane::new(1, (1, 1), 1000, vec![Arc::new(rich)]);
         lane.owe(999_000);
-        let mine = lane.book();
-        assert_eq!(lane.reach(mine, NOW), Err(NOW));
-        assert!((0..40_000).any(|_| lane.reach(mine, NOW).is_ok()));
+        let mine = lane.book(u64::MAX);
+        assert_eq!(lane.reach(mine.end, NOW), Err(NOW));
+        assert!((0..40_000).any(|_| lane.reach(mine.end, NOW).is_ok()));
     }
 }
 
