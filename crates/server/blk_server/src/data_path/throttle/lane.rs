@@ -1,7 +1,7 @@
 //! One limited quantity of one disk: passes the units of the disk's turns to the disk's queues, in the order in which
 //! the queues booked them.
 //!
-//! `queue: book (quantum) → reach: granted? ─ no → when to try again`; `turn: booked in all buckets → its slot →
+//! `queue: book (share) → reach: granted? ─ no → when to try again`; `turn: booked in all buckets → its slot →
 //! granted`
 //!
 //! - `booked` and `granted` count units for ever. A queue that books gets the units up to its end once `granted` has
@@ -10,14 +10,17 @@
 //!   first one that asks would get the rest. The share is adjusted when a turn begins ([`Lane::adjust_share`]).
 //! - A long request uses units that are not granted. They are booked as a debt, which all queues of the disk pay.
 //! - The disk has at most one turn in its buckets, however many queues wait. So a disk's share of a group depends
-//!   neither on the number of its queues nor on the size of its requests.
+//!   neither on the number of its queues nor on the size of its requests. A disk whose worker wakes late books late, and
+//!   would get fewer turns than others; it then books two at once.
 //! - Any queue may book the turn, or grant it once its slot has come. If two do it at once, one of them undoes its part.
+//! - An `Estimate` decides only how fairly queues and disks share. No value of it breaks a limit, so models leave it out.
 //! - All orderings are relaxed: the numbers protect no other data. A thread that stops between two steps delays no
 //!   other: they book another turn.
 
 #[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64 as Estimate;
 #[cfg(not(all(test, loom)))]
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -25,6 +28,10 @@ use super::bucket::Bucket;
 
 /// No turn is booked.
 const NONE: u64 = 0;
+/// This bit of `Lane::turn`: it is two turns.
+const TWO: u64 = 1;
+/// How many turns a disk may be behind the disk of its group that has had most.
+const MOST_BEHIND: u64 = 8;
 /// Maximum number of turns that one call grants, so that a worker's pass stays short. The caller tries again in the
 /// next pass.
 const TURNS_AT_ONCE: u32 = 64;
@@ -65,10 +72,14 @@ pub(crate) struct Lane {
     granted: AtomicU64,
     /// The end of the last debt.
     debt_end: AtomicU64,
-    /// The slot of the booked turn, or [`NONE`].
+    /// The slot of the booked turn, with the bit [`TWO`], or [`NONE`].
     turn: AtomicU64,
+    /// The slot of the last turn.
+    began: Estimate,
+    /// How many turns the disk has had, including those that it missed because it had no work.
+    turns: Estimate,
     /// The units that a queue books at once.
-    share: AtomicU64,
+    share: Estimate,
     turn_units: u64,
     parts: u64,
     quantum: u64,
@@ -95,7 +106,9 @@ impl Lane {
             granted: AtomicU64::new(0),
             debt_end: AtomicU64::new(0),
             turn: AtomicU64::new(NONE),
-            share: AtomicU64::new(quantum),
+            began: Estimate::new(0),
+            turns: Estimate::new(0),
+            share: Estimate::new(quantum),
             turn_units: turn.saturating_mul(parts),
             parts,
             quantum,
@@ -146,14 +159,16 @@ impl Lane {
             if missing <= 0 {
                 return Ok(());
             }
-            let slot = self.turn.load(Relaxed);
-            if slot == NONE {
+            let turn = self.turn.load(Relaxed);
+            let (slot, two) = (turn & !TWO, turn & TWO);
+            if turn == NONE {
                 self.book_turn(now);
             } else if slot > now {
                 return Err(slot.saturating_add(self.at_least_ns(missing.unsigned_abs())));
-            } else if self.turn.compare_exchange(slot, NONE, Relaxed, Relaxed).is_ok() {
+            } else if self.turn.compare_exchange(turn, NONE, Relaxed, Relaxed).is_ok() {
+                self.began.store(slot, Relaxed);
                 self.adjust_share(now - slot);
-                self.granted.fetch_add(self.turn_units, Relaxed);
+                self.granted.fetch_add(self.turn_units << two, Relaxed);
             }
         }
         Err(now)
@@ -167,7 +182,8 @@ impl Lane {
             self.share.store(self.quantum, Relaxed);
             return;
         }
-        if self.unpaid() > 0 {
+        // A turn of one quantum is no more than a share; units that are owed say nothing about the queues.
+        if self.turn_units == self.quantum || self.unpaid() > 0 {
             return;
         }
         let booked = u64::try_from(self.debt()).unwrap_or(0).max(1);
@@ -182,12 +198,23 @@ impl Lane {
         self.share.store(u64::try_from(next).unwrap_or(self.quantum), Relaxed);
     }
 
+    /// Books a turn, or two if the disk has had fewer than another disk of its group although it always had work: its
+    /// worker wakes late.
     fn book_turn(&self, now: u64) {
-        let slots = self.shares.iter().map(|share| share.bucket.book(share.turn_ns, now));
-        let slot = slots.max().unwrap_or(now).max(NONE + 1);
-        if self.turn.compare_exchange(NONE, slot, Relaxed, Relaxed).is_err() {
+        let next = self.turns.load(Relaxed) + 1;
+        let most = self.shares.iter().map(|share| share.bucket.count_turns(next)).max().unwrap_or(next);
+        let had_work = now.saturating_sub(self.began.load(Relaxed)) <= CREDIT_NS;
+        // Lateness matters only to short turns.
+        let is_short = self.shares.iter().all(|share| share.turn_ns <= CREDIT_NS);
+        let two = u64::from(had_work && is_short && next < most);
+        let slots = self.shares.iter().map(|share| share.bucket.book(share.turn_ns << two, now));
+        let slot = (slots.max().unwrap_or(now).max(NONE + 2) & !TWO) | two;
+        if self.turn.compare_exchange(NONE, slot, Relaxed, Relaxed).is_ok() {
+            let least = if had_work { most.saturating_sub(MOST_BEHIND) } else { most };
+            self.turns.store(least.max(next + two), Relaxed);
+        } else {
             // Another queue has booked the turn.
-            self.shares.iter().for_each(|share| share.bucket.give_back(share.turn_ns));
+            self.shares.iter().for_each(|share| share.bucket.give_back(share.turn_ns << two));
         }
     }
 
@@ -237,9 +264,9 @@ impl Lane {
         ahead(self.booked.load(Relaxed), self.granted.load(Relaxed))
     }
 
-    /// [`Lane::debt`] in units of the buckets, for another process.
+    /// [`Lane::debt`] in units of the buckets, rounded up, for another process.
     pub(crate) fn state(&self) -> i64 {
-        self.debt().div_euclid(self.parts.cast_signed())
+        -(-self.debt()).div_euclid(self.parts.cast_signed())
     }
 
     /// Starts with the state of another lane. Of granted units, at most one turn is taken over.
@@ -301,6 +328,22 @@ mod tests {
             }
         }
         assert_eq!((lane.book(u64::MAX).units, lane.book(3).units, lane.book(0).units), (5, 3, 1));
+    }
+
+    #[test]
+    fn disk_that_has_had_fewer_turns_than_another_gets_two_at_once_and_pays_both() {
+        let bucket = Arc::new(Bucket::new(1000, 0));
+        let [late, other] = [(); 2].map(|()| Lane::new(1, (1, 1), 1000, vec![Arc::clone(&bucket)]));
+        assert_eq!(late.reach(late.book(1).end, NOW), Ok(()));
+        assert!((1..4).all(|ms| other.reach(other.book(1).end, NOW + ms * MS).is_ok()));
+        let ends = [late.book(1).end, late.book(1).end];
+        assert!(ends.iter().all(|end| late.reach(*end, NOW + 4 * MS).is_ok()));
+        assert_eq!(bucket.paid_at(), NOW + 6 * MS);
+        // A disk that had no work for a while has missed nothing.
+        let later = NOW + 100 * MS;
+        assert!((0..4).all(|ms| other.reach(other.book(1).end, later + ms * MS).is_ok()));
+        let ends = [late.book(1).end, late.book(1).end];
+        assert_eq!(ends.map(|end| late.reach(end, later + 4 * MS)), [Ok(()), Err(later + 5 * MS)]);
     }
 
     #[test]
