@@ -10,6 +10,7 @@
 
 #[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64 as Estimate;
 #[cfg(not(all(test, loom)))]
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -39,6 +40,8 @@ pub(crate) struct Bucket {
     capacity_ns: u64,
     /// The instant at which everything booked is paid for.
     paid_at: AtomicU64,
+    /// The turns of the disk that has had most. It decides only who gets a turn, so no model covers it.
+    turns: Estimate,
 }
 
 impl Bucket {
@@ -46,7 +49,7 @@ impl Bucket {
     pub(crate) fn new(rate: u64, capacity: u64) -> Self {
         let rate = rate.clamp(1, MAX_RATE);
         let capacity_ns = time_of(capacity, rate).min(MAX_CAPACITY_NS);
-        Self { rate, capacity_ns, paid_at: AtomicU64::new(0) }
+        Self { rate, capacity_ns, paid_at: AtomicU64::new(0), turns: Estimate::new(0) }
     }
 
     /// The time that `units` take, rounded up, so that rounding never exceeds the rate.
@@ -65,6 +68,11 @@ impl Bucket {
     #[inline]
     pub(crate) fn give_back(&self, cost_ns: u64) {
         self.paid_at.fetch_sub(cost_ns, Relaxed);
+    }
+
+    /// A disk has had so many turns. Returns how many the disk with most has had.
+    pub(crate) fn count_turns(&self, turns: u64) -> u64 {
+        self.turns.fetch_max(turns, Relaxed).max(turns)
     }
 
     /// Units that may be used immediately.

@@ -27,6 +27,8 @@ const MOST_TURNS_PER_S: u64 = 8000;
 /// Units that a queue books at once: one request, or this many bytes.
 const QUANTUM_BYTES: u64 = 64 << 10;
 const LEAST_QUANTUM_BYTES: u64 = 512;
+/// A request has so many parts, because a queue's share of a turn may be a few requests and a fraction.
+const PARTS: u64 = 1024;
 
 /// The buckets of a quantity: one for its rate, which has the credit of a burst, and one for the rate of the burst, if
 /// any.
@@ -219,7 +221,7 @@ impl DiskThrottle {
     }
 
     pub(crate) fn debts(&self) -> [i64; KINDS] {
-        std::array::from_fn(|kind| self.lanes[kind].as_ref().map_or(0, Lane::debt))
+        std::array::from_fn(|kind| self.lanes[kind].as_ref().map_or(0, Lane::state))
     }
 
     pub(crate) fn own(&self) -> &BucketSet {
@@ -239,7 +241,8 @@ fn lane(kind: LimitKind, own: Option<&Buckets>, shared: Option<(&Buckets, &Membe
     let shared_turn = shared.map(|(buckets, member)| member.turn(buckets.rate, quantum));
     let turn = own_turn.into_iter().chain(shared_turn).min()?;
     let all = own.into_iter().chain(shared.map(|(buckets, _)| buckets)).flat_map(|buckets| &buckets.all);
-    Some(Lane::new(quantum, turn, fastest, all.map(Arc::clone).collect()))
+    let parts = if kind.is_bytes() { 1 } else { PARTS };
+    Some(Lane::new(parts, (quantum, turn), fastest, all.map(Arc::clone).collect()))
 }
 
 impl Membership {

@@ -2,8 +2,8 @@
 //!
 //! `admit (cost) → enough in each balance? charged : shut until an instant`; a queue that ends returns its balances
 //!
-//! - A queue collects the units of its next request one quantum at a time, one per granted booking. So long requests
-//!   gain no advantage over short ones.
+//! - A queue always has its next units booked, whatever its next request costs. It collects them when they are granted.
+//!   So long requests get no more than short ones.
 //! - A request that costs more than [`QUANTA_AHEAD`] starts when the queue has collected these. The rest is a debt of
 //!   the disk: all of its queues wait for it, and until it is paid, no other such request starts.
 
@@ -11,12 +11,14 @@ use std::sync::Arc;
 
 use super::bucket::virtual_time;
 use super::disk_throttle::{DiskThrottle, KINDS};
-use super::lane::Lane;
+use super::lane::{Booking, Lane};
 use super::limits::LimitKind;
 use crate::host::clock::monotonic_ns;
 
 /// Quanta that a queue collects at most before a request starts: 1 MiB, or 16 requests.
 const QUANTA_AHEAD: u64 = 16;
+/// A queue that has had units for longer than this loses those beyond [`QUANTA_AHEAD`].
+const FRESH_NS: u64 = 10_000_000;
 /// Limit for a queue that stops: it starts requests that the previous server had begun, unless the disk needs more time
 /// than this to pay its debt.
 const STOP_DEBT_NS: u64 = 1_000_000_000;
@@ -65,8 +67,15 @@ pub(crate) enum Admission {
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     balance: u64,
-    /// The end of the booked quantum.
-    booked: Option<u64>,
+    /// A booking whose first part the queue has collected.
+    rest: Option<Booking>,
+    /// What the queue gets next.
+    booked: Option<Booking>,
+    /// If the queue asks later, it has not used its units for long.
+    fresh_until: u64,
+    /// The most that the queue books: doubled each time that it waits. A queue that uses little books little, and so
+    /// has nothing to save.
+    most: u64,
 }
 
 /// What the queue must have before a request with this cost starts.
@@ -81,13 +90,43 @@ impl Account {
     /// When to ask again.
     fn fill(&mut self, lane: &Lane, units: u64, now: u64) -> Result<(), u64> {
         let wanted = wanted(lane, units);
+        if now > self.fresh_until {
+            self.drop_savings(lane);
+        }
         while self.balance < wanted {
-            let end = *self.booked.get_or_insert_with(|| lane.book());
-            lane.reach(end, now)?;
-            self.booked = None;
-            self.balance += lane.quantum();
+            self.collect(lane, now)?;
         }
         if units > wanted { lane.debt_is_paid(now) } else { Ok(()) }
+    }
+
+    /// Collects what is granted of the oldest booking.
+    fn collect(&mut self, lane: &Lane, now: u64) -> Result<(), u64> {
+        if let Some(rest) = self.rest {
+            self.reach(lane, rest, now)?;
+            self.balance += rest.units;
+            self.rest = None;
+            return Ok(());
+        }
+        let most = self.most;
+        let booking = *self.booked.get_or_insert_with(|| lane.book(most));
+        let part = match self.reach(lane, booking, now) {
+            Ok(()) => booking.units,
+            Err(again) => lane.first_part(booking).ok_or(again)?,
+        };
+        self.balance += part;
+        self.rest = booking.without(part);
+        // Books the next units at once, so that a queue with one request at a time keeps its place beside a full one.
+        self.booked = Some(lane.book(self.most));
+        Ok(())
+    }
+
+    fn reach(&mut self, lane: &Lane, booking: Booking, now: u64) -> Result<(), u64> {
+        let reached = lane.reach(booking.end, now);
+        self.fresh_until = reached.err().unwrap_or(now).saturating_add(FRESH_NS);
+        if reached.is_err() {
+            self.most = self.most.max(lane.quantum()).saturating_mul(2);
+        }
+        reached
     }
 
     fn charge(&mut self, lane: &Lane, units: u64) {
@@ -96,11 +135,18 @@ impl Account {
         if units > paid {
             lane.owe(units - paid);
         }
-        // The next request probably costs as much. Books its first quantum at once, so that a queue with one request at
-        // a time gets its turn as often as a full queue.
-        if self.balance < units {
-            self.booked.get_or_insert_with(|| lane.book());
+    }
+
+    /// Collects all that is granted, and forgets what exceeds the most that a request may need. If the lane got it back,
+    /// queues could save up a burst in turn.
+    fn drop_savings(&mut self, lane: &Lane) {
+        for booked in [&mut self.rest, &mut self.booked] {
+            if let Some(booking) = booked.take_if(|booking| lane.is_granted(booking.end)) {
+                self.balance += booking.units;
+            }
         }
+        self.balance = self.balance.min(QUANTA_AHEAD * lane.quantum());
+        self.most = 0;
     }
 
     fn refund(&mut self, lane: &Lane, units: u64) {
@@ -109,11 +155,12 @@ impl Account {
         lane.give_back(units - kept);
     }
 
-    /// Returns the balance and the booking to the lane.
+    /// Returns the balance, except savings, and the bookings to the lane.
     fn close(&mut self, lane: &Lane) {
+        self.drop_savings(lane);
         lane.give_back(std::mem::take(&mut self.balance));
-        if let Some(end) = self.booked.take() {
-            lane.cancel(end);
+        for booking in [&mut self.rest, &mut self.booked].into_iter().filter_map(Option::take) {
+            lane.cancel(booking);
         }
     }
 }
@@ -160,7 +207,7 @@ impl QueueGate {
     pub(crate) fn admit(&mut self, cost: Cost, now: u64) -> bool {
         let mut shut_until = 0;
         for (kind, lane, units) in needed(&self.throttle, cost) {
-            if let Err(again) = self.accounts[kind as usize].fill(lane, units, now) {
+            if let Err(again) = self.accounts[kind as usize].fill(lane, units * lane.parts(), now) {
                 shut_until = shut_until.max(again);
             }
         }
@@ -193,7 +240,7 @@ impl QueueGate {
     fn charge(&mut self, cost: Cost) {
         self.last = Some(cost);
         for (kind, lane, units) in needed(&self.throttle, cost) {
-            self.accounts[kind as usize].charge(lane, units);
+            self.accounts[kind as usize].charge(lane, units * lane.parts());
             self.throttle.usage().charge(kind, units);
         }
     }
@@ -202,7 +249,7 @@ impl QueueGate {
     pub(crate) fn refund(&mut self) {
         let Some(cost) = self.last.take() else { return };
         for (kind, lane, units) in needed(&self.throttle, cost) {
-            self.accounts[kind as usize].refund(lane, units);
+            self.accounts[kind as usize].refund(lane, units * lane.parts());
             self.throttle.usage().refund(kind, units);
         }
     }

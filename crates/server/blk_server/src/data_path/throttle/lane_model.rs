@@ -19,11 +19,11 @@ fn units_of_three_queues_are_paid_for_and_one_that_is_given_back_is_used() {
     model.preemption_bound = Some(2);
     model.check(|| {
         let bucket = Arc::new(Bucket::new(1000, CREDIT));
-        let lane = Shared::new(Lane::new(1, 1, 1000, vec![Arc::clone(&bucket)]));
+        let lane = Shared::new(Lane::new(1, (1, 1), 1000, vec![Arc::clone(&bucket)]));
         let queue = |gives_back: bool| {
             let lane = Shared::clone(&lane);
             move || {
-                let is_granted = lane.reach(lane.book(), NOW).is_ok();
+                let is_granted = lane.reach(lane.book(u64::MAX).end, NOW).is_ok();
                 if is_granted && gives_back {
                     lane.give_back(1);
                 }
