@@ -36,9 +36,10 @@ use crate::args::values::NewSize;
 use crate::control::answers::placement::PlacementAnswer;
 use crate::control::answers::reports::{Disk, ListAnswer, StatsAnswer, WorkersAnswer};
 use crate::control::disk_names::{self, KnownDisk};
-use crate::control::protocol::{
-    Add, Attach, ErrorKind, Flush, Health, Limit, Pause, Placement, Remove, Resize, Resume, Show, Slow,
-    Snapshot, SnapshotFile, Stats, TimeoutMs, Verb, WorkersRemove,
+use crate::control::protocol::answer::ErrorKind;
+use crate::control::protocol::verbs::{
+    Add, Attach, Flush, Health, Limit, Pause, Placement, Remove, Resize, Resume, Show, Slow, Snapshot,
+    SnapshotFile, Stats, TimeoutMs, Verb, WorkersRemove,
 };
 use crate::control::worker_settings;
 use connection::{Connection, Reply};

@@ -13,7 +13,9 @@ use serde_json::{Map, Value};
 use crate::config::config_file;
 use crate::control::answers::reports::ReloadAnswer;
 use crate::control::disk_names::KnownDisk;
-use crate::control::protocol::{self, Answer, BadLine, LiveUpgrade, Verb};
+use crate::control::protocol::answer::Answer;
+use crate::control::protocol::request::{BadLine, parse};
+use crate::control::protocol::verbs::{LiveUpgrade, Verb};
 use crate::control::refused::Refused;
 use crate::control::{Control, dispatch};
 use crate::live_upgrade::{AT_ONCE, Message, receive};
@@ -24,7 +26,7 @@ pub const MAX_LINE_BYTES: usize = crate::control::limits::MAX_LINE_BYTES;
 /// The answer of a server with one worker and no disks to a control client's line, without the line break.
 #[must_use]
 pub fn control_answer(line: &[u8]) -> String {
-    let answer = match protocol::parse(line) {
+    let answer = match parse(line) {
         Err(BadLine { id, fault }) => Answer::new(id, Err(fault)),
         Ok(request) if request.verb == Verb::Shutdown => {
             Answer::new(Some(request.id), Ok(Value::Object(Map::new())))

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::limits::MAX_ENDING;
-use super::protocol::{ErrorKind, Fault};
+use super::protocol::answer::{ErrorKind, Fault};
 
 /// One client's connection.
 #[derive(Debug)]

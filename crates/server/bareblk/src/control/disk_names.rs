@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::protocol::{ErrorKind, Fault};
+use super::protocol::answer::{ErrorKind, Fault};
 
 /// Maximum number of names that an error lists.
 const SHOWN_NAMES: usize = 8;

@@ -11,9 +11,10 @@ use super::answers::placement::PlacementAnswer;
 use super::answers::reports::{HealthAnswer, ListAnswer, ShowAnswer, StatsAnswer, WorkersAnswer};
 use super::answers::slow::SlowAnswer;
 use super::answers::throttling::LimitAnswer;
-use super::protocol::{
-    Attach, ErrorKind, Fault, Flush, Health, Limit, Placement, Remove, Resize, Resume, Show, Slow, Snapshot,
-    Stats, Verb, WorkersRemove, ns,
+use super::protocol::answer::{ErrorKind, Fault, ns};
+use super::protocol::verbs::{
+    Attach, Flush, Health, Limit, Placement, Remove, Resize, Resume, Show, Slow, Snapshot, Stats, Verb,
+    WorkersRemove,
 };
 use super::refused::Refused;
 use super::{Control, disk_names, worker_settings};
@@ -165,7 +166,8 @@ fn value(answer: &impl Serialize) -> Result<Value, Fault> {
 #[cfg(test)]
 mod tests {
     use super::super::answers::reports::ReloadAnswer;
-    use super::super::protocol::{Add, parse};
+    use super::super::protocol::request::parse;
+    use super::super::protocol::verbs::Add;
     use super::super::rig::Told;
     use super::*;
 

@@ -26,7 +26,7 @@ use super::Control;
 use super::clients::{Client, Clients};
 use super::limits::{MAX_CLIENTS, MAX_MONITOR_CLIENTS};
 use super::pace::Pace;
-use super::protocol::{ErrorKind, Fault};
+use super::protocol::answer::{ErrorKind, Fault};
 use super::session;
 use crate::live_upgrade;
 

@@ -1,6 +1,6 @@
 //! The control socket and the monitor socket: a versioned protocol that shows and changes a running server.
 //!
-//! `listener.rs (who may connect) → session.rs (one client, one line at a time) → protocol.rs (line → verb) →
+//! `listener.rs (who may connect) → session.rs (one client, one line at a time) → protocol/ (line → verb) →
 //! dispatch.rs (verb → Control) → answers/ (JSON) → one line back`
 //!
 //! - An idle client costs one sleeping thread and no wake-ups.
@@ -48,7 +48,7 @@ use serde_json::{Map, Value};
 
 use answers::reports::ReloadAnswer;
 use disk_names::KnownDisk;
-use protocol::LiveUpgrade;
+use protocol::verbs::LiveUpgrade;
 use refused::Refused;
 
 /// The server, as control clients see and change it.

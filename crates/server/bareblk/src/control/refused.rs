@@ -2,7 +2,7 @@
 
 use blk_server::AdminError;
 
-use super::protocol::{ErrorKind, Fault};
+use super::protocol::answer::{ErrorKind, Fault};
 
 /// Why the server refused a request.
 #[derive(Debug, thiserror::Error)]

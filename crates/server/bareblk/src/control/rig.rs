@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::answers::reports::ReloadAnswer;
 use super::disk_names::KnownDisk;
-use super::protocol::LiveUpgrade;
+use super::protocol::verbs::LiveUpgrade;
 use super::{Control, Refused};
 
 #[derive(Debug, Default)]

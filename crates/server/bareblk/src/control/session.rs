@@ -20,7 +20,10 @@ use super::dispatch;
 use super::limits::{ANSWER_TIMEOUT, LINE_TIMEOUT, MAX_LINE_BYTES};
 use super::line_reader::{LineLimits, LineReader, NoLine};
 use super::pace::Pace;
-use super::protocol::{self, Answer, BadLine, ErrorKind, Fault, Greeting, LiveUpgrade, Request, Verb};
+use super::protocol::Greeting;
+use super::protocol::answer::{Answer, ErrorKind, Fault};
+use super::protocol::request::{BadLine, Request, parse};
+use super::protocol::verbs::{LiveUpgrade, Verb};
 use crate::live_upgrade::EXTRAS;
 
 use pausing::Pausing;
@@ -95,7 +98,7 @@ struct Answering<'a> {
 
 /// Answers a client of the monitor socket.
 fn show(line: &[u8], client: &Client, control: &dyn Control) -> io::Result<Next> {
-    match protocol::parse(line) {
+    match parse(line) {
         Ok(Request { id, verb }) => {
             client.spoke();
             if verb.only_shows() {
@@ -124,7 +127,7 @@ fn refuse(id: Option<u64>, fault: Fault, client: &Client) -> io::Result<()> {
 fn answer(line: &[u8], answering: &mut Answering<'_>) -> io::Result<Next> {
     let Answering { client, clients, control, has_more, ref mut pausing } = *answering;
     let before = pausing.take();
-    let request = match protocol::parse(line) {
+    let request = match parse(line) {
         Ok(request) => request,
         Err(BadLine { id, fault }) => {
             refuse(id, fault, client)?;

@@ -2,7 +2,7 @@
 
 use blk_server::{InvalidClass, SchedulingClass, WorkerOptions};
 
-use super::protocol::WorkerSettings;
+use super::protocol::verbs::WorkerSettings;
 use super::refused::Refused;
 
 /// Converts the clients' form to the server's.

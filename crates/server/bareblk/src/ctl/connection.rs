@@ -15,7 +15,10 @@ use serde_json::Value;
 use super::output::ServerError;
 use super::tables::plain;
 use crate::args::ctl_args::SOCKET_VARIABLE;
-use crate::control::protocol::{self, Answer, Greeting, PROTOCOL, Verb};
+use crate::control::protocol::answer::Answer;
+use crate::control::protocol::request::line;
+use crate::control::protocol::verbs::Verb;
+use crate::control::protocol::{Greeting, PROTOCOL};
 
 /// A server greets at once, so a longer wait means that another program listens.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
@@ -156,7 +159,7 @@ impl Connection {
     fn exchange_lines(&mut self, request: &impl Serialize, what_now: &str) -> Result<String> {
         let id = self.next_id;
         self.next_id += 1;
-        let line = protocol::line(id, request)?;
+        let line = line(id, request)?;
         // A server that refuses this client writes the reason before it closes the connection: it is read even if the
         // write failed.
         let sent = self.stream.get_mut().write_all(&line);

@@ -11,7 +11,7 @@ use super::tables::{plain, table};
 use crate::args::limit_args;
 use crate::args::usage::Wrong;
 use crate::control::answers::throttling::{LimitAnswer, Rate};
-use crate::control::protocol::Limit;
+use crate::control::protocol::verbs::Limit;
 
 /// The time between the two readings.
 pub const PAUSE: Duration = Duration::from_millis(500);

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::tables::{plain, queues, size, state};
 use crate::control::answers::reports::{DiskStats, HealthAnswer, ShowAnswer};
-use crate::control::protocol::SnapshotFile;
+use crate::control::protocol::verbs::SnapshotFile;
 
 /// Everything about one disk.
 pub fn disk(shown: &ShowAnswer) -> String {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use super::connection::Connection;
 use super::output::print;
 use super::tables;
-use crate::control::protocol::{Pause, Verb};
+use crate::control::protocol::verbs::{Pause, Verb};
 
 /// The exit code of a command that a signal ended, as in a shell.
 const SIGNALLED: u8 = 128;

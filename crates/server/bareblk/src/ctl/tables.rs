@@ -18,7 +18,7 @@ use crate::control::answers::reports::{
     Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer, Worker, WorkerStats,
 };
 use crate::control::answers::slow::{Slow, SlowAnswer, milliseconds as milliseconds_of};
-use crate::control::protocol::WorkerSettings;
+use crate::control::protocol::verbs::WorkerSettings;
 
 /// Shown in place of a missing figure.
 const NONE: &str = "–";

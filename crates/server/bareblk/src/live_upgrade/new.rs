@@ -27,7 +27,8 @@ use super::wire::{receive, send};
 use crate::config::configuration::Configuration;
 use crate::config::disk_settings::{DiskSettings, real_path};
 use crate::control::disk_names::{self, KnownDisk};
-use crate::control::protocol::{ErrorKind, LiveUpgrade, Verb};
+use crate::control::protocol::answer::ErrorKind;
+use crate::control::protocol::verbs::{LiveUpgrade, Verb};
 use crate::ctl::connection::Connection;
 
 /// The options of the command line.

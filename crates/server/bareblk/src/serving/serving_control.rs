@@ -18,7 +18,7 @@ use crate::config::difference::Applied;
 use crate::control::Control;
 use crate::control::answers::reports::{NotChanged, ReloadAnswer};
 use crate::control::disk_names::KnownDisk;
-use crate::control::protocol::LiveUpgrade;
+use crate::control::protocol::verbs::LiveUpgrade;
 use crate::control::refused::Refused;
 use crate::live_upgrade::{self, Listeners, VERSION};
 use crate::serving::Serving;

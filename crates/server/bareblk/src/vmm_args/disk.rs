@@ -8,7 +8,8 @@ use blk_server::MAX_QUEUE_SIZE;
 use crate::args::ctl_args;
 use crate::args::vmm_args::VmmArgs;
 use crate::control::answers::reports::ShowAnswer;
-use crate::control::protocol::{ErrorKind, Show, Verb};
+use crate::control::protocol::answer::ErrorKind;
+use crate::control::protocol::verbs::{Show, Verb};
 use crate::ctl::connection::Connection;
 
 /// A disk that a virtual machine connects to.

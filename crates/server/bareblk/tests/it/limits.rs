@@ -4,28 +4,15 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use serde_json::Value;
 
-use crate::rig::{Place, Server, assert_says, bareblk, bench, eventually, output, refusal, wrong_usage};
+use crate::rig::{
+    Place, Server, assert_says, bareblk, bench, ctl, eventually, ok, output, refusal, wrong_usage,
+};
 
 const MIB: u64 = 1 << 20;
-
-fn ctl(place: &Place, words: &[&str]) -> Command {
-    let mut command = bareblk();
-    command.arg("ctl").args(words).arg("--control").arg(place.socket("c"));
-    command
-}
-
-/// Sends a command, and returns the value of `ok` in the answer.
-fn ok(place: &Place, words: &[&str]) -> Value {
-    let mut command = ctl(place, words);
-    command.arg("--json");
-    serde_json::from_str::<Value>(&output(command)).unwrap()["ok"].clone()
-}
 
 fn controlled(place: &Place, options: &[&str]) -> Server {
     let mut command = place.serve(&place.image("disk.raw", 4 * MIB), "s");
@@ -39,7 +26,7 @@ fn reads(place: &Place, socket: &str, words: &[&str]) -> (u64, Duration) {
     command.args(["--rw=randread", "--bs=4k", "--runtime=1500ms", "--json", "--socket"]);
     command.arg(place.socket(socket)).args(words);
     let begin = Instant::now();
-    let json: Value = serde_json::from_str(&output(command)).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&output(command)).unwrap();
     let jobs = json["jobs"].as_array().unwrap();
     let sum = jobs.iter().map(|job| job["read"]["total_ios"].as_u64().unwrap()).sum();
     (sum, begin.elapsed())

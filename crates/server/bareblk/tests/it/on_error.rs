@@ -1,18 +1,9 @@
 //! `--on-error`: its log lines, and `bareblk ctl resume`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::path::Path;
-use std::process::Command;
-
-use crate::rig::{Place, Server, assert_says, bareblk, output, refusal, wrong_usage};
+use crate::rig::{Place, Server, assert_says, ctl, ok, output, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
-
-fn ctl(control: &Path, words: &[&str]) -> Command {
-    let mut command = bareblk();
-    command.arg("ctl").arg("--control").arg(control).args(words);
-    command
-}
 
 fn served(place: &Place, args: &[&str]) -> Server {
     let mut command = place.serve(&place.image("disk.raw", MIB), "s");
@@ -21,9 +12,7 @@ fn served(place: &Place, args: &[&str]) -> Server {
 }
 
 fn listed(place: &Place) -> serde_json::Value {
-    let answer = output(ctl(&place.socket("c"), &["--json", "list"]));
-    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
-    answer["ok"]["disks"][0].clone()
+    ok(place, &["list"])["disks"][0].clone()
 }
 
 #[test]
@@ -46,7 +35,7 @@ fn list_shows_what_is_held_and_for_how_long() {
         (&disk["on_error"], &disk["retry_after_ns"]),
         (&"hold-on-enospc".into(), &7_000_000_000_u64.into())
     );
-    assert_says(&output(ctl(&place.socket("c"), &["list"])), &["ON ERROR", "hold-on-enospc", "ok"]);
+    assert_says(&output(ctl(&place, &["list"])), &["ON ERROR", "hold-on-enospc", "ok"]);
 }
 
 #[test]
@@ -61,9 +50,8 @@ fn retry_after_zero_is_never_by_itself() {
 fn resume_says_how_many_requests_there_are_and_which_disk_there_is_not() {
     let place = Place::new();
     let _server = served(&place, &["--on-error", "hold"]);
-    let control = place.socket("c");
-    assert_eq!(output(ctl(&control, &["resume", "vm1"])), "disk vm1 has no parked requests\n");
-    assert_says(&refusal(ctl(&control, &["resume", "vm2"])), &["there is no disk `vm2`"]);
+    assert_eq!(output(ctl(&place, &["resume", "vm1"])), "disk vm1 has no parked requests\n");
+    assert_says(&refusal(ctl(&place, &["resume", "vm2"])), &["there is no disk `vm2`"]);
 }
 
 #[test]

@@ -14,7 +14,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use xtask::skip::{Reason, skip};
 
 use crate::rig::hanging::{Call, HangingFolder};
-use crate::rig::{Place, Server, assert_says, bareblk, eventually, is_root, output, refusal, wrong_usage};
+use crate::rig::{
+    Place, Server, assert_says, bareblk, ctl, eventually, is_root, output, refusal, wrong_usage,
+};
 
 const MIB: u64 = 1 << 20;
 /// The user ID that Linux distributions reserve for processes without rights.
@@ -27,13 +29,7 @@ fn with(mut command: Command, words: &[&str]) -> Command {
 
 fn controlled(place: &Place, words: &[&str]) -> Command {
     let mut command = with(place.serve(&place.image("disk.raw", 4 * MIB), "s"), words);
-    command.arg("--control").arg(place.socket("control"));
-    command
-}
-
-fn ctl(place: &Place, words: &[&str]) -> Command {
-    let mut command = bareblk();
-    command.arg("ctl").args(words).arg("--control").arg(place.socket("control"));
+    command.arg("--control").arg(place.socket("c"));
     command
 }
 
@@ -226,7 +222,7 @@ fn disk_is_added_by_a_server_that_could_not_open_it_itself() {
     // The socket belongs to root, as the server did when it started.
     assert_eq!(std::fs::metadata(place.socket("s")).unwrap().uid(), 0);
     output(ctl(&place, &["shutdown"]));
-    assert!(!place.socket("s").exists() && !place.socket("control").exists());
+    assert!(!place.socket("s").exists() && !place.socket("c").exists());
 }
 
 #[test]
@@ -259,7 +255,7 @@ fn file_with_a_name_of_a_group_is_followed() {
 fn who_connects_is_told_that_the_server_listens() {
     let place = Place::new();
     let server = Server::start(controlled(&place, &[]));
-    for socket in ["s", "control"] {
+    for socket in ["s", "c"] {
         let stream = std::os::unix::net::UnixStream::connect(place.socket(socket)).unwrap();
         let peer = rustix::net::sockopt::socket_peercred(&stream).unwrap();
         assert_eq!(peer.pid.as_raw_nonzero().get().unsigned_abs(), server.pid());
@@ -496,8 +492,7 @@ fn block_device_is_served_and_what_lies_beside_it_is_not_for_clients() {
     std::os::unix::fs::symlink(&one.0, folder.join("disk.raw")).unwrap();
     std::fs::rename(place.image("beside.raw", MIB), folder.join("beside.raw")).unwrap();
     for image in [one.0.clone(), folder.join("disk.raw")] {
-        let command =
-            with(place.serve(&image, "s"), &["--control", place.socket("control").to_str().unwrap()]);
+        let command = with(place.serve(&image, "s"), &["--control", place.socket("c").to_str().unwrap()]);
         let server = Server::start(command);
         verify(&place);
         for other in [&two.0, &folder.join("beside.raw")] {

@@ -8,23 +8,13 @@ use std::time::Duration;
 
 use blk_driver::{Device, Durability, Options};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 
 use crate::rig::small_fs::{Kind, SmallFs};
-use crate::rig::{DEADLINE, Place, Server, assert_says, bareblk, bench, eventually, output, refusal};
+use crate::rig::{
+    DEADLINE, Place, Server, assert_says, bareblk, bench, ctl, eventually, ok, output, refusal,
+};
 
 const MIB: u64 = 1 << 20;
-
-fn ctl(place: &Place, words: &[&str]) -> Command {
-    let mut command = bareblk();
-    command.arg("ctl").arg("--control").arg(place.socket("c")).args(words);
-    command
-}
-
-fn ok(place: &Place, words: &[&str]) -> Value {
-    let answer: Value = serde_json::from_str(&output(ctl(place, &[&["--json"], words].concat()))).unwrap();
-    answer["ok"].clone()
-}
 
 /// A server of one disk, `root`, on `image`.
 fn served(place: &Place, image: &Path) -> Server {

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use blk_server::{BalanceDecision, BalanceReport, MoveOutcome};
 use serde::{Deserialize, Serialize};
 
-use super::super::protocol::ns;
+use super::super::protocol::answer::ns;
 
 /// What the balancer has done; null in `stats` if queues are not balanced.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

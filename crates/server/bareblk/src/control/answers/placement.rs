@@ -3,7 +3,7 @@
 use blk_server::{AdminError, PlacementReport, ServerReport};
 use serde::{Deserialize, Serialize};
 
-use super::super::protocol::{Fault, ns};
+use super::super::protocol::answer::{Fault, ns};
 use super::super::refused::Refused;
 
 /// A disk's placement; null in a report if every worker completes the requests that it submits.

@@ -15,7 +15,8 @@ use disk_image::SECTOR_BYTES;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::super::protocol::{Fault, Stats, WorkerSettings, ns};
+use super::super::protocol::answer::{Fault, ns};
+use super::super::protocol::verbs::{Stats, WorkerSettings};
 use super::super::refused::Refused;
 use super::super::worker_settings;
 use super::balance::Balance;

@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use blk_server::SlowRequest;
 use serde::{Deserialize, Serialize};
 
-use super::super::protocol::ns;
+use super::super::protocol::answer::ns;
 
 /// The answer to `slow`.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use blk_server::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::super::protocol::{Fault, ns};
+use super::super::protocol::answer::{Fault, ns};
 use super::super::refused::Refused;
 
 /// A limit and its use. Units are requests or bytes.

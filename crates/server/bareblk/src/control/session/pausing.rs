@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use crate::control::Control;
 use crate::control::dispatch;
 use crate::control::limits::MAX_PAUSE;
-use crate::control::protocol::{ErrorKind, Fault, Pause, Verb, ns};
+use crate::control::protocol::answer::{ErrorKind, Fault, ns};
+use crate::control::protocol::verbs::{Pause, Verb};
 
 /// A pause that is over.
 #[derive(Clone, Copy, Debug)]

@@ -16,6 +16,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// Time limit of a wait, far longer than any step takes on an idle machine. Only a failing test waits this long.
@@ -83,6 +84,19 @@ pub fn top() -> Command {
     let mut command = bareblk();
     command.arg("top").env_remove("BAREBLK_CONTROL");
     command
+}
+
+/// `bareblk ctl` with these words, for the server with the control socket `c`.
+pub fn ctl(place: &Place, words: &[&str]) -> Command {
+    let mut command = bareblk();
+    command.arg("ctl").arg("--control").arg(place.socket("c")).args(words);
+    command
+}
+
+/// Runs `bareblk ctl`, and returns the value of `ok` in the answer.
+pub fn ok(place: &Place, words: &[&str]) -> Value {
+    let answer: Value = serde_json::from_str(&output(ctl(place, &[&["--json"], words].concat()))).unwrap();
+    answer["ok"].clone()
 }
 
 fn program() -> PathBuf {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{QueueEntry, WorkerSet};
+use super::WorkerSet;
+use super::entry::QueueEntry;
 use crate::data_path::counters::QueueCounters;
 use crate::data_path::report::WorkerReport;
 use crate::data_path::worker::worker_options::WorkerId;

@@ -10,7 +10,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::{Place, QueueEntry, QueueHandle, WorkerSet, released, take_back};
+use super::entry::{Place, QueueEntry};
+use super::moves::{released, take_back};
+use super::{QueueHandle, WorkerSet};
 use crate::data_path::queue::Queue;
 use crate::data_path::worker::command::Command;
 use crate::error::AdminError;

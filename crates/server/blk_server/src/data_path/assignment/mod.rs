@@ -14,30 +14,32 @@
 pub(crate) mod balanced;
 pub(crate) mod deadline;
 
+mod entry;
 mod extra_engine;
 pub(crate) mod frozen;
 pub(crate) mod liveness;
+mod moves;
 mod paused;
 mod spread;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use guest_mem::GuestMemory;
-use tracing::{error, info};
+use tracing::info;
 
-use crate::data_path::assignment::deadline::Deadline;
-use crate::data_path::counters::QueueMeter;
+use deadline::Deadline;
+use entry::{Place, QueueEntry};
+use moves::move_queue;
+
 use crate::data_path::counters::WorkerCounters;
 use crate::data_path::disk::Disk;
-use crate::data_path::queue::Queue;
 use crate::data_path::queue::queue_start::{Ending, QueueStart};
 use crate::data_path::report::{QueueReport, WorkerReport};
-use crate::data_path::worker::command::{Address, Command, Unsuitable, WorkerGone};
+use crate::data_path::worker::command::{Address, Command, WorkerGone};
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 use crate::data_path::worker::worker_thread::warn_if_crowded;
 use crate::data_path::worker::workers::{SharedSettings, WorkerThread};
@@ -46,39 +48,6 @@ use crate::error::ServerError;
 
 /// Pause between two look-ups of the entry of a queue that is being started.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-
-/// A running queue, as other threads see it.
-#[derive(Debug)]
-struct QueueEntry {
-    disk: Arc<Disk>,
-    index: u16,
-    size: u16,
-    meter: Arc<QueueMeter>,
-    /// A copy of the worker's id in `place`, readable without the lock.
-    worker: AtomicU32,
-    place: Mutex<Place>,
-}
-
-/// The worker that serves a queue, and the id by which the worker knows the queue.
-#[derive(Debug)]
-struct Place {
-    worker: Address,
-    /// `None`: the queue has ended.
-    id: Option<u32>,
-    /// The ring's position, if the queue ended because no worker could serve it.
-    ended_at: Option<u32>,
-}
-
-impl QueueEntry {
-    fn worker(&self) -> WorkerId {
-        // Relaxed: whatever the memory order, the id may change before the caller uses it.
-        WorkerId(self.worker.load(Relaxed))
-    }
-
-    fn place(&self) -> MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A session's handle of its queue.
 #[derive(Debug)]
@@ -111,7 +80,7 @@ impl QueueHandle {
         }
     }
 
-    /// Stops the queue. Returns the ring's position once the queue [is quiet](Queue::is_quiet).
+    /// Stops the queue. Returns the ring's position once the queue [is quiet](crate::data_path::queue::Queue::is_quiet).
     pub(crate) fn stop(self) -> Option<u32> {
         let mut place = self.entry.place();
         // Clears the id, because a move may be waiting for the lock, and the id may soon refer to another queue.
@@ -515,87 +484,4 @@ impl Drop for Starting<'_> {
     fn drop(&mut self) {
         self.set.table().starting.retain(|other| *other != self.queue);
     }
-}
-
-/// Drains the queue and gives it to another worker. The queue stays with its worker if it does not drain in time, or if
-/// the other worker refuses it.
-fn move_queue(entry: &QueueEntry, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
-    let not_drained = || {
-        let (disk, queue, stays) = (entry.disk.name().to_owned(), entry.index, entry.worker());
-        match deadline.is_cut_short() {
-            true => AdminError::Stopping,
-            false => AdminError::NotDrained { disk, queue, timeout: deadline.timeout(), stays },
-        }
-    };
-    let mut place = deadline.lock(&entry.place).ok_or_else(not_drained)?;
-    let Some(id) = place.id.filter(|_| place.worker.id != to.id) else { return Ok(()) };
-    let (ping, answered) = sync_channel(1);
-    let _ = to.send(Command::Ping(ping));
-    let queue = release(&place.worker, id, deadline).ok_or_else(not_drained)?;
-    // A worker that hangs, for example in an image's file system, looks idle, and would not serve the queue.
-    let adopted = match deadline.receive(&answered) {
-        Some(()) => adopt(to, queue),
-        None => Err(Unsuitable { queue, why: "the worker does not answer".into() }),
-    };
-    let Unsuitable { queue, why } = match adopted {
-        Ok(id) => {
-            entry.worker.store(to.id.0, Relaxed);
-            *place = Place { worker: to.clone(), id: Some(id), ended_at: None };
-            return Ok(());
-        }
-        Err(unsuitable) => unsuitable,
-    };
-    take_back(entry, &mut place, queue);
-    Err(AdminError::Unsuitable { id: to.id, disk: entry.disk.name().to_owned(), why })
-}
-
-/// Takes the queue from its worker. Returns `None` if the queue was not drained in time and continues there.
-fn release(worker: &Address, id: u32, deadline: &Deadline<'_>) -> Option<Box<Queue>> {
-    let (sender, queue) = sync_channel(1);
-    worker.send(Command::Release(id, sender)).ok()?;
-    released(worker, id, &queue, deadline)
-}
-
-/// Waits until the worker releases the queue. Returns `None` if the queue was not drained in time and continues there.
-fn released(
-    worker: &Address,
-    id: u32,
-    queue: &Receiver<Box<Queue>>,
-    deadline: &Deadline<'_>,
-) -> Option<Box<Queue>> {
-    if let Some(queue) = deadline.receive(queue) {
-        return Some(queue);
-    }
-    // The worker may have sent the queue just now. Only the worker can tell.
-    match worker.ask(|done| Command::CancelRelease(id, done)) {
-        Ok(false) => queue.recv().ok(),
-        _ => None,
-    }
-}
-
-/// Returns a queue to its worker.
-fn take_back(entry: &QueueEntry, place: &mut Place, queue: Box<Queue>) {
-    place.id = match adopt(&place.worker, queue) {
-        Ok(id) => Some(id),
-        Err(mut unsuitable) => {
-            error!(
-                disk = entry.disk.name(),
-                queue = entry.index,
-                "the worker cannot take the queue back: {}",
-                unsuitable.why
-            );
-            unsuitable.queue.break_moved();
-            place.ended_at = Some(unsuitable.queue.leave());
-            None
-        }
-    };
-}
-
-fn adopt(worker: &Address, queue: Box<Queue>) -> Result<u32, Unsuitable> {
-    // The worker still exists, because only a change retires a worker. The current change holds `admin`, or the place
-    // of a queue of the worker, for which `remove_worker` waits.
-    worker.ask(|done| Command::Adopt(queue, done)).unwrap_or_else(|WorkerGone| {
-        error!("a worker's thread ended while a queue was being moved to it, so the server aborts");
-        std::process::abort()
-    })
 }

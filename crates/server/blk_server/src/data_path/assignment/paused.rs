@@ -11,9 +11,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::{
-    LOOK_AGAIN, Place, QueueEntry, Table, WorkerSet, others_change, released, take_back, wait_for_start,
-};
+use super::entry::{Place, QueueEntry};
+use super::moves::{released, take_back};
+use super::{LOOK_AGAIN, Table, WorkerSet, others_change, wait_for_start};
 use crate::data_path::assignment::deadline::Deadline;
 use crate::data_path::disk::Disk;
 use crate::data_path::queue::Queue;

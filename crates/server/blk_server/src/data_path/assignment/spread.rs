@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use super::{QueueEntry, WorkerSet, move_queue};
+use super::WorkerSet;
+use super::entry::QueueEntry;
+use super::moves::move_queue;
 use crate::data_path::disk::Disk;
 use crate::data_path::worker::command::{Address, Command};
 use crate::data_path::worker::worker_options::WorkerId;

@@ -292,7 +292,7 @@ impl Worker {
         self.forget(&queue, engine);
         match (stop, leave) {
             (Some(done), _) => end(queue, &done),
-            // The receiver exists: see `released` in `assignment/mod.rs`.
+            // The receiver exists: see `released` in `assignment/moves.rs`.
             (None, Some(taken)) => drop(taken.send(Box::new(queue))),
             (None, None) => {}
         }
