@@ -1,6 +1,6 @@
 //! The client's end of the control protocol, for `bareblk-monitor`.
 
-pub use blk_server::format_cpus;
+pub use blk_server::{LimitKind, format_cpus};
 
 pub use crate::control::answers::reports::{DiskStats, Queue, StatsAnswer, Worker, WorkerStats};
 pub use crate::control::protocol::answer::ErrorKind;

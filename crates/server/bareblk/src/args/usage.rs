@@ -42,7 +42,22 @@ pub fn line(mut command: Command, error: &Error, words: impl IntoIterator<Item =
         path = format!("{path} {}", subcommand.get_name());
         command = subcommand;
     }
-    format!("{} (see {path} --help)", reason(error))
+    let tip = if misses_form_of_settings(&command, error) {
+        "; tip: a setting is written KEY=VALUE, without dashes"
+    } else {
+        ""
+    };
+    format!("{}{tip} (see {path} --help)", reason(error))
+}
+
+/// Whether an option is unknown, resembles none, and belongs to a command that takes settings as `KEY=VALUE`.
+fn misses_form_of_settings(command: &Command, error: &Error) -> bool {
+    let takes_settings = command.get_positionals().any(|word| {
+        word.get_value_names().is_some_and(|names| names.iter().any(|name| name.ends_with("KEY=VALUE")))
+    });
+    error.kind() == ErrorKind::UnknownArgument
+        && error.get(ContextKind::SuggestedArg).is_none()
+        && takes_settings
 }
 
 fn reason(error: &Error) -> String {
@@ -122,6 +137,15 @@ mod tests {
         assert!(line.ends_with("(see bareblk ctl add --help)"), "{line}");
         let line = refusal(&["ctl", "ad"]);
         assert!(line.ends_with("(see bareblk ctl --help)"), "{line}");
+    }
+
+    #[test]
+    fn setting_that_is_given_as_an_option_comes_with_the_form_of_settings() {
+        let tip = "tip: a setting is written KEY=VALUE, without dashes (see bareblk ctl limit --help)";
+        let line = refusal(&["ctl", "limit", "root", "--iops", "1000"]);
+        assert_eq!(line, format!("unexpected argument '--iops' found; {tip}"));
+        let others = [&["ctl", "limit", "--gruop", "x"][..], &["ctl", "show", "root", "--iops"]].map(refusal);
+        assert!(others.iter().all(|line| !line.contains("KEY=VALUE")), "{others:?}");
     }
 
     #[test]

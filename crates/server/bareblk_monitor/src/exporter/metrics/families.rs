@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use bareblk::client::LimitKind;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
 
@@ -207,14 +208,13 @@ fn of_workers(servers: &[Server], encoder: &mut DescriptorEncoder<'_>) -> fmt::R
 
 fn of_limits(servers: &[Server], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let limits = || up(servers).flat_map(|(server, figures)| limits(server, figures));
-    for (unit, head) in [
-        ("iops", gauge("limit_requests_per_second", None, "Limit of requests")),
-        ("bps", gauge("limit_bytes_per_second", None, "Limit of bytes")),
+    for (is_bytes, head) in [
+        (false, gauge("limit_requests_per_second", None, "Limit of requests")),
+        (true, gauge("limit_bytes_per_second", None, "Limit of bytes")),
     ] {
-        let rates = limits().filter_map(|(labels, limit)| {
-            let op = op_of(limit.limit.strip_prefix(unit)?)?;
-            let [server, scope, name] = labels;
-            Some(([server, scope, name, ("op", op)], Whole(limit.rate)))
+        let rates = limits().filter_map(|([server, scope, name], limit)| {
+            let kind = LimitKind::of_key(&limit.limit).filter(|kind| kind.is_bytes() == is_bytes)?;
+            Some(([server, scope, name, ("op", op_of(kind))], Whole(limit.rate)))
         });
         numbers(encoder, &head, rates)?;
     }
@@ -237,13 +237,12 @@ fn limits<'f>(server: &'f str, figures: &'f Figures) -> impl Iterator<Item = (Li
     })
 }
 
-/// The value of the label `op` for a limit, from the end of its key.
-fn op_of(end: &str) -> Option<&'static str> {
-    match end {
-        "" => Some("total"),
-        "-read" => Some("read"),
-        "-write" => Some("write"),
-        _ => None,
+/// The value of the label `op` for a limit.
+fn op_of(kind: LimitKind) -> &'static str {
+    match kind {
+        LimitKind::Iops | LimitKind::Bps => "total",
+        LimitKind::IopsRead | LimitKind::BpsRead => "read",
+        LimitKind::IopsWrite | LimitKind::BpsWrite => "write",
     }
 }
 
