@@ -82,10 +82,14 @@ const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Runs one short round of an experiment with server processes; returns the stored result.
 fn run_with_servers(part: &str) -> lab::RunResult {
+    run_for(part, "0.02")
+}
+
+fn run_for(part: &str, seconds: &str) -> lab::RunResult {
     let place = Place::new();
     let out = place.path("out");
     let mut command = bareblk();
-    command.args(["lab", "run", part, "--quick", "--rounds", "1", "--seconds", "0.02", "--out"]).arg(&out);
+    command.args(["lab", "run", part, "--quick", "--rounds", "1", "--seconds", seconds, "--out"]).arg(&out);
     assert_cmd::Command::from_std(command).timeout(PATIENCE).assert().success();
     assert!(place.path("out/report.html").exists());
     let result = std::fs::read_to_string(out.join(part).join("result.json")).unwrap();
@@ -217,6 +221,24 @@ fn disks_measures_servers_with_up_to_a_thousand() {
         result.cell("randread", "disks-1").unwrap().summary("memory").is_none(),
         "it has no further disk"
     );
+}
+
+#[test]
+fn limits_measures_what_clients_get_also_while_queues_move_and_the_server_is_replaced() {
+    let result = run_for("limits", "0.2");
+    assert!(result.cells.iter().all(|cell| cell.unavailable.is_none()), "{:?}", result.cells);
+    for condition in ["quiet", "moved", "upgraded"] {
+        for variant in ["iops-1000", "iops-20000-64", "bps-100M"] {
+            let kept = figure(&result, condition, variant, "kept");
+            // The clients wait for the limit, unless the machine is too slow to reach it.
+            assert!(kept > 0.0 && kept < 400.0, "{condition}, {variant}: {kept}");
+        }
+        assert!(result.cell(condition, "iops-1000").unwrap().summary("worst-100ms").is_some());
+    }
+    for column in ["raise", "lower"] {
+        assert!(result.cell("quiet", "change").unwrap().summary(column).is_some(), "{column}");
+    }
+    assert!(figure(&result, "quiet", "weights-4-1", "kept") > 0.0);
 }
 
 #[test]

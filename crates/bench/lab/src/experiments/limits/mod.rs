@@ -24,7 +24,7 @@ use crate::machine::StoragePlace;
 const WARM_UP: Duration = Duration::from_millis(400);
 /// Time between two moves of queues.
 const MOVE_EVERY: Duration = Duration::from_millis(100);
-/// Time for which the requests after a change of the limit are counted, in milliseconds.
+/// Longest time for which the requests after a change of the limit are counted, in milliseconds.
 const CHANGE_MS: usize = 200;
 
 pub(crate) fn experiment() -> Experiment {
@@ -123,7 +123,7 @@ impl Limits {
             Ok((change(1, FAST)?, change(2, SLOW)?))
         })?;
         let course = sum(courses.iter().flatten(), span);
-        Ok(effect(&course, raised, lowered))
+        Ok(effect(&course, (raised, lowered), CHANGE_MS.min(span.milliseconds / 3)))
     }
 
     fn measure(&self, scenario: &Scenario, condition: Condition, cell: Cell) -> Result<Figures, SampleError> {
@@ -161,11 +161,11 @@ fn sum<'a>(courses: impl Iterator<Item = &'a Course>, span: Span) -> Course {
 /// How late a change took effect: the time that the missing or surplus requests take at the higher rate, in
 /// milliseconds.
 #[allow(clippy::cast_precision_loss)] // counts of one sample
-fn effect(course: &Course, raised: Instant, lowered: Instant) -> Figures {
+fn effect(course: &Course, (raised, lowered): (Instant, Instant), length_ms: usize) -> Figures {
     let (slow, fast) = (SLOW as f64 / 1000.0, FAST as f64 / 1000.0);
-    let length = CHANGE_MS as f64;
-    let missing = fast * length - course.from(raised, CHANGE_MS) as f64;
-    let surplus = course.from(lowered, CHANGE_MS) as f64 - slow * length;
+    let length = length_ms as f64;
+    let missing = fast * length - course.from(raised, length_ms) as f64;
+    let surplus = course.from(lowered, length_ms) as f64 - slow * length;
     Figures::from([("raise", missing / (fast - slow)), ("lower", surplus / (fast - slow))])
 }
 
@@ -186,7 +186,8 @@ fn figures(scenario: &Scenario, courses: &[Vec<Course>], span: Span) -> Figures 
         [queues] => queues.iter().map(Course::sum).collect(),
         disks => disks.iter().map(|queues| queues.iter().map(Course::sum).sum()).collect(),
     };
-    let unfair = |(fair, part): (&f64, u64)| 100.0 * (part as f64 / all.sum() as f64 / fair - 1.0).abs();
+    let total = all.sum().max(1) as f64;
+    let unfair = |(fair, part): (&f64, u64)| 100.0 * (part as f64 / total / fair - 1.0).abs();
     let share = scenario.shares.iter().zip(parts).map(unfair).max_by(f64::total_cmp);
     figures.extend(share.map(|share| ("share", share)));
     figures
@@ -229,7 +230,7 @@ mod tests {
         let mut course = Course::new(began, 900);
         let fast = FAST / 1000;
         (305..605).for_each(|ms| course.add(at(ms), fast));
-        let figures = effect(&course, at(300), at(600));
+        let figures = effect(&course, (at(300), at(600)), CHANGE_MS);
         // The course has no requests at the slow rate, so each figure differs by their share of the counted time.
         let share = SLOW as f64 / FAST as f64;
         assert!((figures["raise"] - 5.0 / (1.0 - share)).abs() < 0.1, "{figures:?}");

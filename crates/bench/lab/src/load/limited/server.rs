@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::once_it_listens;
 use crate::experiment::SampleError;
 use crate::load::server::process::{Launch, ServerProcess, here};
 use crate::stop::Stop;
@@ -25,7 +26,7 @@ pub(crate) struct Control(BufReader<UnixStream>);
 
 impl Control {
     fn connect(path: &Path) -> io::Result<Self> {
-        let stream = UnixStream::connect(path)?;
+        let stream = once_it_listens(|| UnixStream::connect(path))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut control = Self(BufReader::new(stream));

@@ -17,6 +17,8 @@ const EVERY: Duration = Duration::from_millis(300);
 /// How long to wait for the exporter's port, and for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(5);
+/// The program that `bareblk exporter` runs.
+const MONITOR: &str = "bareblk-monitor";
 /// How an answer with figures begins.
 const FINE: &[u8] = b"HTTP/1.1 200";
 
@@ -35,7 +37,9 @@ impl Scraper {
         // The exporter binds the port after this listener is closed.
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|port| port.local_addr());
         let address = address.map_err(failed)?;
-        let mut command = Command::new(here(program)?);
+        let program = here(program)?;
+        check_installed(program)?;
+        let mut command = Command::new(program);
         command.arg("exporter").arg("--monitor").arg(monitor).args(["--listen", &address.to_string()]);
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut scraper = Self { exporter: command.spawn().map_err(failed)?, keeper: None, address };
@@ -53,9 +57,7 @@ impl Scraper {
                 Err(_) => std::thread::sleep(LOOK),
             }
             if let Some(status) = self.exporter.try_wait()? {
-                return Err(io::Error::other(format!(
-                    "it ended with {status}; is bareblk-monitor installed?"
-                )));
+                return Err(io::Error::other(format!("it ended with {status}")));
             }
         }
     }
@@ -85,6 +87,18 @@ impl Scraper {
             }
         }
         Ok(longest)
+    }
+}
+
+/// `bareblk` looks for the program beside itself and in PATH.
+fn check_installed(bareblk: &Path) -> Result<(), SampleError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = bareblk.parent().map(Path::to_path_buf).into_iter().chain(std::env::split_paths(&path));
+    match folders.into_iter().any(|folder| folder.join(MONITOR).exists()) {
+        true => Ok(()),
+        false => Err(SampleError::Unavailable(format!(
+            "{MONITOR} is not installed: apt install bareblk, or cargo build --release -p bareblk_monitor"
+        ))),
     }
 }
 
