@@ -191,6 +191,13 @@ impl Column {
         Self { id, title, unit, decimals, measured: measured.into(), files_only: false }
     }
 
+    /// Makes columns from rows of id, title, unit, decimals, and what is measured.
+    pub(crate) fn table(rows: &[(&str, &str, &str, usize, &str)]) -> Vec<Self> {
+        rows.iter()
+            .map(|&(id, title, unit, decimals, measured)| Self::new(id, title, unit, decimals, measured))
+            .collect()
+    }
+
     pub(crate) fn in_files(self) -> Self {
         Self { files_only: true, ..self }
     }

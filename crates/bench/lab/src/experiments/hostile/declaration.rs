@@ -154,8 +154,7 @@ pub(crate) fn busy_guest() -> String {
 }
 
 pub(crate) fn columns() -> Vec<Column> {
-    let column = |(id, title, unit, decimals, measured)| Column::new(id, title, unit, decimals, measured);
-    COLUMNS.into_iter().map(column).collect()
+    Column::table(&COLUMNS)
 }
 
 /// The columns: id, title, unit, decimals, and what is measured.

@@ -16,7 +16,7 @@ use crate::load::Figures;
 use crate::load::disk::test_file::TestFile;
 use crate::load::disk::test_files::{Place, TMPFS, TestFiles};
 use crate::load::limited::guest::{Counted, Guest, Span};
-use crate::load::limited::server::{LimitedServer, WORKERS};
+use crate::load::limited::server::{LimitedServer, WORKERS, attach, limit_iops};
 use crate::load::limited::windows::Course;
 use crate::machine::StoragePlace;
 
@@ -97,7 +97,7 @@ impl Limits {
                     }
                     let queue = u16::try_from(turn % u32::from(queues)).unwrap_or_default();
                     let round = turn / u32::from(queues);
-                    control.attach(queue, (round + turn) % WORKERS).map_err(broken)?;
+                    attach(&mut control, queue, (round + turn) % WORKERS).map_err(broken)?;
                     std::thread::sleep(MOVE_EVERY);
                 }
                 Ok(())
@@ -118,7 +118,7 @@ impl Limits {
                 let third = Duration::from_millis(span.milliseconds as u64) / 3;
                 std::thread::sleep((span.began + third * at).saturating_duration_since(Instant::now()));
                 let asked = Instant::now();
-                control.limit_iops(iops).map(|()| asked).map_err(failed)
+                limit_iops(&mut control, iops).map(|()| asked).map_err(failed)
             };
             Ok((change(1, FAST)?, change(2, SLOW)?))
         })?;

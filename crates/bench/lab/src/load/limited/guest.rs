@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use blk_driver::{Buffer, Completion, Device, Options, PoolOptions, Queue, Request, Work};
 use guest_mem::GuestRange;
 
-use super::once_it_listens;
 use super::windows::Course;
 use crate::runner::Xorshift;
 use crate::stop::Stop;
@@ -68,7 +67,7 @@ impl Guest {
             pool: PoolOptions { size_bytes: pool_bytes, huge_pages: false },
             ..Options::new(socket)
         };
-        let (device, queues) = once_it_listens(|| Device::connect(&options).map_err(io::Error::other))?;
+        let (device, queues) = Device::connect(&options).map_err(io::Error::other)?;
         let with_buffer = |(queue, &load): (Queue, &QueueLoad)| {
             let buffer = device.pool().take(bytes(&load)).map_err(io::Error::other)?;
             Ok((queue, load, buffer))

@@ -3,66 +3,32 @@
 //! `disks and limits → bareblk.toml → ServerProcess → Control (attach, limit) … take_over → second ServerProcess`
 
 use std::fmt::Write;
-use std::io::{self, BufRead, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::json;
 
-use super::once_it_listens;
 use crate::experiment::SampleError;
+use crate::load::server::configured::{ConfiguredServer, Sockets, quoted};
+use crate::load::server::control::Control;
 use crate::load::server::process::{Launch, ServerProcess, here};
 use crate::stop::Stop;
 
-/// Limit of the time for an answer.
+/// How long the old server may take to end after a live upgrade.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Workers of the server.
 pub(crate) const WORKERS: u32 = 2;
 
-/// A connection to the server's control socket.
-pub(crate) struct Control(BufReader<UnixStream>);
+/// Moves a queue of the first disk to `worker`.
+pub(crate) fn attach(control: &mut Control, queue: u16, worker: u32) -> io::Result<()> {
+    control.tell(json!({"do": "attach", "disk": name(0), "queue": queue, "worker": worker}))
+}
 
-impl Control {
-    fn connect(path: &Path) -> io::Result<Self> {
-        let stream = once_it_listens(|| UnixStream::connect(path))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let mut control = Self(BufReader::new(stream));
-        control.line()?; // the greeting
-        Ok(control)
-    }
-
-    fn line(&mut self) -> io::Result<String> {
-        let mut line = String::new();
-        match self.0.read_line(&mut line)? {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            _ => Ok(line),
-        }
-    }
-
-    /// Sends a request and returns once it is done.
-    fn ask(&mut self, request: &Value) -> io::Result<()> {
-        self.0.get_mut().write_all(format!("{request}\n").as_bytes())?;
-        let answer: Value = serde_json::from_str(&self.line()?).map_err(io::Error::other)?;
-        match answer.get("ok") {
-            Some(_) => Ok(()),
-            None => Err(io::Error::other(answer["error"].to_string())),
-        }
-    }
-
-    /// Moves a queue of the first disk to `worker`.
-    pub fn attach(&mut self, queue: u16, worker: u32) -> io::Result<()> {
-        self.ask(
-            &serde_json::json!({"id": 1, "do": "attach", "disk": name(0), "queue": queue, "worker": worker}),
-        )
-    }
-
-    /// Sets the limit of the first disk.
-    pub fn limit_iops(&mut self, iops: u64) -> io::Result<()> {
-        self.ask(&serde_json::json!({"id": 1, "do": "limit", "disk": name(0), "set": {"iops": iops}}))
-    }
+/// Sets the limit of the first disk.
+pub(crate) fn limit_iops(control: &mut Control, iops: u64) -> io::Result<()> {
+    control.tell(json!({"do": "limit", "disk": name(0), "set": {"iops": iops}}))
 }
 
 fn name(disk: usize) -> String {
@@ -73,10 +39,7 @@ fn name(disk: usize) -> String {
 pub(crate) struct LimitedServer {
     /// After a live upgrade, the new server; it ends before the folder of the first is removed.
     second: Option<ServerProcess>,
-    first: ServerProcess,
-    sockets: Vec<PathBuf>,
-    config: PathBuf,
-    control: PathBuf,
+    first: ConfiguredServer,
 }
 
 impl LimitedServer {
@@ -88,38 +51,28 @@ impl LimitedServer {
         (limits, group): (&[&str], Option<&str>),
         stop: &Stop,
     ) -> Result<Self, SampleError> {
-        let program = here(program)?;
-        let (mut sockets, mut config, mut control) = (Vec::new(), PathBuf::new(), PathBuf::new());
-        let first = ServerProcess::launch(stop, |folder| {
-            sockets = (0..limits.len()).map(|disk| folder.join(format!("disk-{disk}.sock"))).collect();
-            (config, control) = (folder.join("bareblk.toml"), folder.join("control.sock"));
-            let disks = files.iter().zip(&sockets).zip(limits);
-            let text = text(&control, group, disks.map(|((file, socket), keys)| (*file, &**socket, *keys)));
-            std::fs::write(&config, text)
-                .map_err(|error| SampleError::because("the server's configuration", &error))?;
-            let mut command = Command::new(program);
-            command.arg("serve").arg("--config").arg(&config);
-            let all = sockets.iter().chain([&control]).cloned().collect();
-            Ok(Launch { command, sockets: all, missing: None })
-        })?;
-        Ok(Self { second: None, first, sockets, config, control })
+        let text = |sockets: &Sockets| text(sockets, group, files, limits);
+        let first = ConfiguredServer::start(program, limits.len(), text, stop)?;
+        Ok(Self { second: None, first })
     }
 
     pub fn sockets(&self) -> &[PathBuf] {
-        &self.sockets
+        &self.first.sockets.disks
     }
 
     pub fn control(&self) -> Result<Control, SampleError> {
-        Control::connect(&self.control).map_err(|error| SampleError::because("the control socket", &error))
+        Control::connect(&self.first.sockets.control)
+            .map_err(|error| SampleError::because("the control socket", &error))
     }
 
-    /// Replaces the server by a new process without a pause of the guests' connections.
+    /// Replaces the server by a new process without disconnecting the guests.
     pub fn take_over(&mut self, program: Option<&Path>, stop: &Stop) -> Result<(), SampleError> {
+        let (config, control) = (&self.first.config, &self.first.sockets.control);
         let mut command = Command::new(here(program)?);
-        command.arg("serve").arg("--config").arg(&self.config).arg("--take-over").arg(&self.control);
-        let sockets = vec![self.control.clone()];
+        command.arg("serve").arg("--config").arg(config).arg("--take-over").arg(control);
+        let sockets = vec![control.clone()];
         self.second = Some(ServerProcess::launch(stop, |_| Ok(Launch { command, sockets, missing: None }))?);
-        if !self.first.ends_within(PATIENCE) {
+        if !self.first.process.ends_within(PATIENCE) {
             return Err(SampleError::Unavailable("the old server did not end after the live upgrade".into()));
         }
         Ok(())
@@ -127,23 +80,20 @@ impl LimitedServer {
 }
 
 /// The configuration file's text. Each disk has its image, socket and further keys.
-fn text<'a>(
-    control: &Path,
-    group: Option<&str>,
-    disks: impl Iterator<Item = (&'a Path, &'a Path, &'a str)>,
-) -> String {
-    let mut text = format!("control = '{}'\nworkers = {WORKERS}\nbalance = \"off\"\n", control.display());
+fn text(sockets: &Sockets, group: Option<&str>, files: &[&Path], limits: &[&str]) -> io::Result<String> {
+    let control = quoted(&sockets.control)?;
+    let mut text = format!("control = {control}\nworkers = {WORKERS}\nbalance = \"off\"\n");
     if let Some(keys) = group {
         let _ = write!(text, "\n[[group]]\nname = \"all\"\n{keys}\n");
     }
-    for (disk, (file, socket, keys)) in disks.enumerate() {
-        let (name, file, socket) = (name(disk), file.display(), socket.display());
+    for (disk, ((file, socket), keys)) in files.iter().zip(&sockets.disks).zip(limits).enumerate() {
+        let (name, file, socket) = (name(disk), quoted(file)?, quoted(socket)?);
         let _ = write!(
             text,
-            "\n[[disk]]\nname = \"{name}\"\nimage = '{file}'\nsocket = '{socket}'\ncache = \"writeback\"\n{keys}\n"
+            "\n[[disk]]\nname = \"{name}\"\nimage = {file}\nsocket = {socket}\ncache = \"writeback\"\n{keys}\n"
         );
     }
-    text
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -152,10 +102,10 @@ mod tests {
 
     #[test]
     fn configuration_has_the_group_before_its_disks() {
-        let disks = [(Path::new("/a"), Path::new("/s0"), "group = \"all\"")];
-        let text = text(Path::new("/control"), Some("iops = 5"), disks.into_iter());
-        let expected = "control = '/control'\nworkers = 2\nbalance = \"off\"\n\n[[group]]\nname = \"all\"\niops = 5\n\n\
-                        [[disk]]\nname = \"lab-0\"\nimage = '/a'\nsocket = '/s0'\ncache = \"writeback\"\ngroup = \
+        let sockets = Sockets { disks: vec!["/s0".into()], control: "/control".into(), ..Sockets::default() };
+        let text = text(&sockets, Some("iops = 5"), &[Path::new("/a")], &["group = \"all\""]).unwrap();
+        let expected = "control = \"/control\"\nworkers = 2\nbalance = \"off\"\n\n[[group]]\nname = \"all\"\niops = 5\n\n\
+                        [[disk]]\nname = \"lab-0\"\nimage = \"/a\"\nsocket = \"/s0\"\ncache = \"writeback\"\ngroup = \
                         \"all\"\n";
         assert_eq!(text, expected);
     }

@@ -4,6 +4,10 @@ pub(crate) mod process;
 
 pub(crate) mod placed;
 
+pub(crate) mod control;
+
+pub(crate) mod configured;
+
 pub(crate) mod stats;
 
 pub(crate) mod cost;

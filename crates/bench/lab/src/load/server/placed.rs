@@ -1,6 +1,6 @@
 //! `bareblk serve` with a disk per file and a configurable placement of requests.
 //!
-//! `Layout → bareblk.toml (a table per disk) → ServerProcess, its control socket`
+//! `Layout → bareblk.toml (a table per disk) → ConfiguredServer`
 //!
 //! - Each worker is bound to its own core if there are enough cores, so that requests are submitted and completed where
 //!   the placement specifies. Queues do not move (`balance = "off"`).
@@ -9,9 +9,8 @@
 use std::fmt::Write;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use super::process::{Launch, ServerProcess, here};
+use super::configured::{ConfiguredServer, Sockets, quoted};
 use crate::experiment::SampleError;
 use crate::load::cores;
 use crate::stop::Stop;
@@ -70,14 +69,9 @@ pub(crate) struct Layout {
     pub monitored: bool,
 }
 
-/// A running server, with a socket for each disk. Dropping this value ends the server.
+/// A running server, with a socket for each disk. Dropping it ends the server.
 #[derive(Debug)]
-pub(crate) struct PlacedServer {
-    process: ServerProcess,
-    sockets: Vec<PathBuf>,
-    control: PathBuf,
-    monitor: PathBuf,
-}
+pub(crate) struct PlacedServer(ConfiguredServer);
 
 impl PlacedServer {
     /// Serves `files`, each as one disk. Returns once clients can connect. `program` is `bareblk`.
@@ -87,66 +81,50 @@ impl PlacedServer {
         files: &[&Path],
         stop: &Stop,
     ) -> Result<Self, SampleError> {
-        let program = here(program)?;
-        let (mut sockets, mut control, mut monitor) = (Vec::new(), PathBuf::new(), PathBuf::new());
-        let process = ServerProcess::launch(stop, |folder| {
-            sockets = (0..files.len()).map(|disk| folder.join(format!("disk-{disk}.sock"))).collect();
-            control = folder.join("control.sock");
-            monitor = folder.join("monitor.sock");
-            let disks: Vec<_> = files.iter().copied().zip(sockets.iter().map(PathBuf::as_path)).collect();
-            let config = folder.join("bareblk.toml");
-            text(layout, (&control, &monitor), &disks)
-                .and_then(|text| std::fs::write(&config, text))
-                .map_err(|error| SampleError::because("the server's configuration", &error))?;
-            let mut command = Command::new(program);
-            command.arg("serve").arg("--config").arg(&config);
-            let all = sockets.iter().chain([&control]).cloned().collect();
-            Ok(Launch { command, sockets: all, missing: None })
-        })?;
-        Ok(Self { process, sockets, control, monitor })
+        ConfiguredServer::start(program, files.len(), |sockets| text(layout, sockets, files), stop).map(Self)
     }
 
     pub fn pid(&self) -> u32 {
-        self.process.pid()
+        self.0.process.pid()
     }
 
     /// Size of the server's log.
     pub fn log_bytes(&self) -> u64 {
-        self.process.log_bytes()
+        self.0.process.log_bytes()
     }
 
     /// One socket per file, in the files' order.
     pub fn sockets(&self) -> &[PathBuf] {
-        &self.sockets
+        &self.0.sockets.disks
     }
 
     pub fn control(&self) -> &Path {
-        &self.control
+        &self.0.sockets.control
     }
 
     /// The monitor socket, if the layout has one.
     pub fn monitor(&self) -> &Path {
-        &self.monitor
+        &self.0.sockets.monitor
     }
 }
 
 /// The configuration file's text.
-fn text(layout: &Layout, (control, monitor): (&Path, &Path), disks: &[(&Path, &Path)]) -> io::Result<String> {
+fn text(layout: &Layout, sockets: &Sockets, files: &[&Path]) -> io::Result<String> {
     let cpus: Vec<_> =
         (0..layout.workers.min(cores::all().len())).map(|at| cores::at(at).to_string()).collect();
     let mut text = format!(
         "control = {}\nworkers = {}\ncpus = \"{}\"\nbalance = \"off\"\n",
-        quoted(control)?,
+        quoted(&sockets.control)?,
         layout.workers,
         cpus.join(",")
     );
     if layout.monitored {
-        let _ = writeln!(text, "monitor = {}", quoted(monitor)?);
+        let _ = writeln!(text, "monitor = {}", quoted(&sockets.monitor)?);
     }
     if !layout.polls {
         text.push_str("poll-us = 0\n");
     }
-    for (disk, (file, socket)) in disks.iter().enumerate() {
+    for (disk, (file, socket)) in files.iter().zip(&sockets.disks).enumerate() {
         let _ = write!(
             text,
             "\n[[disk]]\nname = \"lab-{disk}\"\nimage = {}\nsocket = {}\nqueues = {}\nengine = \"{}\"\ncache = \"{}\"\n",
@@ -187,16 +165,6 @@ fn placing(layout: &Layout, disk: usize) -> String {
     }
 }
 
-/// Formats a TOML string as JSON, because JSON strings are valid TOML strings.
-fn quoted(path: &Path) -> io::Result<String> {
-    let text = path.to_str().ok_or_else(|| {
-        let text =
-            format!("{path:?} is not UTF-8, so it cannot be in a configuration file: use another folder");
-        io::Error::new(io::ErrorKind::InvalidInput, text)
-    })?;
-    serde_json::to_string(text).map_err(io::Error::other)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,8 +179,12 @@ mod tests {
             polls: false,
             monitored: false,
         };
-        let disks = [(Path::new("/a\"b"), Path::new("/s0")), (Path::new("/c"), Path::new("/s1"))];
-        text(&layout, (Path::new("/control"), Path::new("/monitor")), &disks).unwrap()
+        let sockets = Sockets {
+            disks: vec!["/s0".into(), "/s1".into()],
+            control: "/control".into(),
+            monitor: "/monitor".into(),
+        };
+        text(&layout, &sockets, &[Path::new("/a\"b"), Path::new("/c")]).unwrap()
     }
 
     #[test]

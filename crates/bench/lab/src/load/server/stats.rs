@@ -1,18 +1,16 @@
 //! The counters of a running `bareblk serve`, requested over its control socket.
 //!
-//! `connect → greeting → {"do": "stats"} → one line of JSON → Stats`
+//! `{"do": "stats"} → one line of JSON → Stats`
 //!
 //! - Answers are read as by any client (docs/reference/control.md): missing fields count as zero.
 
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::Path;
-use std::time::Duration;
 
 use serde::Deserialize;
+use serde_json::json;
 
-/// Limit of the time for an answer, which normally takes microseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+use super::control::Control;
 
 /// Sums over workers and disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -68,14 +66,7 @@ struct Disk {
 impl Stats {
     /// Requests the counters from the server with this control socket.
     pub fn ask(control: &Path) -> io::Result<Self> {
-        let mut stream = UnixStream::connect(control)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        stream.write_all(b"{\"id\": 1, \"do\": \"stats\"}\n")?;
-        let mut lines = BufReader::new(stream).lines();
-        let _greeting = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
-        let answer = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
-        Self::read(&answer)
+        Self::read(&Control::connect(control)?.ask(json!({"do": "stats"}))?)
     }
 
     fn read(line: &str) -> io::Result<Self> {

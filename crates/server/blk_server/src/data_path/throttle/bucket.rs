@@ -40,7 +40,7 @@ pub(crate) struct Bucket {
     capacity_ns: u64,
     /// The instant at which everything booked is paid for.
     paid_at: AtomicU64,
-    /// The turns of the disk that has had most. It decides only who gets a turn, so no model covers it.
+    /// The most turns that any disk has had. It only decides who gets a turn, so no model covers it.
     turns: Estimate,
 }
 
@@ -70,7 +70,7 @@ impl Bucket {
         self.paid_at.fetch_sub(cost_ns, Relaxed);
     }
 
-    /// A disk has had so many turns. Returns how many the disk with most has had.
+    /// Records that a disk has had this many turns. Returns the most turns that any disk has had.
     pub(crate) fn count_turns(&self, turns: u64) -> u64 {
         self.turns.fetch_max(turns, Relaxed).max(turns)
     }

@@ -27,7 +27,7 @@ const MOST_TURNS_PER_S: u64 = 8000;
 /// Units that a queue books at once: one request, or this many bytes.
 const QUANTUM_BYTES: u64 = 64 << 10;
 const LEAST_QUANTUM_BYTES: u64 = 512;
-/// A request has so many parts, because a queue's share of a turn may be a few requests and a fraction.
+/// Parts of a request that lanes count in, because a queue's share of a turn may be a few requests and a fraction.
 const PARTS: u64 = 1024;
 
 /// The buckets of a quantity: one for its rate, which has the credit of a burst, and one for the rate of the burst, if

@@ -17,7 +17,7 @@ use crate::host::clock::monotonic_ns;
 
 /// Quanta that a queue collects at most before a request starts: 1 MiB, or 16 requests.
 const QUANTA_AHEAD: u64 = 16;
-/// A queue that has had units for longer than this loses those beyond [`QUANTA_AHEAD`].
+/// A queue that leaves units unused for longer than this loses those beyond [`QUANTA_AHEAD`].
 const FRESH_NS: u64 = 10_000_000;
 /// Limit for a queue that stops: it starts requests that the previous server had begun, unless the disk needs more time
 /// than this to pay its debt.
@@ -71,7 +71,7 @@ struct Account {
     rest: Option<Booking>,
     /// What the queue gets next.
     booked: Option<Booking>,
-    /// If the queue asks later, it has not used its units for long.
+    /// If the queue next asks after this instant, it has left its units unused for too long.
     fresh_until: u64,
     /// The most that the queue books: doubled each time that it waits. A queue that uses little books little, and so
     /// has nothing to save.

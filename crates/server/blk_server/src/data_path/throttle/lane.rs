@@ -28,7 +28,7 @@ use super::bucket::Bucket;
 
 /// No turn is booked.
 const NONE: u64 = 0;
-/// This bit of `Lane::turn`: it is two turns.
+/// The bit of `Lane::turn` that says that two turns are booked.
 const TWO: u64 = 1;
 /// How many turns a disk may be behind the disk of its group that has had most.
 const MOST_BEHIND: u64 = 8;
