@@ -20,7 +20,7 @@ use crate::load::disk::test_files::{Place, TMPFS, TestFiles};
 use crate::load::disk::{clients, copy_loop, fio, fio_jobs};
 use crate::load::neighbours::Neighbours;
 use crate::load::server::cost::{Cost, resident_kib, thread_count};
-use crate::load::server::process::{Kind, ServerProcess, peer_version};
+use crate::load::server::process::{Kind, ServerProcess, once_it_listens, peer_version};
 use crate::load::{BlockJob, Figures, cores, wake_up};
 use crate::machine::StoragePlace;
 use workload::Client;
@@ -157,8 +157,8 @@ impl Vhost {
         let queues = u16::try_from(kind.workers()).unwrap_or(u16::MAX);
         let server = self.server(kind, self.files.one(Place::Tmpfs)?, queues)?;
         let options = Options { queues, ..Options::new(server.socket()) };
-        let (device, started) =
-            Device::connect(&options).map_err(|error| SampleError::because("connecting", &error))?;
+        let (device, started) = once_it_listens(|| Device::connect(&options))
+            .map_err(|error| SampleError::because("connecting", &error))?;
         self.sleep(SETTLE)?;
         let (before, start) = (Cost::of(server.pid()), Instant::now());
         self.sleep(Duration::from_secs_f64(seconds))?;

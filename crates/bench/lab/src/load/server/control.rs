@@ -7,15 +7,14 @@
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
+use super::process::once_it_listens;
+
 /// Limit of the time for an answer, which normally takes microseconds. A move of a queue waits for its requests.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A server that has created its socket may not listen on it yet.
-const LISTENS_WITHIN: Duration = Duration::from_secs(20);
-const LOOK: Duration = Duration::from_millis(2);
 
 /// A connection to a control socket.
 pub(crate) struct Control(BufReader<UnixStream>);
@@ -33,13 +32,7 @@ impl Control {
 
     /// As [`Control::connect`], but waits until the server listens.
     pub fn connect_when_ready(path: &Path) -> io::Result<Self> {
-        let end = Instant::now() + LISTENS_WITHIN;
-        loop {
-            match Self::connect(path) {
-                Err(_) if Instant::now() < end => std::thread::sleep(LOOK),
-                done => return done,
-            }
-        }
+        once_it_listens(|| Self::connect(path))
     }
 
     /// Sends a request with this verb and these fields. Returns the answer's line.

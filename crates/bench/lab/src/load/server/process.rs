@@ -34,6 +34,17 @@ const SAID: &str = "said";
 /// Time between two checks for the sockets or the end of the process.
 const LOOK: Duration = Duration::from_millis(2);
 
+/// Connects to a server's socket. The server may have created the socket and not listen on it yet.
+pub(crate) fn once_it_listens<T, E>(connect: impl Fn() -> Result<T, E>) -> Result<T, E> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match connect() {
+            Err(_) if Instant::now() < end => std::thread::sleep(LOOK),
+            done => return done,
+        }
+    }
+}
+
 /// The server program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
