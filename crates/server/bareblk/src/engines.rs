@@ -109,7 +109,7 @@ fn open(path: &Path, cache: CacheMode) -> Result<FileSpec> {
         anyhow::Error::from(error).context(line)
     })?;
     // This only tries the engine; no request is submitted.
-    Ok(FileSpec { file: Arc::new(file.into()), alignment: Alignment::BUFFERED })
+    Ok(FileSpec::of_file(Arc::new(file.into()), Alignment::BUFFERED))
 }
 
 fn engine_line(kind: EngineKind, file: Option<&FileSpec>) -> EngineLine {

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
+use crate::backing::Backing;
 use crate::cache_mode::CacheMode;
 use crate::error::ImageError;
 use crate::file::{Access, FileId, FileKind};
@@ -116,7 +117,7 @@ pub enum CapacityChange {
 pub struct Image {
     /// Keeps the kernel from mounting a block device that we write to. Dropped before the lock.
     claim: Option<OwnedFd>,
-    file: Arc<File>,
+    backing: Backing,
     path: PathBuf,
     access: Access,
     cache: CacheMode,
@@ -190,7 +191,7 @@ impl Image {
             write_zeroes: writable.then(|| WriteZeroesLimits::new(discard.is_some())),
             foreign_format,
             adopted,
-            file,
+            backing: Backing::File(file),
         })
     }
 
@@ -203,10 +204,16 @@ impl Image {
         self.bounds.check(sector, len_bytes)
     }
 
-    /// The open file. The lock is held until the file's last user drops it.
+    /// What holds the image's data. The lock is held until the backing's last user drops it.
     #[must_use]
-    pub fn file(&self) -> &Arc<File> {
-        &self.file
+    pub fn backing(&self) -> &Backing {
+        &self.backing
+    }
+
+    /// The open file; `None` for a disk on another machine.
+    #[must_use]
+    pub fn file(&self) -> Option<&Arc<File>> {
+        self.backing.file()
     }
 
     /// The descriptor that keeps the kernel from mounting a block device that we write to.
@@ -219,10 +226,14 @@ impl Image {
     ///
     /// # Errors
     /// [`Opener::reopen`]'s; the lock's.
-    pub fn reopen(&self, opener: &dyn Opener) -> io::Result<File> {
-        let file = File::from(opener.reopen(self.file.as_fd())?);
-        lock::join(&file, self.access)?;
-        Ok(file)
+    pub fn reopen(&self, opener: &dyn Opener) -> io::Result<Backing> {
+        match &self.backing {
+            Backing::File(file) => {
+                let file = File::from(opener.reopen(file.as_fd())?);
+                lock::join(&file, self.access)?;
+                Ok(Backing::File(Arc::new(file)))
+            }
+        }
     }
 
     /// The image's absolute path at the time of opening, with symbolic links resolved.
@@ -306,13 +317,20 @@ impl Image {
         digest.iter().take(SERIAL_HASH_BYTES).map(|byte| format!("{byte:02x}")).collect()
     }
 
+    /// The size now, which another program may have changed.
+    fn stored_bytes(&self) -> io::Result<u64> {
+        match &self.backing {
+            Backing::File(file) => size_bytes(file, self.kind),
+        }
+    }
+
     /// Reads the image's size again. Growth takes effect at once, in whole blocks; shrinking is only
     /// reported.
     ///
     /// # Errors
     /// [`ImageError::Inspect`] if the size cannot be read.
     pub fn refresh_capacity(&self) -> Result<CapacityChange, ImageError> {
-        let size_bytes = size_bytes(&self.file, self.kind).map_err(|source| ImageError::Inspect {
+        let size_bytes = self.stored_bytes().map_err(|source| ImageError::Inspect {
             path: self.path.clone(),
             what: "the size",
             source,

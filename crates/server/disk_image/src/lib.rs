@@ -13,6 +13,8 @@
 
 pub mod file;
 
+mod backing;
+
 pub mod opener;
 
 pub mod host_opener;
@@ -37,6 +39,7 @@ pub mod range;
 
 pub mod error;
 
+pub use backing::{Backing, WeakBacking};
 pub use cache_mode::{CacheMode, ParseCacheModeError};
 pub use error::{CloneError, ImageError, ResizeError};
 pub use file::{Access, FileId, FileKind, LockHolder};

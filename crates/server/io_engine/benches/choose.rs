@@ -6,7 +6,6 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::path::Path;
-use std::sync::Arc;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
@@ -25,7 +24,7 @@ fn choosing(criterion: &mut Criterion) {
         let path = folder.path().join("disk.raw");
         let options = ImageOptions { create_bytes: Some(1 << 20), cache, ..ImageOptions::new(&path) };
         let Ok(image) = Image::open(&HostOpener, &options) else { continue };
-        let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+        let file = FileSpec::of(&image);
         let config = EngineConfig::default();
         group.bench_function(name, |bencher| {
             bencher.iter(|| choose(None, &file, &config).unwrap());

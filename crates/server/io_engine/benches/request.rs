@@ -82,7 +82,7 @@ fn run(name: &str, mut engine: Box<dyn Engine>, image: &Image, duration: Duratio
         return;
     }
     engine.start().unwrap();
-    let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+    let spec = FileSpec::of(image);
     for _ in 0..option("attached").map_or(0, |files| files.parse().unwrap()) {
         engine.attach_file(spec.clone()).unwrap();
     }
@@ -151,7 +151,7 @@ fn main() {
         }
         for (name, storage) in &storages {
             let Some(Storage { image, .. }) = storage else { continue };
-            let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+            let spec = FileSpec::of(image);
             for kind in EngineKind::ALL {
                 // Omits engines that refuse the file.
                 if choose(Some(&kind.into()), &spec, &config).is_ok() {

@@ -37,7 +37,7 @@ impl Random {
 
 fn run(name: &str, mut engine: Box<dyn Engine>, image: &Image, depth: u64, duration: Duration) {
     engine.start().unwrap();
-    let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+    let spec = FileSpec::of(image);
     let file = engine.attach_file(spec).unwrap();
     let region = Region::from_memfd(GuestAddress(0), depth * BLOCK_BYTES).unwrap();
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());

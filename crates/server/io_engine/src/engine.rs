@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use disk_image::{Alignment, CheckedRange};
+use disk_image::{Alignment, Backing, CheckedRange, Image};
 use guest_mem::{GuestMemory, IoVecs};
 use rustix::io::Errno;
 
@@ -26,10 +26,34 @@ pub struct FileId(pub(crate) u32);
 /// A file for an engine to use.
 #[derive(Clone, Debug)]
 pub struct FileSpec {
-    /// The open file. It stays open until it is detached and the engine no longer uses it.
-    pub file: Arc<File>,
+    /// What holds the data. It stays open until it is detached and the engine no longer uses it.
+    pub backing: Backing,
     /// Alignment that the kernel requires of memory and offsets: `(1, 1)` unless the file is open with `O_DIRECT`.
     pub alignment: Alignment,
+}
+
+impl FileSpec {
+    /// The image's backing and alignment.
+    #[must_use]
+    pub fn of(image: &Image) -> Self {
+        Self { backing: image.backing().clone(), alignment: image.alignment() }
+    }
+
+    /// A file of this host.
+    #[must_use]
+    pub fn of_file(file: Arc<File>, alignment: Alignment) -> Self {
+        Self { backing: Backing::File(file), alignment }
+    }
+
+    /// The open file, for an engine that makes system calls on it.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] for a disk on another machine.
+    pub fn file(&self) -> io::Result<&Arc<File>> {
+        let unsupported =
+            || io::Error::new(io::ErrorKind::Unsupported, "the disk is not a file of this host");
+        self.backing.file().ok_or_else(unsupported)
+    }
 }
 
 /// The guarantee of a completed write.

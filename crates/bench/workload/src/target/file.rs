@@ -36,7 +36,7 @@ impl FilePort {
         let engine = make(kind, &EngineConfig { depth: depth.max(2), ..EngineConfig::default() });
         let mut engine = engine.map_err(broken("cannot be created"))?;
         engine.start().map_err(broken("cannot be created"))?;
-        let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+        let spec = FileSpec::of(&image);
         let file = engine.attach_file(spec).map_err(broken("refuses the file"))?;
         let view = memory(u64::from(depth) * u64::from(block_bytes))?;
         engine.use_memory(view.memory());

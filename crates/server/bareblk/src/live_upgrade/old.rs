@@ -124,8 +124,11 @@ fn offer(server: &Server, listeners: &Listeners, extras: &[String], channel: &Un
         send(channel, &message(described), &[listener.socket.as_fd()], AT_ONCE)?;
     }
     for offer in server.offers() {
-        let fds: Vec<BorrowedFd<'_>> = [offer.file().as_fd(), offer.listener()]
+        let fds: Vec<BorrowedFd<'_>> = offer
+            .file()
+            .map(AsFd::as_fd)
             .into_iter()
+            .chain([offer.listener()])
             .chain(offer.claim().map(AsFd::as_fd))
             .collect();
         send(channel, &Message::Disk(offered(&offer)), &fds, AT_ONCE)?;

@@ -63,7 +63,7 @@ fn disk(settings: &DiskSettings) -> Result<String> {
         return Err(ImageError::ForeignFormat { path: settings.image.path.clone(), format }.into());
     }
     let Inspection { file, id, size_bytes, block_size_bytes, alignment, .. } = found;
-    let file = FileSpec { file, alignment };
+    let file = FileSpec::of_file(file, alignment);
     let engine = choose(settings.engine.as_ref(), &file, &settings.engine_config)?.kind();
     let options = &settings.options;
     let access = if settings.read_only() { "read-only" } else { "writable" };

@@ -113,8 +113,8 @@ pub enum Origin {
 pub fn open_image(opener: &Arc<dyn Opener>, settings: &DiskSettings, origin: Origin) -> Result<OpenImage> {
     let image = Image::open(opener.as_ref(), &settings.image)?;
     check_format(&image, settings, origin)?;
-    let made = settings.image.create_bytes;
-    let new = made.map(|_| NewImage::new(Arc::clone(opener), image.path(), image.file()));
+    let made = settings.image.create_bytes.and_then(|_| image.file());
+    let new = made.map(|file| NewImage::new(Arc::clone(opener), image.path(), file));
     Ok(OpenImage { image, new })
 }
 
@@ -159,7 +159,7 @@ pub fn prepare(
 ) -> Result<ReadyDisk> {
     let OpenImage { image, new } = open;
     let options = &settings.options;
-    let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+    let file = FileSpec::of(&image);
     let chosen = Arc::new(choose(settings.engine.as_ref(), &file, &settings.engine_config)?);
     // The image's lock must not outlive the server.
     drop(file);

@@ -88,9 +88,9 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// The image, with its lock.
+    /// The image, with its lock; `None` for a disk on another machine.
     #[must_use]
-    pub fn file(&self) -> &Arc<File> {
+    pub fn file(&self) -> Option<&Arc<File>> {
         self.export.disk.image().file()
     }
 

@@ -55,13 +55,13 @@ pub(crate) fn remove(
     let shared = exports.throttling.forget(name);
     exports.apply_limits(workers, &shared);
     workers.forget_disk(disk.id());
-    let file = Arc::downgrade(disk.image().file());
+    let image = disk.image().backing().downgrade();
     drop(turn);
     let deadline = Instant::now() + LET_GO;
-    while file.strong_count() > 0 && Instant::now() < deadline {
+    while image.is_open() && Instant::now() < deadline {
         std::thread::sleep(LOOK_AGAIN);
     }
-    if file.strong_count() > 0 {
+    if image.is_open() {
         warn!(disk = name, "the image is still open in this server, so it stays locked");
     }
     info!(disk = name, "disk removed");

@@ -288,11 +288,8 @@ fn one_hung_write_on_each_of_many_disks_does_not_stop_another_ones_flush() {
         File::create(path).unwrap().set_len(MIB).unwrap();
         let options = ImageOptions { cache: CacheMode::Writeback, ..ImageOptions::new(path) };
         let image = Image::open(&HostOpener, &options).unwrap();
-        let spec = FileSpec {
-            file: Arc::new(File::options().write(true).open(path).unwrap()),
-            alignment: image.alignment(),
-        };
-        (engine.attach_file(spec).unwrap(), image)
+        let file = Arc::new(File::options().write(true).open(path).unwrap());
+        (engine.attach_file(FileSpec::of_file(file, image.alignment())).unwrap(), image)
     };
     let hung: Vec<_> = (0..count).map(|number| attach(&fs.path().join(number.to_string()))).collect();
     let (healthy, _image) = attach(&elsewhere.path().join("healthy.raw"));

@@ -6,6 +6,7 @@ use std::io;
 use rustix::io::Errno;
 
 use super::Image;
+use crate::backing::Backing;
 use crate::error::CloneError;
 use crate::file::FileKind;
 
@@ -17,10 +18,11 @@ impl Image {
     /// [`CloneError`]; `clone` is then unchanged.
     pub fn clone_to(&self, clone: &File) -> Result<(), CloneError> {
         let image = || self.path.clone();
+        let Backing::File(file) = &self.backing;
         if self.kind == FileKind::BlockDevice {
             return Err(CloneError::BlockDevice { image: image() });
         }
-        rustix::fs::ioctl_ficlone(clone, &*self.file).map_err(|errno| match errno {
+        rustix::fs::ioctl_ficlone(clone, &**file).map_err(|errno| match errno {
             Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::NOSYS => {
                 CloneError::NoReflink { image: image() }
             }

@@ -10,7 +10,8 @@
 //!   the server read the size again ([`Image::refresh_capacity`]).
 //! - Resizing and re-reading the size must not run at the same time (`blk_server` ensures this).
 
-use super::{Image, size_bytes};
+use super::Image;
+use crate::backing::Backing;
 use crate::error::ResizeError;
 use crate::file::FileKind;
 use crate::range::SECTOR_BYTES;
@@ -28,7 +29,7 @@ impl Image {
         let path = || self.path.clone();
         let system = |source| ResizeError::System { path: path(), wanted_bytes, source };
         let before_bytes = self.bounds.capacity_bytes();
-        let file_bytes = size_bytes(&self.file, self.kind).map_err(system)?;
+        let file_bytes = self.stored_bytes().map_err(system)?;
         if self.kind == FileKind::BlockDevice {
             self.bounds.grow(file_bytes);
             return match file_bytes {
@@ -48,7 +49,9 @@ impl Image {
             return Err(ResizeError::WouldShrink { path: path(), from_bytes, wanted_bytes });
         }
         self.bounds.cut(wanted_bytes);
-        let resized = self.file.set_len(wanted_bytes);
+        let resized = match &self.backing {
+            Backing::File(file) => file.set_len(wanted_bytes),
+        };
         self.bounds.grow(if resized.is_ok() { wanted_bytes } else { before_bytes });
         resized.map(|()| before_bytes / SECTOR_BYTES).map_err(system)
     }

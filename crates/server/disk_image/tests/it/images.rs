@@ -23,9 +23,9 @@ fn direct_image_can_be_read_and_written_in_its_own_alignment() {
     let data = &mut buffer[start..start + len];
     let written: Vec<u8> = (0..len).map(|at| (at % 251) as u8 + 1).collect();
     data.copy_from_slice(&written);
-    assert_eq!(image.file().write_at(data, u64::from(offset_bytes)).unwrap(), len);
+    assert_eq!(image.file().unwrap().write_at(data, u64::from(offset_bytes)).unwrap(), len);
     data.fill(0);
-    assert_eq!(image.file().read_at(data, u64::from(offset_bytes)).unwrap(), len);
+    assert_eq!(image.file().unwrap().read_at(data, u64::from(offset_bytes)).unwrap(), len);
     assert!(data == written, "what was read is not what was written");
     assert!(image.block_size() >= offset_bytes);
 }
@@ -43,7 +43,7 @@ fn direct_image_on_tmpfs_is_probed_by_reading() {
 #[test]
 fn opened_file_blocks_and_has_the_direct_flag_that_was_asked_for() {
     let (_folder, path) = image(1 << 20);
-    let flags = |options| rustix::fs::fcntl_getfl(open(&options).unwrap().file()).unwrap();
+    let flags = |options| rustix::fs::fcntl_getfl(open(&options).unwrap().file().unwrap()).unwrap();
     let direct = flags(options(&path));
     let cached = flags(ImageOptions { lock_timeout: rig::SOON, ..buffered(&path) });
     assert!(direct.contains(rustix::fs::OFlags::DIRECT) && !cached.contains(rustix::fs::OFlags::DIRECT));

@@ -22,6 +22,8 @@ pub(crate) mod storage;
 use std::io;
 use std::str::FromStr;
 
+use disk_image::Backing;
+
 use crate::choose::kind::EngineKind;
 use crate::choose::storage::Storage;
 use crate::config::EngineConfig;
@@ -144,7 +146,7 @@ pub fn choose(
 
 fn choose_best(file: &FileSpec, config: &EngineConfig) -> Result<Chosen, EngineError> {
     let mut passed_over = Vec::new();
-    for (kind, why) in candidates(Storage::probe(&file.file).ok()) {
+    for (kind, why) in candidates(&file.backing) {
         let options = EngineOptions::from(kind);
         match try_out(&options, file, config) {
             Ok(()) => return Ok(Chosen { options, why, passed_over, config: config.clone() }),
@@ -160,8 +162,15 @@ fn last_resort_failed(passed_over: Vec<PassedOver>) -> EngineError {
     EngineError::None { kind: last.kind, source: last.error }
 }
 
-/// The candidates, best first. A file that cannot be probed counts as an ordinary one.
-fn candidates(storage: Option<Storage>) -> Vec<(EngineKind, &'static str)> {
+/// The candidates, best first.
+fn candidates(backing: &Backing) -> Vec<(EngineKind, &'static str)> {
+    match backing {
+        Backing::File(file) => candidates_for_file(Storage::probe(file).ok()),
+    }
+}
+
+/// A file that cannot be probed counts as an ordinary one.
+fn candidates_for_file(storage: Option<Storage>) -> Vec<(EngineKind, &'static str)> {
     let in_memory = storage.as_ref().is_some_and(|storage| storage.ram_backed || storage.dax);
     let direct = storage.as_ref().is_some_and(|storage| storage.direct);
     let mut candidates = Vec::new();
@@ -222,7 +231,7 @@ mod tests {
     }
 
     fn kinds(storage: Option<Storage>) -> Vec<EngineKind> {
-        candidates(storage).into_iter().map(|(kind, _)| kind).collect()
+        candidates_for_file(storage).into_iter().map(|(kind, _)| kind).collect()
     }
 
     #[test]
@@ -252,7 +261,7 @@ mod tests {
     /// A file that every machine has. These tests neither read nor write it, so its file system does not matter.
     fn some_file() -> FileSpec {
         let file = std::fs::File::open("/proc/self/status").unwrap();
-        FileSpec { file: std::sync::Arc::new(file), alignment: Alignment::BUFFERED }
+        FileSpec::of_file(std::sync::Arc::new(file), Alignment::BUFFERED)
     }
 
     #[test]

@@ -42,7 +42,7 @@ fn read(len_bytes: u64, addr: u64, alignment: Alignment) -> Rig {
     let range = image.check(0, len_bytes).unwrap();
     let kind = OpKind::Read { range };
     let op = OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers }, true);
-    let spec = FileSpec { file: Arc::clone(image.file()), alignment };
+    let spec = FileSpec::of_file(Arc::clone(image.file().unwrap()), alignment);
     let file = OpenFile::new(spec, Target::Fd(-1));
     let mut bounce = Bounce::default();
     bounce.shares.attach(FileId(0));

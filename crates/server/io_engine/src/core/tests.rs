@@ -217,7 +217,7 @@ impl Rig {
         let config = EngineConfig { depth: DEPTH as u32, ..EngineConfig::default() };
         let mut core = Core::over(Chance::new(seed), &config);
         let alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };
-        let file = core.attach_file(FileSpec { file: Arc::clone(image.file()), alignment }).unwrap();
+        let file = core.attach_file(FileSpec::of_file(Arc::clone(image.file().unwrap()), alignment)).unwrap();
         // Two calls: most ops wait for their turn.
         core.submission = Submission::first(9000);
         Self { core, files: vec![file], image, view, pushed: Vec::new(), _folder: folder }
@@ -228,7 +228,7 @@ impl Rig {
     fn beside_another(seed: u64) -> Self {
         let mut rig = Self::new(seed);
         let alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };
-        let spec = FileSpec { file: Arc::clone(rig.image.file()), alignment };
+        let spec = FileSpec::of_file(Arc::clone(rig.image.file().unwrap()), alignment);
         rig.files.push(rig.core.attach_file(spec).unwrap());
         rig.core.windows = Windows::of(20_480, 10_240);
         rig.core.windows.are_kept = true;

@@ -100,8 +100,8 @@ fn fill(seed: u64) -> Vec<u8> {
 impl Worker {
     pub fn start(mut engine: Box<dyn Engine>, number: u64, bed: &Arc<Bed>) -> Self {
         engine.start().unwrap();
-        let (file, alignment) = (Arc::clone(bed.image.file()), bed.image.alignment());
-        let file = engine.attach_file(FileSpec { file, alignment }).unwrap();
+        let (file, alignment) = (Arc::clone(bed.image.file().unwrap()), bed.image.alignment());
+        let file = engine.attach_file(FileSpec::of_file(file, alignment)).unwrap();
         let view = MemoryView::new(Arc::clone(&bed.memory));
         Self { engine, file, bed: Arc::clone(bed), view, number, events: Vec::new() }
     }

@@ -206,7 +206,7 @@ fn start(
 }
 
 pub fn spec(image: &Image) -> FileSpec {
-    FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() }
+    FileSpec::of(image)
 }
 
 pub fn memory() -> MemoryView {
@@ -257,7 +257,7 @@ impl Bed {
     }
 
     pub fn is_file(&self) -> bool {
-        self.image.file().metadata().unwrap().is_file()
+        self.image.file().unwrap().metadata().unwrap().is_file()
     }
 
     pub fn path(&self) -> PathBuf {

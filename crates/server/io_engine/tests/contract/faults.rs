@@ -312,14 +312,14 @@ fn zeroes_in_512_byte_blocks_work_on_a_device_with_4k_sectors() {
 fn short_write_of_zeroes_is_resumed_and_keeps_the_blocks() {
     let mut bed = fake().expect(FAKE);
     bed.write(0, &pattern(1, 1 << 20));
-    let before = bed.image.file().metadata().unwrap().blocks();
+    let before = bed.image.file().unwrap().metadata().unwrap().blocks();
     bed.handle().inject(When::Verb(Verb::Allocate), Fault::Errno(Errno::OPNOTSUPP), 1);
     bed.handle().inject(When::Verb(Verb::Write), Fault::Short(1000), 1);
     let range = bed.range(0, 1 << 20);
     let zero = OpKind::WriteZeroes { range, unmap: Unmap::Forbidden, durability: Durability::Cached };
     assert_eq!(bed.run(zero, &[]).result, Ok(()));
     assert!(bed.read(0, 1 << 20).iter().all(|&byte| byte == 0));
-    assert!(bed.image.file().metadata().unwrap().blocks() >= before);
+    assert!(bed.image.file().unwrap().metadata().unwrap().blocks() >= before);
 }
 
 #[test]

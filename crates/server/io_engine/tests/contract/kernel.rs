@@ -28,7 +28,7 @@ fn kernel_since_6_1_defers_completions_and_since_6_15_does_not_count_idling_as_i
 #[test]
 fn direct_bed_bypasses_the_page_cache() {
     let Some(bed) = uring_direct() else { return };
-    let flags = fcntl_getfl(bed.image.file()).unwrap();
+    let flags = fcntl_getfl(bed.image.file().unwrap()).unwrap();
     println!("BB:ALIGNMENT={:?}", bed.image.alignment());
     assert!(flags.contains(OFlags::DIRECT), "{flags:?}");
 }

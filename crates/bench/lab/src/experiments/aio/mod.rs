@@ -9,7 +9,6 @@ pub(super) mod declaration;
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use io_engine::{
@@ -170,7 +169,7 @@ fn options(kind: EngineKind, fd_pool: u32) -> EngineOptions {
 
 /// Checks whether the engine starts and accepts the image, because a worker would only log the reason.
 fn ask(kind: EngineKind, fd_pool: u32, image: &Image) -> Result<(), SampleError> {
-    let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+    let spec = FileSpec::of(image);
     match choose(Some(&options(kind, fd_pool)), &spec, &EngineConfig::default()) {
         Ok(_) => Ok(()),
         Err(EngineError::Named { source, .. }) => Err(SampleError::because(kind.name(), &source)),

@@ -53,7 +53,7 @@ impl Loop {
     fn new(image: Image, job: Job) -> io::Result<Self> {
         let mut engine = IoUringEngine::new(EngineConfig::default())?;
         engine.start()?;
-        let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+        let spec = FileSpec::of(&image);
         let file = engine.attach_file(spec)?;
         let depth = u64::from(job.depth);
         let region = Region::from_memfd(GuestAddress(0), depth * u64::from(job.block_bytes));

@@ -6,11 +6,12 @@
 //! - A sync that fails after the deadline marks the disk, too.
 //! - One flush of a disk runs at a time. If the device hangs, further requests for a flush start no threads.
 
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
+
+use disk_image::Backing;
 
 use crate::data_path::disk::Disk;
 use crate::data_path::disk::flush_turns::FlushTurns;
@@ -21,19 +22,19 @@ const LAST_FLUSH_AT_LEAST: Duration = Duration::from_secs(5);
 /// Syncs the image while workers use it, unless it is read-only. Uses a separate file description, because the kernel
 /// reports lost pages once to each: the guest's next flush must get the report as well.
 pub(crate) fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
-    sync_on_a_thread(disk, deadline, |disk| disk.reopen_image().map(Arc::new))
+    sync_on_a_thread(disk, deadline, Disk::reopen_image)
 }
 
 /// As [`flush`], after the last request of the disk.
 pub(crate) fn last_flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
     let deadline = deadline.max(Instant::now() + LAST_FLUSH_AT_LEAST);
-    sync_on_a_thread(disk, deadline, |disk| Ok(Arc::clone(disk.image().file())))
+    sync_on_a_thread(disk, deadline, |disk| Ok(disk.image().backing().clone()))
 }
 
 fn sync_on_a_thread(
     disk: &Arc<Disk>,
     deadline: Instant,
-    file: fn(&Disk) -> io::Result<Arc<File>>,
+    backing: fn(&Disk) -> io::Result<Backing>,
 ) -> io::Result<()> {
     if disk.image().read_only() {
         return Ok(());
@@ -42,7 +43,7 @@ fn sync_on_a_thread(
     let (done, synced) = sync_channel(1);
     let disk = Arc::clone(disk);
     let thread = move || {
-        let result = sync(&disk, file);
+        let result = sync(&disk, backing);
         // Drops the image first, so that the next server does not find it locked.
         drop((disk, turn));
         let _ = done.send(result);
@@ -52,8 +53,8 @@ fn sync_on_a_thread(
     synced.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-fn sync(disk: &Disk, file: fn(&Disk) -> io::Result<Arc<File>>) -> io::Result<()> {
-    file(disk)?.sync_data().inspect_err(|_| disk.mark_failed())?;
+fn sync(disk: &Disk, backing: fn(&Disk) -> io::Result<Backing>) -> io::Result<()> {
+    backing(disk)?.sync().inspect_err(|_| disk.mark_failed())?;
     match disk.has_failed() {
         true => Err(io::Error::other("an earlier sync failed, so data may be lost")),
         false => Ok(()),

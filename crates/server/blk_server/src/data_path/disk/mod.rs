@@ -13,14 +13,13 @@ pub(crate) mod slow_requests;
 pub(crate) mod totals;
 pub(crate) mod write_cache;
 
-use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use disk_image::{Image, Opener};
+use disk_image::{Backing, Image, Opener};
 use guest_mem::{Budget, Quota};
 use io_engine::Durability;
 use tracing::{error, warn};
@@ -274,11 +273,11 @@ impl Disk {
     /// The image for one worker, with a separate file description. The kernel reports lost pages once to each
     /// description. If workers shared a description, the first sync would get the report, and another worker's sync
     /// would succeed although data was lost. All descriptions share the locks.
-    pub(crate) fn file_for(&self, worker: WorkerId) -> Arc<File> {
+    pub(crate) fn backing_for(&self, worker: WorkerId) -> Backing {
         if self.takes_own_file(worker) {
-            return Arc::clone(self.image.file());
+            return self.image.backing().clone();
         }
-        self.reopen_image().map(Arc::new).unwrap_or_else(|error| {
+        self.reopen_image().unwrap_or_else(|error| {
             let disk = &self.name;
             warn!(
                 disk,
@@ -286,12 +285,12 @@ impl Disk {
                 "cannot open the image again, so its workers share one file description: {}",
                 error_line(&error)
             );
-            Arc::clone(self.image.file())
+            self.image.backing().clone()
         })
     }
 
     /// Opens the image again, with a file description of its own.
-    pub(crate) fn reopen_image(&self) -> io::Result<File> {
+    pub(crate) fn reopen_image(&self) -> io::Result<Backing> {
         self.image.reopen(self.opener.as_ref())
     }
 
@@ -302,7 +301,7 @@ impl Disk {
         *owner.get_or_insert(worker) == worker
     }
 
-    /// Records that the worker no longer uses the file from `file_for`.
+    /// Records that the worker no longer uses the file from `backing_for`.
     pub(crate) fn file_not_used(&self, worker: WorkerId) {
         let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
         if *owner == Some(worker) {

@@ -197,7 +197,7 @@ mod tests {
         let config = EngineConfig { depth: 8, ..EngineConfig::default() };
         let mut engine = NullEngine::new(&config).unwrap();
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        let spec = || FileSpec { file: Arc::new(null().into()), alignment: Alignment::BUFFERED };
+        let spec = || FileSpec::of_file(Arc::new(null().into()), Alignment::BUFFERED);
         std::array::from_fn(|_| engine.attach_file(spec()).unwrap())
     }
 

@@ -221,7 +221,7 @@ impl Engines {
             *users += 1;
             return Ok(*file);
         }
-        let spec = FileSpec { file: disk.file_for(worker), alignment: disk.image().alignment() };
+        let spec = FileSpec { backing: disk.backing_for(worker), alignment: disk.image().alignment() };
         let file = slot.engine.attach_file(spec).inspect_err(|_| disk.file_not_used(worker))?;
         slot.pool.attach(file);
         slot.files.insert(disk.id(), (file, 1));

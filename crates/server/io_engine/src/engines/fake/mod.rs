@@ -110,7 +110,7 @@ impl IoBackend for FakeBackend {
     }
 
     fn register_file(&mut self, _index: u32, spec: &FileSpec) -> io::Result<Target> {
-        Ok(Target::Fd(spec.file.as_raw_fd()))
+        Ok(Target::Fd(spec.file()?.as_raw_fd()))
     }
 
     fn unregister_file(&mut self, _index: u32, _target: Target) {}

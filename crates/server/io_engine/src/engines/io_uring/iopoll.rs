@@ -68,7 +68,8 @@ impl PolledRing {
 
     pub(super) fn add_file(&mut self, index: u32, spec: &FileSpec) -> Result<(), String> {
         let takes = self.takes.get_mut(index as usize).ok_or("the table of registered files is full")?;
-        let registered = self.ring.submitter().register_files_update(index, &[spec.file.as_raw_fd()]);
+        let fd = spec.file().map_err(|error| error.to_string())?.as_raw_fd();
+        let registered = self.ring.submitter().register_files_update(index, &[fd]);
         registered.map_err(|error| format!("the image cannot be registered: {error}"))?;
         *takes = true;
         Ok(())

@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::time::{Duration, Instant};
 
+use disk_image::Alignment;
 use io_uring::types::Fd;
 use io_uring::{EnterFlags, IoUring, opcode};
 use rustix::fs::{OFlags, fcntl_getfl, major, minor};
@@ -26,14 +27,15 @@ const LEAST_BYTES: u32 = 512;
 /// # Errors
 /// Why the file cannot be polled.
 pub(super) fn check(spec: &FileSpec) -> Result<(), String> {
-    let flags = fcntl_getfl(&spec.file).map_err(|errno| errno.to_string())?;
+    let file = spec.file().map_err(|error| error.to_string())?;
+    let flags = fcntl_getfl(file).map_err(|errno| errno.to_string())?;
     if !flags.contains(OFlags::DIRECT) {
         return Err("the image is open through the page cache (without O_DIRECT)".to_owned());
     }
-    if device_polls(&spec.file) == Some(false) {
+    if device_polls(file) == Some(false) {
         return Err("the image's device has no poll queues (queue/io_poll in sysfs is 0)".to_owned());
     }
-    polled_read(spec)
+    polled_read(file, spec.alignment)
 }
 
 /// Whether sysfs reports poll queues for the device of `file`; `None` without an entry, as for a file system over
@@ -50,14 +52,14 @@ fn device_polls(file: &File) -> Option<bool> {
     Some(attribute.trim() != "0")
 }
 
-fn polled_read(spec: &FileSpec) -> Result<(), String> {
+fn polled_read(file: &File, alignment: Alignment) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("cannot create a ring for a test read: {error}");
     let mut ring: IoUring = IoUring::builder().setup_iopoll().build(1).map_err(failed)?;
     let mut bounce = Bounce::default();
     bounce.shares.attach(FileId(0));
     let buffer = bounce.take(FileId(0)).ok_or("no buffer")?;
-    let len_bytes = spec.alignment.offset_bytes.max(LEAST_BYTES);
-    let read = opcode::Read::new(Fd(spec.file.as_raw_fd()), bounce.base(buffer), len_bytes).build();
+    let len_bytes = alignment.offset_bytes.max(LEAST_BYTES);
+    let read = opcode::Read::new(Fd(file.as_raw_fd()), bounce.base(buffer), len_bytes).build();
     // SAFETY: 1. the buffer is longer than a block, and leaked below if the kernel does not release it; 2. the file
     // stays open while the kernel looks it up at submission.
     unsafe { ring.submission().push(&read) }.map_err(|error| error.to_string())?;
@@ -96,7 +98,7 @@ mod tests {
     use super::*;
 
     fn reason(file: File) -> String {
-        check(&FileSpec { file: Arc::new(file), alignment: Alignment::BUFFERED }).unwrap_err()
+        check(&FileSpec::of_file(Arc::new(file), Alignment::BUFFERED)).unwrap_err()
     }
 
     #[test]

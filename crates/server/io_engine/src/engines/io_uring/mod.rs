@@ -321,7 +321,7 @@ impl IoBackend for Uring {
     }
 
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
-        let fd = spec.file.as_raw_fd();
+        let fd = spec.file()?.as_raw_fd();
         if index < self.features.registered_files {
             match self.ring.submitter().register_files_update(index, &[fd]) {
                 Ok(_) => {
@@ -336,7 +336,7 @@ impl IoBackend for Uring {
             }
         }
         if self.features.sqpoll {
-            self.numbered.insert(index, Arc::clone(&spec.file));
+            self.numbered.insert(index, Arc::clone(spec.file()?));
         }
         Ok(Target::Fd(fd))
     }

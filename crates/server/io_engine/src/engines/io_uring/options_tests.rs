@@ -46,7 +46,7 @@ fn memory_of(regions: &[&Arc<Region>]) -> Arc<GuestMemory> {
 fn file_with_data() -> FileSpec {
     let file = tempfile::tempfile().unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[0x5a; 4096], 0).unwrap();
-    FileSpec { file: Arc::new(file), alignment: Alignment::BUFFERED }
+    FileSpec::of_file(Arc::new(file), Alignment::BUFFERED)
 }
 
 fn buffers_of(memory: &Arc<GuestMemory>, addr: u64) -> IoVecs {
@@ -174,9 +174,12 @@ fn file_beyond_the_table_is_held_while_a_kernel_thread_may_look_its_number_up() 
     ring.start().unwrap();
     let spec = file_with_data();
     let target = ring.register_file(5, &spec).unwrap();
-    assert_eq!((target, Arc::strong_count(&spec.file)), (Target::Fd(spec.file.as_raw_fd()), 2));
+    assert_eq!(
+        (target, Arc::strong_count(spec.file().unwrap())),
+        (Target::Fd(spec.file().unwrap().as_raw_fd()), 2)
+    );
     ring.unregister_file(5, target);
-    assert_eq!(Arc::strong_count(&spec.file), 1);
+    assert_eq!(Arc::strong_count(spec.file().unwrap()), 1);
 }
 
 /// A starting server needs the image's lock, which a stopping server holds until the kernel closes the file.
@@ -185,8 +188,7 @@ fn file_that_was_detached_is_closed_by_the_kernel_thread_too() {
     for _ in 0..200 {
         let mut ring = started(&sqpoll());
         let (mut reader, writer) = std::io::pipe().unwrap();
-        let spec =
-            FileSpec { file: Arc::new(File::from(OwnedFd::from(writer))), alignment: Alignment::BUFFERED };
+        let spec = FileSpec::of_file(Arc::new(File::from(OwnedFd::from(writer))), Alignment::BUFFERED);
         let target = ring.register_file(0, &spec).unwrap();
         let memory = memory_of(&[&region()]);
         let buffers = buffers_of(&memory, 0);
@@ -226,7 +228,7 @@ fn kick_ends_a_wait_while_polled_calls_are_out() {
     let mut ring = Uring::make_polled(&options, &config()).unwrap();
     ring.start().unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
-    let spec = FileSpec { file: Arc::new(File::from(OwnedFd::from(reader))), alignment: Alignment::BUFFERED };
+    let spec = FileSpec::of_file(Arc::new(File::from(OwnedFd::from(reader))), Alignment::BUFFERED);
     let target = ring.register_file(0, &spec).unwrap();
     let memory = memory_of(&[&region()]);
     let buffers = buffers_of(&memory, 0);
@@ -354,7 +356,7 @@ fn place_of_a_region_that_went_is_used_again_with_the_new_one() {
 fn memory_forgotten_under_a_call_in_flight_stays_pinned_until_it_ends() {
     let mut ring = started(&pinned());
     let (reader, writer) = std::io::pipe().unwrap();
-    let spec = FileSpec { file: Arc::new(File::from(OwnedFd::from(reader))), alignment: Alignment::BUFFERED };
+    let spec = FileSpec::of_file(Arc::new(File::from(OwnedFd::from(reader))), Alignment::BUFFERED);
     let target = ring.register_file(0, &spec).unwrap();
     let (old, new) = (memory_of(&[&region()]), memory_of(&[&region()]));
     ring.use_memory(&old);

@@ -16,7 +16,7 @@ fn started(age: KernelAge) -> Uring {
 }
 
 fn some_file() -> FileSpec {
-    FileSpec { file: Arc::new(tempfile::tempfile().unwrap()), alignment: Alignment::BUFFERED }
+    FileSpec::of_file(Arc::new(tempfile::tempfile().unwrap()), Alignment::BUFFERED)
 }
 
 fn result_of(ring: &mut Uring) -> i32 {
@@ -157,7 +157,7 @@ fn ring_made_on_another_thread_is_used_by_its_worker() {
     engine.start().unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
     let alignment = disk_image::Alignment { memory_bytes: 1, offset_bytes: 1 };
-    let file = engine.attach_file(crate::FileSpec { file, alignment }).unwrap();
+    let file = engine.attach_file(crate::FileSpec::of_file(file, alignment)).unwrap();
     let buffers = guest_mem::IoVecs::with_capacity(0);
     engine.push(crate::Op { token: 3, file, kind: crate::OpKind::Flush, buffers }).unwrap();
     let mut events = Vec::new();

@@ -309,14 +309,14 @@ impl IoBackend for LinuxAio {
     }
 
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
-        if !fcntl_getfl(&spec.file)?.contains(OFlags::DIRECT) {
+        if !fcntl_getfl(spec.file()?)?.contains(OFlags::DIRECT) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, NEEDS_DIRECT));
         }
         let place = index as usize;
         if place >= self.files.len() {
             self.files.resize_with(place + 1, || None);
         }
-        self.files[place] = Some(Arc::clone(&spec.file));
+        self.files[place] = Some(Arc::clone(spec.file()?));
         self.pool.attach(FileId(index));
         Ok(Target::Registered(index))
     }

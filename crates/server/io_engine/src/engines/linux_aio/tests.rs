@@ -53,7 +53,7 @@ fn direct_file() -> Arc<File> {
 }
 
 fn attach(aio: &mut LinuxAio, file: &Arc<File>) -> Target {
-    aio.register_file(0, &FileSpec { file: Arc::clone(file), alignment: WHOLE }).unwrap()
+    aio.register_file(0, &FileSpec::of_file(Arc::clone(file), WHOLE)).unwrap()
 }
 
 fn read_call(page: &mut Page, block: u64, flags: i32) -> Call {
@@ -111,7 +111,7 @@ fn file_in_the_page_cache_is_refused_with_the_reason() {
     let mut engine = LinuxAioEngine::new(config(8)).unwrap();
     engine.start().unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
-    let refused = engine.attach_file(FileSpec { file, alignment: Alignment::BUFFERED }).unwrap_err();
+    let refused = engine.attach_file(FileSpec::of_file(file, Alignment::BUFFERED)).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::Unsupported);
     assert!(refused.to_string().starts_with("linux-aio needs O_DIRECT (--cache none"), "{refused}");
 }

@@ -229,7 +229,7 @@ impl IoBackend for MmapBackend {
     }
 
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
-        let file = MappedFile::new(&spec.file)?;
+        let file = MappedFile::new(spec.file()?)?;
         let place = index as usize;
         if place >= self.files.len() {
             self.files.resize_with(place + 1, || None);

@@ -36,7 +36,7 @@ fn engine() -> MmapBackend {
 }
 
 fn attach(engine: &mut MmapBackend, index: u32, file: &Arc<File>) -> io::Result<Target> {
-    engine.register_file(index, &FileSpec { file: Arc::clone(file), alignment: Alignment::BUFFERED })
+    engine.register_file(index, &FileSpec::of_file(Arc::clone(file), Alignment::BUFFERED))
 }
 
 fn engine_on(file: &Arc<File>) -> MmapBackend {

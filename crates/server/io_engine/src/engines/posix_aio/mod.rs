@@ -263,8 +263,8 @@ impl IoBackend for PosixAio {
     }
 
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
-        let read_only = fcntl_getfl(&spec.file)? & OFlags::RWMODE == OFlags::RDONLY;
-        let file = PoolFile::new(Arc::clone(&spec.file), self.fd_pool, read_only);
+        let read_only = fcntl_getfl(spec.file()?)? & OFlags::RWMODE == OFlags::RDONLY;
+        let file = PoolFile::new(Arc::clone(spec.file()?), self.fd_pool, read_only);
         let place = index as usize;
         if place >= self.files.len() {
             self.files.resize_with(place + 1, || None);

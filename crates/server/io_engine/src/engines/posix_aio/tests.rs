@@ -34,7 +34,7 @@ impl Rig {
         let (reader, writer) = io::pipe().unwrap();
         let file = Arc::new(File::from(OwnedFd::from(reader)));
         let reader_fd = file.as_raw_fd();
-        let spec = FileSpec { file, alignment: Alignment::BUFFERED };
+        let spec = FileSpec::of_file(file, Alignment::BUFFERED);
         let target = kernel.register_file(0, &spec).unwrap();
         let memory = Box::leak(Box::new([0_u8; 1024])).as_mut_ptr();
         Self { kernel, target, writer, reader_fd, memory }
@@ -181,7 +181,7 @@ fn file_that_is_open_for_reading_only_is_synced_by_the_pool_of_threads() {
     let mut rig = Rig::new(4);
     let path = tempfile::NamedTempFile::new().unwrap();
     let file = Arc::new(File::open(path.path()).unwrap());
-    let target = rig.kernel.register_file(1, &FileSpec { file, alignment: Alignment::BUFFERED }).unwrap();
+    let target = rig.kernel.register_file(1, &FileSpec::of_file(file, Alignment::BUFFERED)).unwrap();
     let buffers = Buffers::None;
     let sync = Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers };
     // SAFETY: 1. no buffers; 2. the kernel holds the file.
@@ -256,7 +256,7 @@ fn oldest_request_that_hangs_does_not_keep_another_descriptors_from_waking_the_w
     let (reader, mut writer) = io::pipe().unwrap();
     let file = Arc::new(File::from(OwnedFd::from(reader)));
     let first = rig.target;
-    rig.target = rig.kernel.register_file(1, &FileSpec { file, alignment: Alignment::BUFFERED }).unwrap();
+    rig.target = rig.kernel.register_file(1, &FileSpec::of_file(file, Alignment::BUFFERED)).unwrap();
     rig.read(1..2);
     let feeder = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(20));

@@ -118,11 +118,11 @@ impl IoBackend for SyncBackend {
     }
 
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
-        let storage = Storage::probe(&spec.file)?;
+        let storage = Storage::probe(spec.file()?)?;
         let policy = Policy::of(&storage);
         tracing::debug!(index, %storage, %policy, "file of the sync engine");
         self.pool.attach(index);
-        Ok(self.files.put(index, SyncFile { file: Arc::clone(&spec.file), policy }))
+        Ok(self.files.put(index, SyncFile { file: Arc::clone(spec.file()?), policy }))
     }
 
     fn unregister_file(&mut self, index: u32, _target: Target) {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn spec(file: File) -> FileSpec {
-        FileSpec { file: Arc::new(file), alignment: Alignment { memory_bytes: 1, offset_bytes: 1 } }
+        FileSpec::of_file(Arc::new(file), Alignment { memory_bytes: 1, offset_bytes: 1 })
     }
 
     fn result_of(kernel: &mut SyncBackend, target: Target, call: &Call) -> i32 {
@@ -238,8 +238,8 @@ mod tests {
             written.fill(round);
             let wrote = result_of(&mut kernel, target, &whole(Verb::Write, &mut written));
             assert_eq!(wrote, LEN_BYTES as i32);
-            spec.file.sync_all().unwrap();
-            fadvise(&*spec.file, 0, None, Advice::DontNeed).unwrap();
+            spec.file().unwrap().sync_all().unwrap();
+            fadvise(&**spec.file().unwrap(), 0, None, Advice::DontNeed).unwrap();
             let mut done = 0;
             while done < LEN_BYTES {
                 let mut call = whole(Verb::Read, &mut read);

@@ -61,7 +61,7 @@ impl IoBackend for ThreadsBackend {
 
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
         self.pool.attach(index);
-        Ok(self.files.put(index, Arc::clone(&spec.file)))
+        Ok(self.files.put(index, Arc::clone(spec.file()?)))
     }
 
     fn unregister_file(&mut self, index: u32, _target: Target) {

@@ -97,8 +97,8 @@ impl IoBackend for Remote {
         if index >= self.files.len() {
             self.files.resize(index + 1, None);
         }
-        self.files[index] = Some(Arc::clone(&spec.file));
-        Ok(Target::Fd(spec.file.as_raw_fd()))
+        self.files[index] = Some(Arc::clone(spec.file()?));
+        Ok(Target::Fd(spec.file()?.as_raw_fd()))
     }
 
     fn unregister_file(&mut self, index: u32, _target: Target) {
