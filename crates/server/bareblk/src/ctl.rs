@@ -22,11 +22,12 @@ pub mod rates;
 pub mod tables;
 
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
+use disk_image::Location;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -200,6 +201,11 @@ fn table(settings: Vec<(String, Value)>) -> Result<Map<String, Value>> {
     let mut table = Map::new();
     for (key, value) in settings {
         let value = match (key.as_str(), value) {
+            ("image", Value::String(uri))
+                if Location::parse(Path::new(&uri)).context("image=")?.is_remote() =>
+            {
+                Value::from(uri)
+            }
             ("image" | "socket", Value::String(path)) => {
                 let path = std::path::absolute(path).with_context(|| format!("{key}="))?;
                 Value::from(path.to_string_lossy())
@@ -252,7 +258,7 @@ fn shown(verb: &Verb, ok: Value) -> Result<String> {
         Verb::List => {
             let mut list: ListAnswer = read(ok)?;
             shorten(list.disks.iter_mut());
-            tables::disks(&list.disks)
+            tables::disks(&list.disks) + &tables::waiting(&list.waiting)
         }
         Verb::Workers => tables::workers(&read::<WorkersAnswer>(ok)?.workers),
         Verb::Stats(_) => tables::stats(&read_stats(ok)?),

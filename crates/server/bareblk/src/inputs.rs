@@ -11,7 +11,7 @@ use disk_image::HostOpener;
 use serde_json::{Map, Value};
 
 use crate::config::config_file;
-use crate::control::answers::reports::ReloadAnswer;
+use crate::control::answers::reports::{ReloadAnswer, Waiting};
 use crate::control::disk_names::KnownDisk;
 use crate::control::protocol::answer::Answer;
 use crate::control::protocol::request::{BadLine, parse};
@@ -91,6 +91,10 @@ fn no_worker<T>(id: WorkerId) -> Result<T, Refused> {
 
 impl Control for NoDisks {
     fn disks(&self) -> Vec<KnownDisk> {
+        Vec::new()
+    }
+
+    fn waiting(&self) -> Vec<Waiting> {
         Vec::new()
     }
 

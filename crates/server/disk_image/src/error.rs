@@ -1,6 +1,7 @@
 //! Why an image cannot be served or resized. Each error is one line with the problem, the value, the limit and a
 //! remedy.
 
+use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -57,6 +58,22 @@ pub enum ImageError {
         path: PathBuf,
         /** The kernel's error. */
         source: io::Error,
+    },
+    /// The server of a disk on another machine does not answer: a later attempt may succeed.
+    #[error("disk {} cannot be reached", path.display())]
+    Unreachable {
+        /** The disk's URI. */
+        path: PathBuf,
+        /** What failed. */
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// A disk on another machine cannot be served as configured.
+    #[error("disk {} cannot be served", path.display())]
+    Remote {
+        /** The disk's URI. */
+        path: PathBuf,
+        /** What failed. */
+        source: Box<dyn Error + Send + Sync>,
     },
     /// The file system has no direct I/O.
     #[error(

@@ -26,6 +26,7 @@ use crate::file::{Access, FileId, FileKind};
 use crate::foreign;
 use crate::geometry::{self, Alignment, MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, Topology};
 use crate::limits::{self, DiscardLimits, WriteZeroesLimits};
+use crate::location::Location;
 use crate::lock::{self, HolderList};
 use crate::new_image::NewImage;
 use crate::opener::{OpenRequest, Opener};
@@ -44,8 +45,10 @@ const CLAIM_RETRY: Duration = Duration::from_millis(20);
 /// The user's options.
 #[derive(Debug, Clone)]
 pub struct ImageOptions {
-    /// The image.
+    /// The image: its path or, if it is on another machine, its URI.
     pub path: PathBuf,
+    /// Where the image is.
+    pub location: Location,
     /// For reading only, or for reading and writing.
     pub access: Access,
     /// Whether I/O bypasses the page cache.
@@ -66,6 +69,7 @@ impl ImageOptions {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
+            location: Location::Host,
             access: Access::ReadWrite,
             cache: CacheMode::None,
             block_size: None,

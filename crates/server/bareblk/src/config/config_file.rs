@@ -452,7 +452,7 @@ impl<'a> Reader<'a> {
         settings.engine_config.pollable = true;
         settings.words = self.schema.effective(&matches);
         // An existing image is not created again: the server reads the file at each start.
-        if self.opener.file_kind(&settings.image.path).is_ok() {
+        if !settings.is_remote() && self.opener.file_kind(&settings.image.path).is_ok() {
             settings.image.create_bytes = None;
         }
         Ok(settings)
@@ -472,7 +472,7 @@ impl<'a> Reader<'a> {
             if let Some(other) = sockets.insert(socket, disk) {
                 self.clash(disk, "socket", other);
             }
-            let same = images.entry(ImageIdentity::of(self.opener, &settings.image.path)).or_default();
+            let same = images.entry(ImageIdentity::of(self.opener, &settings.image)).or_default();
             let writes = |other: &&&ReadDisk| !(settings.read_only() && other.settings.read_only());
             if let Some(other) = same.iter().find(writes).copied() {
                 self.clash(disk, "image", other);

@@ -190,7 +190,7 @@ impl Difference {
 }
 
 /// The keys of a disk whose values differ.
-fn changed_keys(before: &DiskSettings, after: &DiskSettings) -> Vec<String> {
+pub fn changed_keys(before: &DiskSettings, after: &DiskSettings) -> Vec<String> {
     let changed = before.words.differing(&after.words);
     changed.filter(|key| !FOR_OPENING.contains(key)).map(str::to_owned).collect()
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use blk_server::{DiskLimits, Placement, SocketConfig};
-use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Opener};
+use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Location, Opener};
 use io_engine::{EngineConfig, EngineOptions};
 
 use crate::args::serve_args::{DiskArgs, Switch, WceChoice};
@@ -49,6 +49,7 @@ impl DiskSettings {
             gid: args.socket_group.as_deref().map(values::group_id).transpose().context("--socket-group")?,
         };
         let image = ImageOptions {
+            location: Location::parse(&image).context("image")?,
             path: image,
             access: if args.readonly { Access::ReadOnly } else { Access::ReadWrite },
             cache: args.cache,
@@ -76,7 +77,20 @@ impl DiskSettings {
 
     /// The given name, else the image's path, with links resolved as far as possible.
     pub fn name(&self, opener: &dyn Opener) -> String {
-        self.options.name.clone().unwrap_or_else(|| real_path(opener, &self.image.path).display().to_string())
+        self.options.name.clone().unwrap_or_else(|| self.real_image(opener).display().to_string())
+    }
+
+    /// The image's path with links resolved, or its URI.
+    pub fn real_image(&self, opener: &dyn Opener) -> PathBuf {
+        match self.is_remote() {
+            true => self.image.path.clone(),
+            false => real_path(opener, &self.image.path),
+        }
+    }
+
+    /// Whether the image is on another machine.
+    pub fn is_remote(&self) -> bool {
+        self.image.location.is_remote()
     }
 
     /// Keys of a `[[disk]]` table with their values: the usual ones, and those that a file or `ctl add` sets.
@@ -114,13 +128,15 @@ impl DiskSettings {
             return Some(Shared::Socket);
         }
         let readers = self.read_only() && other.read_only();
-        let same =
-            || ImageIdentity::of(opener, &self.image.path) == ImageIdentity::of(opener, &other.image.path);
+        let same = || ImageIdentity::of(opener, &self.image) == ImageIdentity::of(opener, &other.image);
         (!readers && same()).then_some(Shared::Image)
     }
 
     /// Checks the image's path without opening it.
     pub fn check_image_path(&self, opener: &dyn Opener) -> Result<(), ImageError> {
+        if self.is_remote() {
+            return Ok(());
+        }
         let path = || self.image.path.clone();
         match (opener.file_kind(&self.image.path), self.image.create_bytes) {
             (Ok(_), Some(_)) => Err(ImageError::Exists { path: path() }),
@@ -151,7 +167,8 @@ impl fmt::Display for Shared {
     }
 }
 
-/// Identifies a file by device and inode, or by its path while it does not exist.
+/// Identifies a file by device and inode, or by its path while it does not exist. Identifies an image on another machine
+/// by its URI.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ImageIdentity {
     File(u64, u64),
@@ -159,8 +176,11 @@ pub enum ImageIdentity {
 }
 
 impl ImageIdentity {
-    pub fn of(opener: &dyn Opener, path: &Path) -> Self {
-        let real = real_path(opener, path);
+    pub fn of(opener: &dyn Opener, image: &ImageOptions) -> Self {
+        if image.location.is_remote() {
+            return Self::Path(image.path.clone());
+        }
+        let real = real_path(opener, &image.path);
         match opener.file_id(&real) {
             Ok(FileId { dev, ino }) => Self::File(dev, ino),
             Err(_) => Self::Path(real),
@@ -260,7 +280,7 @@ mod tests {
         std::fs::write(&file, "x").unwrap();
         std::os::unix::fs::symlink(&file, &soft).unwrap();
         std::fs::hard_link(&file, &hard).unwrap();
-        let of = |path: &Path| ImageIdentity::of(&HostOpener, path);
+        let of = |path: &Path| ImageIdentity::of(&HostOpener, &ImageOptions::new(path));
         assert_eq!([of(&soft), of(&hard)], [of(&file), of(&file)]);
         assert_ne!(of(folder.path()), of(&file));
     }
@@ -269,6 +289,7 @@ mod tests {
     fn file_that_does_not_exist_yet_is_the_same_by_each_way_to_its_folder() {
         let folder = tempfile::tempdir().unwrap();
         let (plain, detour) = (folder.path().join("new"), folder.path().join("./new"));
-        assert_eq!(ImageIdentity::of(&HostOpener, &plain), ImageIdentity::of(&HostOpener, &detour));
+        let of = |path: &Path| ImageIdentity::of(&HostOpener, &ImageOptions::new(path));
+        assert_eq!(of(&plain), of(&detour));
     }
 }

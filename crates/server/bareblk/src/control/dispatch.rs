@@ -23,7 +23,7 @@ use super::{Control, disk_names, worker_settings};
 pub fn execute(mut verb: Verb, control: &dyn Control) -> Result<Value, Fault> {
     name_disks(&mut verb, control)?;
     match &verb {
-        Verb::List => value(&ListAnswer::new(&control.report())),
+        Verb::List => value(&ListAnswer::new(&control.report(), control.waiting())),
         Verb::Stats(wanted) => value(&stats(wanted.clone(), control)?),
         Verb::Slow(Slow { disk }) => {
             let (limit, requests) = control.slow_requests(disk).map_err(Fault::from)?;
@@ -33,7 +33,7 @@ pub fn execute(mut verb: Verb, control: &dyn Control) -> Result<Value, Fault> {
         Verb::Show(Show { disk }) => value(&show(disk, control)?),
         Verb::Health(Health { timeout_ms }) => {
             let silent = control.silent_workers((*timeout_ms).into()).map_err(Fault::from)?;
-            value(&HealthAnswer::new(&control.report(), &silent))
+            value(&HealthAnswer::new(&control.report(), &control.waiting(), &silent))
         }
         Verb::Unpause => Err(Fault::new(
             ErrorKind::NotPaused,
@@ -228,7 +228,7 @@ mod tests {
             (
                 r#"{"id":1,"do":"health","timeout_ms":5}"#,
                 "silent_workers 5ms",
-                json!({"healthy": false, "workers": 0, "disks": 0, "silent_workers": [5], "failed_disks": [], "holding_disks": []}),
+                json!({"healthy": false, "workers": 0, "disks": 0, "silent_workers": [5], "failed_disks": [], "waiting_disks": [], "holding_disks": []}),
             ),
             (r#"{"id":1,"do":"reload"}"#, "reload", json!(ReloadAnswer::default())),
         ];

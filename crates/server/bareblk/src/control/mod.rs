@@ -46,7 +46,7 @@ use std::time::Duration;
 use blk_server::{Attached, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
-use answers::reports::ReloadAnswer;
+use answers::reports::{ReloadAnswer, Waiting};
 use disk_names::KnownDisk;
 use protocol::verbs::LiveUpgrade;
 use refused::Refused;
@@ -57,6 +57,9 @@ use refused::Refused;
 pub trait Control: Send + Sync {
     /// The disks, in the order in which they were added.
     fn disks(&self) -> Vec<KnownDisk>;
+
+    /// The disks that are not served yet.
+    fn waiting(&self) -> Vec<Waiting>;
 
     /// Reads all counters.
     fn report(&self) -> ServerReport;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use blk_server::{AdminError, Attached, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
-use super::answers::reports::ReloadAnswer;
+use super::answers::reports::{ReloadAnswer, Waiting};
 use super::disk_names::KnownDisk;
 use super::protocol::verbs::LiveUpgrade;
 use super::{Control, Refused};
@@ -33,6 +33,10 @@ impl Control for Told {
         let disk = |name: &str| KnownDisk { name: name.into(), image: format!("/images/{name}.raw") };
         let long = KnownDisk { name: "/images/long.raw".into(), image: "/images/long.raw".into() };
         vec![disk("a"), disk("none"), long]
+    }
+
+    fn waiting(&self) -> Vec<Waiting> {
+        Vec::new()
     }
 
     fn report(&self) -> ServerReport {

@@ -43,7 +43,8 @@ pub fn disk(shown: &ShowAnswer) -> String {
 
 /// A line if the server is healthy, and a line for each worker or disk with a problem.
 pub fn health(answer: &HealthAnswer) -> String {
-    let HealthAnswer { healthy, workers, disks, silent_workers, failed_disks, holding_disks } = answer;
+    let HealthAnswer { healthy, workers, disks, silent_workers, failed_disks, waiting_disks, holding_disks } =
+        answer;
     let mut text = String::new();
     if *healthy {
         let _ = writeln!(text, "healthy (workers: {workers}, disks: {disks})");
@@ -58,6 +59,11 @@ pub fn health(answer: &HealthAnswer) -> String {
             text,
             "disk {disk} has failed: a sync failed, so the disk accepts no writes until the server is restarted"
         );
+    }
+    for disk in waiting_disks {
+        let disk = plain(disk);
+        let _ =
+            writeln!(text, "disk {disk} is not served yet: its server does not answer (bareblk ctl list)");
     }
     for disk in holding_disks {
         let disk = plain(disk);

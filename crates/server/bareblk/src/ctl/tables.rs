@@ -15,7 +15,7 @@ use crate::control::answers::balance::{Balance, Decision};
 use crate::control::answers::latency::Latencies;
 use crate::control::answers::placement::Placement;
 use crate::control::answers::reports::{
-    Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer, Worker, WorkerStats,
+    Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer, Waiting, Worker, WorkerStats,
 };
 use crate::control::answers::slow::{Slow, SlowAnswer, milliseconds as milliseconds_of};
 use crate::control::protocol::verbs::WorkerSettings;
@@ -58,6 +58,15 @@ pub fn disks(disks: &[Disk]) -> String {
     };
     let headings = ["DISK", "IMAGE", "SOCKET", "ENGINE", "STATE", "ON ERROR", "SIZE", "SESSIONS", "QUEUES"];
     table(&headings, 6, disks.iter().map(row))
+}
+
+/// A line for each disk that is not served yet.
+pub fn waiting(disks: &[Waiting]) -> String {
+    let line = |disk: &Waiting| {
+        let (name, seconds) = (plain(&disk.name), disk.waited_ns / 1_000_000_000);
+        format!("disk {name} is not served yet, for {seconds} s: {}\n", plain(&disk.error))
+    };
+    disks.iter().map(line).collect()
 }
 
 pub fn state(disk: &Disk) -> &'static str {

@@ -249,7 +249,7 @@ fn begin(theirs: &[Value], has_monitor: bool) -> Message {
 fn names_of(cut: &[String], configuration: &Configuration) -> Vec<String> {
     let known = |disk: &DiskSettings| KnownDisk {
         name: disk.name(&HostOpener),
-        image: real_path(&HostOpener, &disk.image.path).display().to_string(),
+        image: disk.real_image(&HostOpener).display().to_string(),
     };
     let known: Vec<KnownDisk> = configuration.disks.iter().map(known).collect();
     cut.iter().map(|disk| disk_names::resolve(disk, &known).unwrap_or_else(|_| disk.clone())).collect()
@@ -325,7 +325,7 @@ fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result
         return Err(differ("socket", &socket.display(), &ours.socket.path.display()));
     }
     let stat = fstat(file)?;
-    let path = real_path(&HostOpener, &ours.image.path);
+    let path = ours.real_image(&HostOpener);
     let named =
         HostOpener.file_id(&path).with_context(|| format!("disk `{name}`: image {}", path.display()))?;
     if named != (FileId { dev: stat.st_dev, ino: stat.st_ino }) {

@@ -100,10 +100,11 @@ pub fn check(confinement: &Confinement, control: bool) -> Result<()> {
 /// `adopts`: whether this start is a live upgrade.
 fn policy(configuration: &Configuration, adopts: bool) -> Policy {
     let Configuration { disks, server, file, .. } = configuration;
-    let images: Vec<&Path> = disks.iter().map(|disk| disk.image.path.as_path()).collect();
+    let on_this_host = || disks.iter().filter(|disk| !disk.is_remote());
+    let images: Vec<&Path> = on_this_host().map(|disk| disk.image.path.as_path()).collect();
     let files: Vec<&Path> = images.iter().copied().filter(|image| !is_device(image)).collect();
     let with = |access: Access| {
-        let disks = disks.iter().filter(move |disk| disk.image.access == access);
+        let disks = on_this_host().filter(move |disk| disk.image.access == access);
         disks.map(|disk| disk.image.path.as_os_str().to_owned()).collect()
     };
     let sockets: Vec<&Path> = disks

@@ -18,6 +18,7 @@ pub(crate) mod running_server;
 pub(crate) mod serve;
 pub(crate) mod serving_control;
 pub(crate) mod snapshot;
+pub(crate) mod waiting;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,6 +42,7 @@ use crate::serving::open_disk::{
     open_within, prepare,
 };
 use crate::serving::open_watch::OpenWatch;
+use crate::serving::waiting::WaitingDisk;
 
 /// How long all queues of a disk together may take to drain before they move to other workers.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,21 +50,25 @@ const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 const TURN_PAUSE: Duration = Duration::from_millis(10);
 
-/// All images, open and locked, before anything is served.
+/// All images of this host, open and locked, before anything is served.
 #[derive(Debug)]
 pub struct Opened {
     opener: Arc<dyn Opener>,
+    /// Without the disks on other machines.
     configuration: Configuration,
     images: Vec<OpenImage>,
+    /// Disks on other machines, which are opened once the server runs.
+    remote: Vec<DiskSettings>,
 }
 
-/// Opens every image, existing ones first, so that an interrupted wait for a lock leaves no new images behind. The log
+/// Opens every image of this host, existing ones first, so that an interrupted wait for a lock leaves no new images behind. The log
 /// names an image that hangs. If one of several images looks like another format, its disk is left out: its guest may
 /// have written these bytes, and the other guests need their disks.
 pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Result<Opened> {
     let makes = |disk: &DiskSettings| disk.image.create_bytes.is_some();
     let watch = OpenWatch::start()?;
-    let mut left = configuration.disks.len();
+    let remote: Vec<_> = configuration.disks.extract_if(.., |disk| disk.is_remote()).collect();
+    let mut left = configuration.disks.len() + remote.len();
     let mut images: Vec<Option<OpenImage>> = configuration.disks.iter().map(|_| None).collect();
     for new in [false, true] {
         let disks = configuration.disks.iter_mut().zip(&mut images);
@@ -84,13 +90,13 @@ pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Resul
     let mut opened = images.iter().map(Option::is_some);
     configuration.disks.retain(|_| opened.next().unwrap_or(false));
     let images = images.into_iter().flatten().collect();
-    Ok(Opened { opener: Arc::clone(opener), configuration, images })
+    Ok(Opened { opener: Arc::clone(opener), configuration, images, remote })
 }
 
 impl Opened {
-    /// The disks whose images are open, and the other settings.
-    pub fn configuration(&self) -> &Configuration {
-        &self.configuration
+    /// The disks on other machines, for [`Serving::serve_remote`]. To be called once.
+    pub fn take_remote(&mut self) -> Vec<DiskSettings> {
+        std::mem::take(&mut self.remote)
     }
 
     /// Prepares the server; front-ends can connect after [`Serving::accept_front_ends`]. If this fails, the images that
@@ -132,16 +138,18 @@ impl Opened {
             first: Mutex::new(Some(First { made, log_lines })),
             fate: Mutex::new(()),
             changes: Mutex::new(()),
-            state: Mutex::new(State { disks: named, settings }),
+            state: Mutex::new(State { disks: named, waiting: Vec::new(), settings }),
             file,
         })
     }
 }
 
-/// The running disks, and the settings.
+/// The disks, and the settings.
 #[derive(Debug)]
 struct State {
     disks: Vec<NamedDisk>,
+    /// Disks on other machines that are not served yet.
+    waiting: Vec<Arc<WaitingDisk>>,
     settings: ServerSettings,
 }
 
@@ -228,9 +236,16 @@ impl Serving {
 
     /// The state in one line, for the service manager.
     pub fn status(&self) -> String {
-        match self.state().disks.len() {
-            1 => "serving 1 disk".to_owned(),
-            count => format!("serving {count} disks"),
+        let (served, waiting) = {
+            let state = self.state();
+            (state.disks.len(), state.waiting.len())
+        };
+        let served =
+            if served == 1 { "serving 1 disk".to_owned() } else { format!("serving {served} disks") };
+        match waiting {
+            0 => served,
+            1 => format!("{served}; 1 disk waits for its server"),
+            count => format!("{served}; {count} disks wait for their servers"),
         }
     }
 
@@ -272,7 +287,8 @@ impl Serving {
     }
 
     fn check_new(&self, disk: &NamedDisk) -> Result<()> {
-        for other in self.disks() {
+        let waiting = self.waiting().into_iter().map(|waiting| waiting.disk.clone());
+        for other in self.disks().into_iter().chain(waiting) {
             if other.name == disk.name {
                 bail!("there is already a disk named {}: choose another name", disk.name);
             }
@@ -315,6 +331,10 @@ impl Serving {
     /// Removes a disk; `force` removes it even if a front-end is connected.
     pub fn remove(&self, name: &str, force: bool, timeout: Duration) -> Result<()> {
         let _change = self.begin_change()?;
+        if !self.stop_waiting(|disk| disk.name == name).is_empty() {
+            self.manager.status(&self.status());
+            return Ok(());
+        }
         self.unserve_disk(name, force, timeout)
     }
 
@@ -352,7 +372,9 @@ impl Serving {
         let mut applied = Applied { needs_restart: self.apply_server(&wanted.server), ..Applied::default() };
         let running = self.disks();
         let groups = wanted.groups;
-        let wanted: Vec<_> = wanted.disks.into_iter().map(|disk| NamedDisk::new(disk, opener)).collect();
+        let wanted = wanted.disks.into_iter().map(|disk| NamedDisk::new(disk, opener)).collect();
+        let (wanted, no_longer_waiting) = self.follow_waiting(wanted);
+        applied.removed.extend(no_longer_waiting);
         let report = self.with_server(Server::report)?.disks;
         let in_use = report.iter().filter(|disk| disk.sessions > 0).map(|disk| disk.name.clone());
         let in_use: Vec<String> = in_use.collect();

@@ -58,8 +58,7 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     }
     let needed = descriptors::needed(&configuration);
     let options = configuration.server.options.clone();
-    let opened = serving::open(&opener, configuration)?;
-    let lines = ready_lines(opened.configuration());
+    let mut opened = serving::open(&opener, configuration)?;
     let requests = Requests::catch().context("cannot catch signals")?;
     drop(starting);
     if manager.watchdog().is_some() {
@@ -69,9 +68,11 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     let control = options.control_socket().map(|config| bind(config, Rights::Control)).transpose()?;
     let monitor = options.monitor_socket().map(|config| bind(config, Rights::Monitor)).transpose()?;
     confined.limit_calls()?;
+    let remote = opened.take_remote();
     let serving = Arc::new(opened.start(Arc::clone(&manager))?);
     let taken = taker.map(|taker| serving.with_server(|server| taker.take(server))?).transpose()?;
     serving.accept_front_ends()?;
+    serving.serve_remote(remote)?;
     let control = serve_control(control, monitor, &serving)?;
     confined.log();
     descriptors::warn_if_short(limit, needed);
@@ -80,7 +81,7 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
         taken.log();
         announce(&taken.lines());
     }
-    announce(&lines);
+    announce(&ready_lines(&serving));
     manager.ready(&serving.status());
     run(Service { serving, manager, answer }, control, requests)
 }
@@ -107,16 +108,18 @@ pub fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
 }
 
 /// The lines that announce the disks. Scripts wait for the last line.
-fn ready_lines(configuration: &Configuration) -> String {
-    let disks = configuration.disks.iter().map(|disk| {
-        let (image, socket) = (disk.image.path.display(), disk.socket.path.display());
+fn ready_lines(serving: &Serving) -> String {
+    let served = serving.disks().into_iter().map(|disk| {
+        let (image, socket) = (disk.settings.image.path.display(), disk.settings.socket.path.display());
         format!("bareblk: serving {image} on {socket}\n")
     });
-    let last = configuration.file.as_ref().map(|_| {
-        let count = configuration.disks.len();
-        format!("bareblk: serving {count} disk{}\n", if count == 1 { "" } else { "s" })
+    let waiting = serving.waiting().into_iter().map(|waiting| {
+        let settings = &waiting.disk.settings;
+        let (image, socket) = (settings.image.path.display(), settings.socket.path.display());
+        format!("bareblk: not yet serving {image} on {socket}: {}\n", waiting.error())
     });
-    disks.chain(last).collect()
+    let last = serving.has_file().then(|| format!("bareblk: {}\n", serving.status()));
+    served.chain(waiting).chain(last).collect()
 }
 
 fn announce(lines: &str) {

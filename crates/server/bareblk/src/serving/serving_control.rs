@@ -16,12 +16,14 @@ use tracing::{error, info};
 use crate::config::config_file;
 use crate::config::difference::Applied;
 use crate::control::Control;
-use crate::control::answers::reports::{NotChanged, ReloadAnswer};
+use crate::control::answers::reports::{NotChanged, ReloadAnswer, Waiting};
 use crate::control::disk_names::KnownDisk;
+use crate::control::protocol::answer::ns;
 use crate::control::protocol::verbs::LiveUpgrade;
 use crate::control::refused::Refused;
 use crate::live_upgrade::{self, Listeners, VERSION};
 use crate::serving::Serving;
+use crate::serving::waiting::WaitingDisk;
 
 /// A running server, as control clients see and change it.
 #[derive(Debug)]
@@ -43,7 +45,20 @@ impl Control for ServingControl {
     fn disks(&self) -> Vec<KnownDisk> {
         let disks = self.serving.with_server(Server::disk_images).unwrap_or_default();
         let known = |(name, image): (String, PathBuf)| KnownDisk { name, image: image.display().to_string() };
-        disks.into_iter().map(known).collect()
+        let waiting = self.waiting().into_iter();
+        let waiting = waiting.map(|waiting| KnownDisk { name: waiting.name, image: waiting.image });
+        disks.into_iter().map(known).chain(waiting).collect()
+    }
+
+    fn waiting(&self) -> Vec<Waiting> {
+        let waiting = |waiting: Arc<WaitingDisk>| Waiting {
+            name: waiting.disk.name.clone(),
+            image: waiting.disk.settings.image.path.display().to_string(),
+            socket: waiting.disk.settings.socket.path.display().to_string(),
+            error: waiting.error(),
+            waited_ns: ns(waiting.waited()),
+        };
+        self.serving.waiting().into_iter().map(waiting).collect()
     }
 
     fn report(&self) -> ServerReport {

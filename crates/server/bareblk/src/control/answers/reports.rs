@@ -31,12 +31,26 @@ use super::throttling::DiskThrottling;
 pub struct ListAnswer {
     /// The disks, in the order in which they were added.
     pub disks: Vec<Disk>,
+    /// Disks on other machines that are not served yet.
+    pub waiting: Vec<Waiting>,
 }
 
 impl ListAnswer {
-    pub fn new(report: &ServerReport) -> Self {
-        Self { disks: report.disks.iter().map(Disk::new).collect() }
+    pub fn new(report: &ServerReport, waiting: Vec<Waiting>) -> Self {
+        Self { disks: report.disks.iter().map(Disk::new).collect(), waiting }
     }
+}
+
+/// A disk that is not served yet, because its server does not answer.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Waiting {
+    pub name: String,
+    pub image: String,
+    pub socket: String,
+    /// The error of the latest attempt.
+    pub error: String,
+    pub waited_ns: u64,
 }
 
 /// The answer to `workers`.
@@ -105,7 +119,7 @@ pub struct ShowAnswer {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HealthAnswer {
-    /// True if all workers responded and no disk has failed.
+    /// True if all workers responded, and no disk has failed or waits for its server.
     pub healthy: bool,
     pub workers: usize,
     pub disks: usize,
@@ -113,23 +127,26 @@ pub struct HealthAnswer {
     pub silent_workers: Vec<u32>,
     /// Disks that accept no more writes, because a sync failed.
     pub failed_disks: Vec<String>,
+    /// Disks that are not served yet, because their servers do not answer.
+    pub waiting_disks: Vec<String>,
     /// Disks with parked requests. They count as healthy, because their guests only wait.
     pub holding_disks: Vec<String>,
 }
 
 impl HealthAnswer {
-    pub fn new(report: &ServerReport, silent: &[WorkerId]) -> Self {
+    pub fn new(report: &ServerReport, waiting: &[Waiting], silent: &[WorkerId]) -> Self {
         let disks: Vec<Disk> = report.disks.iter().map(Disk::new).collect();
         let named = |which: fn(&Disk) -> bool| {
             disks.iter().filter(|disk| which(disk)).map(|disk| disk.name.clone()).collect::<Vec<_>>()
         };
         let (failed_disks, holding_disks) = (named(|disk| disk.failed), named(|disk| disk.held > 0));
         Self {
-            healthy: silent.is_empty() && failed_disks.is_empty(),
+            healthy: silent.is_empty() && failed_disks.is_empty() && waiting.is_empty(),
             workers: report.workers.len(),
             disks: disks.len(),
             silent_workers: silent.iter().map(|worker| worker.0).collect(),
             failed_disks,
+            waiting_disks: waiting.iter().map(|waiting| waiting.name.clone()).collect(),
             holding_disks,
         }
     }
@@ -471,6 +488,9 @@ mod tests {
         let [added, removed, replaced, changed, needs_restart] =
             ["a", "b", "c", "d", "poll-us"].map(|name| vec![name.into()]);
         let reload = ReloadAnswer { added, removed, replaced, changed, refused, needs_restart };
+        let [name, image, socket, error] =
+            ["far", "nbd://storage/far", "/run/far.sock", "refused"].map(str::to_owned);
+        let waiting = Waiting { name, image, socket, error, waited_ns: 56 };
         let slow = SlowRequest {
             at: std::time::SystemTime::UNIX_EPOCH + Duration::from_millis(49),
             queue: 50,
@@ -483,7 +503,7 @@ mod tests {
         };
         let answers = serde_json::json!({
             "slow": SlowAnswer::new(Some(Duration::from_millis(46)), &[slow]),
-            "list": ListAnswer::new(&report),
+            "list": ListAnswer::new(&report, vec![waiting]),
             "stats": stats,
             "workers": WorkersAnswer::new(&report),
             "limit": limit,
