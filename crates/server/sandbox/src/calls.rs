@@ -6,14 +6,14 @@
 //! How to find missing calls: docs/reference/sandbox.md.
 
 use libc::{
-    SYS_accept, SYS_accept4, SYS_brk, SYS_clock_getres, SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone,
-    SYS_clone3, SYS_close, SYS_close_range, SYS_dup, SYS_dup3, SYS_epoll_create1, SYS_epoll_ctl,
-    SYS_epoll_pwait, SYS_epoll_pwait2, SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_faccessat, SYS_faccessat2,
-    SYS_fallocate, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_fstatfs, SYS_fsync, SYS_ftruncate, SYS_futex,
-    SYS_futex_waitv, SYS_get_robust_list, SYS_getcpu, SYS_getcwd, SYS_getdents64, SYS_getegid, SYS_geteuid,
-    SYS_getgid, SYS_getpeername, SYS_getpid, SYS_getpriority, SYS_getrandom, SYS_getrusage, SYS_getsockname,
-    SYS_getsockopt, SYS_gettid, SYS_gettimeofday, SYS_getuid, SYS_io_cancel, SYS_io_destroy,
-    SYS_io_getevents, SYS_io_setup, SYS_io_submit, SYS_io_uring_enter, SYS_io_uring_register,
+    SYS_accept, SYS_accept4, SYS_bind, SYS_brk, SYS_clock_getres, SYS_clock_gettime, SYS_clock_nanosleep,
+    SYS_clone, SYS_clone3, SYS_close, SYS_close_range, SYS_connect, SYS_dup, SYS_dup3, SYS_epoll_create1,
+    SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_pwait2, SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_faccessat,
+    SYS_faccessat2, SYS_fallocate, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_fstatfs, SYS_fsync,
+    SYS_ftruncate, SYS_futex, SYS_futex_waitv, SYS_get_robust_list, SYS_getcpu, SYS_getcwd, SYS_getdents64,
+    SYS_getegid, SYS_geteuid, SYS_getgid, SYS_getpeername, SYS_getpid, SYS_getpriority, SYS_getrandom,
+    SYS_getrusage, SYS_getsockname, SYS_getsockopt, SYS_gettid, SYS_gettimeofday, SYS_getuid, SYS_io_cancel,
+    SYS_io_destroy, SYS_io_getevents, SYS_io_setup, SYS_io_submit, SYS_io_uring_enter, SYS_io_uring_register,
     SYS_io_uring_setup, SYS_ioctl, SYS_listen, SYS_lseek, SYS_madvise, SYS_membarrier, SYS_memfd_create,
     SYS_mincore, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_msync, SYS_munmap, SYS_nanosleep, SYS_newfstatat,
     SYS_openat, SYS_openat2, SYS_pipe2, SYS_ppoll, SYS_prctl, SYS_pread64, SYS_preadv, SYS_preadv2,
@@ -23,9 +23,9 @@ use libc::{
     SYS_sched_get_priority_min, SYS_sched_getaffinity, SYS_sched_getattr, SYS_sched_getparam,
     SYS_sched_getscheduler, SYS_sched_setaffinity, SYS_sched_setattr, SYS_sched_setparam,
     SYS_sched_setscheduler, SYS_sched_yield, SYS_seccomp, SYS_sendmsg, SYS_sendto, SYS_set_robust_list,
-    SYS_setpriority, SYS_setsockopt, SYS_shutdown, SYS_sigaltstack, SYS_socketpair, SYS_statfs, SYS_statx,
-    SYS_sync_file_range, SYS_sysinfo, SYS_tgkill, SYS_timerfd_create, SYS_timerfd_settime, SYS_uname,
-    SYS_write, SYS_writev,
+    SYS_setpriority, SYS_setsockopt, SYS_shutdown, SYS_sigaltstack, SYS_socket, SYS_socketpair, SYS_statfs,
+    SYS_statx, SYS_sync_file_range, SYS_sysinfo, SYS_tgkill, SYS_timerfd_create, SYS_timerfd_settime,
+    SYS_uname, SYS_write, SYS_writev,
 };
 use seccompiler::{BackendError, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
@@ -196,6 +196,24 @@ const CONTROL: &[i64] = &[
     libc::SYS_stat,
 ];
 
+/// Connecting to other machines, and what a client library looks up for that.
+const NETWORK: &[i64] = &[
+    SYS_close_range,
+    SYS_connect,
+    SYS_dup,
+    SYS_faccessat,
+    SYS_faccessat2,
+    SYS_getdents64,
+    SYS_gettimeofday,
+    SYS_openat2,
+    SYS_pipe2,
+    SYS_statfs,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_access,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_stat,
+];
+
 /// `linux/fs.h`, `asm-generic/ioctls.h`: sizes of block devices, `FIONBIO`, and whether a stream is a
 /// terminal.
 const IOCTLS: &[u64] = &[0x1260, 0x1268, 0x127a, 0x127b, 0x127c, 0x8008_1272, 0x5421, 0x5401];
@@ -214,6 +232,8 @@ const SIGNAL_ARGUMENT: u8 = 0;
 const UNIX_SOCKET: u64 = 1;
 const PACKETS: u64 = 5;
 const SOCKET_TYPE: u64 = 0xf;
+/// `AF_UNIX`, `AF_INET`, `AF_INET6`, and `AF_NETLINK`, through which the C library lists network interfaces.
+const SOCKET_FAMILIES: &[u64] = &[UNIX_SOCKET, 2, 10, 16];
 /// `linux/sched.h`: `CLONE_VM | CLONE_THREAD`.
 const CLONE_OF_A_THREAD: u64 = 0x0001_0100;
 const PROT_EXEC: u64 = 4;
@@ -233,6 +253,7 @@ pub(crate) fn plain(role: Role, engines: EngineCalls) -> Vec<i64> {
         // A context of Linux AIO is destroyed on a thread of its own, whatever engine the workers use: even a context
         // that was only created as a trial.
         Role::EngineThread => &[EVERYBODY, TRANSFERS, MAPPED, &[SYS_io_destroy]],
+        Role::Network => &[EVERYBODY, EVENTS, TALKING, NETWORK],
     };
     lists.concat()
 }
@@ -262,6 +283,10 @@ pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, Ba
     rules.push((SYS_clone3, vec![]));
     if matches!(role, Role::Control | Role::Worker) {
         rules.push((SYS_socketpair, vec![asks_over_packets()?]));
+    }
+    if role == Role::Network {
+        rules.push((SYS_socket, any_of(0, SOCKET_FAMILIES)?));
+        rules.push((SYS_bind, vec![]));
     }
     if role != Role::Control {
         // Workers read the kernel's information about itself and its devices in /proc and /sys, the only

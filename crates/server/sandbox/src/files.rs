@@ -25,6 +25,10 @@ const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
 pub struct FileRules {
     /// Writable files, and directories whose contents are writable: control groups that workers join.
     pub writable: Vec<PathBuf>,
+    /// Readable files, and directories whose contents are readable.
+    pub readable: Vec<PathBuf>,
+    /// Whether TCP connections are allowed.
+    pub connects: bool,
 }
 
 /// How many of the rules the kernel enforces.
@@ -65,13 +69,15 @@ pub fn restrict_files(rules: &FileRules) -> Result<Enforcement, SandboxError> {
 
 fn restrict(rules: &FileRules) -> Result<RulesetStatus, RulesetError> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let refused = if rules.connects { AccessNet::BindTcp.into() } else { AccessNet::from_all(NEWEST) };
     let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(AccessNet::from_all(NEWEST))?
+        .handle_access(refused)?
         .scope(Scope::from_all(NEWEST))?
         .create()?
         .add_rules(path_beneath_rules(KERNELS_OWN, read))?
+        .add_rules(path_beneath_rules(&rules.readable, read))?
         .add_rules(path_beneath_rules(&rules.writable, read | AccessFs::WriteFile))?;
     Ok(ruleset.restrict_self()?.ruleset)
 }

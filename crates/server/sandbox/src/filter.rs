@@ -110,7 +110,8 @@ mod tests {
         let all = calls::plain(Role::Control, EngineCalls::ALL);
         let conditional: Vec<i64> =
             calls::conditional(Role::Control).unwrap().into_iter().map(|(call, _)| call).collect();
-        for role in Role::ALL {
+        // Network threads start before the process's list is installed.
+        for role in Role::ALL.into_iter().filter(|role| *role != Role::Network) {
             for call in calls::plain(role, EngineCalls::ALL) {
                 assert!(all.contains(&call), "{role}: {call}");
             }

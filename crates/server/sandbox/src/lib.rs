@@ -99,6 +99,22 @@ pub fn confine() -> Result<(), SandboxError> {
     Ok(())
 }
 
+/// Permanently limits the calling thread to its role's calls and files. For a thread that needs more than the process's
+/// list allows: it must start before [`confine`]. The threads that it starts inherit the limits.
+///
+/// # Errors
+/// [`SandboxError`]: the thread must then not continue.
+pub fn enter_apart(role: Role, rules: &FileRules) -> Result<Enforcement, SandboxError> {
+    leave_signals()?;
+    let files = restrict_files(rules)?;
+    let own = filter::program(role, EngineCalls::ALL)?;
+    report::install().map_err(|source| SandboxError::system("catch SIGSYS", source))?;
+    filter::install(&filter::no_processes()?)?;
+    filter::install(&own)?;
+    ROLE.set(role);
+    Ok(files)
+}
+
 /// Limits workers to these engines' calls from now on. Only the first call has an effect, and only before the first
 /// worker starts.
 pub fn limit_workers(engines: EngineCalls) {
@@ -159,7 +175,7 @@ fn leave_signals() -> Result<(), SandboxError> {
 
 fn filters(role: Role) -> Result<&'static [BpfProgram], SandboxError> {
     let (made, opens_files) = match role {
-        Role::Control => return Ok(&[]),
+        Role::Control | Role::Network => return Ok(&[]),
         Role::Session => (&SESSION, false),
         Role::Worker => (&WORKER, true),
         Role::EngineThread => (&ENGINE_THREAD, false),

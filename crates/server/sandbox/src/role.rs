@@ -14,10 +14,14 @@ pub enum Role {
     Worker,
     /// A thread of an engine, which makes blocking calls.
     EngineThread,
+    /// Opens images on other machines through a client library, whose own threads inherit this role. It may connect to
+    /// other machines, unlike the rest of the process ([`crate::enter_apart`]).
+    Network,
 }
 
 impl Role {
-    pub(crate) const ALL: [Self; 4] = [Self::Control, Self::Session, Self::Worker, Self::EngineThread];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Control, Self::Session, Self::Worker, Self::EngineThread, Self::Network];
 
     /// The role's number, which fits its four bits in a filter's verdict.
     pub(crate) fn number(self) -> u32 {
@@ -26,6 +30,7 @@ impl Role {
             Self::Session => 2,
             Self::Worker => 3,
             Self::EngineThread => 4,
+            Self::Network => 5,
         }
     }
 
@@ -39,6 +44,7 @@ impl Role {
             Self::Session => "session",
             Self::Worker => "worker",
             Self::EngineThread => "engine",
+            Self::Network => "network",
         }
     }
 }

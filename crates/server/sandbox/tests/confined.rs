@@ -7,7 +7,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
-use sandbox::{EXIT_CODE, EngineCalls, Entry, FileRules, Identity, Kept, Role, confine, enter};
+use sandbox::{EXIT_CODE, EngineCalls, Entry, FileRules, Identity, Kept, Role, confine, enter, enter_apart};
 use xtask::skip::{Reason, skip};
 
 const NOTHING: Kept = Kept::Server { scheduling: false, locked_memory: false };
@@ -51,7 +51,40 @@ fn on_a_thread(role: Role, act: impl FnOnce() + Send + 'static) {
     .unwrap();
 }
 
+/// Runs `act` on a thread that starts before the process is confined, and has this role.
+fn apart(role: Role, rules: FileRules, act: impl FnOnce() + Send + 'static) {
+    let (go, wait) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        enter_apart(role, &rules).unwrap();
+        wait.recv().unwrap();
+        act();
+    });
+    confine().unwrap();
+    go.send(()).unwrap();
+    thread.join().unwrap();
+}
+
 // ---- refused and reported calls
+
+#[test]
+fn network_thread_may_not_start_a_program() {
+    let output = in_a_process("network_thread_may_not_start_a_program", || {
+        apart(Role::Network, FileRules::default(), || {
+            let _ = std::os::unix::process::CommandExt::exec(&mut Command::new("/bin/true"));
+        });
+    });
+    assert_eq!(output.status.code(), Some(EXIT_CODE));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("network thread made system call"));
+}
+
+#[test]
+fn control_thread_beside_a_network_thread_may_not_connect() {
+    let output = in_a_process("control_thread_beside_a_network_thread_may_not_connect", || {
+        apart(Role::Network, FileRules::default(), || ());
+        drop(std::net::TcpStream::connect("127.0.0.1:1"));
+    });
+    assert_refused(&output, "control", "socket");
+}
 
 #[test]
 fn program_started_by_the_process_is_refused_and_named() {
@@ -271,6 +304,30 @@ fn descriptors_are_doubled_and_the_helper_is_asked() {
             rustix::fs::fcntl_setfl(&one, flags).unwrap();
         });
     });
+    assert_survives(&output);
+}
+
+#[test]
+fn network_thread_and_its_threads_connect_and_read_only_the_files_that_they_need() {
+    let output =
+        in_a_process("network_thread_and_its_threads_connect_and_read_only_the_files_that_they_need", || {
+            let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = server.local_addr().unwrap();
+            let [wanted, other] = ["/etc/passwd", "/etc/group"];
+            let rules = FileRules { readable: vec![wanted.into()], connects: true, ..FileRules::default() };
+            apart(Role::Network, rules, move || {
+                let own = std::thread::spawn(move || {
+                    assert!(std::net::TcpStream::connect(address).is_ok());
+                    assert!(std::fs::read(wanted).is_ok());
+                    std::fs::read(other).is_ok()
+                });
+                if own.join().unwrap() {
+                    // Without landlock, only system calls are restricted.
+                    eprintln!("files are not restricted");
+                }
+            });
+            server.accept().unwrap();
+        });
     assert_survives(&output);
 }
 

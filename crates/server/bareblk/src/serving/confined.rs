@@ -182,7 +182,7 @@ fn file_rules(server: &ServerSettings) -> FileRules {
     let groups = server.workers.iter().filter_map(|worker| worker.cgroup.as_deref());
     let named = groups.filter_map(blk_server::threads_file);
     let own = server.options.control.as_ref().and_then(|_| blk_server::own_domain());
-    FileRules { writable: named.chain(own).collect() }
+    FileRules { writable: named.chain(own).collect(), ..FileRules::default() }
 }
 
 /// Leaves out the system calls of engines that no worker will use.
