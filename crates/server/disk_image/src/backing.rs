@@ -5,12 +5,17 @@
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use nbd_client::Export;
 
 /// What holds an image's data. Clones refer to the same open file.
 #[derive(Clone, Debug)]
 pub enum Backing {
     /// A regular file or a block device of this host.
     File(Arc<File>),
+    /// An export of an NBD server.
+    Nbd(Arc<Export>),
 }
 
 impl Backing {
@@ -19,16 +24,36 @@ impl Backing {
     pub fn file(&self) -> Option<&Arc<File>> {
         match self {
             Self::File(file) => Some(file),
+            Self::Nbd(_) => None,
+        }
+    }
+
+    /// Length of the longest call that the storage accepts; `None`: it has no limit of its own.
+    #[must_use]
+    pub fn longest_call_bytes(&self) -> Option<u64> {
+        match self {
+            Self::File(_) => None,
+            Self::Nbd(export) => Some(export.info().max_block_bytes.into()),
+        }
+    }
+
+    /// Maximum number of workers that may use the storage at a time; `None`: no limit.
+    #[must_use]
+    pub fn most_workers(&self) -> Option<usize> {
+        match self {
+            Self::File(_) => None,
+            Self::Nbd(export) => (!export.info().can_multi_conn()).then_some(1),
         }
     }
 
     /// Makes all completed writes durable. Blocks for as long as the storage takes.
     ///
     /// # Errors
-    /// Errors of `fdatasync`.
+    /// Errors of `fdatasync`, or of the NBD server and the connection to it.
     pub fn sync(&self) -> io::Result<()> {
         match self {
             Self::File(file) => file.sync_data(),
+            Self::Nbd(export) => export.flush(Instant::now() + export.request_timeout()),
         }
     }
 
@@ -37,6 +62,7 @@ impl Backing {
     pub fn downgrade(&self) -> WeakBacking {
         match self {
             Self::File(file) => WeakBacking::File(Arc::downgrade(file)),
+            Self::Nbd(export) => WeakBacking::Nbd(Arc::downgrade(export)),
         }
     }
 }
@@ -46,6 +72,8 @@ impl Backing {
 pub enum WeakBacking {
     /// A file of this host.
     File(Weak<File>),
+    /// An export of an NBD server.
+    Nbd(Weak<Export>),
 }
 
 impl WeakBacking {
@@ -54,6 +82,7 @@ impl WeakBacking {
     pub fn is_open(&self) -> bool {
         match self {
             Self::File(file) => file.strong_count() > 0,
+            Self::Nbd(export) => export.strong_count() > 0,
         }
     }
 }

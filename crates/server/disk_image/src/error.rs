@@ -259,6 +259,20 @@ pub enum ResizeError {
         /** The requested size. */
         wanted_bytes: u64,
     },
+    /// The server cannot set the size of a disk on another machine.
+    #[error(
+        "disk {} has {size_bytes} bytes at its server, not {wanted_bytes}: resize it there, then resize the disk to its new \
+         size",
+        path.display()
+    )]
+    Remote {
+        /** The disk's URI. */
+        path: PathBuf,
+        /** The size, read just now. It is in force unless it is smaller than the capacity. */
+        size_bytes: u64,
+        /** The requested size. */
+        wanted_bytes: u64,
+    },
     /// The wanted size is zero, or ends in a partial block.
     #[error(
         "image {} cannot have {wanted_bytes} bytes, which is not a multiple of its block size \
@@ -304,6 +318,12 @@ pub enum ResizeError {
 /// Why an image was not cloned.
 #[derive(Debug, thiserror::Error)]
 pub enum CloneError {
+    /// The disk is on another machine.
+    #[error("disk {} is on another machine: take the snapshot there, while the disk is paused (bareblk ctl pause)", image.display())]
+    Remote {
+        /** The disk's URI. */
+        image: PathBuf,
+    },
     /// Only files can share blocks.
     #[error("image {} is a block device: only files on a file system with reflinks can be cloned", image.display())]
     BlockDevice {

@@ -5,6 +5,7 @@
 //! If any step fails, a file that was created for the image is removed again.
 
 mod clone;
+mod export;
 pub mod inspect;
 mod resize;
 
@@ -37,6 +38,8 @@ use crate::sysfs_queue::QueueAttributes;
 const SERIAL_HASH_BYTES: usize = 10;
 /// Long enough for the I/O of a killed server to finish in the kernel.
 const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Long enough for a server to be restarted; as long as Linux guests wait for many disks before they report an error.
+const DEFAULT_NBD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long to retry a claim: an exiting process releases its lock and its claim at slightly different times.
 const CLAIM_GRACE: Duration = Duration::from_secs(1);
@@ -59,6 +62,8 @@ pub struct ImageOptions {
     pub discard: bool,
     /// Create the image with this size. The file must not exist yet.
     pub create_bytes: Option<u64>,
+    /// How long a request to an NBD server may stay without a reply.
+    pub nbd_timeout: Duration,
     /// How long to wait for other openers to release the image's lock. Zero: do not wait.
     pub lock_timeout: Duration,
 }
@@ -75,6 +80,7 @@ impl ImageOptions {
             block_size: None,
             discard: true,
             create_bytes: None,
+            nbd_timeout: DEFAULT_NBD_TIMEOUT,
             lock_timeout: DEFAULT_LOCK_TIMEOUT,
         }
     }
@@ -226,7 +232,8 @@ impl Image {
         self.claim.as_ref()
     }
 
-    /// Opens the same file again, with its own open file description, the same access and the same lock.
+    /// Opens the same file again, with its own open file description, the same access and the same lock. An export needs no
+    /// second opening.
     ///
     /// # Errors
     /// [`Opener::reopen`]'s; the lock's.
@@ -237,6 +244,7 @@ impl Image {
                 lock::join(&file, self.access)?;
                 Ok(Backing::File(Arc::new(file)))
             }
+            Backing::Nbd(export) => Ok(Backing::Nbd(Arc::clone(export))),
         }
     }
 
@@ -325,6 +333,7 @@ impl Image {
     fn stored_bytes(&self) -> io::Result<u64> {
         match &self.backing {
             Backing::File(file) => size_bytes(file, self.kind),
+            Backing::Nbd(export) => export.refresh_size().map_err(io::Error::other),
         }
     }
 

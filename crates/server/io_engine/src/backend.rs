@@ -23,6 +23,8 @@ pub enum Verb {
     Sync,
     /// `fallocate`.
     Allocate,
+    /// Frees the range of a disk on another machine. Its contents are undefined afterwards.
+    Discard,
 }
 
 /// The data of one call.
@@ -110,7 +112,7 @@ pub trait IoBackend: Send {
     }
 
     /// Whether a write's own call can make it durable (`RWF_DSYNC`). Otherwise a sync follows the write.
-    fn has_durable_writes(&self) -> bool {
+    fn has_durable_writes(&self, _target: Target) -> bool {
         true
     }
 

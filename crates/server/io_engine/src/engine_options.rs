@@ -19,6 +19,8 @@ pub enum EngineOptions {
     Sync,
     /// Copies from or to a mapping of the file.
     Mmap,
+    /// Exports of NBD servers.
+    Nbd,
 }
 
 impl EngineOptions {
@@ -32,6 +34,7 @@ impl EngineOptions {
             Self::Threads => EngineKind::Threads,
             Self::Sync => EngineKind::Sync,
             Self::Mmap => EngineKind::Mmap,
+            Self::Nbd => EngineKind::Nbd,
         }
     }
 }
@@ -46,6 +49,7 @@ impl From<EngineKind> for EngineOptions {
             EngineKind::Threads => Self::Threads,
             EngineKind::Sync => Self::Sync,
             EngineKind::Mmap => Self::Mmap,
+            EngineKind::Nbd => Self::Nbd,
         }
     }
 }

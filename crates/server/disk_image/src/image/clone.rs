@@ -18,7 +18,7 @@ impl Image {
     /// [`CloneError`]; `clone` is then unchanged.
     pub fn clone_to(&self, clone: &File) -> Result<(), CloneError> {
         let image = || self.path.clone();
-        let Backing::File(file) = &self.backing;
+        let Backing::File(file) = &self.backing else { return Err(CloneError::Remote { image: image() }) };
         if self.kind == FileKind::BlockDevice {
             return Err(CloneError::BlockDevice { image: image() });
         }

@@ -10,6 +10,8 @@
 //!   the server read the size again ([`Image::refresh_capacity`]).
 //! - Resizing and re-reading the size must not run at the same time (`blk_server` ensures this).
 
+use std::io;
+
 use super::Image;
 use crate::backing::Backing;
 use crate::error::ResizeError;
@@ -29,13 +31,17 @@ impl Image {
         let path = || self.path.clone();
         let system = |source| ResizeError::System { path: path(), wanted_bytes, source };
         let before_bytes = self.bounds.capacity_bytes();
-        let file_bytes = self.stored_bytes().map_err(system)?;
-        if self.kind == FileKind::BlockDevice {
-            self.bounds.grow(file_bytes);
-            return match file_bytes {
-                size_bytes if size_bytes == wanted_bytes => Ok(before_bytes / SECTOR_BYTES),
-                size_bytes => Err(ResizeError::BlockDevice { path: path(), size_bytes, wanted_bytes }),
-            };
+        let stored_bytes = self.stored_bytes().map_err(system)?;
+        let set_elsewhere = |size_bytes: u64| match self.backing {
+            Backing::Nbd(_) => Some(ResizeError::Remote { path: path(), size_bytes, wanted_bytes }),
+            Backing::File(_) if self.kind == FileKind::BlockDevice => {
+                Some(ResizeError::BlockDevice { path: path(), size_bytes, wanted_bytes })
+            }
+            Backing::File(_) => None,
+        };
+        if let Some(differs) = set_elsewhere(stored_bytes) {
+            self.bounds.grow(stored_bytes);
+            return if stored_bytes == wanted_bytes { Ok(before_bytes / SECTOR_BYTES) } else { Err(differs) };
         }
         if self.read_only() {
             return Err(ResizeError::ReadOnly { path: path() });
@@ -44,13 +50,14 @@ impl Image {
             let block_size_bytes = self.block_size();
             return Err(ResizeError::Ragged { path: path(), wanted_bytes, block_size_bytes });
         }
-        let from_bytes = file_bytes.max(before_bytes);
+        let from_bytes = stored_bytes.max(before_bytes);
         if wanted_bytes < from_bytes && !force {
             return Err(ResizeError::WouldShrink { path: path(), from_bytes, wanted_bytes });
         }
         self.bounds.cut(wanted_bytes);
         let resized = match &self.backing {
             Backing::File(file) => file.set_len(wanted_bytes),
+            Backing::Nbd(_) => Err(io::ErrorKind::Unsupported.into()),
         };
         self.bounds.grow(if resized.is_ok() { wanted_bytes } else { before_bytes });
         resized.map(|()| before_bytes / SECTOR_BYTES).map_err(system)

@@ -15,11 +15,16 @@ pub enum EngineKind {
     Sync,
     /// Copies from or to a mapping of the file.
     Mmap,
+    /// Exports of NBD servers; no other disks.
+    Nbd,
 }
 
 impl EngineKind {
     /// Every engine.
-    pub const ALL: [Self; 6] =
+    pub const ALL: [Self; 7] =
+        [Self::IoUring, Self::LinuxAio, Self::PosixAio, Self::Threads, Self::Sync, Self::Mmap, Self::Nbd];
+    /// The engines for files and block devices of this host.
+    pub const FOR_FILES: [Self; 6] =
         [Self::IoUring, Self::LinuxAio, Self::PosixAio, Self::Threads, Self::Sync, Self::Mmap];
 
     /// The name on the command line.
@@ -32,6 +37,7 @@ impl EngineKind {
             Self::Threads => "threads",
             Self::Sync => "sync",
             Self::Mmap => "mmap",
+            Self::Nbd => "nbd",
         }
     }
 }

@@ -9,6 +9,7 @@
 //! | anything else | `io_uring` | one system call per batch; data in the page cache completes inline |
 //! | `O_DIRECT`, io_uring unavailable | `linux-aio` | the kernel waits for the device |
 //! | both unavailable | `threads` | works everywhere |
+//! | an export of an NBD server | `nbd` | no other engine can serve it |
 //!
 //! - The server tries engines to choose one, and never goes by kernel version or file system name.
 //! - An engine requested by name is used, or an error is returned. Only `auto` falls back, and it reports that.
@@ -29,7 +30,9 @@ use crate::choose::storage::Storage;
 use crate::config::EngineConfig;
 use crate::engine::{Engine, FileSpec};
 use crate::engine_options::EngineOptions;
-use crate::{IoUringEngine, LinuxAioEngine, MmapEngine, PosixAioEngine, SyncEngine, ThreadsEngine};
+use crate::{
+    IoUringEngine, LinuxAioEngine, MmapEngine, NbdEngine, PosixAioEngine, SyncEngine, ThreadsEngine,
+};
 
 /// The engine option of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +169,7 @@ fn last_resort_failed(passed_over: Vec<PassedOver>) -> EngineError {
 fn candidates(backing: &Backing) -> Vec<(EngineKind, &'static str)> {
     match backing {
         Backing::File(file) => candidates_for_file(Storage::probe(file).ok()),
+        Backing::Nbd(_) => vec![(EngineKind::Nbd, "the image is an export of an NBD server")],
     }
 }
 
@@ -209,6 +213,7 @@ pub fn make(engine: impl Into<EngineOptions>, config: &EngineConfig) -> io::Resu
         EngineOptions::Threads => Box::new(ThreadsEngine::new(config.clone())?),
         EngineOptions::Sync => Box::new(SyncEngine::new(config.clone())?),
         EngineOptions::Mmap => Box::new(MmapEngine::new(config.clone())?),
+        EngineOptions::Nbd => Box::new(NbdEngine::new(config)?),
     })
 }
 

@@ -34,11 +34,17 @@ pub(crate) struct OpenFile {
     pub window_used: u64,
     /// Longest call. The engine resumes the op with the rest.
     pub most_bytes: u64,
+    /// A write's own call can make it durable. Otherwise a sync follows the write.
+    pub has_durable_writes: bool,
+    /// A discard has a call of its own; otherwise it punches a hole.
+    pub has_discard: bool,
 }
 
 impl OpenFile {
-    pub fn new(spec: FileSpec, target: Target) -> Self {
+    pub fn new(spec: FileSpec, target: Target, has_durable_writes: bool) -> Self {
         let mut file = Self {
+            has_discard: spec.backing.file().is_none(),
+            has_durable_writes,
             spec,
             target,
             waiting: VecDeque::with_capacity(USUAL_WAITING),
@@ -57,7 +63,8 @@ impl OpenFile {
     /// Longest call while no other file's calls wait behind it: one turn's bytes.
     #[inline]
     pub fn longest_call_bytes(&self) -> u64 {
-        if self.wants_alignment() { MAX_DIRECT_CALL_BYTES } else { MAX_CACHED_CALL_BYTES }
+        let usual = if self.wants_alignment() { MAX_DIRECT_CALL_BYTES } else { MAX_CACHED_CALL_BYTES };
+        self.spec.backing.longest_call_bytes().map_or(usual, |most| most.min(usual))
     }
 
     #[inline]

@@ -53,7 +53,8 @@ impl<B: IoBackend> Core<B> {
         let target = self.backend.register_file(id, &spec)?;
         // Capacity for every file, so that queueing a file allocates nothing.
         self.lines.reserve(index + 1);
-        self.files.put(index, OpenFile::new(spec, target));
+        let durable = self.backend.has_durable_writes(target);
+        self.files.put(index, OpenFile::new(spec, target, durable));
         self.shares.attach(FileId(id));
         self.memory.bounce.shares.attach(FileId(id));
         self.make_places();

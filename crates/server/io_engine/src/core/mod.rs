@@ -237,7 +237,7 @@ impl<B: IoBackend> Core<B> {
             assert!(self.files.is_attached(op.file), "{:?} is not attached", op.file);
             return false;
         }
-        let op = OpState::new(op, self.backend.has_durable_writes());
+        let op = OpState::new(op);
         let Some((index, op)) = self.memory.ops.insert(op) else {
             unreachable!("the op table has a slot for each share")
         };

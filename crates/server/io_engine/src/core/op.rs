@@ -62,8 +62,6 @@ pub(crate) struct OpState {
     pub(super) purpose: Purpose,
     pub buffers: IoVecs,
     pub(super) stage: Stage,
-    /// A durable write uses a call flag. If false, a sync follows the write.
-    pub(super) flags_durability: bool,
     /// Offset of the first byte that is not yet processed.
     pub(super) offset_bytes: u64,
     pub(super) end_bytes: u64,
@@ -86,7 +84,7 @@ impl OpState {
     /// # Panics
     /// If the buffers are not as long as the range.
     #[inline]
-    pub fn new(op: &mut Op, flags_durability: bool) -> Self {
+    pub fn new(op: &mut Op) -> Self {
         let Op { token, file, ref kind, ref mut buffers } = *op;
         let (purpose, stage) = (purpose_of(kind), first_stage(kind));
         let (offset_bytes, end_bytes) =
@@ -102,7 +100,6 @@ impl OpState {
             purpose,
             buffers: std::mem::take(buffers),
             stage,
-            flags_durability,
             offset_bytes,
             end_bytes,
             stored_bytes: 0,
@@ -163,6 +160,9 @@ impl OpState {
         let allocate = |flags| self.call(Verb::Allocate, flags, self.remaining_bytes(), Buffers::None);
         Ok(match self.stage {
             Stage::Transfer => return self.next_transfer(file, bounce, stats),
+            Stage::Punch if file.has_discard && matches!(self.purpose, Purpose::Discard(_)) => {
+                self.call(Verb::Discard, 0, self.remaining_bytes(), Buffers::None)
+            }
             Stage::Punch => allocate(PUNCH_HOLE),
             Stage::ZeroRange => allocate(ZERO_RANGE),
             Stage::WriteZeroes => {
@@ -209,7 +209,7 @@ impl OpState {
         if let Some(call) = self.direct_transfer(file) {
             return Ok(call);
         }
-        let (verb, flags) = self.transfer_verb();
+        let (verb, flags) = self.transfer_verb(file);
         let (len_bytes, buffers) = if self.wants_bounce(file) {
             self.bounced_buffers(verb, file.most_bytes, bounce, stats)?
         } else {
@@ -228,7 +228,7 @@ impl OpState {
         if self.stage != Stage::Transfer || self.wants_bounce(file) {
             return None;
         }
-        let (verb, flags) = self.transfer_verb();
+        let (verb, flags) = self.transfer_verb(file);
         if verb == Verb::Write && self.buffers.is_poisoned() {
             return None;
         }
@@ -237,9 +237,9 @@ impl OpState {
     }
 
     #[inline]
-    fn transfer_verb(&self) -> (Verb, i32) {
+    fn transfer_verb(&self, file: &OpenFile) -> (Verb, i32) {
         match self.purpose {
-            Purpose::Write(Durability::Durable) if self.flags_durability => (Verb::Write, libc::RWF_DSYNC),
+            Purpose::Write(Durability::Durable) if file.has_durable_writes => (Verb::Write, libc::RWF_DSYNC),
             Purpose::Write(_) => (Verb::Write, 0),
             _ => (Verb::Read, 0),
         }

@@ -41,9 +41,9 @@ fn read(len_bytes: u64, addr: u64, alignment: Alignment) -> Rig {
     buffers.fill(&view, [GuestRange { addr, len_bytes: len }]).unwrap();
     let range = image.check(0, len_bytes).unwrap();
     let kind = OpKind::Read { range };
-    let op = OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers }, true);
+    let op = OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers });
     let spec = FileSpec::of_file(Arc::clone(image.file().unwrap()), alignment);
-    let file = OpenFile::new(spec, Target::Fd(-1));
+    let file = OpenFile::new(spec, Target::Fd(-1), true);
     let mut bounce = Bounce::default();
     bounce.shares.attach(FileId(0));
     Rig { op, file, bounce, stats: Stats::default(), view, range, _folder: folder }
@@ -192,8 +192,7 @@ fn cancelled_op_ends_with_its_next_result_unless_that_was_the_last() {
 fn op_whose_buffers_are_shorter_than_its_range_is_a_bug_of_the_caller() {
     let rig = read(4096, 0, BUFFERED);
     let kind = OpKind::Read { range: rig.range };
-    let _ =
-        OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers: IoVecs::with_capacity(0) }, true);
+    let _ = OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers: IoVecs::with_capacity(0) });
 }
 
 /// A durable write on a backend whose calls have no flag for durability.
@@ -202,7 +201,8 @@ fn durable_write_without_a_flag() -> Rig {
     let kind = OpKind::Write { range: rig.range, durability: Durability::Durable };
     let mut buffers = IoVecs::with_capacity(1);
     buffers.fill(&rig.view, [GuestRange { addr: 0, len_bytes: 4096 }]).unwrap();
-    rig.op = OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers }, false);
+    rig.op = OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers });
+    rig.file.has_durable_writes = false;
     rig
 }
 

@@ -71,7 +71,7 @@ impl OpState {
         self.buffers.advance(whole);
         self.offset_bytes += whole;
         if self.offset_bytes == self.end_bytes {
-            return if self.flags_durability { Next::Done(Ok(())) } else { self.after_data() };
+            return if file.has_durable_writes { Next::Done(Ok(())) } else { self.after_data() };
         }
         stats.resumed_calls += 1;
         Next::Call

@@ -110,7 +110,7 @@ impl IoBackend for Chance {
         "chance".to_owned()
     }
 
-    fn has_durable_writes(&self) -> bool {
+    fn has_durable_writes(&self, _target: Target) -> bool {
         false
     }
 

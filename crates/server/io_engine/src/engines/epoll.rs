@@ -26,6 +26,8 @@ const WAKER: u64 = u64::MAX;
 pub struct EpollWatcher {
     epoll: OwnedFd,
     watches: WatchTable,
+    /// A descriptor that only ends a sleep has done so.
+    woken: bool,
 }
 
 impl EpollWatcher {
@@ -35,7 +37,7 @@ impl EpollWatcher {
     /// Errors of `epoll_create1`.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Self { epoll, watches: WatchTable::default() })
+        Ok(Self { epoll, watches: WatchTable::default(), woken: false })
     }
 
     /// Reports writes to `fd` from now on.
@@ -60,6 +62,22 @@ impl EpollWatcher {
     pub fn add_waker(&mut self, fd: impl AsFd) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(WAKER), flags)?)
+    }
+
+    /// Ends what [`EpollWatcher::add_waker`] began. Closing the last descriptor ends it too.
+    pub(crate) fn remove_socket(&mut self, socket: impl AsFd) {
+        let removed = epoll::delete(&self.epoll, socket);
+        debug_assert!(removed.is_ok());
+    }
+
+    /// Sets whether the socket also ends a sleep when it becomes writable.
+    ///
+    /// # Errors
+    /// Errors of `epoll_ctl`.
+    pub(crate) fn set_wants_room(&mut self, socket: impl AsFd, wants_room: bool) -> io::Result<()> {
+        let room = if wants_room { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET | room;
+        Ok(epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(WAKER), flags)?)
     }
 
     /// A descriptor that is readable when `wait` would not sleep.
@@ -99,11 +117,23 @@ impl EpollWatcher {
         };
         for event in fired {
             let data = event.data.u64();
+            self.woken |= data == WAKER;
             #[allow(clippy::cast_possible_truncation)] // the halves of a 64-bit number
             let id = WatchId { index: data as u32, generation: (data >> 32) as u32 };
             self.watches.fire(id, Ok(()));
         }
         Ok(())
+    }
+
+    /// Whether a descriptor that only ends a sleep has done so since [`EpollWatcher::forget_woken`]. Its event is not
+    /// reported again.
+    pub(crate) fn is_woken(&self) -> bool {
+        self.woken
+    }
+
+    /// Called before what such descriptors tell about is looked at.
+    pub(crate) fn forget_woken(&mut self) {
+        self.woken = false;
     }
 
     /// Appends one event for each watch that fired.

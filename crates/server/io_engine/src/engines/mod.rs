@@ -6,6 +6,7 @@ pub(crate) mod fake;
 pub(crate) mod io_uring;
 pub(crate) mod linux_aio;
 pub(crate) mod mmap;
+pub(crate) mod nbd;
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) mod null;
 pub(crate) mod plain;

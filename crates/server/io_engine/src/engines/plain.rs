@@ -35,6 +35,7 @@ pub(crate) unsafe fn execute(fd: RawFd, call: &Call, extra_flags: i32) -> i32 {
         Verb::Sync => unsafe { libc::fdatasync(fd) as isize },
         // SAFETY: 1. no memory is involved.
         Verb::Allocate => unsafe { libc::fallocate(fd, call.flags, offset, length) as isize },
+        Verb::Discard => return -Errno::OPNOTSUPP.raw_os_error(),
     };
     if result < 0 { -last_errno() } else { i32::try_from(result).unwrap_or(i32::MAX) }
 }

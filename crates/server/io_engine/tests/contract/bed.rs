@@ -3,6 +3,7 @@
 //! See also: the cases (`cases.rs`), faults (`faults.rs`).
 
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -16,6 +17,8 @@ use io_engine::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 use xtask::skip::{Reason, skip};
+
+use crate::beds::NbdServer;
 
 pub const FAKE: &str = "the fake works on any file system";
 pub const DEPTH: u32 = 64;
@@ -37,9 +40,19 @@ pub struct Bed {
 }
 
 /// The storage, which is removed with the bed.
-enum Storage {
-    Folder { _folder: tempfile::TempDir },
-    Loop { device: String, _folder: tempfile::TempDir },
+pub enum Storage {
+    Folder {
+        _folder: tempfile::TempDir,
+    },
+    Server {
+        _server: NbdServer,
+    },
+    /// The case keeps it.
+    None,
+    Loop {
+        device: String,
+        _folder: tempfile::TempDir,
+    },
 }
 
 impl Drop for Storage {
@@ -193,7 +206,7 @@ pub fn make_on(engine: (Box<dyn Engine>, EngineConfig), image: Arc<Image>, folde
     start(engine, image, Storage::Folder { _folder: folder }, None)
 }
 
-fn start(
+pub fn start(
     (mut engine, config): (Box<dyn Engine>, EngineConfig),
     image: Arc<Image>,
     storage: Storage,
@@ -256,8 +269,13 @@ impl Bed {
         u64::from(self.image.block_size())
     }
 
+    /// Blocks that the image's file occupies; 0 if the image is no file.
+    pub fn blocks(&self) -> u64 {
+        self.image.file().map_or(0, |file| file.metadata().unwrap().blocks())
+    }
+
     pub fn is_file(&self) -> bool {
-        self.image.file().unwrap().metadata().unwrap().is_file()
+        self.image.file().is_some_and(|file| file.metadata().unwrap().is_file())
     }
 
     pub fn path(&self) -> PathBuf {

@@ -8,6 +8,8 @@ mod linux_aio;
 
 mod mmap;
 
+mod nbd;
+
 mod posix_aio;
 
 mod sync;
@@ -22,6 +24,7 @@ pub use doubles::*;
 pub use io_uring_options::*;
 pub use linux_aio::*;
 pub use mmap::*;
+pub use nbd::*;
 pub use posix_aio::*;
 pub use sync::*;
 pub use threads::*;

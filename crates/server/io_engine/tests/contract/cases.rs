@@ -3,11 +3,10 @@
 //! Each case takes a bed; `main.rs` runs all of them on all beds. See also: faults (`faults.rs`).
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use disk_image::CheckedRange;
+use disk_image::{Backing, CheckedRange};
 use io_engine::{Durability, Event, OpError, OpKind, Record, Unmap, Verb, WatchToken};
 
 use crate::bed::{Bed, DEPTH, IMAGE_BYTES, is_zero, kick, kick_fd, pattern, spec};
@@ -206,13 +205,13 @@ pub fn durable_discard_is_followed_by_a_flush(mut bed: Bed) {
 pub fn discarded_blocks_are_freed_and_read_as_zeroes(mut bed: Bed) {
     bed.write(0, &pattern(1, 4 << 20));
     assert_eq!(bed.run(OpKind::Flush, &[]).result, Ok(()));
-    let before = bed.image.file().unwrap().metadata().unwrap().blocks();
+    let before = bed.blocks();
     let range = bed.range(1 << 20, 2 << 20);
     let discard = OpKind::Discard { range, durability: Durability::Cached };
     assert_eq!(bed.run(discard, &[]).result, Ok(()));
     // Checks the holes before it reads them, because reading through `mmap` fills the holes.
     if bed.is_file() {
-        let freed = before - bed.image.file().unwrap().metadata().unwrap().blocks();
+        let freed = before - bed.blocks();
         assert!(freed >= (2 << 20) / 512, "{freed} sectors freed");
     }
     assert!(is_zero(&bed.read(1 << 20, 2 << 20)));
@@ -232,13 +231,13 @@ pub fn zeroes_with_unmap_read_as_zeroes(mut bed: Bed) {
 pub fn zeroes_without_unmap_keep_the_blocks(mut bed: Bed) {
     bed.write(0, &pattern(1, 3 << 20));
     assert_eq!(bed.run(OpKind::Flush, &[]).result, Ok(()));
-    let before = bed.image.file().unwrap().metadata().unwrap().blocks();
+    let before = bed.blocks();
     let range = bed.range(4096, 2 << 20);
     let zero = OpKind::WriteZeroes { range, unmap: Unmap::Forbidden, durability: Durability::Durable };
     assert_eq!(bed.run(zero, &[]).result, Ok(()));
     assert!(is_zero(&bed.read(4096, 2 << 20)));
     assert_eq!(bed.read(0, 4096), pattern(1, 4096));
-    assert!(bed.image.file().unwrap().metadata().unwrap().blocks() >= before);
+    assert!(bed.blocks() >= before);
     let last = bed.recorder.records().into_iter().rev().find(|r| r.verb != Verb::Read).unwrap();
     assert_eq!(last.verb, Verb::Sync);
 }
@@ -288,11 +287,15 @@ pub fn second_file_is_independent_and_its_place_is_used_again(mut bed: Bed) {
 }
 
 pub fn detached_file_is_let_go(mut bed: Bed) {
-    let users = Arc::strong_count(bed.image.file().unwrap());
+    let users = |bed: &Bed| match bed.image.backing() {
+        Backing::File(file) => Arc::strong_count(file),
+        Backing::Nbd(export) => Arc::strong_count(export),
+    };
+    let before = users(&bed);
     let second = bed.engine.attach_file(spec(&bed.image)).unwrap();
-    assert!(Arc::strong_count(bed.image.file().unwrap()) > users);
+    assert!(users(&bed) > before);
     bed.engine.detach_file(second);
-    assert_eq!(Arc::strong_count(bed.image.file().unwrap()), users);
+    assert_eq!(users(&bed), before);
 }
 
 pub fn kick_wakes_a_sleeping_worker(mut bed: Bed) {

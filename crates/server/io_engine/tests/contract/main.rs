@@ -21,6 +21,8 @@ mod faults;
 
 mod kernel;
 
+mod nbd;
+
 mod turns;
 mod windows;
 
@@ -131,4 +133,43 @@ mod of_files {
          linux_aio_direct, linux_aio_tmpfs, posix_aio_direct, posix_aio_buffered, posix_aio_tmpfs, posix_aio_without_fd_pool, threads_direct, threads_buffered, threads_tmpfs, threads_one_thread, sync_direct, sync_buffered, sync_tmpfs, mmap_tmpfs, mmap_tmpfs_direct]
         [reading_past_the_end_of_a_truncated_file_is_an_error,]
     );
+}
+
+/// The cases for disks on other machines. Omits the cases that count calls of the kernel, and those about files.
+mod of_remote {
+    suite!(@beds
+        [nbd_memory, nbd_file, nbd_one_connection, nbd_without_fua, nbd_qemu]
+        [
+            written_data_is_read_back,
+            last_block_is_written_and_read,
+            each_of_many_ops_completes_once_with_its_own_data,
+            one_two_and_1022_pieces_keep_their_order,
+            more_pieces_than_the_kernel_takes_go_in_several_calls,
+            empty_op_completes,
+            full_queue_gives_the_op_back,
+            durable_write_carries_dsync_or_is_synced_and_a_cached_one_does_neither,
+            zeroes_with_unmap_read_as_zeroes,
+            zeroes_without_unmap_keep_the_blocks,
+            buffers_come_back_and_dropping_them_releases_the_memory,
+            dropping_the_engine_with_ops_in_flight_releases_the_memory,
+            cancelled_ops_all_complete,
+            detached_file_is_let_go,
+            kick_wakes_a_sleeping_worker,
+            every_later_kick_is_seen_although_the_fd_is_never_read,
+            kick_before_the_watch_is_reported,
+            thousands_of_kicks_merge,
+            unwatched_fd_is_silent_and_its_neighbour_is_not,
+            fd_that_cannot_be_watched_is_reported,
+            wait_with_a_timeout_ends,
+            finished_op_keeps_wait_from_sleeping,
+            wait_starts_what_was_pushed,
+            idle_worker_does_not_wake_up,
+            stream_with_cancellations_completes_and_its_data_is_right,
+        ]
+    );
+}
+
+/// A second file of one disk is a second connection.
+mod of_several_connections {
+    suite!(@beds [nbd_memory, nbd_file] [second_file_is_independent_and_its_place_is_used_again,]);
 }

@@ -34,6 +34,7 @@ macro_rules! entry {
                 opcode::Fallocate::new($file, len_bytes).offset(offset_bytes).mode(flags).build()
             }
             (Verb::Sync, ..) => opcode::Fsync::new($file).flags(FsyncFlags::DATASYNC).build(),
+            (Verb::Discard, ..) => unreachable!("files of this host punch holes instead"),
             (Verb::Read | Verb::Write, Buffers::None, _) => unreachable!("a transfer has buffers"),
         }
     }};

@@ -277,7 +277,7 @@ fn transfer(data: u64, fd: RawFd, call: &Call) -> Option<Iocb> {
         (Verb::Read, Buffers::Many { first, count }) => (Command::Preadv, first.addr(), count),
         (Verb::Write, Buffers::Many { first, count }) => (Command::Pwritev, first.addr(), count),
         (Verb::Sync, _) => return Some(iocb(data, fd, Command::Fdsync)),
-        (Verb::Allocate, _) => return None,
+        (Verb::Allocate | Verb::Discard, _) => return None,
         (Verb::Read | Verb::Write, Buffers::None) => unreachable!("a transfer has buffers"),
     };
     #[allow(clippy::cast_possible_wrap)] // file offsets are below 2^63

@@ -93,7 +93,7 @@ impl MappedFile {
         match call.verb {
             Verb::Read => copy::prefetch(in_file, buffer),
             Verb::Write => copy::prefetch(buffer, in_file),
-            Verb::Sync | Verb::Allocate => {}
+            Verb::Sync | Verb::Allocate | Verb::Discard => {}
         }
     }
 
@@ -116,7 +116,7 @@ impl MappedFile {
             Verb::Write if mapping.is_writable() => unsafe {
                 copy::write(mapping, call.offset_bytes, &call.buffers)
             },
-            Verb::Write | Verb::Sync | Verb::Allocate => return None,
+            Verb::Write | Verb::Sync | Verb::Allocate | Verb::Discard => return None,
         };
         Some(copied_bytes)
     }

@@ -202,7 +202,7 @@ fn prefetch(files: &[Option<MappedFile>], queued: &Queued) {
 /// Whether a call may take long.
 fn goes_to_pool(file: &MappedFile, call: &Call) -> bool {
     match call.verb {
-        Verb::Read | Verb::Write => false,
+        Verb::Read | Verb::Write | Verb::Discard => false,
         Verb::Sync => !file.is_memory(),
         Verb::Allocate => !file.is_memory() || call.len_bytes > MAX_INLINE_ALLOCATE_BYTES,
     }
@@ -220,7 +220,7 @@ impl IoBackend for MmapBackend {
         "mmap: copies between guest memory and a mapping of the file".to_owned()
     }
 
-    fn has_durable_writes(&self) -> bool {
+    fn has_durable_writes(&self, _target: Target) -> bool {
         false
     }
 

@@ -253,7 +253,7 @@ impl IoBackend for PosixAio {
         }
     }
 
-    fn has_durable_writes(&self) -> bool {
+    fn has_durable_writes(&self, _target: Target) -> bool {
         false
     }
 

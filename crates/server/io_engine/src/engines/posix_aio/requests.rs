@@ -252,7 +252,7 @@ impl Requests {
             // SAFETY: as above.
             Verb::Write => unsafe { libc::aio_write(block) },
             // SAFETY: as above; no buffer.
-            Verb::Sync | Verb::Allocate => unsafe { libc::aio_fsync(libc::O_DSYNC, block) },
+            Verb::Sync | Verb::Allocate | Verb::Discard => unsafe { libc::aio_fsync(libc::O_DSYNC, block) },
         };
         if started == 0 { Ok(()) } else { Err(last_errno()) }
     }

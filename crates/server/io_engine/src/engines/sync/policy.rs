@@ -52,7 +52,7 @@ impl Policy {
         match (*self, call.verb) {
             (Self::InMemory, Verb::Read | Verb::Write | Verb::Sync) => Attempt::Here,
             (Self::InMemory, Verb::Allocate) if call.len_bytes <= MAX_HOLE_BYTES => Attempt::Here,
-            (_, Verb::Sync | Verb::Allocate) => Attempt::Never,
+            (_, Verb::Sync | Verb::Allocate | Verb::Discard) => Attempt::Never,
             // A durable write ends with a flush of the device.
             (_, Verb::Write) if call.flags & libc::RWF_DSYNC != 0 => Attempt::Never,
             (Self::Direct, _) => Attempt::HereAndWait,

@@ -56,7 +56,7 @@ impl Job {
     fn class(&self) -> Class {
         match self.call.verb {
             Verb::Read | Verb::Write => Class::Transfer,
-            Verb::Sync | Verb::Allocate => Class::Long,
+            Verb::Sync | Verb::Allocate | Verb::Discard => Class::Long,
         }
     }
 }

@@ -88,7 +88,7 @@ impl IoBackend for Remote {
         "remote: a peer on another thread".to_owned()
     }
 
-    fn has_durable_writes(&self) -> bool {
+    fn has_durable_writes(&self, _target: Target) -> bool {
         false
     }
 
@@ -189,6 +189,7 @@ unsafe fn carry_out(fd: RawFd, call: &Call) -> i32 {
         Verb::Sync => unsafe { libc::fdatasync(fd) as isize },
         // SAFETY: 1. no memory is involved.
         Verb::Allocate => unsafe { libc::fallocate(fd, call.flags, offset, length) as isize },
+        Verb::Discard => unreachable!("the bed's image is a file of this host"),
     };
     if result < 0 { -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { result as i32 }
 }

@@ -1,0 +1,63 @@
+//! Sends and receives whole messages on a socket, up to a deadline. Only for negotiation: the engine moves requests.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+/// A socket with a deadline for everything together.
+#[derive(Debug)]
+pub(crate) struct Wire<'a> {
+    socket: BorrowedFd<'a>,
+    deadline: Instant,
+}
+
+impl<'a> Wire<'a> {
+    pub fn new(socket: &'a impl AsFd, timeout: Duration) -> Self {
+        Self { socket: socket.as_fd(), deadline: Instant::now() + timeout }
+    }
+
+    pub fn send(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match send(self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT)?,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    pub fn receive(&self, mut bytes: &mut [u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match recv(self.socket, &mut *bytes, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((_, received)) => bytes = bytes.get_mut(received..).unwrap_or_default(),
+                Err(Errno::AGAIN) => self.wait(PollFlags::IN)?,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    pub fn receive_array<const N: usize>(&self) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.receive(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn wait(&self, what: PollFlags) -> io::Result<()> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::from_borrowed_fd(self.socket, what)], Some(&timeout)) {
+            Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
