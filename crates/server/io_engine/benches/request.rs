@@ -152,7 +152,7 @@ fn main() {
         for (name, storage) in &storages {
             let Some(Storage { image, .. }) = storage else { continue };
             let spec = FileSpec::of(image);
-            for kind in EngineKind::ALL {
+            for kind in EngineKind::FOR_FILES {
                 // Omits engines that refuse the file.
                 if choose(Some(&kind.into()), &spec, &config).is_ok() {
                     run(&format!("{name}, {kind}"), make(kind, &config).unwrap(), image, duration);

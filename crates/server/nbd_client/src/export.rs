@@ -11,8 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::net::{SendFlags, send};
-
 use crate::dial::Dial;
 use crate::error::NbdError;
 use crate::handshake::{ExportInfo, ask, negotiate};
@@ -21,7 +19,7 @@ use crate::protocol::{CMD_DISC, REQUEST_MAGIC};
 use crate::replies::{Replies, Step};
 use crate::requests::{Command, HEADER_BYTES, Request, Requests};
 use crate::uri::NbdUri;
-use crate::wire::Wire;
+use crate::wire::{Wire, send};
 
 /// How to use an export.
 #[derive(Clone, Copy, Debug)]
@@ -187,7 +185,7 @@ impl Drop for Export {
             let mut header = [0; HEADER_BYTES];
             header[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
             header[6..8].copy_from_slice(&CMD_DISC.to_be_bytes());
-            let _ = send(&socket, &header, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            let _ = send(&socket, &header);
         }
     }
 }

@@ -335,7 +335,7 @@ impl Negotiation<'_> {
 /// The server's words, in brackets: at most [`SHOWN_BYTES`], without control characters.
 fn said(message: &[u8]) -> String {
     let text = String::from_utf8_lossy(message.get(..SHOWN_BYTES).unwrap_or(message));
-    let text: String = text.trim().escape_debug().collect();
+    let text: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if text.is_empty() { text } else { format!(" (it says: {text})") }
 }
 

@@ -1,12 +1,12 @@
 //! Sends and receives whole messages on a socket, up to a deadline. Only for negotiation: the engine moves requests.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 /// A socket with a deadline for everything together.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl<'a> Wire<'a> {
 
     pub fn send(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            match send(self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match send(self.socket, bytes) {
                 Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT)?,
                 Err(Errno::INTR) => {}
@@ -60,4 +60,10 @@ impl<'a> Wire<'a> {
             Err(errno) => Err(errno.into()),
         }
     }
+}
+
+/// Sends what the socket has room for, without waiting. Uses `sendmsg`, because a worker's sandbox allows no other call.
+pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> rustix::io::Result<usize> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut SendAncillaryBuffer::default(), flags)
 }

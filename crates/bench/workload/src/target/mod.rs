@@ -91,7 +91,7 @@ impl std::fmt::Display for Target {
 
 /// Parses an engine's name, either fio's or this project's.
 fn engine(word: &str) -> Option<EngineKind> {
-    EngineKind::ALL.into_iter().find(|kind| kind.name() == word || engine_word(*kind) == word)
+    EngineKind::FOR_FILES.into_iter().find(|kind| kind.name() == word || engine_word(*kind) == word)
 }
 
 /// Which lock guards a queue that jobs share.

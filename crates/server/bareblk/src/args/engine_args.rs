@@ -102,9 +102,9 @@ impl EngineArgs {
     }
 }
 
-/// Accepts the engines' names, with a line of help for each.
+/// Accepts the names of the engines for files, with a line of help for each. A disk on another machine has only one.
 fn engine() -> impl TypedValueParser<Value = EngineChoice> {
-    let choices = std::iter::once(EngineChoice::Auto).chain(EngineKind::ALL.map(EngineChoice::Named));
+    let choices = std::iter::once(EngineChoice::Auto).chain(EngineKind::FOR_FILES.map(EngineChoice::Named));
     let values = choices.map(|choice| PossibleValue::new(name(choice)).help(help(choice)));
     PossibleValuesParser::new(values).try_map(|text| text.parse::<EngineChoice>())
 }
@@ -129,6 +129,7 @@ fn help(choice: EngineChoice) -> &'static str {
         EngineChoice::Named(EngineKind::Mmap) => {
             "Copies to and from a mapping: the fastest engine for images in memory (tmpfs); only for those and DAX"
         }
+        EngineChoice::Named(EngineKind::Nbd) => "Exports of NBD servers; no other disks",
     }
 }
 
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     fn every_engine_can_be_chosen_by_its_name() {
-        for kind in EngineKind::ALL {
+        for kind in EngineKind::FOR_FILES {
             let line = Line::try_parse_from(["--engine", kind.name()]).unwrap();
             assert_eq!(line.engine.engine, EngineChoice::Named(kind));
         }

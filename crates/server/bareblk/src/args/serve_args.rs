@@ -107,7 +107,8 @@ fn not_beside_a_file(arg: Arg) -> Arg {
 #[derive(Debug, Args)]
 #[command(mut_args = not_beside_a_file)]
 pub struct ServeArgs {
-    /// The disk: a raw image file, or a block device
+    /// The disk: a raw image file, a block device, or an export of an NBD server (nbd://HOST[:PORT]/EXPORT, or
+    /// nbd+unix:///EXPORT?socket=PATH)
     #[arg(required_unless_present = "config")]
     pub image: Option<PathBuf>,
 
@@ -220,6 +221,10 @@ pub struct DiskArgs {
     /// How long to wait for an image that another process has locked, in seconds
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = values::timeout_s)]
     pub lock_timeout: u64,
+
+    /// How long a request to an NBD server may stay without a reply, in seconds; it then fails (see --on-error)
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = values::timeout_s)]
+    pub nbd_timeout: u64,
 
     #[command(flatten)]
     pub engine: EngineArgs,

@@ -15,6 +15,7 @@ use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Location, O
 use io_engine::{EngineConfig, EngineOptions};
 
 use crate::args::serve_args::{DiskArgs, Switch, WceChoice};
+use crate::args::usage::Contradiction;
 use crate::args::values;
 use crate::config::config_words::KeyValues;
 
@@ -56,8 +57,12 @@ impl DiskSettings {
             block_size: args.block_size,
             discard: args.discard == Switch::On,
             create_bytes: args.create,
+            nbd_timeout: Duration::from_secs(args.nbd_timeout),
             lock_timeout: Duration::from_secs(args.lock_timeout),
         };
+        if image.location.is_remote() && placement != Placement::Queue {
+            bail!(Contradiction("a disk on another machine needs --placement queue"));
+        }
         image.check().map_err(|error| match error {
             ImageError::BlockSize { .. } => anyhow::Error::from(error).context("--block-size"),
             other => other.into(),

@@ -6,10 +6,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use disk_image::host_opener::LISTEN_BACKLOG;
 use disk_image::{Access, FileId, FileKind, LockHolder, OpenRequest, Opener, QueueAttributes};
+use nbd_client::{Address, Dial};
 
 use super::messages::{self, Answer, Ask, kind_of_number, queue_of_numbers};
 use super::policy::Policy;
@@ -106,6 +108,13 @@ impl Helper {
 
 fn unexpected() -> io::Error {
     io::Error::other("the answer of the sandbox's helper does not fit the request")
+}
+
+impl Dial for Helper {
+    fn dial(&self, address: &Address, timeout: Duration) -> io::Result<OwnedFd> {
+        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        self.opened(&Ask::Dial { server: address.into(), timeout_ms }, None)
+    }
 }
 
 impl Opener for Helper {

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::policy::Policy;
+use super::server_address::ServerAddress;
 
 /// Maximum length of a message: enough for a few paths, each byte of which may take four.
 pub const MAX_MESSAGE_BYTES: usize = 128 << 10;
@@ -71,6 +72,11 @@ pub enum Ask {
     /// Whether a server listens on this socket. The helper closes the connection itself.
     ConnectSocket {
         path: OsString,
+    },
+    /// Connects to an NBD server. The answer has the connection.
+    Dial {
+        server: ServerAddress,
+        timeout_ms: u64,
     },
     Unlink {
         path: OsString,

@@ -20,3 +20,5 @@ mod messages;
 pub mod policy;
 
 pub mod server;
+
+pub mod server_address;

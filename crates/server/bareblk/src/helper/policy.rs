@@ -2,6 +2,7 @@
 //!
 //! - Allows images, sockets and the configuration file named at the start, and those that the file names on a reload:
 //!   the helper reads the file itself.
+//! - Connects to the NBD servers of disks named at the start and in the configuration file, and to no others.
 //! - Opens an image that was named as readonly only for reading.
 //! - With a control socket, also allows what clients add: images in and below the folders of the named images and of
 //!   `--allow-folders`; sockets in the folders of the named sockets and of `--allow-folders`, not below. The helper
@@ -18,8 +19,11 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use disk_image::{FileId, HostOpener, Opener};
+use disk_image::{FileId, HostOpener, Location, Opener};
+use nbd_client::Address;
 use serde::{Deserialize, Serialize};
+
+use super::server_address::ServerAddress;
 
 /// Maximum length of a configuration file: the server refuses a longer one. Ten thousand disks with every key take
 /// less.
@@ -35,6 +39,8 @@ pub struct Policy {
     pub readonly_images: Vec<OsString>,
     pub sockets: Vec<OsString>,
     pub configuration: Option<OsString>,
+    /// NBD servers to which the server may connect.
+    pub servers: Vec<ServerAddress>,
     /// Below these folders the server may open or create any image.
     pub image_folders: Vec<OsString>,
     /// In these folders, not below them, the server may create any socket.
@@ -73,9 +79,11 @@ impl Policy {
                 piece
             })
         });
+        let servers = self.servers.chunks(paths_at_a_time);
+        let servers = servers.map(|servers| Self { servers: servers.to_vec(), ..Self::default() });
         let (configuration, adopts) = (self.configuration.clone(), self.adopts);
         let last = Self { configuration, adopts, complete: true, ..Self::default() };
-        named.chain([last]).collect()
+        named.chain(servers).chain([last]).collect()
     }
 }
 
@@ -118,6 +126,7 @@ pub struct Allowed {
     images: HashMap<PathBuf, Named>,
     sockets: HashSet<PathBuf>,
     configuration: Option<PathBuf>,
+    servers: HashSet<ServerAddress>,
     image_folders: HashSet<PathBuf>,
     socket_folders: HashSet<PathBuf>,
     complete: bool,
@@ -144,6 +153,7 @@ impl Allowed {
         paths(policy.images).for_each(|path| self.name(path, true));
         paths(policy.readonly_images).for_each(|path| self.name(path, false));
         self.sockets.extend(paths(policy.sockets));
+        self.servers.extend(policy.servers);
         self.image_folders.extend(paths(policy.image_folders));
         self.socket_folders.extend(paths(policy.socket_folders));
         self.configuration = self.configuration.take().or(policy.configuration.map(PathBuf::from));
@@ -161,7 +171,13 @@ impl Allowed {
             let path = |key| disk.get(key).and_then(toml::Value::as_str).map(PathBuf::from);
             let readonly = disk.get("readonly").or(usual);
             let may_write = readonly.is_none_or(|readonly| readonly.as_bool() == Some(false));
-            path("image").into_iter().for_each(|image| self.name(image, may_write));
+            if let Some(image) = path("image") {
+                match Location::parse(&image) {
+                    Ok(Location::Nbd(uri)) => self.servers.extend([ServerAddress::from(&uri.address)]),
+                    Ok(Location::Host) => self.name(image, may_write),
+                    Err(_) => {}
+                }
+            }
             self.sockets.extend(path("socket"));
         }
     }
@@ -208,6 +224,18 @@ impl Allowed {
             return Ok(());
         }
         Err(denied(outside(path, "sockets")))
+    }
+
+    /// Checks that the server may connect to this NBD server.
+    pub fn server(&self, server: &ServerAddress) -> io::Result<()> {
+        if self.servers.contains(server) {
+            return Ok(());
+        }
+        let address = Address::from(server.clone());
+        Err(denied(format!(
+            "the sandbox does not allow NBD server {address}: it must be that of a disk given at the server's start, or in \
+             the configuration file"
+        )))
     }
 
     pub fn configuration(&self, path: &Path) -> io::Result<()> {
@@ -357,6 +385,7 @@ mod tests {
             readonly_images: vec!["/golden.raw".into()],
             sockets: vec!["/named.sock".into()],
             configuration: Some("/named.toml".into()),
+            servers: vec![ServerAddress::Unix("/named.nbd".into())],
             image_folders: folders.clone(),
             socket_folders: folders,
             adopts: false,

@@ -11,9 +11,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use disk_image::{Access, FileId, FileKind, HostOpener, OpenRequest, Opener};
+use nbd_client::{Dial, HostDialer};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_acceptconn;
@@ -194,6 +196,10 @@ impl State {
                 let file = host.file_id(&path)?;
                 self.allowed().own_socket(&path, file)?;
                 host.set_socket_owner(&path, mode, uid, gid).map(|()| said(Answer::Done))
+            }
+            Ask::Dial { server, timeout_ms } => {
+                self.allowed().server(&server)?;
+                HostDialer.dial(&server.into(), Duration::from_millis(timeout_ms)).map(opened)
             }
             Ask::Unlink { path } => {
                 let path: &Path = path.as_ref();

@@ -3,10 +3,12 @@
 //! `configuration (the file's mistakes are known by now) → each image and socket → lines, or errors → exit code`
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use disk_image::{HostOpener, Image, ImageError, Inspection, LockHolder, Opener};
-use io_engine::{FileSpec, choose};
+use disk_image::{HostOpener, Image, ImageError, Inspection, Location, LockHolder, Opener, SECTOR_BYTES};
+use io_engine::{EngineKind, FileSpec, choose};
+use nbd_client::HostDialer;
 
 use crate::command_line::{complain, print};
 use crate::config::configuration::Configuration;
@@ -55,6 +57,12 @@ fn disk(settings: &DiskSettings) -> Result<String> {
     let name = settings.name(&HostOpener);
     let (image, socket) = (settings.image.path.display(), settings.socket.path.display());
     let begin = format!("disk {name}: {image} on {socket}");
+    if let Location::Nbd(uri) = &settings.image.location {
+        let image = Image::open_export(Arc::new(HostDialer), uri, &settings.image)?;
+        let (size_bytes, block_size_bytes) = (image.capacity_sectors() * SECTOR_BYTES, image.block_size());
+        let engine = choose(settings.engine.as_ref(), &FileSpec::of(&image), &settings.engine_config)?.kind();
+        return Ok(line(settings, &begin, size_bytes, block_size_bytes, engine, ""));
+    }
     if let Some(bytes) = settings.image.create_bytes {
         return Ok(format!("{begin}, would be created with {bytes} bytes\n"));
     }
@@ -65,13 +73,23 @@ fn disk(settings: &DiskSettings) -> Result<String> {
     let Inspection { file, id, size_bytes, block_size_bytes, alignment, .. } = found;
     let file = FileSpec::of_file(file, alignment);
     let engine = choose(settings.engine.as_ref(), &file, &settings.engine_config)?.kind();
-    let options = &settings.options;
-    let access = if settings.read_only() { "read-only" } else { "writable" };
-    let (cache, queues) = (settings.image.cache, count(usize::from(options.queues), "queue"));
     let users = users(&HostOpener.lock_holders(id));
-    Ok(format!(
+    Ok(line(settings, &begin, size_bytes, block_size_bytes, engine, &users))
+}
+
+fn line(
+    settings: &DiskSettings,
+    begin: &str,
+    size_bytes: u64,
+    block_size_bytes: u32,
+    engine: EngineKind,
+    users: &str,
+) -> String {
+    let access = if settings.read_only() { "read-only" } else { "writable" };
+    let (cache, queues) = (settings.image.cache, count(usize::from(settings.options.queues), "queue"));
+    format!(
         "{begin}, {size_bytes} bytes in blocks of {block_size_bytes}, {access}, cache {cache}, engine {engine}, {queues}{users}\n"
-    ))
+    )
 }
 
 fn users(holders: &[LockHolder]) -> String {

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use disk_image::{Access, HostOpener, Opener};
+use disk_image::{Access, HostOpener, Location, Opener};
 use io_engine::EngineKind;
+use nbd_client::{Dial, HostDialer};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 use sandbox::{Enforcement, EngineCalls, FileRules, Identity, Kept};
@@ -20,6 +21,7 @@ use crate::args::usage::Contradiction;
 use crate::config::configuration::{Configuration, ServerSettings};
 use crate::helper::client;
 use crate::helper::policy::Policy;
+use crate::helper::server_address::ServerAddress;
 use crate::logging::LogArgs;
 
 const NOT_UP: &str = "cannot set up the sandbox (--sandbox off serves without it)";
@@ -29,6 +31,8 @@ const NOT_UP: &str = "cannot set up the sandbox (--sandbox off serves without it
 pub struct Confined {
     /// The server's access to the file system.
     pub opener: Arc<dyn Opener>,
+    /// The server's access to NBD servers.
+    pub dial: Arc<dyn Dial>,
     identity: Identity,
     /// `None`: there is no sandbox.
     files: Option<Enforcement>,
@@ -65,7 +69,8 @@ pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs
     check(confinement, server.options.control.is_some())?;
     if confinement.sandbox == Switch::Off {
         let opener = Arc::new(HostOpener);
-        return Ok(Confined { opener, identity: Identity::default(), files: None });
+        let dial = Arc::new(HostDialer);
+        return Ok(Confined { opener, dial, identity: Identity::default(), files: None });
     }
     let opener = client::start(&policy(configuration, adopts), log)?;
     let locked_memory = !allow_locked_memory();
@@ -73,7 +78,7 @@ pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs
     sandbox::drop_privileges(identity, kept(server, locked_memory)).context(NOT_UP)?;
     sandbox::keep_out_of_core_files().context(NOT_UP)?;
     let files = sandbox::restrict_files(&file_rules(server)).context(NOT_UP)?;
-    Ok(Confined { opener, identity, files: Some(files) })
+    Ok(Confined { dial: Arc::clone(&opener) as _, opener, identity, files: Some(files) })
 }
 
 pub fn check(confinement: &Confinement, control: bool) -> Result<()> {
@@ -129,11 +134,20 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
         images: with(Access::ReadWrite),
         readonly_images: with(Access::ReadOnly),
         sockets: named(&sockets),
+        servers: disks.iter().filter_map(|disk| server_of(&disk.image.location)).collect(),
         configuration: file.clone().map(PathBuf::into_os_string),
         image_folders: folders(&files),
         socket_folders: folders(&sockets),
         adopts,
         complete: true,
+    }
+}
+
+/// The NBD server to connect to for an image, if it is an export.
+fn server_of(location: &Location) -> Option<ServerAddress> {
+    match location {
+        Location::Nbd(uri) => Some(ServerAddress::from(&uri.address)),
+        Location::Host => None,
     }
 }
 

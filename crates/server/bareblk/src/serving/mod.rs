@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{Server, ServerConfig, SocketConfig, StopReport, WorkerId, format_cpus};
 use disk_image::{NewImage, Opener, SECTOR_BYTES};
+use nbd_client::Dial;
 use tracing::error;
 
 use crate::config::config_file;
@@ -94,24 +95,26 @@ pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Resul
 }
 
 impl Opened {
-    /// The disks on other machines, for [`Serving::serve_remote`]. To be called once.
-    pub fn take_remote(&mut self) -> Vec<DiskSettings> {
-        std::mem::take(&mut self.remote)
+    /// The disks on other machines, for [`Serving::serve_remote`].
+    pub fn remote(&self) -> &[DiskSettings] {
+        &self.remote
     }
 
     /// Prepares the server; front-ends can connect after [`Serving::accept_front_ends`]. If this fails, the images that
     /// this start created are removed. `manager` is notified whenever the number of disks changes.
-    pub fn start(self, manager: Arc<ServiceManager>) -> Result<Serving> {
+    pub fn start(self, dial: Arc<dyn Dial>, manager: Arc<ServiceManager>) -> Result<Serving> {
         let Configuration { disks, server: settings, groups, file } = self.configuration;
         let sources = Arc::<EngineSources>::default();
         let workers = settings.workers.len();
         let ready = self.images.into_iter().zip(&disks);
         let ready = ready.map(|(image, disk)| prepare(image, disk, &sources, workers));
         let ready: Vec<ReadyDisk> = ready.collect::<Result<_>>()?;
-        let first = ready.first().context("there is no disk to serve")?;
+        let first = ready.first().map(|first| Arc::clone(&first.engine));
+        let first = first.or_else(|| sources.for_remote(self.remote.first()?));
+        let engine = first.context("there is no disk to serve")?;
         confined::limit_engines(&settings, file.is_some(), ready.iter().map(ReadyDisk::engine_kind));
         let config = ServerConfig {
-            engine: Arc::clone(&first.engine),
+            engine,
             workers: settings.workers.clone(),
             poll: settings.options.poll(),
             balance: settings.options.balance,
@@ -134,6 +137,7 @@ impl Opened {
             manager,
             stopping: AtomicBool::new(false),
             opener: self.opener,
+            dial,
             sources,
             first: Mutex::new(Some(First { made, log_lines })),
             fate: Mutex::new(()),
@@ -168,6 +172,7 @@ pub struct Serving {
     /// True once a stop has begun.
     stopping: AtomicBool,
     opener: Arc<dyn Opener>,
+    dial: Arc<dyn Dial>,
     sources: Arc<EngineSources>,
     first: Mutex<Option<First>>,
     /// A stop and a live upgrade lock this when they begin: only one of them ends this process.
@@ -306,7 +311,7 @@ impl Serving {
 
     fn open_disk(&self, disk: &NamedDisk, origin: Origin) -> Result<ReadyDisk> {
         let workers = self.state().settings.workers.len();
-        open_within(&self.opener, &disk.settings, origin, &self.sources, workers, &self.stopping)
+        open_within(&self.opener, &self.dial, &disk.settings, origin, &self.sources, workers, &self.stopping)
     }
 
     fn serve_disk(&self, disk: NamedDisk, origin: Origin) -> Result<()> {

@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use blk_server::{DiskConfig, EngineSource, LimitKind, Placement};
-use disk_image::{Image, ImageError, NewImage, Opener, SECTOR_BYTES};
+use disk_image::{Image, ImageError, Location, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{
     Chosen, EngineConfig, EngineKind, EngineOptions, FileSpec, IoUringOptions, PosixAioOptions, choose,
 };
+use nbd_client::Dial;
 use tracing::{info, warn};
 
 use crate::args::placement_args::engine_source;
@@ -52,6 +53,16 @@ impl EngineSources {
         known.push((key, Arc::downgrade(&source)));
         source
     }
+
+    /// The engine in which workers sleep if no disk of this host has chosen one.
+    pub fn for_remote(&self, disk: &DiskSettings) -> Option<Arc<EngineSource>> {
+        let kind = match disk.image.location {
+            Location::Nbd(_) => EngineKind::Nbd,
+            Location::Host => return None,
+        };
+        let chosen = Arc::new(Chosen::untried(kind, &disk.engine_config));
+        Some(self.source(&chosen, &disk.engine_config))
+    }
 }
 
 /// An open image. A failed start removes the image if this start created it.
@@ -66,6 +77,7 @@ type New = NewImage<Arc<dyn Opener>>;
 /// [`open_image`] and [`prepare`] with a time limit. A thread that takes longer undoes its work itself.
 pub fn open_within(
     opener: &Arc<dyn Opener>,
+    dial: &Arc<dyn Dial>,
     settings: &DiskSettings,
     origin: Origin,
     sources: &Arc<EngineSources>,
@@ -75,10 +87,11 @@ pub fn open_within(
     let limit = settings.image.lock_timeout.saturating_add(OPEN_TIMEOUT);
     let begin = Instant::now();
     let (done, ready) = sync_channel(1);
-    let (opener, sources, own) = (Arc::clone(opener), Arc::clone(sources), settings.clone());
+    let (opener, dial) = (Arc::clone(opener), Arc::clone(dial));
+    let (sources, own) = (Arc::clone(sources), settings.clone());
     let thread = std::thread::Builder::new().name("bareblk-open".into()).spawn(move || {
         let opened =
-            open_image(&opener, &own, origin).and_then(|image| prepare(image, &own, &sources, workers));
+            open_any(&opener, dial, &own, origin).and_then(|image| prepare(image, &own, &sources, workers));
         let _ = done.send(opened);
     });
     thread.context("cannot start the thread that opens the image")?;
@@ -109,7 +122,21 @@ pub enum Origin {
     ServedBefore,
 }
 
-/// Opens and locks the image; waits for its lock as long as the settings allow.
+fn open_any(
+    opener: &Arc<dyn Opener>,
+    dial: Arc<dyn Dial>,
+    settings: &DiskSettings,
+    origin: Origin,
+) -> Result<OpenImage> {
+    match &settings.image.location {
+        Location::Host => open_image(opener, settings, origin),
+        Location::Nbd(uri) => {
+            Ok(OpenImage { image: Image::open_export(dial, uri, &settings.image)?, new: None })
+        }
+    }
+}
+
+/// Opens and locks an image of this host; waits for its lock as long as the settings allow.
 pub fn open_image(opener: &Arc<dyn Opener>, settings: &DiskSettings, origin: Origin) -> Result<OpenImage> {
     let image = Image::open(opener.as_ref(), &settings.image)?;
     check_format(&image, settings, origin)?;

@@ -58,7 +58,7 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     }
     let needed = descriptors::needed(&configuration);
     let options = configuration.server.options.clone();
-    let mut opened = serving::open(&opener, configuration)?;
+    let opened = serving::open(&opener, configuration)?;
     let requests = Requests::catch().context("cannot catch signals")?;
     drop(starting);
     if manager.watchdog().is_some() {
@@ -68,8 +68,8 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     let control = options.control_socket().map(|config| bind(config, Rights::Control)).transpose()?;
     let monitor = options.monitor_socket().map(|config| bind(config, Rights::Monitor)).transpose()?;
     confined.limit_calls()?;
-    let remote = opened.take_remote();
-    let serving = Arc::new(opened.start(Arc::clone(&manager))?);
+    let remote = opened.remote().to_vec();
+    let serving = Arc::new(opened.start(Arc::clone(&confined.dial), Arc::clone(&manager))?);
     let taken = taker.map(|taker| serving.with_server(|server| taker.take(server))?).transpose()?;
     serving.accept_front_ends()?;
     serving.serve_remote(remote)?;

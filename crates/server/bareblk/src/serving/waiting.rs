@@ -123,9 +123,13 @@ impl Serving {
                 }
                 Err(error) => error,
             };
+            if first && !may_pass(&error) {
+                let _ = tell.try_send(Err(error));
+                return;
+            }
             waiting.note(&error);
             if std::mem::take(&mut first) {
-                let _ = tell.try_send(if may_pass(&error) { Ok(()) } else { Err(error) });
+                let _ = tell.try_send(Ok(()));
             }
             self.sleep_while_wanted(waiting, pause);
             pause = (pause * 2).min(longest);

@@ -23,6 +23,7 @@ mod guest_restart;
 mod killed;
 mod limits;
 mod live_upgrade;
+mod nbd;
 mod on_error;
 mod package;
 mod rig;

@@ -31,6 +31,7 @@ fn ground(kind: EngineKind) -> (&'static [CacheMode], Option<PathBuf>) {
         EngineKind::IoUring | EngineKind::PosixAio | EngineKind::Threads | EngineKind::Sync => {
             (&CacheMode::ALL, None)
         }
+        EngineKind::Nbd => unreachable!("these disks are files"),
     }
 }
 

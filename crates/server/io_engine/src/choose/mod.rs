@@ -117,6 +117,13 @@ pub struct Chosen {
 }
 
 impl Chosen {
+    /// An engine with default options, which was not tried on a file.
+    #[must_use]
+    pub fn untried(kind: EngineKind, config: &EngineConfig) -> Self {
+        let (options, why) = (EngineOptions::from(kind), "no other engine serves such disks");
+        Self { options, why, passed_over: Vec::new(), config: config.clone() }
+    }
+
     /// Which engine.
     #[must_use]
     pub fn kind(&self) -> EngineKind {

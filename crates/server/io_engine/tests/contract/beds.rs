@@ -10,6 +10,8 @@ mod mmap;
 
 mod nbd;
 
+mod nbd_server;
+
 mod posix_aio;
 
 mod sync;
@@ -25,6 +27,7 @@ pub use io_uring_options::*;
 pub use linux_aio::*;
 pub use mmap::*;
 pub use nbd::*;
+pub use nbd_server::NbdServer;
 pub use posix_aio::*;
 pub use sync::*;
 pub use threads::*;

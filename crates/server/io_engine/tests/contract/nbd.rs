@@ -9,8 +9,8 @@ use io_engine::{Completion, Durability, OpError, OpKind};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::bed::{Bed, Storage, pattern, start};
-use crate::beds::{NbdServer, engine};
+use crate::bed::{Bed, IMAGE_BYTES, Storage, pattern, start};
+use crate::beds::{NbdServer, engine, open, options};
 
 const BLOCK: u64 = 4096;
 /// Writes in flight at a time.
@@ -18,8 +18,8 @@ const TOGETHER: u64 = 32;
 const SECTORS: u64 = 512;
 
 /// The bed on a server that the case keeps, to stop and start it.
-fn bed(server: &NbdServer, options: &ImageOptions) -> Bed {
-    start(engine(), server.image(options), Storage::None, None)
+fn bed(options: &ImageOptions) -> Bed {
+    start(engine(), open(options), Storage::None, None)
 }
 
 fn write(bed: &Bed, block: u64) -> OpKind {
@@ -32,8 +32,8 @@ fn ok(completions: &[Completion]) -> bool {
 
 #[test]
 fn server_that_is_killed_and_comes_back_loses_nothing() {
-    let Some(mut server) = NbdServer::file(&[]) else { return };
-    let mut bed = bed(&server, &server.options());
+    let Some(mut server) = NbdServer::file(IMAGE_BYTES, &[]) else { return };
+    let mut bed = bed(&options(&server));
     let mut model = vec![0_u64; SECTORS as usize];
     for round in 1..=6 {
         for number in 0..TOGETHER {
@@ -58,8 +58,8 @@ fn server_that_is_killed_and_comes_back_loses_nothing() {
 #[test]
 fn request_to_a_server_that_hangs_fails_after_the_timeout_and_later_ones_work() {
     let Some(server) = NbdServer::nbdkit(&["memory", "16M"]) else { return };
-    let options = ImageOptions { nbd_timeout: Duration::from_millis(500), ..server.options() };
-    let mut bed = bed(&server, &options);
+    let options = ImageOptions { nbd_timeout: Duration::from_millis(500), ..options(&server) };
+    let mut bed = bed(&options);
     let pid = Pid::from_child(server.process());
     kill_process(pid, Signal::STOP).unwrap();
     let range = bed.range(0, BLOCK);
@@ -73,7 +73,7 @@ fn request_to_a_server_that_hangs_fails_after_the_timeout_and_later_ones_work() 
 #[test]
 fn requests_to_a_server_that_is_away_are_cancelled_at_once() {
     let Some(mut server) = NbdServer::nbdkit(&["memory", "16M"]) else { return };
-    let mut bed = bed(&server, &server.options());
+    let mut bed = bed(&options(&server));
     server.kill();
     for number in 0..TOGETHER {
         bed.push(number, write(&bed, number), &[(number * BLOCK, BLOCK)]);
@@ -87,7 +87,7 @@ fn requests_to_a_server_that_is_away_are_cancelled_at_once() {
 #[test]
 fn slow_server_answers_in_any_order_and_each_reply_finds_its_request() {
     let Some(server) = NbdServer::nbdkit(&["--filter=delay", "memory", "16M", "rdelay=20ms"]) else { return };
-    let mut bed = bed(&server, &server.options());
+    let mut bed = bed(&options(&server));
     for number in 0..TOGETHER {
         bed.write(number * BLOCK, &pattern(number, BLOCK as usize));
     }
@@ -105,7 +105,7 @@ fn slow_server_answers_in_any_order_and_each_reply_finds_its_request() {
 fn errors_of_the_server_arrive_as_what_they_are() {
     let arguments = ["--filter=error", "memory", "16M", "error-pwrite=ENOSPC", "error-pwrite-rate=100%"];
     let Some(server) = NbdServer::nbdkit(&arguments) else { return };
-    let mut bed = bed(&server, &server.options());
+    let mut bed = bed(&options(&server));
     let kind = write(&bed, 0);
     assert_eq!(bed.run(kind, &[(0, BLOCK)]).result, Err(OpError::Errno(Errno::NOSPC)));
     assert_eq!(bed.read(0, BLOCK), vec![0; BLOCK as usize]);
@@ -116,7 +116,7 @@ fn small_requests_of_the_server_are_respected() {
     let limits = ["blocksize-minimum=4096", "blocksize-maximum=64K", "blocksize-error-policy=error"];
     let arguments = [&["--filter=blocksize-policy", "memory", "16M"][..], &limits].concat();
     let Some(server) = NbdServer::nbdkit(&arguments) else { return };
-    let mut bed = bed(&server, &server.options());
+    let mut bed = bed(&options(&server));
     assert_eq!(bed.block_bytes(), 4096);
     bed.write(4096, &pattern(5, 1 << 20));
     assert_eq!(bed.read(4096, 1 << 20), pattern(5, 1 << 20));
@@ -131,7 +131,7 @@ fn export_that_cannot_be_served_is_refused_with_the_reason() {
             disk_image::Image::open_export(std::sync::Arc::new(nbd_client::HostDialer), uri, options);
         opened.unwrap_err()
     };
-    let text = format!("{:?}", refused(&server.options()));
+    let text = format!("{:?}", refused(&options(&server)));
     assert!(text.contains("read-only"), "{text}");
     let missing = ImageOptions::new("nbd+unix:///?socket=/nonexistent/nbd.sock");
     let location = disk_image::Location::parse(&missing.path).unwrap();
@@ -234,10 +234,7 @@ fn reply_that_breaks_the_protocol_ends_the_connection_and_the_request_fails_in_t
     ];
     for (lie, answer) in lies {
         let (_folder, options) = hostile(answer);
-        let disk_image::Location::Nbd(uri) = &options.location else { panic!("{options:?}") };
-        let dial = std::sync::Arc::new(nbd_client::HostDialer);
-        let image = std::sync::Arc::new(disk_image::Image::open_export(dial, uri, &options).unwrap());
-        let mut bed = start(engine(), image, Storage::None, None);
+        let mut bed = bed(&options);
         bed.store(8192, &pattern(9, 4096));
         let range = bed.range(0, BLOCK);
         let completion = bed.run(OpKind::Read { range }, &[(4096, BLOCK)]);

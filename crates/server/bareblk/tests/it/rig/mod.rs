@@ -4,6 +4,8 @@
 #[path = "../../../../blk_server/tests/it/rig/fuse_disk.rs"]
 pub mod fuse_disk;
 pub mod hanging;
+#[path = "../../../../io_engine/tests/contract/beds/nbd_server.rs"]
+pub mod nbd_server;
 #[path = "../../../../blk_server/tests/it/rig/small_fs.rs"]
 pub mod small_fs;
 

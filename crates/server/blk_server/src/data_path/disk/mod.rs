@@ -262,7 +262,7 @@ impl Disk {
         // Relaxed: no other data depends on it.
         let most = Some(self.most_workers.load(Ordering::Relaxed)).filter(|most| *most > 0);
         let placed = self.engine().and_then(|source| source.most_workers());
-        most.into_iter().chain(placed).min()
+        most.into_iter().chain(placed).chain(self.image.backing().most_workers()).min()
     }
 
     /// Applies to queues that start from now on. The caller moves running queues.
