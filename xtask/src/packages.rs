@@ -55,9 +55,10 @@ pub const NEEDED: &[Package] = &[
     package(
         "qemu-utils",
         "qemu-img",
-        "a second program that locks images, for the lock tests",
-        &["disk_image"],
+        "a second program that locks images, and an NBD server, for tests",
+        &["disk_image", "io_engine", "bareblk"],
     ),
+    package("nbdkit", "nbdkit", "an NBD server with faults, for tests", &["io_engine", "bareblk"]),
     package(
         "qemu-system-common",
         "qemu-storage-daemon",

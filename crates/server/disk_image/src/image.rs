@@ -7,6 +7,7 @@
 mod clone;
 mod export;
 pub mod inspect;
+pub mod location;
 mod resize;
 
 use std::fs::{File, Metadata};
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
+use self::location::Location;
 use crate::backing::Backing;
 use crate::cache_mode::CacheMode;
 use crate::error::ImageError;
@@ -27,7 +29,6 @@ use crate::file::{Access, FileId, FileKind};
 use crate::foreign;
 use crate::geometry::{self, Alignment, MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, Topology};
 use crate::limits::{self, DiscardLimits, WriteZeroesLimits};
-use crate::location::Location;
 use crate::lock::{self, HolderList};
 use crate::new_image::NewImage;
 use crate::opener::{OpenRequest, Opener};

@@ -15,8 +15,6 @@ pub mod file;
 
 mod backing;
 
-pub mod location;
-
 pub mod opener;
 
 pub mod host_opener;
@@ -48,9 +46,9 @@ pub use file::{Access, FileId, FileKind, LockHolder};
 pub use geometry::{Alignment, Topology};
 pub use host_opener::HostOpener;
 pub use image::inspect::Inspection;
+pub use image::location::{Location, LocationError};
 pub use image::{CapacityChange, Image, ImageOptions};
 pub use limits::{DiscardLimits, WriteZeroesLimits};
-pub use location::{Location, LocationError};
 pub use new_image::NewImage;
 pub use opener::{MAX_SOCKET_PATH_BYTES, OpenRequest, Opener};
 pub use range::{CheckedRange, RangeError, SECTOR_BYTES};

@@ -35,6 +35,8 @@ mod logs;
 
 mod live_upgrade;
 
+mod nbd;
+
 /// One fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
@@ -100,8 +102,8 @@ fn mode_from_environment() -> Mode {
 }
 
 /// All targets: first in the order of a request (ring, request, session), then the operator's input, then data passed
-/// between servers.
-pub const TARGETS: [Target; 7] = [
+/// between servers, then what other machines send.
+pub const TARGETS: [Target; 8] = [
     Target::new("chains", chains::run, chains::seeds).with_second_thread(chains::run_with_second_thread),
     Target::new("requests", requests::run, requests::seeds)
         .with_second_thread(requests::run_with_second_thread),
@@ -112,6 +114,7 @@ pub const TARGETS: [Target; 7] = [
     Target::new("config", config::run, config::seeds),
     Target::new("logs", logs::run, logs::seeds).with_second_thread(logs::run_with_second_thread),
     Target::new("live_upgrade", live_upgrade::run, live_upgrade::seeds),
+    Target::new("nbd", nbd::run, nbd::seeds),
 ];
 
 /// The target with this name.

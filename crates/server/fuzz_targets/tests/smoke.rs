@@ -124,6 +124,11 @@ fn sessions_of_a_server_with_threads_hold_against_changed_seeds() {
 }
 
 #[test]
+fn nbd_client_holds_against_changed_seeds() {
+    survives("nbd");
+}
+
+#[test]
 fn chains_hold_beside_a_second_thread() {
     survives_in("chains", Mode::SecondThread, FUZZ_INPUTS.now() / 2);
 }

@@ -278,24 +278,10 @@ impl Replies {
         );
         let last = flags & REPLY_FLAG_DONE != 0;
         let (slot, request, progress) = requests.find(handle).ok_or(ReplyError::Handle { handle })?;
-        let wrong_length = ReplyError::Length { kind, length };
         if kind & REPLY_ERROR_BIT != 0 {
-            if !(6..=MAX_ERROR_BYTES).contains(&length) {
-                return Err(wrong_length);
-            }
-            let error = u32_at(&self.header, STRUCTURED_BYTES);
-            if error == ESHUTDOWN {
-                return Ok(Some(Step::ShuttingDown));
-            }
-            progress.error_chunks += 1;
-            if progress.error_chunks > MAX_ERROR_CHUNKS {
-                return Err(ReplyError::TooManyErrors);
-            }
-            // An error chunk without a number is an error all the same.
-            progress.error = if progress.error == 0 { error.max(1) } else { progress.error };
-            self.state = State::Skip { slot, left_bytes: length - 4, last };
-            return Ok(None);
+            return self.on_error_chunk(requests, handle);
         }
+        let wrong_length = ReplyError::Length { kind, length };
         let is_read = request.command == Command::Read;
         match kind {
             REPLY_NONE if length != 0 || !last => Err(wrong_length),
@@ -331,6 +317,28 @@ impl Replies {
             }
             kind => Err(ReplyError::Type { kind }),
         }
+    }
+
+    #[cold]
+    fn on_error_chunk(&mut self, requests: &mut Requests, handle: u64) -> Result<Option<Step>, ReplyError> {
+        let (flags, kind, length) =
+            (u16_at(&self.header, 4), u16_at(&self.header, 6), u32_at(&self.header, 16));
+        let (slot, _, progress) = requests.find(handle).ok_or(ReplyError::Handle { handle })?;
+        if !(6..=MAX_ERROR_BYTES).contains(&length) {
+            return Err(ReplyError::Length { kind, length });
+        }
+        let error = u32_at(&self.header, STRUCTURED_BYTES);
+        if error == ESHUTDOWN {
+            return Ok(Some(Step::ShuttingDown));
+        }
+        progress.error_chunks += 1;
+        if progress.error_chunks > MAX_ERROR_CHUNKS {
+            return Err(ReplyError::TooManyErrors);
+        }
+        // An error chunk without a number is an error all the same.
+        progress.error = if progress.error == 0 { error.max(1) } else { progress.error };
+        self.state = State::Skip { slot, left_bytes: length - 4, last: flags & REPLY_FLAG_DONE != 0 };
+        Ok(None)
     }
 }
 

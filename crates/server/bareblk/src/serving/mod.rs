@@ -19,6 +19,7 @@ pub(crate) mod serve;
 pub(crate) mod serving_control;
 pub(crate) mod snapshot;
 pub(crate) mod waiting;
+pub(crate) mod waiting_disk;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +44,7 @@ use crate::serving::open_disk::{
     open_within, prepare,
 };
 use crate::serving::open_watch::OpenWatch;
-use crate::serving::waiting::WaitingDisk;
+use crate::serving::waiting_disk::WaitingDisk;
 
 /// How long all queues of a disk together may take to drain before they move to other workers.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);

@@ -23,7 +23,7 @@ use crate::control::protocol::verbs::LiveUpgrade;
 use crate::control::refused::Refused;
 use crate::live_upgrade::{self, Listeners, VERSION};
 use crate::serving::Serving;
-use crate::serving::waiting::WaitingDisk;
+use crate::serving::waiting_disk::WaitingDisk;
 
 /// A running server, as control clients see and change it.
 #[derive(Debug)]
@@ -175,6 +175,13 @@ impl Control for ServingControl {
                 "another live upgrade is running: try again when it is over".into(),
             ));
         };
+        if let Some(disk) = self.serving.disks().iter().find(|disk| disk.settings.is_remote()) {
+            return Err(Refused::Settings(format!(
+                "disk {} is on another machine, and a live upgrade cannot hand it over: restart the server instead; guests \
+                 wait meanwhile",
+                disk.name
+            )));
+        }
         live_upgrade::hand_over(&self.serving, &self.listeners, &wanted.cut, channel, agree)?;
         let pid = getsockopt(channel, PeerCredentials).map_or(0, |peer| peer.pid());
         info!(pid, "another server has taken over all disks and connections; this server ends");

@@ -7,19 +7,18 @@
 //!   are. A disk that its server refuses, such as an unknown export, ends the start.
 //! - A waiting disk has no socket yet. `ctl list` shows why it waits, and `ctl remove` ends the wait.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result};
 use disk_image::ImageError;
-use tracing::warn;
 
 use crate::config::difference::{NamedDisk, changed_keys};
 use crate::config::disk_settings::DiskSettings;
 use crate::serving::Serving;
 use crate::serving::open_disk::Origin;
+use crate::serving::waiting_disk::WaitingDisk;
 
 /// How long a start waits for its disks on other machines.
 const START_WAIT: Duration = Duration::from_secs(10);
@@ -27,54 +26,6 @@ const START_WAIT: Duration = Duration::from_secs(10);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 /// The pause between two checks whether the disk is still wanted.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-
-/// A disk that is not served yet, because its server does not answer.
-#[derive(Debug)]
-pub struct WaitingDisk {
-    pub disk: NamedDisk,
-    since: Instant,
-    /// The error of the latest attempt; `None` during the first one.
-    error: Mutex<Option<String>>,
-    unwanted: AtomicBool,
-}
-
-impl WaitingDisk {
-    fn new(disk: NamedDisk) -> Self {
-        let (since, error, unwanted) = (Instant::now(), Mutex::default(), AtomicBool::new(false));
-        Self { disk, since, error, unwanted }
-    }
-
-    /// The error of the latest attempt.
-    pub fn error(&self) -> String {
-        let error = self.error.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        error.unwrap_or_else(|| "its server has not answered yet".to_owned())
-    }
-
-    /// How long the disk has been waiting.
-    pub fn waited(&self) -> Duration {
-        self.since.elapsed()
-    }
-
-    /// Ends the wait. An attempt that is running ends without effect.
-    pub fn give_up(&self) {
-        // Relaxed: it orders no other data. The change that gives the disk up holds the lock of changes.
-        self.unwanted.store(true, Ordering::Relaxed);
-    }
-
-    fn is_wanted(&self) -> bool {
-        !self.unwanted.load(Ordering::Relaxed)
-    }
-
-    /// Records the error. Logs it if it differs from the error before.
-    fn note(&self, error: &Error) {
-        let text = format!("{error:#}");
-        let mut known = self.error.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.as_deref() != Some(&text) {
-            warn!(disk = self.disk.name, "this disk is not served yet, and the server tries again: {text}");
-            *known = Some(text);
-        }
-    }
-}
 
 /// Whether a later attempt may succeed although nothing is changed in the configuration.
 fn may_pass(error: &Error) -> bool {

@@ -183,3 +183,15 @@ fn sandbox_connects_only_to_servers_of_the_configuration() {
     assert_says(&refused, &["the sandbox does not allow NBD server", &other.socket().display().to_string()]);
     assert!(server.stop(Signal::TERM).success());
 }
+
+#[test]
+fn live_upgrade_is_refused_with_what_to_do_instead() {
+    let Some(export) = NbdServer::file(16 * MIB, &[]) else { return };
+    let place = Place::new();
+    let server = Server::start(serve(&place, &export.uri(), &[]));
+    let control = place.socket("c").display().to_string();
+    let refused = refusal(serve(&place, &export.uri(), &["--take-over", &control]));
+    assert_says(&refused, &["disk far is on another machine", "restart the server instead"]);
+    verify(&place, "s", "4m", &[]);
+    assert!(server.stop(Signal::TERM).success());
+}
