@@ -114,7 +114,13 @@ fn open(path: &Path, cache: CacheMode) -> Result<FileSpec> {
 
 fn engine_line(kind: EngineKind, file: Option<&FileSpec>) -> EngineLine {
     let config = EngineConfig::default();
-    let outcome = match (make(kind, &config), file) {
+    let made = match kind {
+        EngineKind::Rbd => {
+            rbd_client::Library::load().map_err(io::Error::other).and_then(|_| make(kind, &config))
+        }
+        _ => make(kind, &config),
+    };
+    let outcome = match (made, file) {
         (Ok(engine), None) => Ok(engine.describe()),
         (Err(error), _) => Err(error.to_string()),
         (Ok(_), Some(file)) => takes(kind, file, &config),

@@ -65,6 +65,22 @@ pub fn main() -> ExitCode {
     command_line::main(|cli: Cli| run(cli.command))
 }
 
+/// Ends the process at once if it has reached clusters: the destructors of their libraries do not expect their threads,
+/// which still run.
+fn end_with_clusters(served: Result<()>) -> Result<()> {
+    if rbd_client::is_loaded() {
+        let code = match &served {
+            Ok(()) => 0,
+            Err(error) => {
+                let _ = command_line::complain(&format!("{error:#}"), ExitCode::FAILURE);
+                1
+            }
+        };
+        signal_hook::low_level::exit(code);
+    }
+    served
+}
+
 fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Serve(args) => {
@@ -76,7 +92,7 @@ fn run(command: Command) -> Result<ExitCode> {
             if check {
                 return check::check(&configuration);
             }
-            serve::serve(configuration, live_upgrade, &log)
+            end_with_clusters(serve::serve(configuration, live_upgrade, &log))
         }
         Command::Helper(log) => {
             logging::start(&log)?;

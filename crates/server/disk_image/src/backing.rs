@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use nbd_client::Export;
+use rbd_client::RbdImage;
 
 /// What holds an image's data. Clones refer to the same open file.
 #[derive(Clone, Debug)]
@@ -16,6 +17,8 @@ pub enum Backing {
     File(Arc<File>),
     /// An export of an NBD server.
     Nbd(Arc<Export>),
+    /// An image in a Ceph cluster.
+    Rbd(Arc<RbdImage>),
 }
 
 impl Backing {
@@ -24,7 +27,7 @@ impl Backing {
     pub fn file(&self) -> Option<&Arc<File>> {
         match self {
             Self::File(file) => Some(file),
-            Self::Nbd(_) => None,
+            Self::Nbd(_) | Self::Rbd(_) => None,
         }
     }
 
@@ -32,7 +35,7 @@ impl Backing {
     #[must_use]
     pub fn longest_call_bytes(&self) -> Option<u64> {
         match self {
-            Self::File(_) => None,
+            Self::File(_) | Self::Rbd(_) => None,
             Self::Nbd(export) => Some(export.info().max_block_bytes.into()),
         }
     }
@@ -41,7 +44,7 @@ impl Backing {
     #[must_use]
     pub fn most_workers(&self) -> Option<usize> {
         match self {
-            Self::File(_) => None,
+            Self::File(_) | Self::Rbd(_) => None,
             Self::Nbd(export) => (!export.info().can_multi_conn()).then_some(1),
         }
     }
@@ -49,11 +52,12 @@ impl Backing {
     /// Makes all completed writes durable. Blocks for as long as the storage takes.
     ///
     /// # Errors
-    /// Errors of `fdatasync`, or of the NBD server and the connection to it.
+    /// Errors of `fdatasync`, or of the other machine and the connection to it.
     pub fn sync(&self) -> io::Result<()> {
         match self {
             Self::File(file) => file.sync_data(),
             Self::Nbd(export) => export.flush(Instant::now() + export.request_timeout()),
+            Self::Rbd(image) => image.flush(),
         }
     }
 
@@ -63,6 +67,7 @@ impl Backing {
         match self {
             Self::File(file) => WeakBacking::File(Arc::downgrade(file)),
             Self::Nbd(export) => WeakBacking::Nbd(Arc::downgrade(export)),
+            Self::Rbd(image) => WeakBacking::Rbd(Arc::downgrade(image)),
         }
     }
 }
@@ -74,6 +79,8 @@ pub enum WeakBacking {
     File(Weak<File>),
     /// An export of an NBD server.
     Nbd(Weak<Export>),
+    /// An image in a Ceph cluster.
+    Rbd(Weak<RbdImage>),
 }
 
 impl WeakBacking {
@@ -83,6 +90,7 @@ impl WeakBacking {
         match self {
             Self::File(file) => file.strong_count() > 0,
             Self::Nbd(export) => export.strong_count() > 0,
+            Self::Rbd(image) => image.strong_count() > 0,
         }
     }
 }

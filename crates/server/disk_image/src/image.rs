@@ -8,6 +8,7 @@ mod clone;
 mod export;
 pub mod inspect;
 pub mod location;
+pub mod rbd;
 mod resize;
 
 use std::fs::{File, Metadata};
@@ -22,6 +23,7 @@ use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
 use self::location::Location;
+use self::rbd::RbdOptions;
 use crate::backing::Backing;
 use crate::cache_mode::CacheMode;
 use crate::error::ImageError;
@@ -65,6 +67,8 @@ pub struct ImageOptions {
     pub create_bytes: Option<u64>,
     /// How long a request to an NBD server may stay without a reply.
     pub nbd_timeout: Duration,
+    /// How to reach and open an RBD image.
+    pub rbd: RbdOptions,
     /// How long to wait for other openers to release the image's lock. Zero: do not wait.
     pub lock_timeout: Duration,
 }
@@ -82,6 +86,7 @@ impl ImageOptions {
             discard: true,
             create_bytes: None,
             nbd_timeout: DEFAULT_NBD_TIMEOUT,
+            rbd: RbdOptions::default(),
             lock_timeout: DEFAULT_LOCK_TIMEOUT,
         }
     }
@@ -233,8 +238,8 @@ impl Image {
         self.claim.as_ref()
     }
 
-    /// Opens the same file again, with its own open file description, the same access and the same lock. An export needs no
-    /// second opening.
+    /// Opens the same file again, with its own open file description, the same access and the same lock. A disk on
+    /// another machine needs no second opening.
     ///
     /// # Errors
     /// [`Opener::reopen`]'s; the lock's.
@@ -245,7 +250,7 @@ impl Image {
                 lock::join(&file, self.access)?;
                 Ok(Backing::File(Arc::new(file)))
             }
-            Backing::Nbd(export) => Ok(Backing::Nbd(Arc::clone(export))),
+            remote @ (Backing::Nbd(_) | Backing::Rbd(_)) => Ok(remote.clone()),
         }
     }
 
@@ -335,6 +340,7 @@ impl Image {
         match &self.backing {
             Backing::File(file) => size_bytes(file, self.kind),
             Backing::Nbd(export) => export.refresh_size().map_err(io::Error::other),
+            Backing::Rbd(image) => image.refresh_size(),
         }
     }
 

@@ -47,6 +47,7 @@ pub use geometry::{Alignment, Topology};
 pub use host_opener::HostOpener;
 pub use image::inspect::Inspection;
 pub use image::location::{Location, LocationError};
+pub use image::rbd::RbdOptions;
 pub use image::{CapacityChange, Image, ImageOptions};
 pub use limits::{DiscardLimits, WriteZeroesLimits};
 pub use new_image::NewImage;

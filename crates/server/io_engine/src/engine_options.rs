@@ -21,6 +21,8 @@ pub enum EngineOptions {
     Mmap,
     /// Exports of NBD servers.
     Nbd,
+    /// Images in a Ceph cluster.
+    Rbd,
 }
 
 impl EngineOptions {
@@ -35,6 +37,7 @@ impl EngineOptions {
             Self::Sync => EngineKind::Sync,
             Self::Mmap => EngineKind::Mmap,
             Self::Nbd => EngineKind::Nbd,
+            Self::Rbd => EngineKind::Rbd,
         }
     }
 }
@@ -50,6 +53,7 @@ impl From<EngineKind> for EngineOptions {
             EngineKind::Sync => Self::Sync,
             EngineKind::Mmap => Self::Mmap,
             EngineKind::Nbd => Self::Nbd,
+            EngineKind::Rbd => Self::Rbd,
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! worker → Engine ─┬─ Core (op table, bounce buffers, next call, meaning of results) → IoBackend:
-//!                  │       io_uring | linux_aio | posix_aio | threads | sync | mmap | nbd | fake
+//!                  │       io_uring | linux_aio | posix_aio | threads | sync | mmap | nbd | rbd | fake
 //!                  └─ placed: the ops go to another worker's engine, or to one that several workers share
 //! ```
 //!
@@ -47,6 +47,7 @@ pub use engines::nbd::{NbdBackend, NbdEngine};
 #[cfg(any(test, feature = "test-util"))]
 pub use engines::null::NullEngine;
 pub use engines::posix_aio::{MAX_FD_POOL, PosixAioEngine, PosixAioOptions};
+pub use engines::rbd::{RbdBackend, RbdEngine};
 pub use engines::sync::SyncEngine;
 pub use engines::threads::ThreadsEngine;
 pub use placed::{

@@ -211,6 +211,8 @@ const NETWORK: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_access,
     #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_create,
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_stat,
 ];
 
@@ -288,13 +290,23 @@ pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, Ba
         rules.push((SYS_socket, any_of(0, SOCKET_FAMILIES)?));
         rules.push((SYS_bind, vec![]));
     }
-    if role != Role::Control {
+    if role == Role::Network {
+        // `filter::no_writing` makes opening for writing fail.
+        rules.push((SYS_openat, vec![]));
+    } else if role != Role::Control {
         // Workers read the kernel's information about itself and its devices in /proc and /sys, the only
         // paths that landlock leaves. For other roles the call fails (`filter::no_files`): with many threads,
         // the C library asks for the number of CPUs, and it works without an answer.
         rules.push((SYS_openat, vec![lacks(2, OPEN_FOR_WRITING)?]));
     }
     Ok(rules)
+}
+
+/// Opening a file for writing, by `openat`.
+pub(crate) fn opening_for_writing() -> Result<Vec<SeccompRule>, BackendError> {
+    const ACCESS_MODE: u64 = 3;
+    let in_mode = |mode| rule(2, SeccompCmpOp::MaskedEq(ACCESS_MODE), mode);
+    Ok(vec![in_mode(1)?, in_mode(2)?, has(2, 0o100)?, has(2, 0o1000)?])
 }
 
 fn any_of(argument: u8, values: &[u64]) -> Result<Vec<SeccompRule>, BackendError> {

@@ -52,6 +52,16 @@ pub(crate) fn no_files() -> Result<BpfProgram, SandboxError> {
     failing(libc::SYS_openat, libc::EACCES)
 }
 
+/// Makes opening a file for writing fail, for threads whose library gives threads their names through /proc and works
+/// without.
+pub(crate) fn no_writing() -> Result<BpfProgram, SandboxError> {
+    let action = SeccompAction::Errno(libc::EACCES.unsigned_abs());
+    let rules = calls::opening_for_writing().map_err(refused)?;
+    let rules = BTreeMap::from([(libc::SYS_openat, rules)]);
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, action, processor()?);
+    filter.and_then(BpfProgram::try_from).map_err(refused)
+}
+
 /// Makes one call fail with `errno`. Another filter may still have a stricter verdict on the same call.
 fn failing(call: i64, errno: i32) -> Result<BpfProgram, SandboxError> {
     let action = SeccompAction::Errno(errno.unsigned_abs());

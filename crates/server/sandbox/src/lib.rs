@@ -110,6 +110,7 @@ pub fn enter_apart(role: Role, rules: &FileRules) -> Result<Enforcement, Sandbox
     let own = filter::program(role, EngineCalls::ALL)?;
     report::install().map_err(|source| SandboxError::system("catch SIGSYS", source))?;
     filter::install(&filter::no_processes()?)?;
+    filter::install(&filter::no_writing()?)?;
     filter::install(&own)?;
     ROLE.set(role);
     Ok(files)

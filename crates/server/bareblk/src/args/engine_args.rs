@@ -130,6 +130,7 @@ fn help(choice: EngineChoice) -> &'static str {
             "Copies to and from a mapping: the fastest engine for images in memory (tmpfs); only for those and DAX"
         }
         EngineChoice::Named(EngineKind::Nbd) => "Exports of NBD servers; no other disks",
+        EngineChoice::Named(EngineKind::Rbd) => "Images in a Ceph cluster; no other disks",
     }
 }
 

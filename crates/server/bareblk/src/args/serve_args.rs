@@ -108,7 +108,8 @@ fn not_beside_a_file(arg: Arg) -> Arg {
 #[command(mut_args = not_beside_a_file)]
 pub struct ServeArgs {
     /// The disk: a raw image file, a block device, or an export of an NBD server (nbd://HOST[:PORT]/EXPORT, or
-    /// nbd+unix:///EXPORT?socket=PATH)
+    /// nbd+unix:///EXPORT?socket=PATH), or an
+    /// image in a Ceph cluster (rbd:POOL/IMAGE[@SNAPSHOT])
     #[arg(required_unless_present = "config")]
     pub image: Option<PathBuf>,
 
@@ -225,6 +226,23 @@ pub struct DiskArgs {
     /// How long a request to an NBD server may stay without a reply, in seconds; it then fails (see --on-error)
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = values::timeout_s)]
     pub nbd_timeout: u64,
+
+    /// RBD: the cluster's configuration file
+    #[arg(long, value_name = "FILE", default_value = "/etc/ceph/ceph.conf")]
+    pub rbd_conf: PathBuf,
+
+    /// RBD: the cluster's user, without `client.`
+    #[arg(long, value_name = "NAME", default_value = "admin")]
+    pub rbd_id: String,
+
+    /// RBD: take the image's exclusive lock; off: nothing keeps other clients from writing to the image
+    #[arg(long, value_name = "ON-OFF", value_enum, default_value_t = Switch::On)]
+    pub rbd_lock: Switch,
+
+    /// RBD: share one connection to the cluster with the other disks that have this option; if one of them loses its lock,
+    /// all of them fail
+    #[arg(long)]
+    pub rbd_share_connection: bool,
 
     #[command(flatten)]
     pub engine: EngineArgs,

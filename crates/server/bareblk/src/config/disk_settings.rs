@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use blk_server::{DiskLimits, Placement, SocketConfig};
-use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Location, Opener};
+use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Location, Opener, RbdOptions};
 use io_engine::{EngineConfig, EngineOptions};
+use rbd_client::ClusterOptions;
 
 use crate::args::serve_args::{DiskArgs, Switch, WceChoice};
 use crate::args::usage::Contradiction;
@@ -58,6 +59,14 @@ impl DiskSettings {
             discard: args.discard == Switch::On,
             create_bytes: args.create,
             nbd_timeout: Duration::from_secs(args.nbd_timeout),
+            rbd: RbdOptions {
+                cluster: ClusterOptions {
+                    conf: args.rbd_conf.clone(),
+                    id: args.rbd_id.clone(),
+                    share: args.rbd_share_connection,
+                },
+                lock: args.rbd_lock == Switch::On,
+            },
             lock_timeout: Duration::from_secs(args.lock_timeout),
         };
         if image.location.is_remote() && placement != Placement::Queue {

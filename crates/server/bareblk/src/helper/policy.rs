@@ -175,7 +175,7 @@ impl Allowed {
                 match Location::parse(&image) {
                     Ok(Location::Nbd(uri)) => self.servers.extend([ServerAddress::from(&uri.address)]),
                     Ok(Location::Host) => self.name(image, may_write),
-                    Err(_) => {}
+                    Ok(Location::Rbd(_)) | Err(_) => {}
                 }
             }
             self.sockets.extend(path("socket"));

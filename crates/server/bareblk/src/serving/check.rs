@@ -3,17 +3,16 @@
 //! `configuration (the file's mistakes are known by now) → each image and socket → lines, or errors → exit code`
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use disk_image::{HostOpener, Image, ImageError, Inspection, Location, LockHolder, Opener, SECTOR_BYTES};
+use disk_image::{HostOpener, Image, ImageError, Inspection, LockHolder, Opener, SECTOR_BYTES};
 use io_engine::{EngineKind, FileSpec, choose};
-use nbd_client::HostDialer;
 
 use crate::command_line::{complain, print};
 use crate::config::configuration::Configuration;
 use crate::config::disk_settings::DiskSettings;
 use crate::serving::confined;
+use crate::serving::remote_access::RemoteAccess;
 use crate::serving::serve::check_workers;
 
 /// Prints what the configuration serves, or one line for each mistake.
@@ -57,8 +56,8 @@ fn disk(settings: &DiskSettings) -> Result<String> {
     let name = settings.name(&HostOpener);
     let (image, socket) = (settings.image.path.display(), settings.socket.path.display());
     let begin = format!("disk {name}: {image} on {socket}");
-    if let Location::Nbd(uri) = &settings.image.location {
-        let image = Image::open_export(Arc::new(HostDialer), uri, &settings.image)?;
+    if settings.is_remote() {
+        let image = RemoteAccess::direct().open(&settings.image)?;
         let (size_bytes, block_size_bytes) = (image.capacity_sectors() * SECTOR_BYTES, image.block_size());
         let engine = choose(settings.engine.as_ref(), &FileSpec::of(&image), &settings.engine_config)?.kind();
         return Ok(line(settings, &begin, size_bytes, block_size_bytes, engine, ""));

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use disk_image::{Access, HostOpener, Location, Opener};
 use io_engine::EngineKind;
-use nbd_client::{Dial, HostDialer};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 use sandbox::{Enforcement, EngineCalls, FileRules, Identity, Kept};
@@ -23,6 +22,7 @@ use crate::helper::client;
 use crate::helper::policy::Policy;
 use crate::helper::server_address::ServerAddress;
 use crate::logging::LogArgs;
+use crate::serving::remote_access::RemoteAccess;
 
 const NOT_UP: &str = "cannot set up the sandbox (--sandbox off serves without it)";
 
@@ -31,8 +31,8 @@ const NOT_UP: &str = "cannot set up the sandbox (--sandbox off serves without it
 pub struct Confined {
     /// The server's access to the file system.
     pub opener: Arc<dyn Opener>,
-    /// The server's access to NBD servers.
-    pub dial: Arc<dyn Dial>,
+    /// The server's access to other machines.
+    pub remote: Arc<RemoteAccess>,
     identity: Identity,
     /// `None`: there is no sandbox.
     files: Option<Enforcement>,
@@ -69,16 +69,17 @@ pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs
     check(confinement, server.options.control.is_some())?;
     if confinement.sandbox == Switch::Off {
         let opener = Arc::new(HostOpener);
-        let dial = Arc::new(HostDialer);
-        return Ok(Confined { opener, dial, identity: Identity::default(), files: None });
+        let remote = Arc::new(RemoteAccess::direct());
+        return Ok(Confined { opener, remote, identity: Identity::default(), files: None });
     }
     let opener = client::start(&policy(configuration, adopts), log)?;
     let locked_memory = !allow_locked_memory();
     let identity = identity(confinement);
     sandbox::drop_privileges(identity, kept(server, locked_memory)).context(NOT_UP)?;
     sandbox::keep_out_of_core_files().context(NOT_UP)?;
+    let remote = Arc::new(RemoteAccess::confined(Arc::clone(&opener) as _, &clusters(configuration))?);
     let files = sandbox::restrict_files(&file_rules(server)).context(NOT_UP)?;
-    Ok(Confined { dial: Arc::clone(&opener) as _, opener, identity, files: Some(files) })
+    Ok(Confined { opener, remote, identity, files: Some(files) })
 }
 
 pub fn check(confinement: &Confinement, control: bool) -> Result<()> {
@@ -147,8 +148,15 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
 fn server_of(location: &Location) -> Option<ServerAddress> {
     match location {
         Location::Nbd(uri) => Some(ServerAddress::from(&uri.address)),
-        Location::Host => None,
+        Location::Host | Location::Rbd(_) => None,
     }
+}
+
+/// The configuration files of the clusters that have images.
+fn clusters(configuration: &Configuration) -> Vec<PathBuf> {
+    let disks = configuration.disks.iter();
+    let clusters = disks.filter(|disk| matches!(disk.image.location, Location::Rbd(_)));
+    clusters.map(|disk| disk.image.rbd.cluster.conf.clone()).collect()
 }
 
 /// Whether the image is a device. Clients may not name the files beside a device: these are other disks of the host,

@@ -14,6 +14,7 @@ pub(crate) mod descriptors;
 pub(crate) mod limits;
 pub(crate) mod open_disk;
 pub(crate) mod open_watch;
+pub(crate) mod remote_access;
 pub(crate) mod running_server;
 pub(crate) mod serve;
 pub(crate) mod serving_control;
@@ -29,7 +30,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{Server, ServerConfig, SocketConfig, StopReport, WorkerId, format_cpus};
 use disk_image::{NewImage, Opener, SECTOR_BYTES};
-use nbd_client::Dial;
 use tracing::error;
 
 use crate::config::config_file;
@@ -44,6 +44,7 @@ use crate::serving::open_disk::{
     open_within, prepare,
 };
 use crate::serving::open_watch::OpenWatch;
+use crate::serving::remote_access::RemoteAccess;
 use crate::serving::waiting_disk::WaitingDisk;
 
 /// How long all queues of a disk together may take to drain before they move to other workers.
@@ -103,7 +104,7 @@ impl Opened {
 
     /// Prepares the server; front-ends can connect after [`Serving::accept_front_ends`]. If this fails, the images that
     /// this start created are removed. `manager` is notified whenever the number of disks changes.
-    pub fn start(self, dial: Arc<dyn Dial>, manager: Arc<ServiceManager>) -> Result<Serving> {
+    pub fn start(self, remote: Arc<RemoteAccess>, manager: Arc<ServiceManager>) -> Result<Serving> {
         let Configuration { disks, server: settings, groups, file } = self.configuration;
         let sources = Arc::<EngineSources>::default();
         let workers = settings.workers.len();
@@ -138,7 +139,7 @@ impl Opened {
             manager,
             stopping: AtomicBool::new(false),
             opener: self.opener,
-            dial,
+            remote,
             sources,
             first: Mutex::new(Some(First { made, log_lines })),
             fate: Mutex::new(()),
@@ -173,7 +174,7 @@ pub struct Serving {
     /// True once a stop has begun.
     stopping: AtomicBool,
     opener: Arc<dyn Opener>,
-    dial: Arc<dyn Dial>,
+    remote: Arc<RemoteAccess>,
     sources: Arc<EngineSources>,
     first: Mutex<Option<First>>,
     /// A stop and a live upgrade lock this when they begin: only one of them ends this process.
@@ -312,7 +313,15 @@ impl Serving {
 
     fn open_disk(&self, disk: &NamedDisk, origin: Origin) -> Result<ReadyDisk> {
         let workers = self.state().settings.workers.len();
-        open_within(&self.opener, &self.dial, &disk.settings, origin, &self.sources, workers, &self.stopping)
+        open_within(
+            &self.opener,
+            &self.remote,
+            &disk.settings,
+            origin,
+            &self.sources,
+            workers,
+            &self.stopping,
+        )
     }
 
     fn serve_disk(&self, disk: NamedDisk, origin: Origin) -> Result<()> {

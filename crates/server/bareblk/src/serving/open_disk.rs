@@ -18,12 +18,12 @@ use disk_image::{Image, ImageError, Location, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{
     Chosen, EngineConfig, EngineKind, EngineOptions, FileSpec, IoUringOptions, PosixAioOptions, choose,
 };
-use nbd_client::Dial;
 use tracing::{info, warn};
 
 use crate::args::placement_args::engine_source;
 use crate::args::serve_args::WceChoice;
 use crate::config::disk_settings::{DiskSettings, WorkerChoice};
+use crate::serving::remote_access::RemoteAccess;
 
 /// How long opening an image and trying an engine on it may take, not counting the wait for its lock.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,6 +58,7 @@ impl EngineSources {
     pub fn for_remote(&self, disk: &DiskSettings) -> Option<Arc<EngineSource>> {
         let kind = match disk.image.location {
             Location::Nbd(_) => EngineKind::Nbd,
+            Location::Rbd(_) => EngineKind::Rbd,
             Location::Host => return None,
         };
         let chosen = Arc::new(Chosen::untried(kind, &disk.engine_config));
@@ -77,7 +78,7 @@ type New = NewImage<Arc<dyn Opener>>;
 /// [`open_image`] and [`prepare`] with a time limit. A thread that takes longer undoes its work itself.
 pub fn open_within(
     opener: &Arc<dyn Opener>,
-    dial: &Arc<dyn Dial>,
+    remote: &Arc<RemoteAccess>,
     settings: &DiskSettings,
     origin: Origin,
     sources: &Arc<EngineSources>,
@@ -87,11 +88,11 @@ pub fn open_within(
     let limit = settings.image.lock_timeout.saturating_add(OPEN_TIMEOUT);
     let begin = Instant::now();
     let (done, ready) = sync_channel(1);
-    let (opener, dial) = (Arc::clone(opener), Arc::clone(dial));
+    let (opener, remote) = (Arc::clone(opener), Arc::clone(remote));
     let (sources, own) = (Arc::clone(sources), settings.clone());
     let thread = std::thread::Builder::new().name("bareblk-open".into()).spawn(move || {
-        let opened =
-            open_any(&opener, dial, &own, origin).and_then(|image| prepare(image, &own, &sources, workers));
+        let opened = open_any(&opener, &remote, &own, origin)
+            .and_then(|image| prepare(image, &own, &sources, workers));
         let _ = done.send(opened);
     });
     thread.context("cannot start the thread that opens the image")?;
@@ -124,16 +125,14 @@ pub enum Origin {
 
 fn open_any(
     opener: &Arc<dyn Opener>,
-    dial: Arc<dyn Dial>,
+    remote: &RemoteAccess,
     settings: &DiskSettings,
     origin: Origin,
 ) -> Result<OpenImage> {
-    match &settings.image.location {
-        Location::Host => open_image(opener, settings, origin),
-        Location::Nbd(uri) => {
-            Ok(OpenImage { image: Image::open_export(dial, uri, &settings.image)?, new: None })
-        }
+    if settings.is_remote() {
+        return Ok(OpenImage { image: remote.open(&settings.image)?, new: None });
     }
+    open_image(opener, settings, origin)
 }
 
 /// Opens and locks an image of this host; waits for its lock as long as the settings allow.

@@ -69,7 +69,7 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     let monitor = options.monitor_socket().map(|config| bind(config, Rights::Monitor)).transpose()?;
     confined.limit_calls()?;
     let remote = opened.remote().to_vec();
-    let serving = Arc::new(opened.start(Arc::clone(&confined.dial), Arc::clone(&manager))?);
+    let serving = Arc::new(opened.start(Arc::clone(&confined.remote), Arc::clone(&manager))?);
     let taken = taker.map(|taker| serving.with_server(|server| taker.take(server))?).transpose()?;
     serving.accept_front_ends()?;
     serving.serve_remote(remote)?;

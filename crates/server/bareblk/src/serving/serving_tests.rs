@@ -98,7 +98,7 @@ impl Bed {
         let (go_on, wait) = channel();
         let opener: Arc<dyn Opener> = Arc::new(Hanging { begun: Mutex::new(begin), go_on: Mutex::new(wait) });
         let opened = open(&opener, config_file::read(&file, &[], opener.as_ref()).unwrap()).unwrap();
-        let serving = Arc::new(opened.start(Arc::new(nbd_client::HostDialer), Arc::default()).unwrap());
+        let serving = Arc::new(opened.start(Arc::new(RemoteAccess::direct()), Arc::default()).unwrap());
         serving.accept_front_ends().unwrap();
         Self { folder, begun, go_on, serving }
     }

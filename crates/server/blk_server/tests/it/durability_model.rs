@@ -31,7 +31,7 @@ fn ground(kind: EngineKind) -> (&'static [CacheMode], Option<PathBuf>) {
         EngineKind::IoUring | EngineKind::PosixAio | EngineKind::Threads | EngineKind::Sync => {
             (&CacheMode::ALL, None)
         }
-        EngineKind::Nbd => unreachable!("these disks are files"),
+        EngineKind::Nbd | EngineKind::Rbd => unreachable!("these disks are files"),
     }
 }
 

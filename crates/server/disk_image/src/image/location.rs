@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use nbd_client::{NbdUri, UriError};
+use rbd_client::{RbdSpec, SpecError};
 
 /// Where an image is. The text that names the image determines this.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +12,8 @@ pub enum Location {
     Host,
     /// An export of an NBD server.
     Nbd(NbdUri),
+    /// An image in a Ceph cluster.
+    Rbd(RbdSpec),
 }
 
 /// Why a text that begins like a URI names no image.
@@ -19,6 +22,9 @@ pub enum LocationError {
     /// An NBD URI with a mistake.
     #[error(transparent)]
     Nbd(#[from] UriError),
+    /// The name of an RBD image with a mistake.
+    #[error(transparent)]
+    Rbd(#[from] SpecError),
 }
 
 impl Location {
@@ -27,9 +33,10 @@ impl Location {
     /// # Errors
     /// [`LocationError`]: the text begins like a URI and is none.
     pub fn parse(image: &Path) -> Result<Self, LocationError> {
-        match image.to_str().filter(|text| NbdUri::is_meant(text)) {
-            Some(text) => Ok(Self::Nbd(text.parse()?)),
-            None => Ok(Self::Host),
+        match image.to_str() {
+            Some(text) if NbdUri::is_meant(text) => Ok(Self::Nbd(text.parse()?)),
+            Some(text) if RbdSpec::is_meant(text) => Ok(Self::Rbd(text.parse()?)),
+            _ => Ok(Self::Host),
         }
     }
 

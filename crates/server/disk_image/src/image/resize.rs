@@ -37,7 +37,7 @@ impl Image {
             Backing::File(_) if self.kind == FileKind::BlockDevice => {
                 Some(ResizeError::BlockDevice { path: path(), size_bytes, wanted_bytes })
             }
-            Backing::File(_) => None,
+            Backing::File(_) | Backing::Rbd(_) => None,
         };
         if let Some(differs) = set_elsewhere(stored_bytes) {
             self.bounds.grow(stored_bytes);
@@ -58,6 +58,7 @@ impl Image {
         let resized = match &self.backing {
             Backing::File(file) => file.set_len(wanted_bytes),
             Backing::Nbd(_) => Err(io::ErrorKind::Unsupported.into()),
+            Backing::Rbd(image) => image.resize(wanted_bytes),
         };
         self.bounds.grow(if resized.is_ok() { wanted_bytes } else { before_bytes });
         resized.map(|()| before_bytes / SECTOR_BYTES).map_err(system)

@@ -17,12 +17,22 @@ pub enum EngineKind {
     Mmap,
     /// Exports of NBD servers; no other disks.
     Nbd,
+    /// Images in a Ceph cluster; no other disks.
+    Rbd,
 }
 
 impl EngineKind {
     /// Every engine.
-    pub const ALL: [Self; 7] =
-        [Self::IoUring, Self::LinuxAio, Self::PosixAio, Self::Threads, Self::Sync, Self::Mmap, Self::Nbd];
+    pub const ALL: [Self; 8] = [
+        Self::IoUring,
+        Self::LinuxAio,
+        Self::PosixAio,
+        Self::Threads,
+        Self::Sync,
+        Self::Mmap,
+        Self::Nbd,
+        Self::Rbd,
+    ];
     /// The engines for files and block devices of this host.
     pub const FOR_FILES: [Self; 6] =
         [Self::IoUring, Self::LinuxAio, Self::PosixAio, Self::Threads, Self::Sync, Self::Mmap];
@@ -38,6 +48,7 @@ impl EngineKind {
             Self::Sync => "sync",
             Self::Mmap => "mmap",
             Self::Nbd => "nbd",
+            Self::Rbd => "rbd",
         }
     }
 }

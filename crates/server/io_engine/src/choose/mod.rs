@@ -10,6 +10,7 @@
 //! | `O_DIRECT`, io_uring unavailable | `linux-aio` | the kernel waits for the device |
 //! | both unavailable | `threads` | works everywhere |
 //! | an export of an NBD server | `nbd` | no other engine can serve it |
+//! | an image in a Ceph cluster | `rbd` | the same |
 //!
 //! - The server tries engines to choose one, and never goes by kernel version or file system name.
 //! - An engine requested by name is used, or an error is returned. Only `auto` falls back, and it reports that.
@@ -31,7 +32,8 @@ use crate::config::EngineConfig;
 use crate::engine::{Engine, FileSpec};
 use crate::engine_options::EngineOptions;
 use crate::{
-    IoUringEngine, LinuxAioEngine, MmapEngine, NbdEngine, PosixAioEngine, SyncEngine, ThreadsEngine,
+    IoUringEngine, LinuxAioEngine, MmapEngine, NbdEngine, PosixAioEngine, RbdEngine, SyncEngine,
+    ThreadsEngine,
 };
 
 /// The engine option of the command line.
@@ -177,6 +179,7 @@ fn candidates(backing: &Backing) -> Vec<(EngineKind, &'static str)> {
     match backing {
         Backing::File(file) => candidates_for_file(Storage::probe(file).ok()),
         Backing::Nbd(_) => vec![(EngineKind::Nbd, "the image is an export of an NBD server")],
+        Backing::Rbd(_) => vec![(EngineKind::Rbd, "the image is in a Ceph cluster")],
     }
 }
 
@@ -221,6 +224,7 @@ pub fn make(engine: impl Into<EngineOptions>, config: &EngineConfig) -> io::Resu
         EngineOptions::Sync => Box::new(SyncEngine::new(config.clone())?),
         EngineOptions::Mmap => Box::new(MmapEngine::new(config.clone())?),
         EngineOptions::Nbd => Box::new(NbdEngine::new(config)?),
+        EngineOptions::Rbd => Box::new(RbdEngine::new(config)?),
     })
 }
 

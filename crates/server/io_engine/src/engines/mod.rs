@@ -11,6 +11,7 @@ pub(crate) mod nbd;
 pub(crate) mod null;
 pub(crate) mod plain;
 pub(crate) mod posix_aio;
+pub(crate) mod rbd;
 pub(crate) mod sync;
 pub(crate) mod threads;
 pub(crate) mod watches;

@@ -290,6 +290,7 @@ pub fn detached_file_is_let_go(mut bed: Bed) {
     let users = |bed: &Bed| match bed.image.backing() {
         Backing::File(file) => Arc::strong_count(file),
         Backing::Nbd(export) => Arc::strong_count(export),
+        Backing::Rbd(image) => Arc::strong_count(image),
     };
     let before = users(&bed);
     let second = bed.engine.attach_file(spec(&bed.image)).unwrap();
