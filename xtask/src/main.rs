@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod ceph;
 mod deb;
 mod demo;
 mod docs;
@@ -51,6 +52,8 @@ enum Chore {
     Release(release::Args),
     /// Writes the manual pages
     Man(man::Args),
+    /// Starts or stops a Ceph cluster of one node below a folder, from Debian's packages, without installing them
+    Ceph(ceph::Args),
     /// Checks the crates' dependencies against the table in ARCHITECTURE.md
     Layers,
     /// Checks the rules for source files that a program can check
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Chore::Docs(args) => docs::run(&args).map(done),
         Chore::Release(args) => release::run(&args).map(done),
         Chore::Man(args) => man::run(&args).map(done),
+        Chore::Ceph(args) => ceph::run(&args).map(done),
         Chore::Layers => layers::run().map(done),
         Chore::Tidy(args) => tidy::run(&args).map(done),
     };

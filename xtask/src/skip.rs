@@ -73,6 +73,8 @@ pub enum Reason {
     NoOvmf,
     /// `mmdebstrap` cannot make a Debian system, for example without a network.
     NoDebian,
+    /// The variable `BAREBLK_CEPH` names no folder in which `cargo xtask ceph up` has started a cluster.
+    NoCeph,
 }
 
 impl fmt::Display for Reason {
@@ -105,6 +107,7 @@ impl fmt::Display for Reason {
             Self::NoPrivateMounts => "no right to private mounts",
             Self::NoOvmf => "no OVMF",
             Self::NoDebian => "mmdebstrap cannot make a Debian system",
+            Self::NoCeph => "no Ceph cluster (BAREBLK_CEPH=FOLDER of `cargo xtask ceph up FOLDER`)",
         };
         f.write_str(text)
     }

@@ -75,6 +75,7 @@ pub(super) fn explains(reason: &Reason, is_long: bool) -> bool {
         Reason::NoPrivateMounts => !succeeds(PRIVATE_MOUNTS, &[]),
         Reason::NoOvmf => !Path::new("/usr/share/OVMF/OVMF_CODE_4M.fd").exists(),
         Reason::NoDebian => !succeeds(DEBIAN, &[]),
+        Reason::NoCeph => std::env::var_os("BAREBLK_CEPH").is_none(),
     }
 }
 

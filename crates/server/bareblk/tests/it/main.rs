@@ -26,6 +26,7 @@ mod live_upgrade;
 mod nbd;
 mod on_error;
 mod package;
+mod rbd;
 mod rig;
 mod sandbox;
 mod service;

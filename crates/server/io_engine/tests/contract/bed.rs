@@ -18,7 +18,7 @@ use io_engine::{
 use rustix::event::{EventfdFlags, eventfd};
 use xtask::skip::{Reason, skip};
 
-use crate::beds::NbdServer;
+use crate::beds::{CephImage, NbdServer};
 
 pub const FAKE: &str = "the fake works on any file system";
 pub const DEPTH: u32 = 64;
@@ -46,6 +46,9 @@ pub enum Storage {
     },
     Server {
         _server: NbdServer,
+    },
+    Ceph {
+        _image: CephImage,
     },
     /// The case keeps it.
     None,
@@ -265,6 +268,11 @@ pub fn is_zero(bytes: &[u8]) -> bool {
 }
 
 impl Bed {
+    /// Keeps the storage until the bed is dropped.
+    pub fn keep(&mut self, storage: Storage) {
+        self._storage = storage;
+    }
+
     pub fn block_bytes(&self) -> u64 {
         u64::from(self.image.block_size())
     }

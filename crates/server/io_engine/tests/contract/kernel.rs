@@ -43,12 +43,18 @@ mod in_a_guest {
     /// The guest's tmpfs has no O_DIRECT, which came with Linux 6.6.
     const KNOWN_SKIP: &str = "cannot be opened with O_DIRECT";
 
-    /// Omits the tests on the fake engine, which make the same calls as other tests, and those of NBD servers, which the
-    /// guest does not have.
+    /// Omits the tests on the fake engine, which make the same calls as other tests, and those of disks on other
+    /// machines, which the guest does not reach.
     fn suite_in_a_guest() -> TestsPassed {
         let image = GuestImage::prepare(|step| eprintln!("{step}")).unwrap();
         let tests = OwnTests::new(&image, env!("CARGO_TARGET_TMPDIR"), "in_a_guest");
-        let tests = tests.without("fake").without("faults::").without("nbd").with_program("losetup").unwrap();
+        let tests = tests
+            .without("fake")
+            .without("faults::")
+            .without("nbd")
+            .without("rbd")
+            .with_program("losetup")
+            .unwrap();
         tests.run().unwrap_or_else(|error| panic!("{error:#}"))
     }
 

@@ -23,6 +23,8 @@ mod kernel;
 
 mod nbd;
 
+mod rbd;
+
 mod turns;
 mod windows;
 
@@ -138,7 +140,7 @@ mod of_files {
 /// The cases for disks on other machines. Omits the cases that count calls of the kernel, and those about files.
 mod of_remote {
     suite!(@beds
-        [nbd_memory, nbd_file, nbd_one_connection, nbd_without_fua, nbd_qemu]
+        [nbd_memory, nbd_file, nbd_one_connection, nbd_without_fua, nbd_qemu, rbd]
         [
             written_data_is_read_back,
             last_block_is_written_and_read,
@@ -171,5 +173,5 @@ mod of_remote {
 
 /// A second file of one disk is a second connection.
 mod of_several_connections {
-    suite!(@beds [nbd_memory, nbd_file] [second_file_is_independent_and_its_place_is_used_again,]);
+    suite!(@beds [nbd_memory, nbd_file, rbd] [second_file_is_independent_and_its_place_is_used_again,]);
 }

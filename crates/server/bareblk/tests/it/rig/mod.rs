@@ -1,6 +1,8 @@
 //! Shared by the tests: folders for disks and sockets, servers to start, error lines to read.
 #![allow(dead_code)] // each test binary uses only a part
 
+#[path = "../../../../io_engine/tests/contract/beds/ceph.rs"]
+pub mod ceph;
 #[path = "../../../../blk_server/tests/it/rig/fuse_disk.rs"]
 pub mod fuse_disk;
 pub mod hanging;
