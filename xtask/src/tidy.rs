@@ -18,6 +18,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "guest_mem",
     "io_engine",
     "qspinlock",
+    "rbd_client",
     "sandbox",
     "blk_driver_capi",
     "qspinlock_capi",

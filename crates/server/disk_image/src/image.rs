@@ -8,7 +8,7 @@ mod clone;
 mod export;
 pub mod inspect;
 pub mod location;
-pub mod rbd;
+mod rbd;
 mod resize;
 
 use std::fs::{File, Metadata};
@@ -22,8 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
-use self::location::Location;
-use self::rbd::RbdOptions;
+use self::location::{Location, RbdOptions};
 use crate::backing::Backing;
 use crate::cache_mode::CacheMode;
 use crate::error::ImageError;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use nbd_client::{NbdUri, UriError};
-use rbd_client::{RbdSpec, SpecError};
+use rbd_client::{ClusterOptions, RbdSpec, SpecError};
 
 /// Where an image is. The text that names the image determines this.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,5 +44,20 @@ impl Location {
     #[must_use]
     pub fn is_remote(&self) -> bool {
         *self != Self::Host
+    }
+}
+
+/// How to reach and open an RBD image.
+#[derive(Clone, Debug)]
+pub struct RbdOptions {
+    /// The cluster.
+    pub cluster: ClusterOptions,
+    /// Take the image's exclusive lock, unless it is served read-only.
+    pub lock: bool,
+}
+
+impl Default for RbdOptions {
+    fn default() -> Self {
+        Self { cluster: ClusterOptions::default(), lock: true }
     }
 }

@@ -6,8 +6,9 @@
 
 use std::path::Path;
 
-use rbd_client::{ClusterOptions, OpenOptions, RbdError, RbdImage, RbdSpec};
+use rbd_client::{OpenOptions, RbdError, RbdImage, RbdSpec};
 
+use super::location::RbdOptions;
 use super::{Image, ImageOptions, refuse_impossible};
 use crate::backing::Backing;
 use crate::error::ImageError;
@@ -18,21 +19,6 @@ use crate::range::Bounds;
 
 /// What a discard frees: less than this stays allocated.
 const DISCARD_GRANULARITY_BYTES: u64 = 4096;
-
-/// How to reach and open an RBD image.
-#[derive(Clone, Debug)]
-pub struct RbdOptions {
-    /// The cluster.
-    pub cluster: ClusterOptions,
-    /// Take the image's exclusive lock, unless it is served read-only.
-    pub lock: bool,
-}
-
-impl Default for RbdOptions {
-    fn default() -> Self {
-        Self { cluster: ClusterOptions::default(), lock: true }
-    }
-}
 
 impl Image {
     /// Opens the image that `spec` names. Blocks for seconds if the cluster does not answer.

@@ -25,7 +25,7 @@ pub const DEPTH: u32 = 64;
 pub const IMAGE_BYTES: u64 = 16 << 20;
 pub const MEMORY_BYTES: u64 = 16 << 20;
 /// A test that waits this long for an event has failed.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Bed {
     // The first field, so that the engine releases memory and files before the other fields are dropped.

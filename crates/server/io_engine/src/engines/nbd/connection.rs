@@ -8,7 +8,7 @@
 //! ```
 //!
 //! - A request is sent again on the next connection until it has a reply or has waited too long.
-//! - A cancelled request that was sent is abandoned: its result is reported at once, and its reply is dropped.
+//! - A request that was sent is never cancelled: the server could carry out a write after newer ones.
 
 use std::collections::VecDeque;
 use std::io;
@@ -55,8 +55,6 @@ enum Waiter {
     Core(u64),
     /// Another thread, for a flush.
     Thread(FlushRequest),
-    /// The core waited and has cancelled the request.
-    Nobody,
 }
 
 /// What the engine knows of a request besides its bytes.
@@ -66,33 +64,10 @@ struct Pending {
     buffers: Buffers,
     /// Length of the payload of a write.
     payload_bytes: usize,
-    /// The payload, if the request was cancelled while it was being sent. `buffers` then points here.
-    copy: Vec<u8>,
     /// The order in which requests were queued.
     order: u64,
     /// The tick at which the request was queued.
     since: u64,
-}
-
-impl Pending {
-    /// Copies the payload of a request that is being sent, so that its caller gets its memory back.
-    #[cold]
-    fn keep_payload(&mut self) {
-        let mut copy = Vec::with_capacity(self.payload_bytes);
-        let put = |base: *mut u8, len_bytes: usize| {
-            let at = copy.len();
-            copy.resize(at + len_bytes, 0);
-            let to = copy[at..].as_mut_ptr();
-            // SAFETY: 1. the call has no result yet, so its buffers are valid; 2. `to` has just got this length; 3. guests
-            // may write `base` at the same time: no reference to it exists, and any bytes are valid.
-            unsafe { std::ptr::copy_nonoverlapping(base, to, len_bytes) };
-        };
-        // SAFETY: 1. the call has no result yet, so its array of buffers is valid.
-        unsafe { pieces::for_each_part(&self.buffers, 0, self.payload_bytes, put) };
-        let len_bytes = u32::try_from(copy.len()).unwrap_or(u32::MAX);
-        self.buffers = Buffers::One { base: copy.as_mut_ptr(), len_bytes };
-        self.copy = copy;
-    }
 }
 
 /// The connection of one file.
@@ -158,7 +133,7 @@ impl Connection {
         &self.link
     }
 
-    /// Requests without a reply, abandoned ones included.
+    /// Requests without a reply.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -206,8 +181,7 @@ impl Connection {
         let (order, since) = (self.next_order, self.tick);
         self.next_order += 1;
         self.in_flight += 1;
-        self.pending[slot as usize] =
-            Some(Pending { waiter, buffers, payload_bytes, copy: Vec::new(), order, since });
+        self.pending[slot as usize] = Some(Pending { waiter, buffers, payload_bytes, order, since });
         self.outgoing.push_back(slot);
     }
 
@@ -242,7 +216,7 @@ impl Connection {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN | Errno::NOBUFS) => return self.wait_for_room(watcher, true),
                 Err(Errno::FAULT) => self.lost_memory(results),
-                Err(errno) => return self.lose(&errno.to_string(), results),
+                Err(errno) => return self.lose(&errno.to_string()),
             }
         }
         if self.is_full {
@@ -286,7 +260,7 @@ impl Connection {
     fn lost_memory(&mut self, results: &mut VecDeque<RawResult>) {
         let Some(&slot) = self.outgoing.front() else { return };
         if self.sent_bytes > 0 {
-            self.lose("the memory of a guest has disappeared", results);
+            self.lose("the memory of a guest has disappeared");
         }
         self.outgoing.retain(|other| *other != slot);
         self.finish(slot, -Errno::FAULT.raw_os_error(), results);
@@ -299,7 +273,7 @@ impl Connection {
             match self.receive_once(scratch, results) {
                 Ok(true) => {}
                 Ok(false) => return,
-                Err(why) => return self.lose(&why, results),
+                Err(why) => return self.lose(&why),
             }
         }
         self.has_more = true;
@@ -439,24 +413,18 @@ impl Connection {
             Waiter::Thread(flush) => {
                 flush.end(if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) });
             }
-            Waiter::Nobody => {}
         }
     }
 
-    /// Ends the connection. All requests without a reply are sent again on the next one, except abandoned ones.
+    /// Ends the connection. All requests without a reply are sent again on the next one.
     #[cold]
-    pub fn lose(&mut self, why: &str, results: &mut VecDeque<RawResult>) {
+    pub fn lose(&mut self, why: &str) {
         if self.socket.take().is_none() {
             return;
         }
         (self.sent_bytes, self.payload) = (0, None);
         (self.is_full, self.has_more) = (false, false);
         let slots = 0..u32::try_from(self.pending.len()).unwrap_or(u32::MAX);
-        for slot in slots.clone() {
-            if matches!(&self.pending[slot as usize], Some(Pending { waiter: Waiter::Nobody, .. })) {
-                self.finish(slot, 0, results);
-            }
-        }
         let order = |slot: u32| self.pending[slot as usize].as_ref().map(|pending| (pending.order, slot));
         let mut unanswered: Vec<(u64, u32)> = slots.filter_map(order).collect();
         unanswered.sort_unstable();
@@ -493,7 +461,7 @@ impl Connection {
         if !self.pending.iter().any(is_late) {
             return;
         }
-        self.lose("a request had no reply in time (--nbd-timeout)", results);
+        self.lose("a request had no reply in time (--nbd-timeout)");
         for slot in 0..u32::try_from(self.pending.len()).unwrap_or(u32::MAX) {
             if is_late(&self.pending[slot as usize]) {
                 self.outgoing.retain(|other| *other != slot);
@@ -502,23 +470,16 @@ impl Connection {
         }
     }
 
-    /// Cancels a request, if it is one of this connection.
+    /// Cancels a request of this connection of which nothing was sent.
     pub fn cancel(&mut self, user_data: u64, results: &mut VecDeque<RawResult>) {
-        let is_it = |pending: &Option<Pending>| matches!(pending, Some(Pending { waiter: Waiter::Core(name), .. }) if *name == user_data);
-        let Some(slot) = self.pending.iter().position(is_it) else { return };
-        let slot = u32::try_from(slot).unwrap_or(u32::MAX);
-        let canceled = -Errno::CANCELED.raw_os_error();
-        let is_being_sent = self.outgoing.front() == Some(&slot) && self.sent_bytes > 0;
-        if !is_being_sent && !self.requests.is_sent(slot) {
-            self.outgoing.retain(|other| *other != slot);
-            return self.finish(slot, canceled, results);
-        }
-        if let Some(pending) = &mut self.pending[slot as usize] {
-            if is_being_sent {
-                pending.keep_payload();
-            }
-            pending.waiter = Waiter::Nobody;
-            results.push_back(RawResult { user_data, result: canceled });
+        let is_it = |slot: &u32| {
+            let pending = self.pending[*slot as usize].as_ref();
+            pending.is_some_and(|it| matches!(it.waiter, Waiter::Core(name) if name == user_data))
+        };
+        let being_sent = usize::from(self.sent_bytes > 0);
+        let Some(at) = self.outgoing.iter().skip(being_sent).position(is_it) else { return };
+        if let Some(slot) = self.outgoing.remove(being_sent + at) {
+            self.finish(slot, -Errno::CANCELED.raw_os_error(), results);
         }
     }
 

@@ -102,7 +102,7 @@ impl NbdBackend {
         self.pass_time();
         for file in self.files.iter_mut().flatten() {
             if file.link().has_news() && file.take_news(&mut self.watcher).is_err() {
-                file.lose("no memory for the set of descriptors", &mut self.results);
+                file.lose("no memory for the set of descriptors");
             }
             if file.in_flight() > 0 {
                 file.receive(&mut self.scratch, &mut self.results);
