@@ -19,6 +19,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "io_engine",
     "qspinlock",
     "sandbox",
+    "tls_client",
     "blk_driver_capi",
     "qspinlock_capi",
     "qspinlock_preload",
