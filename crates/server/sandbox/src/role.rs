@@ -22,14 +22,8 @@ pub enum Role {
 }
 
 impl Role {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::Control,
-        Self::Session,
-        Self::Worker,
-        Self::EngineThread,
-        Self::Network,
-        Self::TlsRelay,
-    ];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Control, Self::Session, Self::Worker, Self::EngineThread, Self::Network, Self::TlsRelay];
 
     /// The role's number, which fits its four bits in a filter's verdict.
     pub(crate) fn number(self) -> u32 {

@@ -97,14 +97,18 @@ pub enum TlsError {
     },
     /// The server's certificate is not accepted.
     #[error("the server's certificate is refused: {0}")]
-    Certificate(
-        /** What is wrong with it. */ CertificateFault,
-    ),
+    Certificate(/** What is wrong with it. */ CertificateFault),
     /// The server refused the client.
     #[error("the server refuses the TLS connection ({alert}): check {check}")]
     Refused {
         /** The name of the server's alert. */
         alert: String,
+        /** What to check. */
+        check: &'static str,
+    },
+    /// The server proves itself by something else than the client asked for.
+    #[error("the server has no credentials of the kind that this client uses: check {check}")]
+    OtherKind {
         /** What to check. */
         check: &'static str,
     },
@@ -115,7 +119,10 @@ pub enum TlsError {
         check: &'static str,
     },
     /// The connection ended without the alert `close_notify`.
-    #[error("the TLS connection was cut: the server, or somebody in between, ended it without close_notify")]
+    #[error(
+        "the TLS connection was cut: it ended without close_notify: check that the server runs, and that it accepts \
+         the client's certificate"
+    )]
     Cut,
     /// Another failure of TLS.
     #[error("TLS failed: {reason}")]
@@ -143,7 +150,9 @@ impl TlsError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateFault {
     /// The CA did not sign it.
-    #[error("it is not signed by the CA in ca-cert.pem: give the CA's certificate that belongs to the server")]
+    #[error(
+        "it is not signed by the CA in ca-cert.pem: give the CA's certificate that belongs to the server"
+    )]
     UnknownIssuer,
     /// Revoked.
     #[error("its CA has revoked it: the server needs a new certificate")]

@@ -121,7 +121,7 @@ impl PskKey {
 }
 
 fn unhex(digits: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
-    if digits.is_empty() || digits.len() % 2 != 0 {
+    if digits.is_empty() || !digits.len().is_multiple_of(2) {
         return None;
     }
     // The whole capacity at once: a vector that grows would leave copies behind.

@@ -26,7 +26,8 @@ pub(crate) fn perform(
             return Ok(session);
         }
         let wants_to_send = !sent?;
-        wait(net, wants_to_send, deadline).map_err(|error| error.unwrap_or(TlsError::Deadline { timeout }))?;
+        wait(net, wants_to_send, deadline)
+            .map_err(|error| error.unwrap_or(TlsError::Deadline { timeout }))?;
         receive(&session, net)?;
     }
 }
@@ -76,7 +77,9 @@ fn wait(net: &OwnedFd, wants_to_send: bool, deadline: Instant) -> Result<(), Opt
         match poll(&mut [PollFd::new(net, events)], Some(&time(left))) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => return Ok(()),
-            Err(errno) => return Err(Some(TlsError::system("wait for the TLS server", io::Error::from(errno)))),
+            Err(errno) => {
+                return Err(Some(TlsError::system("wait for the TLS server", io::Error::from(errno))));
+            }
         }
     }
 }

@@ -41,8 +41,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sandbox::{Entry, Role};
 use session::Session;
 
-/// Stack size of a connection's thread. GnuTLS keeps its large objects on the heap.
-const STACK_BYTES: usize = 256 << 10;
+/// Stack size of a connection's thread. GnuTLS needs much of it only for the largest keys, which a server may choose.
+const STACK_BYTES: usize = 1 << 20;
 
 /// A TLS connection. It ends when the caller closes `socket`, or when the server ends it: `socket` then reports the end
 /// of the stream.
@@ -106,10 +106,7 @@ pub fn connect(
 }
 
 /// Tells the caller the handshake's result. `None`: the thread ends.
-fn tell(
-    done: &SyncSender<Result<(), TlsError>>,
-    shaken: Result<Session, TlsError>,
-) -> Option<Session> {
+fn tell(done: &SyncSender<Result<(), TlsError>>, shaken: Result<Session, TlsError>) -> Option<Session> {
     let (result, session) = match shaken {
         Ok(session) => (Ok(()), Some(session)),
         Err(error) => (Err(error), None),

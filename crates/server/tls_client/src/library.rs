@@ -66,6 +66,7 @@ pub(crate) mod code {
     pub(crate) const UNEXPECTED_PACKET: c_int = -15;
     pub(crate) const UNEXPECTED_HANDSHAKE_PACKET: c_int = -19;
     pub(crate) const AGAIN: c_int = -28;
+    pub(crate) const INSUFFICIENT_CREDENTIALS: c_int = -32;
     pub(crate) const INTERRUPTED: c_int = -52;
     pub(crate) const PREMATURE_TERMINATION: c_int = -110;
     pub(crate) const CERTIFICATE_VERIFICATION_ERROR: c_int = -348;

@@ -198,8 +198,7 @@ impl Relay {
         let socket = |fd, events: Option<PollFlags>| PollFd::new(fd, events.unwrap_or(PollFlags::empty()));
         let mut sockets = [socket(&self.plain, plain), socket(&self.net, net)];
         let asked = usize::from(plain.is_none())..1 + usize::from(net.is_some());
-        let left: Option<Timespec> =
-            self.gone.map(|end| time(end.saturating_duration_since(Instant::now())));
+        let left: Option<Timespec> = self.gone.map(|end| time(end.saturating_duration_since(Instant::now())));
         match poll(&mut sockets[asked], left.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(TlsError::system("wait for the TLS server", errno)),

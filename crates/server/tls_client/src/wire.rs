@@ -11,9 +11,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 /// Sends as much as fits. `None`: nothing fits now.
 pub(crate) fn send_some(socket: impl AsFd, bytes: &[u8]) -> Result<Option<usize>, Errno> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    unless_it_waits(|| {
-        sendmsg(&socket, &[IoSlice::new(bytes)], &mut SendAncillaryBuffer::default(), flags)
-    })
+    unless_it_waits(|| sendmsg(&socket, &[IoSlice::new(bytes)], &mut SendAncillaryBuffer::default(), flags))
 }
 
 /// Receives what is there; 0 is the end of the stream. `None`: nothing is there now.

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use sandbox::{FileRules, Role, confine, enter, enter_apart};
 
 use super::pki::{HOST, Pki};
-use super::rig::Server;
+use super::rig::{Client, Server};
 
 const CASE: &str = "TLS_CLIENT_TEST_CASE";
 /// Exit code of a case that ran to its end; nothing else returns it.
@@ -29,57 +29,46 @@ fn assert_survives(output: &Output) {
     assert_eq!(output.status.code(), Some(SURVIVED), "{text}");
 }
 
-/// Connects with certificates on a thread that first calls `limit`.
-fn connect_on_a_thread(limit: impl FnOnce() + Send + 'static) {
+/// Connects with certificates on a thread that calls `before`, waits until the process is confined, and calls `after`.
+/// The process ends with [`SURVIVED`].
+fn connect_on_a_thread(before: impl FnOnce() + Send + 'static, after: impl FnOnce() + Send + 'static) {
     let pki = Pki::new("nbdkit").expect("checked before");
     let option = format!("--tls-certificates={}", pki.folder.path().display());
     let (credentials, mut server) = (pki.credentials(), Server::nbdkit(&[&option], &["memory", "1M"]));
-    // A network thread starts before the process is confined, and waits until it is.
-    let (limited, wait) = std::sync::mpsc::channel();
+    let (started, wait) = std::sync::mpsc::channel();
     let (go, start) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
-        limit();
-        limited.send(()).unwrap();
+        before();
+        started.send(()).unwrap();
         start.recv().unwrap();
-        server.client(Some(HOST), &credentials).assert_stores_data();
-        // The server's process ends with its connection: a confined process may not kill it.
-        std::process::exit(SURVIVED);
+        after();
+        // The server lives until the end of the process, which may not kill it.
+        (server.connect(Some(HOST), &credentials).unwrap(), server)
     });
     wait.recv().unwrap();
     confine().unwrap();
     go.send(()).unwrap();
-    thread.join().unwrap();
+    let (connection, _server) = thread.join().unwrap();
+    Client::open(connection).assert_stores_data();
+    std::process::exit(SURVIVED);
 }
 
 #[test]
 fn worker_of_a_confined_process_connects() {
+    const TEST: &str = "worker_of_a_confined_process_connects";
     if Pki::new("nbdkit").is_some() {
-        assert_survives(&in_a_process("worker_of_a_confined_process_connects", || {
-            confine_first_then_connect();
-        }));
+        let case = || connect_on_a_thread(|| (), || enter(Role::Worker).unwrap());
+        assert_survives(&in_a_process(TEST, case));
     }
-}
-
-fn confine_first_then_connect() {
-    let pki = Pki::new("nbdkit").expect("checked before");
-    let option = format!("--tls-certificates={}", pki.folder.path().display());
-    let (credentials, mut server) = (pki.credentials(), Server::nbdkit(&[&option], &["memory", "1M"]));
-    confine().unwrap();
-    let thread = std::thread::spawn(move || {
-        enter(Role::Worker).unwrap();
-        server.client(Some(HOST), &credentials).assert_stores_data();
-        std::process::exit(SURVIVED);
-    });
-    thread.join().unwrap();
 }
 
 #[test]
 fn network_thread_of_a_confined_process_connects() {
+    const TEST: &str = "network_thread_of_a_confined_process_connects";
     if Pki::new("nbdkit").is_some() {
-        assert_survives(&in_a_process("network_thread_of_a_confined_process_connects", || {
-            connect_on_a_thread(|| {
-                enter_apart(Role::Network, &FileRules::default()).unwrap();
-            });
-        }));
+        let limit = || {
+            let _ = enter_apart(Role::Network, &FileRules::default()).unwrap();
+        };
+        assert_survives(&in_a_process(TEST, || connect_on_a_thread(limit, || ())));
     }
 }

@@ -56,7 +56,10 @@ fn clients_key_without_its_certificate_is_an_error_that_names_both() {
         std::fs::write(folder.path().join(name), "").unwrap();
     }
     let error = X509Pem::read(folder.path()).unwrap_err().to_string();
-    assert!(error.contains("client-key.pem exists, but ") && error.contains("client-cert.pem does not"), "{error}");
+    assert!(
+        error.contains("client-key.pem exists, but ") && error.contains("client-cert.pem does not"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -85,8 +85,7 @@ fn server_with_only_tls_1_2_stores_data_with_a_pre_shared_key() {
     if has("qemu-nbd") {
         let (folder, (_kept, image)) = (psk_folder(), image());
         let dir = folder.path().display();
-        let object =
-            format!("tls-creds-psk,id=tls0,endpoint=server,dir={dir},priority=NORMAL:-VERS-TLS1.3");
+        let object = format!("tls-creds-psk,id=tls0,endpoint=server,dir={dir},priority=NORMAL:-VERS-TLS1.3");
         Server::qemu_nbd(&object, &image).client(None, &psk(&folder)).assert_stores_data();
     }
 }

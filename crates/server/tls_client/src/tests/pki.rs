@@ -54,7 +54,11 @@ impl Pki {
         let text = format!("cn = \"{name}\"\nsigning_key\nencryption_key\n{lines}\n");
         std::fs::write(self.path(&format!("{name}.txt")), text).unwrap();
         let ca = "--load-ca-certificate ca-cert.pem --load-ca-privkey ca-key.pem";
-        certtool(self.folder.path(), &format!("--generate-certificate --load-privkey {name}-key.pem {ca}"), name);
+        certtool(
+            self.folder.path(),
+            &format!("--generate-certificate --load-privkey {name}-key.pem {ca}"),
+            name,
+        );
     }
 
     fn make_key(&self, name: &str) {
