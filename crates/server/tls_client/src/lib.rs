@@ -44,8 +44,8 @@ use session::Session;
 /// Stack size of a connection's thread. GnuTLS needs much of it only for the largest keys, which a server may choose.
 const STACK_BYTES: usize = 1 << 20;
 
-/// A TLS connection. It ends when the caller closes `socket`, or when the server ends it: `socket` then reports the end
-/// of the stream.
+/// A TLS connection. It ends when the caller closes `socket`, or when the server ends it. After the server's last bytes,
+/// `socket` then reports the end of the stream, or `ECONNRESET` if bytes that the caller has written are lost.
 #[derive(Debug)]
 pub struct Connection {
     /// A blocking Unix stream socket that carries the decrypted bytes.

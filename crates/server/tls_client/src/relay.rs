@@ -9,6 +9,8 @@
 //!   stops reading when it is full.
 //! - *The server ends the connection*: the caller gets all that was decrypted, then the end of the stream.
 //! - *The caller closes its socket*: the server gets all that the caller wrote, and `close_notify`, within [`LINGER`].
+//!   The relay then waits for the server to close the connection, and discards what it still sends: if a TCP socket is
+//!   closed with unread bytes, the kernel drops those that are still to be sent.
 //! - *The caller only shuts down writing*: the server gets `close_notify`, and the caller still gets the replies.
 
 use std::os::fd::OwnedFd;
@@ -29,7 +31,7 @@ const UP_BYTES: usize = 64 << 10;
 const OUTGOING_BYTES: usize = 64 << 10;
 /// Decrypted bytes that the caller has not taken yet.
 const DOWN_BYTES: usize = 128 << 10;
-/// How long a server may take to accept the rest after the caller has closed its socket.
+/// How long a server may take to accept the rest and to close the connection after the caller has closed its socket.
 const LINGER: Duration = Duration::from_secs(2);
 
 pub(crate) struct Relay {
@@ -87,10 +89,7 @@ impl Relay {
     fn has_ended(&self) -> bool {
         match self.gone {
             None => self.server_ended && self.down.is_empty(),
-            Some(end) => {
-                let all_sent = !self.caller_writes && self.session.wire().outgoing.is_empty();
-                all_sent || !self.server_reads || Instant::now() >= end
-            }
+            Some(end) => !self.server_reads || self.session.wire().ended || Instant::now() >= end,
         }
     }
 
@@ -128,7 +127,8 @@ impl Relay {
         }
     }
 
-    /// Decrypts what has arrived, takes one portion from the server, and passes both on.
+    /// Decrypts what has arrived, takes one portion from the server, and passes both on. Discards the portion if the
+    /// caller has closed its socket.
     fn downward(&mut self) {
         while self.gone.is_none() {
             let is_drained = self.decrypt();
@@ -141,13 +141,21 @@ impl Relay {
             if !self.net_readable {
                 return;
             }
-            self.net_readable = false;
-            let mut wire = self.session.wire();
-            match receive_some(&self.net, wire.incoming.room()) {
-                Ok(Some(0)) | Err(_) => wire.ended = true,
-                Ok(Some(count)) => wire.incoming.fill(count),
-                Ok(None) => {}
-            }
+            self.receive();
+        }
+        if self.net_readable {
+            self.receive();
+            self.session.wire().incoming.clear();
+        }
+    }
+
+    fn receive(&mut self) {
+        self.net_readable = false;
+        let mut wire = self.session.wire();
+        match receive_some(&self.net, wire.incoming.room()) {
+            Ok(Some(0)) | Err(_) => wire.ended = true,
+            Ok(Some(count)) => wire.incoming.fill(count),
+            Ok(None) => {}
         }
     }
 
@@ -223,8 +231,8 @@ impl Relay {
     /// `None`: nothing can be done with it now. `poll` would report a closed connection again and again.
     fn net_events(&self) -> Option<PollFlags> {
         let mut events = PollFlags::empty();
-        let has_room = self.down.is_empty() && self.gone.is_none() && !self.server_ended;
-        events.set(PollFlags::IN, has_room);
+        let is_read = self.gone.is_some() || self.down.is_empty() && !self.server_ended;
+        events.set(PollFlags::IN, is_read);
         events.set(PollFlags::OUT, self.server_reads && !self.session.wire().outgoing.is_empty());
         (!events.is_empty()).then_some(events)
     }

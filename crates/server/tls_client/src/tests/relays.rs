@@ -1,6 +1,6 @@
 //! The relay under load, and how connections end.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::thread;
@@ -104,8 +104,10 @@ fn killed_server_ends_the_connection_with_a_reason() {
     let writer = thread::spawn(move || while sender.write_all(&read_request(0, BLOCK)).is_ok() {});
     client.socket.read_exact(&mut [0; 1 << 16]).unwrap();
     server.child.kill().unwrap();
-    // The caller gets what was decrypted, then the end.
-    client.socket.read_to_end(&mut Vec::new()).unwrap();
+    // The caller gets what was decrypted, then the end. Some of its requests may be lost.
+    if let Err(error) = client.socket.read_to_end(&mut Vec::new()) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
     writer.join().unwrap();
     assert!(matches!(client.end.error(), Some(TlsError::Cut)), "{:?}", client.end.error());
 }
@@ -123,7 +125,9 @@ fn server_ends_when_the_caller_closes_its_socket() {
 fn last_write_before_the_caller_closes_its_socket_reaches_the_server() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(8 << 20).unwrap();
-    let Some((mut server, mut client)) = start_with(&["file", file.path().to_str().unwrap()]) else { return };
+    // Several threads of nbdkit would not start a request after one of them has seen the end of the connection.
+    let plugin = ["--threads=1", "file", file.path().to_str().unwrap()];
+    let Some((mut server, mut client)) = start_with(&plugin) else { return };
     let data = pattern(5, 4 << 20);
     client.socket.write_all(&write_request(4096, &data)).unwrap();
     drop(client);
