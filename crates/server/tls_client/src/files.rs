@@ -1,14 +1,13 @@
 //! The files with credentials, as bytes: a folder of PEM files, or a file of pre-shared keys.
 //!
-//! A sandboxed server opens no files. It calls `read` before it drops its rights, or gets the contents from another
-//! process and builds these types itself. Keys are erased when these types are dropped.
+//! A sandboxed server opens no files: its [`ReadFile`] gets the contents from another process. Keys are erased when
+//! these types are dropped.
 //!
 //! Source: the NBD URI specification (github.com/NetworkBlockDevice/nbd, `doc/uri.md`), `tls-certificates` and
 //! `tls-psk-file`.
 
 use std::fmt;
-use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
@@ -18,6 +17,9 @@ use crate::error::TlsError;
 const CA_CERT: &str = "ca-cert.pem";
 const CLIENT_CERT: &str = "client-cert.pem";
 const CLIENT_KEY: &str = "client-key.pem";
+
+/// Returns the contents of a file.
+pub type ReadFile<'a> = &'a dyn Fn(&Path) -> io::Result<Vec<u8>>;
 
 /// Certificates in PEM format.
 #[derive(Debug, Clone)]
@@ -44,14 +46,20 @@ impl fmt::Debug for ClientPem {
 }
 
 impl X509Pem {
+    /// The files that [`Self::read`] reads.
+    #[must_use]
+    pub fn files(folder: &Path) -> [PathBuf; 3] {
+        [CA_CERT, CLIENT_CERT, CLIENT_KEY].map(|name| folder.join(name))
+    }
+
     /// Reads `ca-cert.pem`, and, if they exist, `client-cert.pem` and `client-key.pem`.
     ///
     /// # Errors
     /// A file cannot be read, or only one of the client's files exists.
-    pub fn read(folder: &Path) -> Result<Self, TlsError> {
-        let [ca, cert, key] = [CA_CERT, CLIENT_CERT, CLIENT_KEY].map(|name| folder.join(name));
-        let ca_cert = read(&ca)?;
-        let client = match (read_if_there(&cert)?, read_if_there(&key)?) {
+    pub fn read(folder: &Path, read: ReadFile<'_>) -> Result<Self, TlsError> {
+        let [ca, cert, key] = Self::files(folder);
+        let ca_cert = named(&ca, read)?;
+        let client = match (named_if_there(&cert, read)?, named_if_there(&key, read)?) {
             (Some(cert), Some(key)) => Some(ClientPem { cert, key: Zeroizing::new(key) }),
             (None, None) => None,
             (Some(_), None) => return Err(TlsError::HalfAPair { there: cert, missing: key }),
@@ -64,12 +72,12 @@ impl X509Pem {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(path).map_err(|source| TlsError::File { path: path.to_owned(), source })
+fn named(path: &Path, read: ReadFile<'_>) -> Result<Vec<u8>, TlsError> {
+    read(path).map_err(|source| TlsError::File { path: path.to_owned(), source })
 }
 
-fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, TlsError> {
-    match read(path) {
+fn named_if_there(path: &Path, read: ReadFile<'_>) -> Result<Option<Vec<u8>>, TlsError> {
+    match named(path, read) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(TlsError::File { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
@@ -96,8 +104,8 @@ impl PskKey {
     ///
     /// # Errors
     /// The file cannot be read; and those of [`Self::find`].
-    pub fn read(path: &Path, username: &str) -> Result<Self, TlsError> {
-        let contents = Zeroizing::new(read(path)?);
+    pub fn read(path: &Path, username: &str, read: ReadFile<'_>) -> Result<Self, TlsError> {
+        let contents = Zeroizing::new(named(path, read)?);
         Self::find(&contents, username, path)
     }
 

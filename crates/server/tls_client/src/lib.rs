@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 pub use credentials::Credentials;
 pub use error::{CertificateFault, TlsError};
-pub use files::{ClientPem, PskKey, X509Pem};
+pub use files::{ClientPem, PskKey, ReadFile, X509Pem};
 pub use library::Library;
 use relay::Relay;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};

@@ -45,7 +45,7 @@ fn user_with_a_zero_byte_is_an_error() {
 #[test]
 fn folder_without_the_cas_certificate_is_an_error_that_names_the_file() {
     let folder = tempfile::tempdir().unwrap();
-    let error = X509Pem::read(folder.path()).unwrap_err().to_string();
+    let error = X509Pem::read(folder.path(), &|path| std::fs::read(path)).unwrap_err().to_string();
     assert!(error.contains("ca-cert.pem cannot be read"), "{error}");
 }
 
@@ -55,7 +55,7 @@ fn clients_key_without_its_certificate_is_an_error_that_names_both() {
     for name in ["ca-cert.pem", "client-key.pem"] {
         std::fs::write(folder.path().join(name), "").unwrap();
     }
-    let error = X509Pem::read(folder.path()).unwrap_err().to_string();
+    let error = X509Pem::read(folder.path(), &|path| std::fs::read(path)).unwrap_err().to_string();
     assert!(
         error.contains("client-key.pem exists, but ") && error.contains("client-cert.pem does not"),
         "{error}"
@@ -75,7 +75,7 @@ fn bytes_that_are_no_certificates_are_refused() {
 fn key_of_another_certificate_is_refused() {
     let Some(pki) = Pki::new("certtool") else { return };
     pki.issue("client", &format!("{CLIENT}\n{VALID}"));
-    let mut pem = X509Pem::read(pki.folder.path()).unwrap();
+    let mut pem = X509Pem::read(pki.folder.path(), &|path| std::fs::read(path)).unwrap();
     pem.client.as_mut().unwrap().key = pki.pem("server").key;
     let error = Credentials::x509(library(), &pem).unwrap_err();
     assert!(matches!(error, TlsError::BadClientCertificate { .. }), "{error:?}");

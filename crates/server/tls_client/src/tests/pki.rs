@@ -68,7 +68,8 @@ impl Pki {
 
     /// What a client reads; with its own certificate only if `issue("client", …)` was called.
     pub fn credentials(&self) -> Credentials {
-        Credentials::x509(library(), &X509Pem::read(self.folder.path()).unwrap()).unwrap()
+        Credentials::x509(library(), &X509Pem::read(self.folder.path(), &|path| std::fs::read(path)).unwrap())
+            .unwrap()
     }
 
     pub fn pem(&self, name: &str) -> ClientPem {
@@ -108,7 +109,7 @@ pub(super) fn psk_folder() -> TempDir {
 }
 
 pub(super) fn psk(folder: &TempDir) -> Credentials {
-    let key = PskKey::read(&folder.path().join("keys.psk"), USER).unwrap();
+    let key = PskKey::read(&folder.path().join("keys.psk"), USER, &|path| std::fs::read(path)).unwrap();
     Credentials::psk(library(), &key).unwrap()
 }
 
