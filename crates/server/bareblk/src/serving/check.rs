@@ -8,11 +8,11 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use disk_image::{HostOpener, Image, ImageError, Inspection, Location, LockHolder, Opener, SECTOR_BYTES};
 use io_engine::{EngineKind, FileSpec, choose};
-use nbd_client::HostDialer;
 
 use crate::command_line::{complain, print};
 use crate::config::configuration::Configuration;
 use crate::config::disk_settings::DiskSettings;
+use crate::helper::dialer::Dialer;
 use crate::serving::confined;
 use crate::serving::serve::check_workers;
 
@@ -58,7 +58,7 @@ fn disk(settings: &DiskSettings) -> Result<String> {
     let (image, socket) = (settings.image.path.display(), settings.socket.path.display());
     let begin = format!("disk {name}: {image} on {socket}");
     if let Location::Nbd(uri) = &settings.image.location {
-        let image = Image::open_export(Arc::new(HostDialer), uri, &settings.image)?;
+        let image = Image::open_export(Arc::new(Dialer::Host), uri, &settings.image)?;
         let (size_bytes, block_size_bytes) = (image.capacity_sectors() * SECTOR_BYTES, image.block_size());
         let engine = choose(settings.engine.as_ref(), &FileSpec::of(&image), &settings.engine_config)?.kind();
         return Ok(line(settings, &begin, size_bytes, block_size_bytes, engine, ""));

@@ -1,6 +1,6 @@
 //! Sets up the sandbox of `bareblk serve` at the start, as the configuration demands.
 //!
-//! `helper started → locked memory allowed → another user, no capabilities → landlock → (images, sockets) → list of calls`
+//! `(GnuTLS loaded for disks with TLS) → helper started → locked memory allowed → another user, no capabilities → landlock → (images, sockets) → list of calls`
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileTypeExt;
@@ -10,16 +10,19 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use disk_image::{Access, HostOpener, Location, Opener};
 use io_engine::EngineKind;
-use nbd_client::{Dial, HostDialer};
+use nbd_client::{Dial, NbdUri};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 use sandbox::{Enforcement, EngineCalls, FileRules, Identity, Kept};
+use tls_client::Library;
 use tracing::{debug, warn};
 
 use crate::args::serve_args::{Confinement, Switch};
 use crate::args::usage::Contradiction;
 use crate::config::configuration::{Configuration, ServerSettings};
 use crate::helper::client;
+use crate::helper::dialer::Dialer;
+use crate::helper::files_of;
 use crate::helper::policy::Policy;
 use crate::helper::server_address::ServerAddress;
 use crate::logging::LogArgs;
@@ -69,8 +72,11 @@ pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs
     check(confinement, server.options.control.is_some())?;
     if confinement.sandbox == Switch::Off {
         let opener = Arc::new(HostOpener);
-        let dial = Arc::new(HostDialer);
+        let dial = Arc::new(Dialer::Host);
         return Ok(Confined { opener, dial, identity: Identity::default(), files: None });
+    }
+    if exports(configuration).any(|uri| uri.tls.is_some()) {
+        Library::load()?;
     }
     let opener = client::start(&policy(configuration, adopts), log)?;
     let locked_memory = !allow_locked_memory();
@@ -78,7 +84,8 @@ pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs
     sandbox::drop_privileges(identity, kept(server, locked_memory)).context(NOT_UP)?;
     sandbox::keep_out_of_core_files().context(NOT_UP)?;
     let files = sandbox::restrict_files(&file_rules(server)).context(NOT_UP)?;
-    Ok(Confined { dial: Arc::clone(&opener) as _, opener, identity, files: Some(files) })
+    let dial = Arc::new(Dialer::Helper(Arc::clone(&opener)));
+    Ok(Confined { dial, opener, identity, files: Some(files) })
 }
 
 pub fn check(confinement: &Confinement, control: bool) -> Result<()> {
@@ -134,7 +141,8 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
         images: with(Access::ReadWrite),
         readonly_images: with(Access::ReadOnly),
         sockets: named(&sockets),
-        servers: disks.iter().filter_map(|disk| server_of(&disk.image.location)).collect(),
+        servers: exports(configuration).map(|uri| ServerAddress::from(&uri.address)).collect(),
+        credentials: exports(configuration).flat_map(files_of).collect(),
         configuration: file.clone().map(PathBuf::into_os_string),
         image_folders: folders(&files),
         socket_folders: folders(&sockets),
@@ -143,12 +151,12 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
     }
 }
 
-/// The NBD server to connect to for an image, if it is an export.
-fn server_of(location: &Location) -> Option<ServerAddress> {
-    match location {
-        Location::Nbd(uri) => Some(ServerAddress::from(&uri.address)),
+/// The disks on NBD servers.
+fn exports(configuration: &Configuration) -> impl Iterator<Item = &NbdUri> {
+    configuration.disks.iter().filter_map(|disk| match &disk.image.location {
+        Location::Nbd(uri) => Some(uri),
         Location::Host => None,
-    }
+    })
 }
 
 /// Whether the image is a device. Clients may not name the files beside a device: these are other disks of the host,
