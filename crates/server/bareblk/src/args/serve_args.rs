@@ -108,7 +108,7 @@ fn not_beside_a_file(arg: Arg) -> Arg {
 #[command(mut_args = not_beside_a_file)]
 pub struct ServeArgs {
     /// The disk: a raw image file, a block device, or an export of an NBD server (nbd://HOST[:PORT]/EXPORT, or
-    /// nbd+unix:///EXPORT?socket=PATH)
+    /// nbd+unix:///EXPORT?socket=PATH; with TLS nbds://… or nbds+unix://…)
     #[arg(required_unless_present = "config")]
     pub image: Option<PathBuf>,
 

@@ -476,6 +476,20 @@ mod tests {
     }
 
     #[test]
+    fn credentials_are_those_of_disks_named_at_the_start_or_in_the_file() {
+        let mut allowed = allowed(&[Path::new("/")]);
+        let may_read = |allowed: &Allowed, path: &str| allowed.credentials(Path::new(path)).is_ok();
+        assert!(may_read(&allowed, "/named.psk") && !may_read(&allowed, "/tls/ca-cert.pem"));
+        allowed.extend_from_file("[[disk]]\nimage = \"nbds://storage/x?tls-certificates=/tls\"\n");
+        assert!(
+            ["ca-cert.pem", "client-cert.pem", "client-key.pem"]
+                .iter()
+                .all(|name| { may_read(&allowed, &format!("/tls/{name}")) })
+        );
+        assert!(!may_read(&allowed, "/tls/server-key.pem") && !may_read(&allowed, "/tls"));
+    }
+
+    #[test]
     fn only_images_that_were_opened_are_opened_again() {
         let mut allowed = allowed(&[]);
         let file = FileId { dev: 1, ino: 2 };
