@@ -56,9 +56,20 @@ pub const NEEDED: &[Package] = &[
         "qemu-utils",
         "qemu-img",
         "a second program that locks images, and an NBD server, for tests",
-        &["disk_image", "io_engine", "bareblk"],
+        &["disk_image", "io_engine", "bareblk", "tls_client"],
     ),
-    package("nbdkit", "nbdkit", "an NBD server with faults, for tests", &["io_engine", "bareblk"]),
+    package(
+        "nbdkit",
+        "nbdkit",
+        "an NBD server with faults, for tests",
+        &["io_engine", "bareblk", "tls_client"],
+    ),
+    package(
+        "gnutls-bin",
+        "certtool",
+        "makes certificates for TLS with NBD servers, for tests",
+        &["bareblk", "tls_client"],
+    ),
     package(
         "qemu-system-common",
         "qemu-storage-daemon",

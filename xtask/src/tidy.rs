@@ -20,6 +20,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "qspinlock",
     "rbd_client",
     "sandbox",
+    "tls_client",
     "blk_driver_capi",
     "qspinlock_capi",
     "qspinlock_preload",

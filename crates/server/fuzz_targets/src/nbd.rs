@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use nbd_client::{Command, NbdUri, Replies, Request, Requests, Step, negotiate};
+use nbd_client::{Command, HostDialer, NbdUri, Replies, Request, Requests, Step, negotiate};
 
 /// The lengths of the reads in flight. A write and a flush follow.
 const READS: [u32; 2] = [100, 4096];
@@ -23,8 +23,8 @@ fn negotiation(stream: &[u8]) {
     server.write_all(stream).unwrap();
     server.shutdown(Shutdown::Write).unwrap();
     let uri: NbdUri = "nbd://server/disk".parse().unwrap();
-    match negotiate(&client, &uri, TIMEOUT) {
-        Ok(info) => {
+    match negotiate(client.into(), &uri, &HostDialer, TIMEOUT) {
+        Ok((_, info)) => {
             assert!(info.min_block_bytes.is_power_of_two() && info.min_block_bytes <= 4096, "{info:?}");
             assert!(info.max_block_bytes >= 4096 && i64::try_from(info.size_bytes).is_ok(), "{info:?}");
         }

@@ -1,6 +1,6 @@
-//! Connects to NBD servers. The sandbox's helper process implements [`Dial`] too.
+//! Connects to NBD servers. A program with a sandbox, or with TLS, implements [`Dial`] itself.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
+use crate::tls::Tls;
 use crate::uri::Address;
 
 /// Opens connections to NBD servers.
@@ -19,6 +20,29 @@ pub trait Dial: Send + Sync + Debug {
     /// Errors of `connect` and of the look-up of the host's name; `PermissionDenied` without an error number if the
     /// server may not connect to this address.
     fn dial(&self, address: &Address, timeout: Duration) -> io::Result<OwnedFd>;
+
+    /// Does the TLS handshake on a connection whose server has agreed to it. Returns within about `timeout`.
+    ///
+    /// # Errors
+    /// The handshake failed, and why. `TimedOut`: a later attempt may succeed.
+    fn start_tls(&self, socket: OwnedFd, tls: &Tls, timeout: Duration) -> io::Result<Secured> {
+        let _ = (socket, tls, timeout);
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this program has no TLS"))
+    }
+}
+
+/// A connection after the TLS handshake.
+pub struct Secured {
+    /// A stream socket that carries the decrypted bytes.
+    pub socket: OwnedFd,
+    /// Why the connection has ended, if TLS knows: a server may refuse a client's certificate after the handshake.
+    pub end: Box<dyn Fn() -> Option<String> + Send>,
+}
+
+impl fmt::Debug for Secured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secured").field("socket", &self.socket).finish_non_exhaustive()
+    }
 }
 
 /// Connects with the rights of this process.

@@ -38,13 +38,32 @@ pub enum NbdError {
     },
     /// The server demands TLS.
     #[error(
-        "the NBD server at {address} demands TLS, which is not supported{said}: allow plain connections, or use a tunnel"
+        "the NBD server at {address} demands TLS{said}: use nbds:// or nbds+unix:// with the server's credentials"
     )]
     TlsRequired {
         /** Where the server listens. */
         address: Address,
         /** The server's own words, if any. */
         said: String,
+    },
+    /// The server does not offer TLS.
+    #[error(
+        "the NBD server at {address} refuses TLS{said}: enable TLS there, or use nbd:// or nbd+unix:// if you trust the \
+         network"
+    )]
+    NoTls {
+        /** Where the server listens. */
+        address: Address,
+        /** The server's own words, if any. */
+        said: String,
+    },
+    /// The TLS handshake failed, or the server ended the connection afterwards because of TLS.
+    #[error("no TLS connection with the NBD server at {address}")]
+    Tls {
+        /** Where the server listens. */
+        address: Address,
+        /** What went wrong. */
+        source: io::Error,
     },
     /// The server refuses the export.
     #[error("the NBD server at {address} refuses export '{export}': {reason}{said}")]
@@ -93,6 +112,7 @@ impl NbdError {
             Self::Connect { source, .. } => {
                 source.kind() != io::ErrorKind::PermissionDenied || source.raw_os_error().is_some()
             }
+            Self::Tls { source, .. } => source.kind() == io::ErrorKind::TimedOut,
             Self::Lost { .. } | Self::ShuttingDown { .. } => true,
             _ => false,
         }

@@ -24,7 +24,8 @@ use crate::wire::{Wire, send};
 /// How to use an export.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
-    /// How long connecting and negotiating may take.
+    /// How long connecting and negotiating may take, each. The TLS handshake, and the negotiation after it, may take as
+    /// long again.
     pub connect_timeout: Duration,
     /// How long a request may stay without a reply, including the time without a connection.
     pub request_timeout: Duration,
@@ -55,13 +56,13 @@ pub struct Export {
 }
 
 impl Export {
-    /// Connects to the export. Blocks for up to twice `options.connect_timeout`.
+    /// Connects to the export. Blocks for up to twice `options.connect_timeout`, with TLS four times.
     ///
     /// # Errors
     /// [`NbdError`].
     pub fn connect(uri: &NbdUri, options: ExportOptions, dial: Arc<dyn Dial>) -> Result<Arc<Self>, NbdError> {
         let socket = connected(dial.as_ref(), uri, options.connect_timeout)?;
-        let info = negotiate(&socket, uri, options.connect_timeout)?;
+        let (socket, info) = negotiate(socket, uri, dial.as_ref(), options.connect_timeout)?;
         let spare = Some(Connection { socket, structured: info.structured });
         Ok(Arc::new(Self {
             uri: uri.clone(),
@@ -104,7 +105,7 @@ impl Export {
     /// [`NbdError`].
     pub fn refresh_size(&self) -> Result<u64, NbdError> {
         let socket = connected(self.dial.as_ref(), &self.uri, self.options.connect_timeout)?;
-        let info = ask(&socket, &self.uri, self.options.connect_timeout)?;
+        let info = ask(socket, &self.uri, self.dial.as_ref(), self.options.connect_timeout)?;
         self.size_bytes.store(info.size_bytes, Ordering::Relaxed);
         Ok(info.size_bytes)
     }
@@ -159,7 +160,7 @@ impl Export {
     /// Opens one more connection. The export must still have the properties with which the disk was opened.
     pub(crate) fn open_connection(&self) -> Result<Connection, NbdError> {
         let socket = connected(self.dial.as_ref(), &self.uri, self.options.connect_timeout)?;
-        let info = negotiate(&socket, &self.uri, self.options.connect_timeout)?;
+        let (socket, info) = negotiate(socket, &self.uri, self.dial.as_ref(), self.options.connect_timeout)?;
         match self.info.weakened_in(info) {
             Some(problem) => {
                 let (address, export) = (self.uri.address.clone(), self.uri.export.clone());

@@ -1,19 +1,20 @@
 //! Negotiates an export with a server: fixed newstyle, structured replies, `NBD_OPT_GO`.
 //!
-//! `greeting → flags → STRUCTURED_REPLY → GO (or EXPORT_NAME of an old server) → ExportInfo; then requests may be sent`
+//! `greeting → flags (→ STARTTLS → the TLS handshake, then on the decrypted socket) → STRUCTURED_REPLY → GO (or EXPORT_NAME of an old server) → ExportInfo; then requests may be sent`
 //!
 //! Source: proto.md, "Fixed newstyle negotiation" and "Option types".
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use crate::dial::{Dial, Secured};
 use crate::error::NbdError;
 use crate::protocol::{
     FIXED_NEWSTYLE, FLAG_CAN_MULTI_CONN, FLAG_READ_ONLY, FLAG_ROTATIONAL, FLAG_SEND_FLUSH, FLAG_SEND_FUA,
     FLAG_SEND_TRIM, FLAG_SEND_WRITE_ZEROES, GREETING, INFO_BLOCK_SIZE, INFO_EXPORT, NO_ZEROES, OPT_ABORT,
-    OPT_EXPORT_NAME, OPT_GO, OPT_INFO, OPT_STRUCTURED_REPLY, OPTION_MAGIC, OPTION_REPLY_MAGIC, REP_ACK,
-    REP_ERR_BLOCK_SIZE_REQD, REP_ERR_POLICY, REP_ERR_SHUTDOWN, REP_ERR_TLS_REQD, REP_ERR_UNKNOWN,
+    OPT_EXPORT_NAME, OPT_GO, OPT_INFO, OPT_STARTTLS, OPT_STRUCTURED_REPLY, OPTION_MAGIC, OPTION_REPLY_MAGIC,
+    REP_ACK, REP_ERR_BLOCK_SIZE_REQD, REP_ERR_POLICY, REP_ERR_SHUTDOWN, REP_ERR_TLS_REQD, REP_ERR_UNKNOWN,
     REP_ERR_UNSUP, REP_ERROR, REP_INFO, u16_at, u32_at, u64_at,
 };
 use crate::uri::NbdUri;
@@ -129,17 +130,55 @@ pub(crate) enum Goal {
     Information,
 }
 
-/// Negotiates the export on a new connection; requests can then be sent.
+/// Negotiates the export on a new connection. Requests can then be sent on the socket that this returns: with TLS, it is
+/// another one.
 ///
 /// # Errors
-/// [`NbdError`]; the connection is then of no use.
-pub fn negotiate(socket: &impl AsFd, uri: &NbdUri, timeout: Duration) -> Result<ExportInfo, NbdError> {
-    Negotiation { wire: Wire::new(socket, timeout), uri, timeout }.run(Goal::Transmission)
+/// [`NbdError`]; the connection is closed.
+pub fn negotiate(
+    socket: OwnedFd,
+    uri: &NbdUri,
+    dial: &dyn Dial,
+    timeout: Duration,
+) -> Result<(OwnedFd, ExportInfo), NbdError> {
+    run(socket, uri, dial, timeout, Goal::Transmission)
 }
 
 /// Asks for the export's properties on a new connection, which then ends.
-pub(crate) fn ask(socket: &impl AsFd, uri: &NbdUri, timeout: Duration) -> Result<ExportInfo, NbdError> {
-    Negotiation { wire: Wire::new(socket, timeout), uri, timeout }.run(Goal::Information)
+pub(crate) fn ask(
+    socket: OwnedFd,
+    uri: &NbdUri,
+    dial: &dyn Dial,
+    timeout: Duration,
+) -> Result<ExportInfo, NbdError> {
+    run(socket, uri, dial, timeout, Goal::Information).map(|(_, info)| info)
+}
+
+fn run(
+    socket: OwnedFd,
+    uri: &NbdUri,
+    dial: &dyn Dial,
+    timeout: Duration,
+    goal: Goal,
+) -> Result<(OwnedFd, ExportInfo), NbdError> {
+    let plain = Negotiation { wire: Wire::new(&socket, timeout), uri, timeout };
+    let no_zeroes = plain.greet()?;
+    let Some(tls) = &uri.tls else {
+        let info = plain.export(goal, no_zeroes)?;
+        return Ok((socket, info));
+    };
+    plain.ask_for_tls()?;
+    let failed = |source| NbdError::Tls { address: uri.address.clone(), source };
+    let Secured { socket, end } = dial.start_tls(socket, tls, timeout).map_err(failed)?;
+    let secret = Negotiation { wire: Wire::new(&socket, timeout), uri, timeout };
+    match secret.export(goal, no_zeroes) {
+        Ok(info) => Ok((socket, info)),
+        Err(NbdError::Lost { address, timeout, source }) => Err(match end() {
+            Some(reason) => failed(io::Error::other(reason)),
+            None => NbdError::Lost { address, timeout, source },
+        }),
+        Err(error) => Err(error),
+    }
 }
 
 struct Negotiation<'a> {
@@ -155,8 +194,22 @@ struct Reply {
 }
 
 impl Negotiation<'_> {
-    fn run(&self, goal: Goal) -> Result<ExportInfo, NbdError> {
-        let no_zeroes = self.greet()?;
+    /// Ends the part that is not encrypted. The server must not send anything after its reply, and nothing has been read
+    /// beyond it.
+    fn ask_for_tls(&self) -> Result<(), NbdError> {
+        self.send_option(OPT_STARTTLS, &[])?;
+        let Reply { kind, data } = self.reply(OPT_STARTTLS)?;
+        match kind {
+            REP_ACK => Ok(()),
+            REP_ERR_SHUTDOWN => Err(self.error_of(kind, &data)),
+            kind if kind & REP_ERROR != 0 => {
+                Err(NbdError::NoTls { address: self.uri.address.clone(), said: said(&data) })
+            }
+            kind => Err(self.protocol(format!("it answered a request for TLS with type {kind:#x}"))),
+        }
+    }
+
+    fn export(&self, goal: Goal, no_zeroes: bool) -> Result<ExportInfo, NbdError> {
         self.send_option(OPT_STRUCTURED_REPLY, &[])?;
         let structured = self.reply(OPT_STRUCTURED_REPLY)?.kind == REP_ACK;
         let info = match self.go(goal, structured)? {

@@ -6,6 +6,9 @@ use std::os::unix::net::UnixStream;
 use proptest::prelude::*;
 
 use super::*;
+use crate::dial::HostDialer;
+use crate::tls::Tls;
+use crate::uri::Address;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -18,8 +21,8 @@ fn with(script: &[u8]) -> Result<ExportInfo, NbdError> {
         let _ = server.shutdown(std::net::Shutdown::Write);
         let _ = server.read_to_end(&mut Vec::new());
     });
-    let result = negotiate(&client, &"nbd://server/disk".parse().unwrap(), TIMEOUT);
-    drop(client);
+    let uri = "nbd://server/disk".parse().unwrap();
+    let result = negotiate(client.into(), &uri, &HostDialer, TIMEOUT).map(|(_, info)| info);
     playing.join().unwrap();
     result
 }
@@ -109,7 +112,7 @@ fn server_that_ends_or_says_nothing_is_given_up() {
     assert!(matches!(with(&GREETING_BYTES[..10]), Err(NbdError::Lost { .. })));
     let (client, _server) = UnixStream::pair().unwrap();
     let uri = "nbd://server/disk".parse().unwrap();
-    let silent = negotiate(&client, &uri, Duration::from_millis(20)).unwrap_err();
+    let silent = negotiate(client.into(), &uri, &HostDialer, Duration::from_millis(20)).unwrap_err();
     assert!(matches!(&silent, NbdError::Lost { source, .. } if source.kind() == io::ErrorKind::TimedOut));
 }
 
@@ -129,4 +132,83 @@ proptest! {
     fn any_bytes_after_a_right_beginning_give_a_result(noise in prop::collection::vec(any::<u8>(), 0..80)) {
         let _ = with(&go(&[noise]));
     }
+}
+
+/// Reports a handshake without doing one, or fails with the error.
+#[derive(Debug)]
+struct Pretends {
+    handshake: Result<(), io::ErrorKind>,
+    end: Option<&'static str>,
+}
+
+impl Dial for Pretends {
+    fn dial(&self, _: &Address, _: Duration) -> io::Result<OwnedFd> {
+        unreachable!("the tests connect")
+    }
+
+    fn start_tls(&self, socket: OwnedFd, tls: &Tls, _: Duration) -> io::Result<Secured> {
+        assert!(matches!(tls, Tls::Psk { username, .. } if username == "vm"));
+        self.handshake?;
+        let end = self.end;
+        Ok(Secured { socket, end: Box::new(move || end.map(str::to_owned)) })
+    }
+}
+
+/// Negotiates with TLS. Returns what the client has sent, too.
+fn with_tls(script: &[u8], dial: &Pretends) -> (Result<ExportInfo, NbdError>, Vec<u8>) {
+    let (client, mut server) = UnixStream::pair().unwrap();
+    server.write_all(script).unwrap();
+    server.shutdown(std::net::Shutdown::Write).unwrap();
+    let uri = "nbds://vm@server/disk?tls-psk-file=/keys".parse().unwrap();
+    let result = negotiate(client.into(), &uri, dial, TIMEOUT).map(|(_, info)| info);
+    let mut sent = Vec::new();
+    // Fails if the client has closed a socket with unread bytes; what it sent arrives before.
+    let _ = server.read_to_end(&mut sent);
+    (result, sent)
+}
+
+const WORKS: Pretends = Pretends { handshake: Ok(()), end: None };
+
+fn starttls(answer: u32, message: &[u8]) -> Vec<u8> {
+    [GREETING_BYTES, &reply(OPT_STARTTLS, answer, message)].concat()
+}
+
+#[test]
+fn uri_with_tls_asks_for_it_before_anything_else() {
+    let plain = go(&[export(1 << 20, 1), ack()]);
+    let script = [&starttls(REP_ACK, &[]), plain.strip_prefix(GREETING_BYTES).unwrap()].concat();
+    let (info, sent) = with_tls(&script, &WORKS);
+    assert_eq!(info.unwrap().size_bytes, 1 << 20);
+    assert_eq!(sent[..20], *b"\0\0\0\x03IHAVEOPT\0\0\0\x05\0\0\0\0");
+    assert_eq!(sent[20..32], *b"IHAVEOPT\0\0\0\x08");
+}
+
+#[test]
+fn server_that_refuses_tls_gets_nothing_more() {
+    let (refused, sent) = with_tls(&starttls(REP_ERR_POLICY, b"not here"), &WORKS);
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("refuses TLS (it says: not here): enable TLS there"), "{text}");
+    assert_eq!(sent.len(), 20);
+}
+
+#[test]
+fn handshake_that_took_too_long_may_succeed_later_and_another_failure_may_not() {
+    let failure = |kind| {
+        let dial = Pretends { handshake: Err(kind), end: None };
+        with_tls(&starttls(REP_ACK, &[]), &dial).0.unwrap_err()
+    };
+    assert!(failure(io::ErrorKind::TimedOut).may_pass());
+    assert!(!failure(io::ErrorKind::Other).may_pass());
+}
+
+#[test]
+fn end_of_a_connection_after_the_handshake_has_the_reason_of_tls() {
+    let dial = Pretends { end: Some("bad certificate"), ..WORKS };
+    let error = with_tls(&starttls(REP_ACK, &[]), &dial).0.unwrap_err();
+    assert!(
+        matches!(&error, NbdError::Tls { source, .. } if source.to_string() == "bad certificate"),
+        "{error:?}"
+    );
+    let error = with_tls(&starttls(REP_ACK, &[]), &WORKS).0.unwrap_err();
+    assert!(matches!(error, NbdError::Lost { .. }), "{error:?}");
 }

@@ -1,7 +1,7 @@
 //! A client for exports of NBD servers (Network Block Device).
 //!
 //! ```text
-//! uri.rs → dial.rs (a socket) → handshake.rs (what the export is) → Export, shared by a disk's workers
+//! uri.rs, tls.rs → dial.rs (a socket) → handshake.rs (what the export is) → Export, shared by a disk's workers
 //!                                                                      └ Link: one worker's connection
 //! requests.rs, replies.rs: bytes of requests and replies, without I/O; the engine `nbd` (io_engine) moves the bytes
 //! ```
@@ -24,10 +24,11 @@ mod link;
 mod protocol;
 mod replies;
 mod requests;
+mod tls;
 mod uri;
 mod wire;
 
-pub use dial::{Dial, HostDialer};
+pub use dial::{Dial, HostDialer, Secured};
 pub use error::NbdError;
 pub use export::{Export, ExportOptions};
 pub use handshake::{ExportInfo, negotiate};
@@ -35,4 +36,5 @@ pub use inbox::FlushRequest;
 pub use link::Link;
 pub use replies::{Replies, ReplyError, Step};
 pub use requests::{Command, HEADER_BYTES, Request, Requests};
+pub use tls::Tls;
 pub use uri::{Address, NbdUri, UriError};

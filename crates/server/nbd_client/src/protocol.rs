@@ -12,6 +12,7 @@ pub(crate) const NO_ZEROES: u16 = 2;
 
 pub(crate) const OPT_EXPORT_NAME: u32 = 1;
 pub(crate) const OPT_ABORT: u32 = 2;
+pub(crate) const OPT_STARTTLS: u32 = 5;
 pub(crate) const OPT_INFO: u32 = 6;
 pub(crate) const OPT_GO: u32 = 7;
 pub(crate) const OPT_STRUCTURED_REPLY: u32 = 8;

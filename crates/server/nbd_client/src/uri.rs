@@ -1,7 +1,8 @@
 //! NBD URIs: which server, which export.
 //!
-//! `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`; with TLS `nbds://…`, `nbds+unix://…`
+//! `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`; with TLS `nbds://…`, `nbds+unix://…` (`tls.rs`)
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStringExt;
@@ -9,6 +10,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
+
+use crate::tls::{Tls, TlsKeys};
 
 /// The port that IANA has assigned to NBD.
 const DEFAULT_PORT: u16 = 10809;
@@ -50,26 +53,29 @@ pub struct NbdUri {
     pub address: Address,
     /// The export's name; empty: the server's default export.
     pub export: String,
+    /// How to encrypt the connections. `None`: they are not encrypted.
+    pub tls: Option<Tls>,
 }
 
 /// Why a text is no NBD URI that can be served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
     /// The scheme is not one of NBD's.
-    #[error("'{uri}' is no NBD URI: write nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH")]
+    #[error(
+        "'{uri}' is no NBD URI: write nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, with TLS nbds://… \
+         or nbds+unix://…"
+    )]
     Scheme {
         /** The text. */
         uri: String,
     },
-    /// The scheme asks for TLS.
-    #[error(
-        "'{uri}': TLS ({scheme}) is not supported: use nbd or nbd+unix, over a tunnel if the network is not trusted"
-    )]
+    /// What the URI says about TLS contradicts itself, or is missing.
+    #[error("'{uri}': {problem}")]
     Tls {
         /** The text. */
         uri: String,
-        /** The scheme. */
-        scheme: String,
+        /** What is wrong, and what to write. */
+        problem: &'static str,
     },
     /// A Unix URI with a host, or a TCP URI without one.
     #[error("'{uri}': {problem}")]
@@ -96,7 +102,10 @@ pub enum UriError {
         problem: &'static str,
     },
     /// The query has a key that is not known, or twice.
-    #[error("'{uri}': the key '{key}' is not supported here: only socket= is, once, with nbd+unix")]
+    #[error(
+        "'{uri}': the key '{key}' is not supported here: socket= is, with nbd+unix, and with TLS tls-certificates=, \
+         tls-psk-file=, tls-username= and tls-hostname=, each once"
+    )]
     Key {
         /** The text. */
         uri: String,
@@ -125,10 +134,11 @@ impl FromStr for NbdUri {
     fn from_str(text: &str) -> Result<Self, UriError> {
         let uri = || text.to_owned();
         let (scheme, rest) = text.split_once("://").ok_or_else(|| UriError::Scheme { uri: uri() })?;
-        let unix = match scheme {
-            "nbd" => false,
-            "nbd+unix" => true,
-            "nbds" | "nbds+unix" => return Err(UriError::Tls { uri: uri(), scheme: scheme.to_owned() }),
+        let (unix, encrypted) = match scheme {
+            "nbd" => (false, false),
+            "nbds" => (false, true),
+            "nbd+unix" => (true, false),
+            "nbds+unix" => (true, true),
             _ => return Err(UriError::Scheme { uri: uri() }),
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -136,27 +146,82 @@ impl FromStr for NbdUri {
         let export = percent_decode_str(export).decode_utf8();
         let export = export.ok().filter(|name| name.len() <= MAX_NAME_BYTES);
         let export = export.ok_or_else(|| UriError::Export { uri: uri() })?.into_owned();
-        let socket = socket_of(query).map_err(|key| UriError::Key { uri: uri(), key })?;
+        let Query { socket, tls } = Query::parse(query).map_err(|key| UriError::Key { uri: uri(), key })?;
+        let (user, server) = user_of(text, authority)?;
         let address = match (unix, socket) {
-            (true, socket) => unix_address(text, authority, socket)?,
-            (false, None) => tcp_address(text, authority)?,
+            (true, socket) => unix_address(text, server, socket)?,
+            (false, None) => tcp_address(text, server)?,
             (false, Some(_)) => return Err(UriError::Key { uri: uri(), key: "socket".to_owned() }),
         };
-        Ok(Self { text: uri(), address, export })
+        let tls = tls_of(text, encrypted, tls, user, &address)?;
+        Ok(Self { text: uri(), address, export, tls })
     }
 }
 
-/// The value of `socket`. Returns a key that is not known or is repeated as the error.
-fn socket_of(query: &str) -> Result<Option<PathBuf>, String> {
-    let mut socket = None;
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if key != "socket" || socket.is_some() {
-            return Err(key.to_owned());
+/// The keys of a URI's query.
+#[derive(Debug, Default)]
+struct Query {
+    socket: Option<PathBuf>,
+    tls: TlsKeys,
+}
+
+impl Query {
+    /// Returns a key that is not known, is repeated, or whose value should be UTF-8 and is not, as the error.
+    fn parse(query: &str) -> Result<Self, String> {
+        let mut found = Self::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let refused = || key.to_owned();
+            let path = || PathBuf::from(OsString::from_vec(percent_decode_str(value).collect()));
+            let name = || percent_decode_str(value).decode_utf8().map(Cow::into_owned).map_err(|_| refused());
+            let repeated = match key {
+                "socket" => found.socket.replace(path()).is_some(),
+                "tls-certificates" => found.tls.certificates.replace(path()).is_some(),
+                "tls-psk-file" => found.tls.psk_file.replace(path()).is_some(),
+                "tls-username" => found.tls.username.replace(name()?).is_some(),
+                "tls-hostname" => found.tls.hostname.replace(name()?).is_some(),
+                _ => return Err(refused()),
+            };
+            if repeated {
+                return Err(refused());
+            }
         }
-        socket = Some(PathBuf::from(OsString::from_vec(percent_decode_str(value).collect())));
+        Ok(found)
     }
-    Ok(socket)
+}
+
+/// The user and the rest of an authority.
+fn user_of<'a>(uri: &str, authority: &'a str) -> Result<(Option<String>, &'a str), UriError> {
+    let Some((user, server)) = authority.rsplit_once('@') else { return Ok((None, authority)) };
+    let wrong = |problem| UriError::Host { uri: uri.to_owned(), problem };
+    if user.contains(':') {
+        return Err(wrong("a password in a URI is not supported: remove it, and use tls-psk-file=PATH"));
+    }
+    let user = percent_decode_str(user).decode_utf8().map_err(|_| wrong("the user is not UTF-8"))?;
+    Ok((Some(user.into_owned()), server))
+}
+
+/// What the URI says about TLS: nothing, unless its scheme asks for TLS.
+fn tls_of(
+    uri: &str,
+    encrypted: bool,
+    keys: TlsKeys,
+    user: Option<String>,
+    address: &Address,
+) -> Result<Option<Tls>, UriError> {
+    let wrong = |problem| UriError::Tls { uri: uri.to_owned(), problem };
+    if !encrypted {
+        return match (keys.is_empty(), user) {
+            (false, _) => Err(wrong("the tls- keys need TLS: write nbds:// or nbds+unix://")),
+            (true, Some(_)) => Err(wrong("a user in a URI means nothing without TLS: remove USER@")),
+            (true, None) => Ok(None),
+        };
+    }
+    let host = match address {
+        Address::Tcp { host, .. } => Some(host.as_str()),
+        Address::Unix(_) => None,
+    };
+    keys.tls(user, host).map(Some).map_err(wrong)
 }
 
 fn unix_address(uri: &str, authority: &str, socket: Option<PathBuf>) -> Result<Address, UriError> {
@@ -192,9 +257,6 @@ fn tcp_address(uri: &str, authority: &str) -> Result<Address, UriError> {
             None => (authority, None),
         },
     };
-    if host.contains('@') {
-        return Err(wrong("a user in a URI means nothing without TLS: remove USER@"));
-    }
     if host.is_empty() {
         return Err(wrong("the host is missing: write nbd://HOST[:PORT]/EXPORT"));
     }
@@ -242,13 +304,31 @@ mod tests {
     }
 
     #[test]
+    fn uri_with_tls_says_how_both_sides_prove_who_they_are() {
+        let tls = |uri: &str| uri.parse::<NbdUri>().unwrap().tls;
+        let certificates = |host: Option<&str>| {
+            Some(Tls::Certificates { folder: "/d e".into(), host: host.map(str::to_owned) })
+        };
+        let psk = || Some(Tls::Psk { file: "/f".into(), username: "vm 1".to_owned() });
+        assert_eq!(tls("nbd://storage/x"), None);
+        assert_eq!(tls("nbds://storage:1/x?tls-certificates=/d%20e"), certificates(Some("storage")));
+        assert_eq!(tls("nbds://[::1]/x?tls-certificates=/d%20e"), certificates(Some("::1")));
+        assert_eq!(tls("nbds://10.0.0.1?tls-certificates=/d%20e&tls-hostname=h"), certificates(Some("h")));
+        assert_eq!(tls("nbds+unix:///x?socket=/s&tls-certificates=/d%20e"), certificates(None));
+        assert_eq!(tls("nbds+unix:///x?tls-psk-file=/f&socket=/s&tls-username=vm%201"), psk());
+        assert_eq!(tls("nbds+unix://vm%201@/x?tls-psk-file=/f&socket=/s"), psk());
+        assert_eq!(tls("nbds://vm%201@storage:9/x?tls-psk-file=/f"), psk());
+    }
+
+    #[test]
     fn mistake_is_named_with_what_to_write() {
         let wrong = [
             ("nbd+unix:///x", "add ?socket=PATH"),
             ("nbd+unix://host/x?socket=/s", "three slashes"),
             ("nbd+unix:///x?socket=s", "must begin with /"),
             ("nbd+unix:///x?socket=/s&socket=/t", "key 'socket'"),
-            ("nbd+unix:///x?tls-hostname=h", "key 'tls-hostname'"),
+            ("nbd+unix:///x?socket=/s&tls-hostname=h", "need TLS: write nbds://"),
+            ("nbd+unix:///x?socket=/s&tls-priority=h", "key 'tls-priority'"),
             ("nbd://h/x?socket=/s", "key 'socket'"),
             ("nbd:///x", "the host is missing"),
             ("nbd://h:0/x", "'0' is no port"),
@@ -258,7 +338,17 @@ mod tests {
             ("nbd://[fe80::1/x", "has no ]"),
             ("nbd://u@h/x", "remove USER@"),
             ("nbd://h/%ff", "must be UTF-8"),
-            ("nbds://h/x", "TLS (nbds)"),
+            ("nbd://u:p@h/x", "a password in a URI"),
+            ("nbds://h/x", "add tls-certificates=DIR"),
+            ("nbds://h/x?tls-certificates=/d&tls-psk-file=/f", "contradict each other"),
+            ("nbds://h/x?tls-certificates=d", "tls-certificates= must begin with /"),
+            ("nbds://u@h/x?tls-certificates=/d", "a user means nothing with tls-certificates="),
+            ("nbds://h/x?tls-psk-file=/f", "add tls-username=NAME"),
+            ("nbds://u@h/x?tls-psk-file=f", "tls-psk-file= must begin with /"),
+            ("nbds://u@h/x?tls-psk-file=/f&tls-username=v", "different users"),
+            ("nbds://u@h/x?tls-psk-file=/f&tls-hostname=h", "tls-hostname= means nothing"),
+            ("nbds://u@h/x?tls-psk-file=/f&tls-psk-file=/f", "key 'tls-psk-file'"),
+            ("nbds://h/x?tls-certificates=/d&tls-hostname=%ff", "key 'tls-hostname'"),
             ("http://h/x", "no NBD URI"),
         ];
         for (uri, part) in wrong {
@@ -271,7 +361,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_uri_or_an_error_and_a_uri_stays_as_it_was(text in "(nbd|nbd\\+unix)://.{0,60}") {
+        fn any_text_is_a_uri_or_an_error_and_a_uri_stays_as_it_was(text in "(nbds?|nbds?\\+unix)://.{0,60}") {
             if let Ok(uri) = text.parse::<NbdUri>() {
                 prop_assert_eq!(uri.to_string(), text);
             }

@@ -32,7 +32,7 @@ macro_rules! functions {
                     $($name: {
                         let (library, file) = if stringify!($library) == "rados" { (&rados, RADOS) } else { (&rbd, RBD) };
                         // SAFETY: 1. type: the header of Ceph 16 declares the function so, and the soname promises it.
-                        let symbol = unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) };
+                        let symbol = unsafe { library.get(concat!(stringify!($name), "\0")) };
                         *symbol.map_err(|error| RbdError::NoLibrary { library: file, reason: error.to_string() })?
                     },)*
                 };

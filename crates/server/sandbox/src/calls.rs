@@ -139,8 +139,11 @@ const TALKING: &[i64] = &[
     SYS_shutdown,
 ];
 
-/// Requests to the helper, over a socket pair created for them ([`asks_over_packets`]): each worker reopens an image.
+/// Requests to the helper, over a socket pair created for them ([`pair_of`]): each worker reopens an image.
 const ASKING: &[i64] = &[SYS_recvfrom, SYS_recvmsg, SYS_sendmsg];
+
+/// Passing on the bytes of a TLS connection. Each role whose threads may start one has these calls, too.
+const RELAYING: &[i64] = &[SYS_recvfrom, SYS_sendmsg];
 
 const IO_URING: &[i64] = &[SYS_io_uring_enter, SYS_io_uring_register, SYS_io_uring_setup];
 
@@ -230,8 +233,9 @@ const FCNTLS: &[u64] = &[1, 2, 3, 4, 36, 37, 38, 1030, 1033, 1034];
 /// C library uses itself.
 const HANDLED_SIGNALS: &[u64] = &[7, 6, 11, 32, 33];
 const SIGNAL_ARGUMENT: u8 = 0;
-/// `AF_UNIX`; `SOCK_SEQPACKET`, and the mask of the bits of a socket's type that are not flags.
+/// `AF_UNIX`; `SOCK_STREAM`, `SOCK_SEQPACKET`, and the mask of the bits of a socket's type that are not flags.
 const UNIX_SOCKET: u64 = 1;
+const STREAM: u64 = 1;
 const PACKETS: u64 = 5;
 const SOCKET_TYPE: u64 = 0xf;
 /// `AF_UNIX`, `AF_INET`, `AF_INET6`, and `AF_NETLINK`, through which the C library lists network interfaces.
@@ -256,6 +260,7 @@ pub(crate) fn plain(role: Role, engines: EngineCalls) -> Vec<i64> {
         // that was only created as a trial.
         Role::EngineThread => &[EVERYBODY, TRANSFERS, MAPPED, &[SYS_io_destroy]],
         Role::Network => &[EVERYBODY, EVENTS, TALKING, NETWORK],
+        Role::TlsRelay => &[EVERYBODY, RELAYING],
     };
     lists.concat()
 }
@@ -283,8 +288,8 @@ pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, Ba
     rules.push((SYS_clone, vec![has(0, CLONE_OF_A_THREAD)?]));
     // This filter allows `clone3`, `filter::no_processes` refuses it, and the C library then uses `clone`.
     rules.push((SYS_clone3, vec![]));
-    if matches!(role, Role::Control | Role::Worker) {
-        rules.push((SYS_socketpair, vec![asks_over_packets()?]));
+    if matches!(role, Role::Control | Role::Worker | Role::Network) {
+        rules.push((SYS_socketpair, vec![pair_of(PACKETS)?, pair_of(STREAM)?]));
     }
     if role == Role::Network {
         rules.push((SYS_socket, any_of(0, SOCKET_FAMILIES)?));
@@ -332,10 +337,11 @@ fn reads_own_limits(own_pid: u64) -> Result<Vec<SeccompRule>, BackendError> {
 }
 
 /// Allows a socket pair whose ends can only send to each other: a datagram socket could send to any path.
-fn asks_over_packets() -> Result<SeccompRule, BackendError> {
+fn pair_of(socket_type: u64) -> Result<SeccompRule, BackendError> {
     let family = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, UNIX_SOCKET)?;
-    let of_packets = SeccompCmpOp::MaskedEq(SOCKET_TYPE);
-    SeccompRule::new(vec![family, SeccompCondition::new(1, SeccompCmpArgLen::Dword, of_packets, PACKETS)?])
+    let without_flags = SeccompCmpOp::MaskedEq(SOCKET_TYPE);
+    let of_type = SeccompCondition::new(1, SeccompCmpArgLen::Dword, without_flags, socket_type)?;
+    SeccompRule::new(vec![family, of_type])
 }
 
 /// A rule on one argument. All arguments checked here have 32 bits; the upper bits are ignored.

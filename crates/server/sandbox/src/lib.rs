@@ -78,6 +78,7 @@ static ENGINES: OnceLock<EngineCalls> = OnceLock::new();
 static SESSION: OnceLock<Vec<BpfProgram>> = OnceLock::new();
 static WORKER: OnceLock<Vec<BpfProgram>> = OnceLock::new();
 static ENGINE_THREAD: OnceLock<Vec<BpfProgram>> = OnceLock::new();
+static TLS_RELAY: OnceLock<Vec<BpfProgram>> = OnceLock::new();
 
 thread_local! {
     /// The calling thread's role; the threads that it starts inherit its filters.
@@ -180,6 +181,7 @@ fn filters(role: Role) -> Result<&'static [BpfProgram], SandboxError> {
         Role::Session => (&SESSION, false),
         Role::Worker => (&WORKER, true),
         Role::EngineThread => (&ENGINE_THREAD, false),
+        Role::TlsRelay => (&TLS_RELAY, false),
     };
     if let Some(filters) = made.get() {
         return Ok(filters);

@@ -17,11 +17,13 @@ pub enum Role {
     /// Opens images on other machines through a client library, whose own threads inherit this role. It may connect to
     /// other machines, unlike the rest of the process ([`crate::enter_apart`]).
     Network,
+    /// Does the handshake of one TLS connection, then encrypts and decrypts: parses bytes of a server that is not trusted.
+    TlsRelay,
 }
 
 impl Role {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Control, Self::Session, Self::Worker, Self::EngineThread, Self::Network];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Control, Self::Session, Self::Worker, Self::EngineThread, Self::Network, Self::TlsRelay];
 
     /// The role's number, which fits its four bits in a filter's verdict.
     pub(crate) fn number(self) -> u32 {
@@ -31,6 +33,7 @@ impl Role {
             Self::Worker => 3,
             Self::EngineThread => 4,
             Self::Network => 5,
+            Self::TlsRelay => 6,
         }
     }
 
@@ -45,6 +48,7 @@ impl Role {
             Self::Worker => "worker",
             Self::EngineThread => "engine",
             Self::Network => "network",
+            Self::TlsRelay => "tls",
         }
     }
 }

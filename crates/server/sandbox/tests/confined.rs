@@ -78,6 +78,15 @@ fn network_thread_may_not_start_a_program() {
 }
 
 #[test]
+fn tls_thread_may_not_make_a_pair_of_sockets_of_its_own() {
+    let output = in_a_process("tls_thread_may_not_make_a_pair_of_sockets_of_its_own", || {
+        confine().unwrap();
+        on_a_thread(Role::TlsRelay, || drop(std::os::unix::net::UnixStream::pair()));
+    });
+    assert_refused(&output, "tls", "socketpair");
+}
+
+#[test]
 fn control_thread_beside_a_network_thread_may_not_connect() {
     let output = in_a_process("control_thread_beside_a_network_thread_may_not_connect", || {
         apart(Role::Network, FileRules::default(), || ());
@@ -298,8 +307,9 @@ fn descriptors_are_doubled_and_the_helper_is_asked() {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
         confine().unwrap();
         on_a_thread(Role::Worker, || {
-            let (unix, packets) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-            let (one, _other) = socketpair(unix, packets, SocketFlags::CLOEXEC, None).unwrap();
+            let pair = |of_type| socketpair(AddressFamily::UNIX, of_type, SocketFlags::CLOEXEC, None);
+            let (one, _other) = pair(SocketType::SEQPACKET).unwrap();
+            pair(SocketType::STREAM).unwrap();
             let flags = rustix::fs::fcntl_getfl(one.try_clone().unwrap()).unwrap();
             rustix::fs::fcntl_setfl(&one, flags).unwrap();
         });
@@ -335,7 +345,7 @@ fn network_thread_and_its_threads_connect_and_read_only_the_files_that_they_need
 fn threads_of_every_role_wait_allocate_and_end() {
     let output = in_a_process("threads_of_every_role_wait_allocate_and_end", || {
         confine().unwrap();
-        for role in [Role::Control, Role::Session, Role::Worker, Role::EngineThread] {
+        for role in [Role::Control, Role::Session, Role::Worker, Role::EngineThread, Role::TlsRelay] {
             on_a_thread(role, || {
                 let (sender, receiver) = std::sync::mpsc::channel();
                 sender.send(vec![1_u8; 1 << 20]).unwrap();
@@ -357,7 +367,7 @@ fn panic_with_a_trace_is_told_on_every_thread_and_aborts_as_ever() {
         // SAFETY: 1. no other thread reads the environment now.
         unsafe { std::env::set_var("RUST_BACKTRACE", "1") };
         confine().unwrap();
-        for role in [Role::Control, Role::Session, Role::Worker, Role::EngineThread] {
+        for role in [Role::Control, Role::Session, Role::Worker, Role::EngineThread, Role::TlsRelay] {
             let ended = std::thread::spawn(move || {
                 enter(role).unwrap();
                 panic!("{role} fails");

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use disk_image::host_opener::LISTEN_BACKLOG;
 use disk_image::{Access, FileId, FileKind, LockHolder, OpenRequest, Opener, QueueAttributes};
-use nbd_client::{Address, Dial};
+use nbd_client::Address;
 
 use super::messages::{self, Answer, Ask, kind_of_number, queue_of_numbers};
 use super::policy::Policy;
@@ -110,10 +110,16 @@ fn unexpected() -> io::Error {
     io::Error::other("the answer of the sandbox's helper does not fit the request")
 }
 
-impl Dial for Helper {
-    fn dial(&self, address: &Address, timeout: Duration) -> io::Result<OwnedFd> {
+impl Helper {
+    /// Connects to an NBD server.
+    pub fn dial(&self, address: &Address, timeout: Duration) -> io::Result<OwnedFd> {
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         self.opened(&Ask::Dial { server: address.into(), timeout_ms }, None)
+    }
+
+    /// Opens a file with credentials for an NBD server.
+    pub fn open_credentials(&self, path: &Path) -> io::Result<OwnedFd> {
+        self.opened(&Ask::OpenCredentials { path: path.into() }, None)
     }
 }
 

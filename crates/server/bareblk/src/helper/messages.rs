@@ -78,6 +78,10 @@ pub enum Ask {
         server: ServerAddress,
         timeout_ms: u64,
     },
+    /// Opens a file with credentials for an NBD server. The answer has the file.
+    OpenCredentials {
+        path: OsString,
+    },
     Unlink {
         path: OsString,
     },

@@ -15,6 +15,10 @@ pub mod accounts;
 
 pub mod client;
 
+mod credentials;
+
+pub mod dialer;
+
 mod messages;
 
 pub mod policy;
@@ -22,3 +26,5 @@ pub mod policy;
 pub mod server;
 
 pub mod server_address;
+
+pub use credentials::files_of;

@@ -2,7 +2,8 @@
 //!
 //! - Allows images, sockets and the configuration file named at the start, and those that the file names on a reload:
 //!   the helper reads the file itself.
-//! - Connects to the NBD servers of disks named at the start and in the configuration file, and to no others.
+//! - Connects to the NBD servers of disks named at the start and in the configuration file, and to no others. Opens these
+//!   disks' files with credentials for TLS.
 //! - Opens an image that was named as readonly only for reading.
 //! - With a control socket, also allows what clients add: images in and below the folders of the named images and of
 //!   `--allow-folders`; sockets in the folders of the named sockets and of `--allow-folders`, not below. The helper
@@ -23,6 +24,7 @@ use disk_image::{FileId, HostOpener, Location, Opener};
 use nbd_client::Address;
 use serde::{Deserialize, Serialize};
 
+use super::credentials::files_of;
 use super::server_address::ServerAddress;
 
 /// Maximum length of a configuration file: the server refuses a longer one. Ten thousand disks with every key take
@@ -41,6 +43,8 @@ pub struct Policy {
     pub configuration: Option<OsString>,
     /// NBD servers to which the server may connect.
     pub servers: Vec<ServerAddress>,
+    /// Files with credentials for TLS that the server may read.
+    pub credentials: Vec<OsString>,
     /// Below these folders the server may open or create any image.
     pub image_folders: Vec<OsString>,
     /// In these folders, not below them, the server may create any socket.
@@ -65,10 +69,11 @@ impl Policy {
     /// Splits the policy into parts, each of which fits into one message.
     pub fn pieces(&self, paths_at_a_time: usize) -> Vec<Self> {
         type Put = fn(&mut Policy, Vec<OsString>);
-        let lists: [(&[OsString], Put); 5] = [
+        let lists: [(&[OsString], Put); 6] = [
             (&self.images, |piece, paths| piece.images = paths),
             (&self.readonly_images, |piece, paths| piece.readonly_images = paths),
             (&self.sockets, |piece, paths| piece.sockets = paths),
+            (&self.credentials, |piece, paths| piece.credentials = paths),
             (&self.image_folders, |piece, paths| piece.image_folders = paths),
             (&self.socket_folders, |piece, paths| piece.socket_folders = paths),
         ];
@@ -127,6 +132,7 @@ pub struct Allowed {
     sockets: HashSet<PathBuf>,
     configuration: Option<PathBuf>,
     servers: HashSet<ServerAddress>,
+    credentials: HashSet<PathBuf>,
     image_folders: HashSet<PathBuf>,
     socket_folders: HashSet<PathBuf>,
     complete: bool,
@@ -154,6 +160,7 @@ impl Allowed {
         paths(policy.readonly_images).for_each(|path| self.name(path, false));
         self.sockets.extend(paths(policy.sockets));
         self.servers.extend(policy.servers);
+        self.credentials.extend(paths(policy.credentials));
         self.image_folders.extend(paths(policy.image_folders));
         self.socket_folders.extend(paths(policy.socket_folders));
         self.configuration = self.configuration.take().or(policy.configuration.map(PathBuf::from));
@@ -173,7 +180,10 @@ impl Allowed {
             let may_write = readonly.is_none_or(|readonly| readonly.as_bool() == Some(false));
             if let Some(image) = path("image") {
                 match Location::parse(&image) {
-                    Ok(Location::Nbd(uri)) => self.servers.extend([ServerAddress::from(&uri.address)]),
+                    Ok(Location::Nbd(uri)) => {
+                        self.servers.extend([ServerAddress::from(&uri.address)]);
+                        self.credentials.extend(files_of(&uri).into_iter().map(PathBuf::from));
+                    }
                     Ok(Location::Host) => self.name(image, may_write),
                     Ok(Location::Rbd(_)) | Err(_) => {}
                 }
@@ -236,6 +246,18 @@ impl Allowed {
             "the sandbox does not allow NBD server {address}: it must be that of a disk given at the server's start, or in \
              the configuration file"
         )))
+    }
+
+    /// Checks that the server may read this file with credentials.
+    pub fn credentials(&self, path: &Path) -> io::Result<()> {
+        if self.credentials.contains(path) {
+            return Ok(());
+        }
+        Err(denied(
+            "the sandbox does not allow this file: it must be that of a disk given at the server's start, or in the \
+             configuration file"
+                .to_owned(),
+        ))
     }
 
     pub fn configuration(&self, path: &Path) -> io::Result<()> {
@@ -386,6 +408,7 @@ mod tests {
             sockets: vec!["/named.sock".into()],
             configuration: Some("/named.toml".into()),
             servers: vec![ServerAddress::Unix("/named.nbd".into())],
+            credentials: vec!["/named.psk".into()],
             image_folders: folders.clone(),
             socket_folders: folders,
             adopts: false,
@@ -450,6 +473,20 @@ mod tests {
             allowed.image(Path::new("/new.raw"), true).is_ok()
                 && allowed.socket(Path::new("/new.sock")).is_ok()
         );
+    }
+
+    #[test]
+    fn credentials_are_those_of_disks_named_at_the_start_or_in_the_file() {
+        let mut allowed = allowed(&[Path::new("/")]);
+        let may_read = |allowed: &Allowed, path: &str| allowed.credentials(Path::new(path)).is_ok();
+        assert!(may_read(&allowed, "/named.psk") && !may_read(&allowed, "/tls/ca-cert.pem"));
+        allowed.extend_from_file("[[disk]]\nimage = \"nbds://storage/x?tls-certificates=/tls\"\n");
+        assert!(
+            ["ca-cert.pem", "client-cert.pem", "client-key.pem"]
+                .iter()
+                .all(|name| { may_read(&allowed, &format!("/tls/{name}")) })
+        );
+        assert!(!may_read(&allowed, "/tls/server-key.pem") && !may_read(&allowed, "/tls"));
     }
 
     #[test]

@@ -25,6 +25,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{debug, error};
 
 use super::accounts;
+use super::credentials;
 use super::messages::{self, Answer, Ask, kind_to_number, queue_to_numbers};
 use super::policy::{Allowed, FileLocation, Found, MAX_CONFIGURATION_BYTES};
 
@@ -200,6 +201,10 @@ impl State {
             Ask::Dial { server, timeout_ms } => {
                 self.allowed().server(&server)?;
                 HostDialer.dial(&server.into(), Duration::from_millis(timeout_ms)).map(opened)
+            }
+            Ask::OpenCredentials { path } => {
+                self.allowed().credentials(path.as_ref())?;
+                credentials::open(path.as_ref()).map(opened)
             }
             Ask::Unlink { path } => {
                 let path: &Path = path.as_ref();

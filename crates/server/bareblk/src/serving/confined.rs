@@ -1,6 +1,6 @@
 //! Sets up the sandbox of `bareblk serve` at the start, as the configuration demands.
 //!
-//! `helper started → locked memory allowed → another user, no capabilities → landlock → (images, sockets) → list of calls`
+//! `(GnuTLS loaded for disks with TLS) → helper started → locked memory allowed → another user, no capabilities → landlock → (images, sockets) → list of calls`
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileTypeExt;
@@ -10,15 +10,19 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use disk_image::{Access, HostOpener, Location, Opener};
 use io_engine::EngineKind;
+use nbd_client::NbdUri;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 use sandbox::{Enforcement, EngineCalls, FileRules, Identity, Kept};
+use tls_client::Library;
 use tracing::{debug, warn};
 
 use crate::args::serve_args::{Confinement, Switch};
 use crate::args::usage::Contradiction;
 use crate::config::configuration::{Configuration, ServerSettings};
 use crate::helper::client;
+use crate::helper::dialer::Dialer;
+use crate::helper::files_of;
 use crate::helper::policy::Policy;
 use crate::helper::server_address::ServerAddress;
 use crate::logging::LogArgs;
@@ -72,12 +76,18 @@ pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs
         let remote = Arc::new(RemoteAccess::direct());
         return Ok(Confined { opener, remote, identity: Identity::default(), files: None });
     }
+    if exports(configuration).any(|uri| uri.tls.is_some()) {
+        Library::load()?;
+    }
     let opener = client::start(&policy(configuration, adopts), log)?;
     let locked_memory = !allow_locked_memory();
     let identity = identity(confinement);
     sandbox::drop_privileges(identity, kept(server, locked_memory)).context(NOT_UP)?;
     sandbox::keep_out_of_core_files().context(NOT_UP)?;
-    let remote = Arc::new(RemoteAccess::confined(Arc::clone(&opener) as _, &clusters(configuration))?);
+    let remote = Arc::new(RemoteAccess::confined(
+        Arc::new(Dialer::Helper(Arc::clone(&opener))),
+        &clusters(configuration),
+    )?);
     let files = sandbox::restrict_files(&file_rules(server)).context(NOT_UP)?;
     Ok(Confined { opener, remote, identity, files: Some(files) })
 }
@@ -135,7 +145,8 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
         images: with(Access::ReadWrite),
         readonly_images: with(Access::ReadOnly),
         sockets: named(&sockets),
-        servers: disks.iter().filter_map(|disk| server_of(&disk.image.location)).collect(),
+        servers: exports(configuration).map(|uri| ServerAddress::from(&uri.address)).collect(),
+        credentials: exports(configuration).flat_map(files_of).collect(),
         configuration: file.clone().map(PathBuf::into_os_string),
         image_folders: folders(&files),
         socket_folders: folders(&sockets),
@@ -144,12 +155,12 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
     }
 }
 
-/// The NBD server to connect to for an image, if it is an export.
-fn server_of(location: &Location) -> Option<ServerAddress> {
-    match location {
-        Location::Nbd(uri) => Some(ServerAddress::from(&uri.address)),
+/// The disks on NBD servers.
+fn exports(configuration: &Configuration) -> impl Iterator<Item = &NbdUri> {
+    configuration.disks.iter().filter_map(|disk| match &disk.image.location {
+        Location::Nbd(uri) => Some(uri),
         Location::Host | Location::Rbd(_) => None,
-    }
+    })
 }
 
 /// The configuration files of the clusters that have images.

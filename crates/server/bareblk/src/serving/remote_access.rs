@@ -13,8 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow};
 use disk_image::{Image, ImageError, ImageOptions, Location};
-use nbd_client::{Dial, HostDialer};
+use nbd_client::Dial;
 use sandbox::{FileRules, Role, enter_apart};
+
+use crate::helper::dialer::Dialer;
 
 /// What a client library reads to find a cluster, besides the cluster's own files.
 const RESOLVER: [&str; 8] = [
@@ -51,7 +53,7 @@ enum Clusters {
 impl RemoteAccess {
     /// Access with the rights of this process.
     pub fn direct() -> Self {
-        Self { dial: Arc::new(HostDialer), clusters: Clusters::Direct }
+        Self { dial: Arc::new(Dialer::Host), clusters: Clusters::Direct }
     }
 
     /// Access in a sandbox whose helper is `dial`. `clusters`: the configurations of the clusters in which disks are. To be

@@ -24,6 +24,7 @@ mod killed;
 mod limits;
 mod live_upgrade;
 mod nbd;
+mod nbd_tls;
 mod on_error;
 mod package;
 mod rbd;

@@ -165,7 +165,7 @@ fn export_that_cannot_be_served_ends_the_start_with_its_reason() {
     }
     let wrong = |uri: &str, words: &[&str]| refusal(serve(&place, uri, words));
     assert_says(&wrong("nbd+unix:///x", &[]), &["add ?socket=PATH"]);
-    assert_says(&wrong("nbds://storage/x", &[]), &["TLS (nbds) is not supported"]);
+    assert_says(&wrong("nbds://storage/x", &[]), &["TLS needs credentials", "tls-certificates=DIR"]);
     let shared = wrong_usage(serve(&place, "nbd://storage/x", &["--placement", "shared"]));
     assert_says(&shared, &["--placement queue"]);
 }
