@@ -29,6 +29,9 @@ const SHOWN_BYTES: usize = 200;
 const OLD_ZEROES: usize = 124;
 /// The largest block that guests accept, and so the largest minimum that an export may demand.
 const MAX_MIN_BLOCK: u32 = 4096;
+/// The largest request of a server without a limit, which need not be a multiple of its smallest block: proto.md, "Block
+/// size constraints".
+const NO_MAX_BLOCK: u32 = u32::MAX;
 /// Largest request to a server that states no limit: proto.md, "Block size constraints".
 const DEFAULT_MAX_BLOCK: u32 = 32 << 20;
 
@@ -252,7 +255,8 @@ impl Negotiation<'_> {
         if i64::try_from(info.size_bytes).is_err() {
             return Err(unusable(format!("it claims {} bytes; the limit is 2^63 - 1", info.size_bytes)));
         }
-        let (min, max) = (info.min_block_bytes, info.max_block_bytes);
+        let min = info.min_block_bytes;
+        let max = if info.max_block_bytes == NO_MAX_BLOCK { DEFAULT_MAX_BLOCK } else { info.max_block_bytes };
         if !min.is_power_of_two() || min > MAX_MIN_BLOCK {
             return Err(unusable(format!(
                 "its smallest block is {min} bytes; it must be a power of two up to {MAX_MIN_BLOCK}"

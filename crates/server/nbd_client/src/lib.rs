@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod connector;
+mod coverage;
 mod dial;
 mod error;
 mod export;
