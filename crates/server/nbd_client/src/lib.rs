@@ -22,9 +22,11 @@ mod export;
 mod handshake;
 mod inbox;
 mod link;
+mod pause;
 mod protocol;
 mod replies;
 mod requests;
+mod server;
 mod uri;
 mod wire;
 
