@@ -15,7 +15,6 @@
 #![forbid(unsafe_code)]
 
 mod connector;
-mod coverage;
 mod dial;
 mod error;
 mod export;

@@ -8,11 +8,11 @@
 //!
 //! Source: proto.md, "Simple reply message" and "Structured reply chunk message".
 
-use crate::coverage::{MAX_PARTS, Refused};
 use crate::protocol::{
     ESHUTDOWN, REPLY_ERROR_BIT, REPLY_FLAG_DONE, REPLY_NONE, REPLY_OFFSET_DATA, REPLY_OFFSET_HOLE,
     SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, u16_at, u32_at, u64_at,
 };
+use crate::requests::coverage::{MAX_PARTS, Refused};
 use crate::requests::{Command, Requests};
 
 const SIMPLE_BYTES: usize = 16;

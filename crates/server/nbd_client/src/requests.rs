@@ -5,7 +5,9 @@
 //! - A handle is the request's slot and a generation, so a reply to a request that has ended is noticed.
 //! - All slots are allocated at the start.
 
-use crate::coverage::Coverage;
+pub(crate) mod coverage;
+
+use self::coverage::Coverage;
 use crate::protocol::{
     CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, REQUEST_MAGIC,
 };
