@@ -42,7 +42,8 @@ fn replies(choice: u8, stream: &[u8]) {
         requests.mark_sent(slot);
     }
     let mut parser = Replies::new(choice & 2 == 0);
-    let mut covered = [0_u32; 4];
+    // Whether each byte of a read has arrived. Nothing of the other requests may arrive.
+    let mut covered = [vec![false; READS[0] as usize], vec![false; READS[1] as usize], vec![], vec![]];
     for mut rest in stream.chunks(usize::from(choice >> 2) + 1) {
         loop {
             let Ok((taken, step)) = parser.step(&mut requests, rest) else { return };
@@ -53,24 +54,31 @@ fn replies(choice: u8, stream: &[u8]) {
                 Step::Payload { slot, at_bytes, len_bytes } => {
                     inside(&requests, slot, at_bytes, len_bytes);
                     let part = len_bytes.min(u32::try_from(rest.len()).unwrap());
-                    covered[slot as usize] += part;
+                    arrived(&mut covered[slot as usize], at_bytes, part);
                     parser.took(part);
                     rest = &rest[part as usize..];
                 }
                 Step::Zeroes { slot, at_bytes, len_bytes } => {
                     inside(&requests, slot, at_bytes, len_bytes);
-                    covered[slot as usize] += len_bytes;
+                    arrived(&mut covered[slot as usize], at_bytes, len_bytes);
                 }
                 Step::Done { slot, error } => {
                     let request = *requests.get(slot).expect("a request in flight");
                     let is_read = request.command == Command::Read;
-                    assert!(!is_read || error != 0 || covered[slot as usize] == request.len_bytes);
+                    assert!(!is_read || error != 0 || covered[slot as usize].iter().all(|byte| *byte));
                     requests.remove(slot);
                 }
                 Step::ShuttingDown => return,
             }
         }
     }
+}
+
+/// No byte may arrive twice.
+fn arrived(covered: &mut [bool], at_bytes: u32, len_bytes: u32) {
+    let part = &mut covered[at_bytes as usize..][..len_bytes as usize];
+    assert!(!part.contains(&true), "{len_bytes} bytes at {at_bytes} arrive again");
+    part.fill(true);
 }
 
 fn inside(requests: &Requests, slot: u32, at_bytes: u32, len_bytes: u32) {

@@ -4,12 +4,14 @@ use std::fmt::{self, Debug};
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use crate::tls::Tls;
+use crate::negotiation::tls::Tls;
 use crate::uri::Address;
 
 /// Opens connections to NBD servers.
@@ -52,10 +54,29 @@ pub struct HostDialer;
 impl Dial for HostDialer {
     fn dial(&self, address: &Address, timeout: Duration) -> io::Result<OwnedFd> {
         match address {
-            Address::Unix(path) => Ok(UnixStream::connect(path)?.into()),
+            Address::Unix(path) => connect_unix(path, timeout),
             Address::Tcp { host, port } => connect_tcp(host, *port, timeout).map(OwnedFd::from),
         }
     }
+}
+
+/// Waits at most `timeout` for a server that accepts no connections: its queue of connections is short, and full after
+/// a few attempts.
+fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // `connect` waits as long as a send would (unix(7)).
+    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+    loop {
+        match connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    sockopt::set_socket_timeout(&socket, Timeout::Send, None)?;
+    Ok(socket)
 }
 
 /// Tries all addresses of the host within `timeout`.
@@ -78,4 +99,44 @@ fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream
         }
     }
     Err(latest)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+
+    use super::*;
+
+    /// A socket that listens, and accepts nothing.
+    fn listener(backlog: i32) -> (tempfile::TempDir, Address, OwnedFd) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nbd.sock");
+        let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&listener, backlog).unwrap();
+        (folder, Address::Unix(path), listener)
+    }
+
+    /// A server that was stopped, with `SIGSTOP` for example, has such a socket after a few attempts.
+    #[test]
+    fn unix_server_that_accepts_nothing_is_given_up_after_the_timeout() {
+        let (_folder, address, _listener) = listener(0);
+        let timeout = Duration::from_millis(20);
+        let attempts: Vec<_> = (0..4).map(|_| HostDialer.dial(&address, timeout)).collect();
+        let latest = attempts.last().unwrap().as_ref().unwrap_err();
+        assert!(attempts[0].is_ok());
+        assert_eq!(latest.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn unix_server_that_is_away_is_an_error_at_once_and_a_connection_carries_bytes() {
+        let (folder, address, listener) = listener(1);
+        let away = Address::Unix(folder.path().join("other.sock"));
+        let error = HostDialer.dial(&away, Duration::from_secs(300)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        let socket = HostDialer.dial(&address, Duration::from_secs(300)).unwrap();
+        let accepted = rustix::net::accept(&listener).unwrap();
+        rustix::io::write(&socket, b"x").unwrap();
+        assert_eq!(rustix::io::read(&accepted, &mut [0; 4]), Ok(1));
+    }
 }

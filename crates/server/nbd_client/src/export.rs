@@ -6,20 +6,20 @@
 //!   would cover only the writes of its own connection.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::dial::Dial;
 use crate::error::NbdError;
-use crate::handshake::{ExportInfo, ask, negotiate};
 use crate::inbox::{Connection, Shared};
+use crate::negotiation::handshake::ExportInfo;
+use crate::negotiation::wire::{Wire, send};
 use crate::protocol::{CMD_DISC, REQUEST_MAGIC};
-use crate::replies::{Replies, Step};
-use crate::requests::{Command, HEADER_BYTES, Request, Requests};
+use crate::server::Server;
+use crate::transmission::replies::{Replies, Step};
+use crate::transmission::requests::{Command, HEADER_BYTES, Request, Requests};
 use crate::uri::NbdUri;
-use crate::wire::{Wire, send};
 
 /// How to use an export.
 #[derive(Clone, Copy, Debug)]
@@ -42,17 +42,36 @@ struct State {
     /// A connection that no link uses.
     spare: Option<Connection>,
     links: Vec<Weak<Shared>>,
+    /// A connection is being opened to an export that has only one at a time.
+    opening: bool,
+}
+
+impl State {
+    fn links(&self) -> impl Iterator<Item = Arc<Shared>> {
+        self.links.iter().filter_map(Weak::upgrade)
+    }
+}
+
+/// What the thread that connects a link has to do.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// Nothing: the link has a connection.
+    Done,
+    /// Another link has the only connection.
+    Wait,
+    /// Open a connection, and then call [`Export::end_opening`].
+    Open(Arc<Server>),
 }
 
 /// An export of an NBD server.
 #[derive(Debug)]
 pub struct Export {
-    uri: NbdUri,
-    options: ExportOptions,
-    dial: Arc<dyn Dial>,
-    info: ExportInfo,
+    server: Arc<Server>,
+    request_timeout: Duration,
     size_bytes: AtomicU64,
     state: Mutex<State>,
+    /// `State::opening` has become false.
+    opened: Condvar,
 }
 
 impl Export {
@@ -61,35 +80,33 @@ impl Export {
     /// # Errors
     /// [`NbdError`].
     pub fn connect(uri: &NbdUri, options: ExportOptions, dial: Arc<dyn Dial>) -> Result<Arc<Self>, NbdError> {
-        let socket = connected(dial.as_ref(), uri, options.connect_timeout)?;
-        let (socket, info) = negotiate(socket, uri, dial.as_ref(), options.connect_timeout)?;
-        let spare = Some(Connection { socket, structured: info.structured });
+        let (server, connection) = Server::connect(uri, options.connect_timeout, dial)?;
+        let size_bytes = AtomicU64::new(server.info.size_bytes);
         Ok(Arc::new(Self {
-            uri: uri.clone(),
-            options,
-            dial,
-            info,
-            size_bytes: AtomicU64::new(info.size_bytes),
-            state: Mutex::new(State { spare, links: Vec::new() }),
+            server: Arc::new(server),
+            request_timeout: options.request_timeout,
+            size_bytes,
+            state: Mutex::new(State { spare: Some(connection), ..State::default() }),
+            opened: Condvar::new(),
         }))
     }
 
     /// The export's properties when the disk was opened.
     #[must_use]
     pub fn info(&self) -> ExportInfo {
-        self.info
+        self.server.info
     }
 
     /// The export's URI.
     #[must_use]
     pub fn uri(&self) -> &NbdUri {
-        &self.uri
+        &self.server.uri
     }
 
     /// How long a request may stay without a reply.
     #[must_use]
     pub fn request_timeout(&self) -> Duration {
-        self.options.request_timeout
+        self.request_timeout
     }
 
     /// The latest size that the server has stated.
@@ -104,10 +121,9 @@ impl Export {
     /// # Errors
     /// [`NbdError`].
     pub fn refresh_size(&self) -> Result<u64, NbdError> {
-        let socket = connected(self.dial.as_ref(), &self.uri, self.options.connect_timeout)?;
-        let info = ask(socket, &self.uri, self.dial.as_ref(), self.options.connect_timeout)?;
-        self.size_bytes.store(info.size_bytes, Ordering::Relaxed);
-        Ok(info.size_bytes)
+        let size_bytes = self.server.ask()?.size_bytes;
+        self.size_bytes.store(size_bytes, Ordering::Relaxed);
+        Ok(size_bytes)
     }
 
     /// Adds a link. Gives it the spare connection, if there is one.
@@ -125,53 +141,87 @@ impl Export {
     /// # Errors
     /// Errors of the connection, and the server's.
     pub fn flush(&self, deadline: Instant) -> io::Result<()> {
-        if !self.info.can_flush() {
+        if !self.info().can_flush() {
             return Ok(());
         }
-        let busy = self.links().into_iter().find(|link| link.has_connection());
-        if let Some(link) = busy {
-            return link.flush(deadline);
+        let mut state = self.state();
+        loop {
+            let busy = state.links().find(|link| link.has_connection());
+            if let Some(link) = busy {
+                drop(state);
+                return link.flush(deadline);
+            }
+            if !state.opening {
+                break;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            (state, _) = self.opened.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
         }
-        let spare = self.state().spare.take();
-        let connection = spare.map_or_else(|| self.open_connection().map_err(io::Error::other), Ok)?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        let flushed = flush_on(&connection, left);
-        if flushed.is_ok() {
-            self.give_back(connection);
-        }
+        state.opening = !self.info().can_multi_conn();
+        let spare = state.spare.take();
+        drop(state);
+        let flushed = self.flush_on_spare(spare, deadline);
+        self.end_opening();
         flushed
     }
 
-    /// Keeps a connection for the next link.
-    pub(crate) fn give_back(&self, connection: Connection) {
-        let waiting = self.links().into_iter().find(|link| link.wants_connection());
-        match waiting {
-            Some(link) => link.deliver(connection),
-            None => self.state().spare = Some(connection),
-        }
-    }
-
-    /// Whether this link may have a connection now.
-    pub(crate) fn may_connect(&self, shared: &Arc<Shared>) -> bool {
-        let is_other = |link: &Arc<Shared>| !Arc::ptr_eq(link, shared) && link.has_connection();
-        self.info.can_multi_conn() || !self.links().iter().any(is_other)
-    }
-
-    /// Opens one more connection. The export must still have the properties with which the disk was opened.
-    pub(crate) fn open_connection(&self) -> Result<Connection, NbdError> {
-        let socket = connected(self.dial.as_ref(), &self.uri, self.options.connect_timeout)?;
-        let (socket, info) = negotiate(socket, &self.uri, self.dial.as_ref(), self.options.connect_timeout)?;
-        match self.info.weakened_in(info) {
-            Some(problem) => {
-                let (address, export) = (self.uri.address.clone(), self.uri.export.clone());
-                Err(NbdError::Unusable { address, export, problem })
+    /// Flushes on a connection that no link uses, and keeps it.
+    fn flush_on_spare(&self, mut spare: Option<Connection>, deadline: Instant) -> io::Result<()> {
+        loop {
+            let is_old = spare.is_some();
+            let open = || self.server.open_connection().map_err(io::Error::other);
+            let connection = spare.take().map_or_else(open, Ok)?;
+            match flush_on(&connection, deadline.saturating_duration_since(Instant::now())) {
+                Ok(error) => {
+                    self.give_back(connection);
+                    let refused = || io::Error::other(format!("the NBD server cannot flush: error {error}"));
+                    return if error == 0 { Ok(()) } else { Err(refused()) };
+                }
+                // The server may have been restarted since the connection was last used.
+                Err(source) if is_old && source.kind() != io::ErrorKind::TimedOut => {}
+                Err(source) => return Err(source),
             }
-            None => Ok(Connection { socket, structured: info.structured }),
         }
     }
 
-    fn links(&self) -> Vec<Arc<Shared>> {
-        self.state().links.iter().filter_map(Weak::upgrade).collect()
+    /// Keeps a connection for the next link, or gives it to one that waits.
+    pub(crate) fn give_back(&self, mut connection: Connection) {
+        let mut state = self.state();
+        for link in state.links() {
+            match link.offer(connection) {
+                Ok(()) => return,
+                Err(refused) => connection = refused,
+            }
+        }
+        state.spare = Some(connection);
+    }
+
+    /// Begins to connect a link. Two threads must not both find that an export with only one connection has none.
+    pub(crate) fn begin_opening(&self, shared: &Arc<Shared>) -> Turn {
+        let mut state = self.state();
+        if !shared.wants_connection() {
+            return Turn::Done;
+        }
+        let only_one = !self.info().can_multi_conn();
+        let has_another = |link: Arc<Shared>| !Arc::ptr_eq(&link, shared) && link.has_connection();
+        if only_one && (state.opening || state.links().any(has_another)) {
+            return Turn::Wait;
+        }
+        if let Some(spare) = state.spare.take() {
+            state.spare = shared.offer(spare).err();
+            return Turn::Done;
+        }
+        state.opening = only_one;
+        Turn::Open(Arc::clone(&self.server))
+    }
+
+    /// Ends what [`Export::begin_opening`] began, after the connection was handed over.
+    pub(crate) fn end_opening(&self) {
+        self.state().opening = false;
+        self.opened.notify_all();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -191,13 +241,8 @@ impl Drop for Export {
     }
 }
 
-fn connected(dial: &dyn Dial, uri: &NbdUri, timeout: Duration) -> Result<OwnedFd, NbdError> {
-    let address = || uri.address.clone();
-    dial.dial(&uri.address, timeout).map_err(|source| NbdError::Connect { address: address(), source })
-}
-
-/// A flush on a connection without other requests.
-fn flush_on(connection: &Connection, timeout: Duration) -> io::Result<()> {
+/// A flush on a connection without other requests. Returns the server's error number; 0: it has flushed.
+fn flush_on(connection: &Connection, timeout: Duration) -> io::Result<u32> {
     let wire = Wire::new(&connection.socket, timeout);
     let mut requests = Requests::new(1);
     let flush = Request { command: Command::Flush, offset_bytes: 0, len_bytes: 0 };
@@ -210,13 +255,14 @@ fn flush_on(connection: &Connection, timeout: Duration) -> io::Result<()> {
         let byte = wire.receive_array::<1>()?;
         match replies.step(&mut requests, &byte).map_err(io::Error::other)? {
             (_, Step::NeedsBytes) => {}
-            (_, Step::Done { error: 0, .. }) => return Ok(()),
-            (_, Step::Done { error, .. }) => {
-                return Err(io::Error::other(format!("the NBD server cannot flush: error {error}")));
-            }
+            (_, Step::Done { error, .. }) => return Ok(error),
             (_, step) => {
                 return Err(io::Error::other(format!("the NBD server answers a flush with {step:?}")));
             }
         }
     }
 }
+
+#[cfg(test)]
+#[path = "export_tests.rs"]
+mod tests;

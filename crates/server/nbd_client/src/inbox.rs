@@ -11,6 +11,8 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::pause::Pause;
+
 /// A connection on which requests may be sent.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -38,6 +40,10 @@ struct Inbox {
     flushes: Vec<FlushRequest>,
     /// A thread is connecting.
     connecting: bool,
+    /// When the latest connection was delivered.
+    delivered_at: Option<Instant>,
+    /// The pause before the latest thread's first attempt.
+    pause: Pause,
 }
 
 /// The part of a link that other threads use.
@@ -81,12 +87,18 @@ impl Shared {
         self.connected.store(false, Ordering::Release);
     }
 
-    /// Records that a thread connects from now on. Returns false if one does already, or a connection has been delivered.
-    pub fn begin_connecting(&self) -> bool {
+    /// Records that a thread connects from now on, and returns the pause before its first attempt. `None`: a thread
+    /// connects already, or a connection has been delivered.
+    pub fn begin_connecting(&self) -> Option<Pause> {
         let mut inbox = self.inbox();
-        let begins = !inbox.connecting && inbox.connection.is_none();
-        inbox.connecting |= begins;
-        begins
+        if inbox.connecting || inbox.connection.is_some() {
+            return None;
+        }
+        inbox.connecting = true;
+        if let Some(delivered_at) = inbox.delivered_at.take() {
+            inbox.pause = inbox.pause.after_connection(delivered_at.elapsed());
+        }
+        Some(inbox.pause)
     }
 
     /// Records that the thread could not be started.
@@ -108,13 +120,26 @@ impl Shared {
         self.inbox().connecting
     }
 
-    /// Hands a connection to the worker.
+    /// Hands a connection to the worker of a new link.
     pub fn deliver(&self, connection: Connection) {
-        {
-            let mut inbox = self.inbox();
-            inbox.connection = Some(connection);
-            inbox.connecting = false;
+        self.put(&mut self.inbox(), connection);
+    }
+
+    /// Hands a connection to the worker if a thread is connecting for the link. Otherwise the link has one already, with
+    /// requests in flight perhaps.
+    pub fn offer(&self, connection: Connection) -> Result<(), Connection> {
+        let mut inbox = self.inbox();
+        if !inbox.connecting {
+            return Err(connection);
         }
+        self.put(&mut inbox, connection);
+        Ok(())
+    }
+
+    fn put(&self, inbox: &mut Inbox, connection: Connection) {
+        inbox.connection = Some(connection);
+        inbox.connecting = false;
+        inbox.delivered_at = Some(Instant::now());
         self.connected.store(true, Ordering::Release);
         self.wake();
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! uri.rs, tls.rs → dial.rs (a socket) → handshake.rs (what the export is) → Export, shared by a disk's workers
 //!                                                                      └ Link: one worker's connection
-//! requests.rs, replies.rs: bytes of requests and replies, without I/O; the engine `nbd` (io_engine) moves the bytes
+//! transmission/: bytes of requests and replies, without I/O; the engine `nbd` (io_engine) moves the bytes
 //! ```
 //!
 //! - The server is not trusted: each number that it sends is checked, and a reply that breaks the protocol ends the
@@ -18,23 +18,22 @@ mod connector;
 mod dial;
 mod error;
 mod export;
-mod handshake;
 mod inbox;
 mod link;
+mod negotiation;
+mod pause;
 mod protocol;
-mod replies;
-mod requests;
-mod tls;
+mod server;
+mod transmission;
 mod uri;
-mod wire;
 
 pub use dial::{Dial, HostDialer, Secured};
 pub use error::NbdError;
 pub use export::{Export, ExportOptions};
-pub use handshake::{ExportInfo, negotiate};
 pub use inbox::FlushRequest;
 pub use link::Link;
-pub use replies::{Replies, ReplyError, Step};
-pub use requests::{Command, HEADER_BYTES, Request, Requests};
-pub use tls::Tls;
+pub use negotiation::handshake::{ExportInfo, negotiate};
+pub use negotiation::tls::Tls;
+pub use transmission::replies::{Replies, ReplyError, Step};
+pub use transmission::requests::{Command, HEADER_BYTES, Request, Requests};
 pub use uri::{Address, NbdUri, UriError};

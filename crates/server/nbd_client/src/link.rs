@@ -59,16 +59,15 @@ impl Link {
         self.shared.take_flushes()
     }
 
-    /// Asks for a new connection, because there is none, or `lost` ended it. Returns at once; a thread connects.
+    /// Asks for a new connection, because there is none, or `lost` ended it. Returns at once; a thread connects. Does
+    /// nothing more if a thread connects already.
     pub fn reconnect(&self, lost: Option<&str>) {
         self.shared.disconnected();
         if let Some(why) = lost {
             tracing::warn!(export = %self.export.uri(), "connection to the NBD server lost: {why}; reconnecting");
         }
-        if !self.shared.begin_connecting() {
-            return;
-        }
-        if let Err(error) = connector::start(&self.export, &self.shared, lost.is_some()) {
+        let Some(pause) = self.shared.begin_connecting() else { return };
+        if let Err(error) = connector::start(&self.export, &self.shared, pause, lost.is_some()) {
             self.shared.not_connecting();
             tracing::error!(export = %self.export.uri(), "cannot start the thread that reconnects: {error}");
         }
@@ -76,8 +75,9 @@ impl Link {
 
     /// Gives a connection without requests in flight back, for other links of the export.
     pub fn give_back(&self, socket: OwnedFd, structured: bool) {
-        self.shared.disconnected();
         self.export.give_back(Connection { socket, structured });
+        // Afterwards: until then, no other link may open a connection to an export that has only one.
+        self.shared.disconnected();
     }
 }
 

@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
 
-use crate::tls::{Tls, TlsKeys};
+use crate::negotiation::tls::{Tls, TlsKeys};
 
 /// The port that IANA has assigned to NBD.
 const DEFAULT_PORT: u16 = 10809;

@@ -134,7 +134,7 @@ fn waiting_disk_can_be_removed() {
 
 #[test]
 fn requests_are_parked_while_the_server_hangs_and_go_on_afterwards() {
-    let Some(export) = NbdServer::file(16 * MIB, &[]) else { return };
+    let Some(export) = NbdServer::qemu_nbd(16 * MIB, &[]) else { return };
     let place = Place::new();
     let words = ["--on-error", "hold", "--retry-after", "1", "--nbd-timeout", "1"];
     let server = Server::start(serve(&place, &export.uri(), &words));

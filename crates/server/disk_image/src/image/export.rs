@@ -73,7 +73,8 @@ impl Image {
             cache: options.cache,
             kind: FileKind::Regular,
             bounds: Bounds::new(size_bytes, block_size_bytes),
-            alignment: Alignment::BUFFERED,
+            // Buffers may lie anywhere, but a request has whole blocks of the server.
+            alignment: Alignment { memory_bytes: 1, offset_bytes: info.min_block_bytes },
             topology: Topology::of_file(block_size_bytes, preferred_bytes),
             discard,
             write_zeroes: writable.then(|| WriteZeroesLimits::new(info.can_write_zeroes())),

@@ -63,7 +63,7 @@ impl OpenFile {
     /// Longest call while no other file's calls wait behind it: one turn's bytes.
     #[inline]
     pub fn longest_call_bytes(&self) -> u64 {
-        let usual = if self.wants_alignment() { MAX_DIRECT_CALL_BYTES } else { MAX_CACHED_CALL_BYTES };
+        let usual = if self.copies_nothing() { MAX_DIRECT_CALL_BYTES } else { MAX_CACHED_CALL_BYTES };
         self.spec.backing.longest_call_bytes().map_or(usual, |most| most.min(usual))
     }
 
@@ -72,7 +72,14 @@ impl OpenFile {
         self.spec.alignment
     }
 
-    /// Whether the kernel requires aligned addresses and lengths (`O_DIRECT`).
+    /// Whether calls move data without copying it (`O_DIRECT`). Sending and receiving copies.
+    #[inline]
+    pub fn copies_nothing(&self) -> bool {
+        self.wants_alignment() && self.spec.backing.file().is_some()
+    }
+
+    /// Whether the storage requires aligned addresses or lengths: the kernel for `O_DIRECT`, or a server that refuses
+    /// parts of its blocks.
     #[inline]
     pub fn wants_alignment(&self) -> bool {
         self.spec.alignment.memory_bytes > 1 || self.spec.alignment.offset_bytes > 1

@@ -180,7 +180,7 @@ impl OpState {
     /// Cost of the next call in its file's turn.
     #[inline]
     pub fn cost_bytes(&self, file: &OpenFile) -> u64 {
-        turn::cost_bytes(self.call_bytes(file), file.wants_alignment())
+        turn::cost_bytes(self.call_bytes(file), file.copies_nothing())
     }
 
     /// Upper bound of the bytes that the next call moves.

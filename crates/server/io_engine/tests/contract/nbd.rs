@@ -122,6 +122,28 @@ fn small_requests_of_the_server_are_respected() {
     assert_eq!(bed.read(4096, 1 << 20), pattern(5, 1 << 20));
 }
 
+/// A guest may cut its blocks into pieces of any length. The server refuses requests that are not whole blocks.
+#[test]
+fn pieces_that_are_no_whole_blocks_of_the_server_are_put_together() {
+    let limits = ["blocksize-minimum=4096", "blocksize-error-policy=error"];
+    let arguments = [&["--filter=blocksize-policy", "memory", "16M"][..], &limits].concat();
+    let Some(server) = NbdServer::nbdkit(&arguments) else { return };
+    let mut bed = bed(&options(&server));
+    let (len, data) = (1 << 20, pattern(7, 1 << 20));
+    for first in [512, 4096 + 512, 1] {
+        bed.store(0, &data[..first as usize]);
+        bed.store(1 << 20, &data[first as usize..]);
+        let pieces = [(0, first), (1 << 20, len - first)];
+        let range = bed.range(4096, len);
+        let kind = OpKind::Write { range, durability: Durability::Durable };
+        assert_eq!(bed.run(kind, &pieces).result, Ok(()), "a first piece of {first} bytes");
+        assert!(bed.read(4096, len) == data, "a first piece of {first} bytes");
+        bed.store(0, &[0xee; 8192]);
+        assert_eq!(bed.run(OpKind::Read { range }, &pieces).result, Ok(()));
+        assert!([bed.load(0, first), bed.load(1 << 20, len - first)].concat() == data);
+    }
+}
+
 #[test]
 fn export_that_cannot_be_served_is_refused_with_the_reason() {
     let Some(server) = NbdServer::nbdkit(&["--read-only", "memory", "16M"]) else { return };

@@ -454,6 +454,8 @@ impl Connection {
     /// Counts time. A request that has waited too long fails, and ends the connection on which it had no reply.
     pub fn on_tick(&mut self, results: &mut VecDeque<RawResult>) {
         self.tick += 1;
+        // The thread that connects could not be started, perhaps.
+        self.connect();
         let (tick, timeout_ticks) = (self.tick, self.timeout_ticks);
         let is_late = |pending: &Option<Pending>| {
             pending.as_ref().is_some_and(|pending| tick - pending.since > timeout_ticks)

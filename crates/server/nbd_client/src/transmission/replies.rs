@@ -12,7 +12,8 @@ use crate::protocol::{
     ESHUTDOWN, REPLY_ERROR_BIT, REPLY_FLAG_DONE, REPLY_NONE, REPLY_OFFSET_DATA, REPLY_OFFSET_HOLE,
     SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, u16_at, u32_at, u64_at,
 };
-use crate::requests::{Command, Requests};
+use crate::transmission::requests::coverage::{MAX_PARTS, Refused};
+use crate::transmission::requests::{Command, Requests};
 
 const SIMPLE_BYTES: usize = 16;
 const STRUCTURED_BYTES: usize = 20;
@@ -63,6 +64,9 @@ pub enum ReplyError {
         /** The chunk's length. */
         length: u32,
     },
+    /// The chunks of a read have too many gaps between them.
+    #[error("the data of a read arrives in more than {MAX_PARTS} separate parts")]
+    Scattered,
     /// The end of a read whose data has not all arrived.
     #[error("a read of {wanted} bytes ended after {covered} bytes")]
     Short {
@@ -71,7 +75,7 @@ pub enum ReplyError {
         /** What has arrived. */
         covered: u32,
     },
-    /// The end of a request in a chunk that cannot end it.
+    /// A request has too many error chunks.
     #[error("a request has more than {MAX_ERROR_CHUNKS} errors")]
     TooManyErrors,
 }
@@ -260,7 +264,7 @@ impl Replies {
             if self.structured {
                 return Err(ReplyError::Form);
             }
-            progress.covered_bytes = request.len_bytes;
+            progress.covered.add(0, request.len_bytes).map_err(|_| ReplyError::Form)?;
             self.state = State::Payload { slot, at_bytes: 0, left_bytes: request.len_bytes, last: true };
         } else {
             self.state = State::Ending { slot };
@@ -303,11 +307,10 @@ impl Replies {
                 let at = offset.checked_sub(request.offset_bytes).and_then(|at| u32::try_from(at).ok());
                 let at_bytes = at.ok_or(outside)?;
                 let end = at_bytes.checked_add(covers).filter(|end| *end <= request.len_bytes && covers > 0);
-                end.ok_or(outside)?;
-                progress.covered_bytes = progress.covered_bytes.saturating_add(covers);
-                if progress.covered_bytes > request.len_bytes {
-                    return Err(outside);
-                }
+                progress.covered.add(at_bytes, end.ok_or(outside)?).map_err(|refused| match refused {
+                    Refused::Twice => outside,
+                    Refused::Scattered => ReplyError::Scattered,
+                })?;
                 if kind == REPLY_OFFSET_DATA {
                     self.state = State::Payload { slot, at_bytes, left_bytes: covers, last };
                     return Ok(None);
@@ -345,7 +348,7 @@ impl Replies {
 /// A read must have been covered as a whole, unless it failed.
 fn end(requests: &mut Requests, slot: u32) -> Result<Step, ReplyError> {
     let (request, progress) = requests.progress(slot);
-    let (wanted, covered) = (request.len_bytes, progress.covered_bytes);
+    let (wanted, covered) = (request.len_bytes, progress.covered.bytes());
     if request.command == Command::Read && progress.error == 0 && covered < wanted {
         return Err(ReplyError::Short { wanted, covered });
     }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::requests::Request;
+use crate::transmission::requests::Request;
 
 const OFFSET: u64 = 1 << 20;
 
@@ -86,6 +86,23 @@ fn read_in_chunks_of_data_and_holes_is_put_together_whatever_the_pieces() {
         assert_eq!(feed(&mut requests, &stream, piece, &mut buffer), Ok(Some(0)));
         let expected = [vec![5; 10], vec![0; 50], vec![7; 40]].concat();
         assert_eq!(buffer[..], expected);
+    }
+}
+
+#[test]
+fn data_that_arrives_twice_is_an_error_although_its_total_fits_the_read() {
+    let repeats: [fn(u64) -> Vec<u8>; 4] = [
+        |handle| [data(handle, 0, 0, &[5; 50]), data(handle, 1, 0, &[6; 50])].concat(),
+        |handle| [data(handle, 0, 50, &[5; 50]), hole(handle, 1, 49, 50)].concat(),
+        |handle| {
+            [data(handle, 0, 10, &[5; 20]), hole(handle, 0, 60, 20), data(handle, 1, 5, &[6; 60])].concat()
+        },
+        |handle| [hole(handle, 0, 0, 30), data(handle, 1, 29, &[6; 1])].concat(),
+    ];
+    for (number, repeat) in repeats.iter().enumerate() {
+        let (mut requests, handle) = read(100);
+        let result = feed(&mut requests, &repeat(handle), 7, &mut [0; 100]);
+        assert!(matches!(result, Err(ReplyError::Range { .. })), "case {number}: {result:?}");
     }
 }
 

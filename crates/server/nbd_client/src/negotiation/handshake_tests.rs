@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dial::HostDialer;
-use crate::tls::Tls;
+use crate::negotiation::tls::Tls;
 use crate::uri::Address;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -64,6 +64,13 @@ fn properties_of_the_export_are_those_that_the_server_states() {
     );
     assert!(info.can_flush() && info.has_fua() && info.can_trim() && info.can_write_zeroes());
     assert!(info.can_multi_conn() && !info.is_read_only() && !info.is_rotational());
+}
+
+/// proto.md, "Block size constraints": 0xffffffff means that there is no limit, whatever the minimum is.
+#[test]
+fn server_without_a_largest_request_gets_requests_of_the_usual_size() {
+    let info = with(&go(&[export(1 << 30, 0x16d), blocks(4096, 65536, u32::MAX), ack()])).unwrap();
+    assert_eq!((info.min_block_bytes, info.max_block_bytes), (4096, 32 << 20));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::dial::{Dial, Secured};
 use crate::error::NbdError;
+use crate::negotiation::wire::Wire;
 use crate::protocol::{
     FIXED_NEWSTYLE, FLAG_CAN_MULTI_CONN, FLAG_READ_ONLY, FLAG_ROTATIONAL, FLAG_SEND_FLUSH, FLAG_SEND_FUA,
     FLAG_SEND_TRIM, FLAG_SEND_WRITE_ZEROES, GREETING, INFO_BLOCK_SIZE, INFO_EXPORT, NO_ZEROES, OPT_ABORT,
@@ -18,7 +19,6 @@ use crate::protocol::{
     REP_ERR_UNSUP, REP_ERROR, REP_INFO, u16_at, u32_at, u64_at,
 };
 use crate::uri::NbdUri;
-use crate::wire::Wire;
 
 /// Maximum length of a reply to an option. Names and messages have at most 4096 bytes.
 const MAX_REPLY_BYTES: u32 = 16 << 10;
@@ -30,6 +30,9 @@ const SHOWN_BYTES: usize = 200;
 const OLD_ZEROES: usize = 124;
 /// The largest block that guests accept, and so the largest minimum that an export may demand.
 const MAX_MIN_BLOCK: u32 = 4096;
+/// The largest request of a server without a limit, which need not be a multiple of its smallest block: proto.md, "Block
+/// size constraints".
+const NO_MAX_BLOCK: u32 = u32::MAX;
 /// Largest request to a server that states no limit: proto.md, "Block size constraints".
 const DEFAULT_MAX_BLOCK: u32 = 32 << 20;
 
@@ -305,7 +308,8 @@ impl Negotiation<'_> {
         if i64::try_from(info.size_bytes).is_err() {
             return Err(unusable(format!("it claims {} bytes; the limit is 2^63 - 1", info.size_bytes)));
         }
-        let (min, max) = (info.min_block_bytes, info.max_block_bytes);
+        let min = info.min_block_bytes;
+        let max = if info.max_block_bytes == NO_MAX_BLOCK { DEFAULT_MAX_BLOCK } else { info.max_block_bytes };
         if !min.is_power_of_two() || min > MAX_MIN_BLOCK {
             return Err(unusable(format!(
                 "its smallest block is {min} bytes; it must be a power of two up to {MAX_MIN_BLOCK}"

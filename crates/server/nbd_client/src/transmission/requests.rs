@@ -5,6 +5,9 @@
 //! - A handle is the request's slot and a generation, so a reply to a request that has ended is noticed.
 //! - All slots are allocated at the start.
 
+pub(crate) mod coverage;
+
+use self::coverage::Coverage;
 use crate::protocol::{
     CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, REQUEST_MAGIC,
 };
@@ -71,10 +74,18 @@ struct Slot {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Progress {
     /// Bytes of a read that have arrived or were said to be zeroes.
-    pub covered_bytes: u32,
+    pub covered: Coverage,
     /// The first error.
     pub error: u32,
     pub error_chunks: u8,
+}
+
+impl Progress {
+    #[inline]
+    fn clear(&mut self) {
+        self.covered.clear();
+        (self.error, self.error_chunks) = (0, 0);
+    }
 }
 
 /// The requests in flight.
@@ -115,7 +126,7 @@ impl Requests {
         let slot = self.slots.get_mut(index as usize)?;
         slot.request = request;
         (slot.in_use, slot.sent) = (true, false);
-        slot.progress = Progress::default();
+        slot.progress.clear();
         Some(index)
     }
 
@@ -133,7 +144,7 @@ impl Requests {
         if let Some(slot) = self.slots.get_mut(index as usize) {
             slot.generation = slot.generation.wrapping_add(1);
             slot.sent = false;
-            slot.progress = Progress::default();
+            slot.progress.clear();
         }
     }
 
@@ -190,8 +201,8 @@ impl Requests {
     ///
     /// # Panics
     /// If there is no such slot.
-    pub(crate) fn progress(&self, index: u32) -> (Request, Progress) {
+    pub(crate) fn progress(&self, index: u32) -> (Request, &Progress) {
         let slot = &self.slots[index as usize];
-        (slot.request, slot.progress)
+        (slot.request, &slot.progress)
     }
 }
