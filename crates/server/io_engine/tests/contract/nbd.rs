@@ -7,7 +7,7 @@ use std::time::Duration;
 use disk_image::{ImageError, ImageOptions};
 use io_engine::{Completion, Durability, OpError, OpKind};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::bed::{Bed, IMAGE_BYTES, Storage, pattern, start};
 use crate::beds::{NbdServer, engine, open, options};
@@ -62,6 +62,8 @@ fn request_to_a_server_that_hangs_fails_after_the_timeout_and_later_ones_work() 
     let mut bed = bed(&options);
     let pid = Pid::from_child(server.process());
     kill_process(pid, Signal::STOP).unwrap();
+    // The signal takes effect later: until then the server may answer.
+    waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
     let range = bed.range(0, BLOCK);
     let completion = bed.run(OpKind::Read { range }, &[(0, BLOCK)]);
     assert_eq!(completion.result, Err(OpError::Errno(Errno::TIMEDOUT)));
