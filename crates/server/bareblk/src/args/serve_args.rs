@@ -107,7 +107,7 @@ fn not_beside_a_file(arg: Arg) -> Arg {
 #[derive(Debug, Args)]
 #[command(mut_args = not_beside_a_file)]
 pub struct ServeArgs {
-    /// The disk: a raw image file, a block device, or an export of an NBD server (nbd://HOST[:PORT]/EXPORT, or
+    /// The disk: a raw image file, a block device, an export of an NBD server (nbd://HOST[:PORT]/EXPORT, or
     /// nbd+unix:///EXPORT?socket=PATH; with TLS nbds://… or nbds+unix://…), or an image in a Ceph cluster
     /// (rbd:POOL/IMAGE[@SNAPSHOT])
     #[arg(required_unless_present = "config")]
