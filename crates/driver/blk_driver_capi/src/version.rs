@@ -1,7 +1,7 @@
 //! The version that a program was compiled with, and the version that it runs with.
 
 /// Version of this header, as major << 16 | minor << 8 | patch.
-pub const BAREBLK_VERSION: u32 = 0x00_01_00;
+pub const BAREBLK_VERSION: u32 = 0x00_02_00;
 
 /// Returns the version of the library that the program runs with, in the format of BAREBLK_VERSION.
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! The version with which a program was compiled, and the version with which it runs.
 
 /// Version of this header: major << 16 | minor << 8 | patch.
-pub const QSPIN_VERSION: u32 = 0x00_01_00;
+pub const QSPIN_VERSION: u32 = 0x00_02_00;
 
 /// Returns the version of the library that the program runs with, in the format of QSPIN_VERSION.
 #[unsafe(no_mangle)]
