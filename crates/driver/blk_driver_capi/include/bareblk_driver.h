@@ -87,7 +87,7 @@
 #define BAREBLK_ID_BYTES 20
 
 // Version of this header, as major << 16 | minor << 8 | patch.
-#define BAREBLK_VERSION 256
+#define BAREBLK_VERSION 512
 
 // The result of a function or of a request. Values below 0 are errors.
 typedef enum bareblk_code {

@@ -50,7 +50,7 @@
 
 
 // Version of this header: major << 16 | minor << 8 | patch.
-#define QSPIN_VERSION 256
+#define QSPIN_VERSION 512
 
 // A lock that waiters get first in, first out. They only spin: for threads that have a core each.
 typedef struct qspin_native_t {
