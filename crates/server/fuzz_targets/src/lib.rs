@@ -37,6 +37,8 @@ mod live_upgrade;
 
 mod nbd;
 
+mod qcow2;
+
 /// One fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
@@ -102,8 +104,8 @@ fn mode_from_environment() -> Mode {
 }
 
 /// All targets: first in the order of a request (ring, request, session), then the operator's input, then data passed
-/// between servers, then what other machines send.
-pub const TARGETS: [Target; 8] = [
+/// between servers, then what other machines send, then images.
+pub const TARGETS: [Target; 9] = [
     Target::new("chains", chains::run, chains::seeds).with_second_thread(chains::run_with_second_thread),
     Target::new("requests", requests::run, requests::seeds)
         .with_second_thread(requests::run_with_second_thread),
@@ -115,6 +117,7 @@ pub const TARGETS: [Target; 8] = [
     Target::new("logs", logs::run, logs::seeds).with_second_thread(logs::run_with_second_thread),
     Target::new("live_upgrade", live_upgrade::run, live_upgrade::seeds),
     Target::new("nbd", nbd::run, nbd::seeds),
+    Target::new("qcow2", qcow2::run, qcow2::seeds),
 ];
 
 /// The target with this name.

@@ -129,6 +129,11 @@ fn nbd_client_holds_against_changed_seeds() {
 }
 
 #[test]
+fn qcow2_images_hold_against_changed_seeds() {
+    survives("qcow2");
+}
+
+#[test]
 fn chains_hold_beside_a_second_thread() {
     survives_in("chains", Mode::SecondThread, FUZZ_INPUTS.now() / 2);
 }

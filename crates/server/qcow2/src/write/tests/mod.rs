@@ -1,0 +1,18 @@
+//! Tests of the writer on a simulated disk that fails at every instant.
+//!
+//! ```text
+//! images.rs: an image with all kinds of entries ─▶ disk.rs: the file, its unsynced sectors, its faults
+//! world.rs: a guest's operations ─▶ Writer ─▶ disk.rs ─ after each call ─▶ model.rs: every crash is checked
+//! ```
+#![allow(clippy::cast_possible_truncation)]
+
+mod crashes;
+mod disk;
+mod faults;
+mod growth;
+mod hostile;
+mod images;
+mod model;
+mod qemu;
+mod steps;
+mod world;
