@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use crate::args::ctl_args::{self, CtlArgs};
+use crate::args::image_args::{self, ImageArgs};
 use crate::args::monitor_args::MonitorCommand;
 use crate::args::serve_args::{self, ServeArgs};
 use crate::args::vmm_args::{self, VmmArgs};
@@ -71,6 +72,9 @@ pub enum Command {
     /// Print which I/O engines work on this host, which do not and why, and which one suits an image
     #[command(after_help = ENGINES_EXAMPLES)]
     Engines(EnginesArgs),
+    /// Inspect qcow2 images
+    #[command(after_help = image_args::EXAMPLES)]
+    Image(ImageArgs),
     #[command(about = BENCH, after_help = SECOND_PROGRAM)]
     Bench,
     #[command(about = LAB, after_help = SECOND_PROGRAM)]

@@ -1,9 +1,10 @@
 //! The program `bareblk`: serves disk images to virtual machines.
 //!
-//! `arguments → cli.rs → serve.rs | ctl.rs | vmm_args.rs | engines.rs | second_program.rs | completions.rs | man.rs → exit code`
+//! `arguments → cli.rs → serve.rs | ctl.rs | vmm_args.rs | engines.rs | image/ | second_program.rs | completions.rs | man.rs → exit code`
 //!
 //! - Exit codes: 0 success; 1 an error, one line on standard error; 2 wrong usage, likewise; 128 + n: signal n ended a
-//!   measurement, or a second signal n ended a stop; 159 the sandbox ended the server.
+//!   measurement, or a second signal n ended a stop; 159 the sandbox ended the server. `image check` has those of
+//!   `qemu-img check`.
 //! - The library has three users: fuzzing (`inputs`) and two other programs, `bareblk-bench` (`command_line`) and
 //!   `bareblk-monitor` (also `client`).
 #![forbid(unsafe_code)]
@@ -19,6 +20,8 @@ mod config;
 mod service;
 
 mod engines;
+
+mod image;
 
 mod helper;
 
@@ -101,6 +104,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Ctl(args) => return ctl::run(args),
         Command::VmmArgs(args) => command_line::print(&vmm_args::text(&args)?),
         Command::Engines(args) => command_line::print(&engines::text(&args)?),
+        Command::Image(args) => return image::run(&args),
         Command::Bench => return second_program::BENCH.run(&["bench".into()]),
         Command::Lab => return second_program::BENCH.run(&["lab".into()]),
         Command::Monitor(_) => {

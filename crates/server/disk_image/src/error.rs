@@ -75,6 +75,54 @@ pub enum ImageError {
         /** What failed. */
         source: Box<dyn Error + Send + Sync>,
     },
+    /// An image format whose tables, or backing files, cannot be used.
+    #[error("image {} cannot be served as qcow2", path.display())]
+    Chain {
+        /** The image's path. */
+        path: PathBuf,
+        /** What is wrong, and with which file. */
+        source: Box<qcow2::ChainError>,
+    },
+    /// A qcow2 image that is only read.
+    #[error("image {} cannot be written: use --readonly, or mend it with qemu-img", path.display())]
+    Qcow2Unwritable {
+        /** The image's path. */
+        path: PathBuf,
+        /** Why. */
+        source: Box<qcow2::WriteError>,
+    },
+    /// A qcow2 image in a device cannot grow.
+    #[error(
+        "image {} is qcow2 on a block device, which cannot grow, so it is served only for reading: use --readonly, or move it \
+         into a file",
+        path.display()
+    )]
+    Qcow2OnDevice {
+        /** The image's path. */
+        path: PathBuf,
+    },
+    /// `--create` for a qcow2 image.
+    #[error(
+        "image {} cannot be made with --create, which makes raw images: use qemu-img create -f qcow2", path.display()
+    )]
+    Qcow2Create {
+        /** The image's path. */
+        path: PathBuf,
+    },
+    /// The guest's disk is not a multiple of its block size.
+    #[error(
+        "image {} describes a disk of {size_bytes} bytes, which is not a multiple of the block size, {block_size_bytes}: \
+         choose another --block-size, or enlarge it (qemu-img resize)",
+        path.display()
+    )]
+    Qcow2Ragged {
+        /** The image's path. */
+        path: PathBuf,
+        /** The disk's size. */
+        size_bytes: u64,
+        /** The logical block size. */
+        block_size_bytes: u32,
+    },
     /// The file system has no direct I/O.
     #[error(
         "image {} cannot be opened with O_DIRECT, because its file system refuses it: use --cache writeback, or \
@@ -161,9 +209,9 @@ pub enum ImageError {
     },
     /// The image looks like another format, and the user did not confirm that it is raw.
     #[error(
-        "image {} looks like {format}. It is not served as raw, because a write by the guest would destroy it: convert \
+        "image {} looks like {format}. It is not served as raw, because a write by the guest would destroy it: {}convert \
          it (qemu-img convert -O raw), or give --format raw if a guest wrote these bytes to a raw disk",
-        path.display()
+        path.display(), if *format == "qcow2" { "give --format qcow2, or " } else { "" }
     )]
     ForeignFormat {
         /** The image's path. */
@@ -289,6 +337,20 @@ pub enum ResizeError {
         /** The image's logical block size. */
         block_size_bytes: u32,
     },
+    /// The size is in the image's header.
+    #[error(
+        "disk {} has {size_bytes} bytes, not {wanted_bytes}: the size of a qcow2 disk cannot be changed while it is served \
+         (qemu-img resize changes it)",
+        path.display()
+    )]
+    Qcow2 {
+        /** The image's path. */
+        path: PathBuf,
+        /** The disk's size. */
+        size_bytes: u64,
+        /** The requested size. */
+        wanted_bytes: u64,
+    },
     /// The data beyond the wanted size would be lost.
     #[error(
         "image {} has {from_bytes} bytes: with {wanted_bytes} bytes it would lose the data beyond that size",
@@ -322,6 +384,15 @@ pub enum CloneError {
     #[error("disk {} is on another machine: take the snapshot there, while the disk is paused (bareblk ctl pause)", image.display())]
     Remote {
         /** The disk's URI. */
+        image: PathBuf,
+    },
+    /// The disk is several files.
+    #[error(
+        "image {} is qcow2 and served read-only: make an overlay of it instead (qemu-img create -b IMAGE -F qcow2 -f qcow2)",
+        image.display()
+    )]
+    Qcow2 {
+        /** The image's path. */
         image: PathBuf,
     },
     /// Only files can share blocks.
@@ -367,7 +438,8 @@ struct RaggedAdvice {
 impl std::fmt::Display for RaggedAdvice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(format) = self.foreign_format {
-            return write!(f, "it looks like a {format} image; convert it (qemu-img convert -O raw)");
+            let serve = if format == "qcow2" { "give --format qcow2, or " } else { "" };
+            return write!(f, "it looks like a {format} image; {serve}convert it (qemu-img convert -O raw)");
         }
         let wanted_bytes = self.size_bytes.next_multiple_of(u64::from(self.block_size_bytes));
         write!(f, "make it {wanted_bytes} bytes long (truncate -s), or choose another --block-size")

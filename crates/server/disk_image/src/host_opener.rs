@@ -53,6 +53,10 @@ impl Opener for HostOpener {
         Ok(rustix::fs::open(path, flags, Mode::empty())?)
     }
 
+    fn path_of(&self, file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
+        std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map(Some)
+    }
+
     fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd> {
         Ok(File::open(path)?.into())
     }

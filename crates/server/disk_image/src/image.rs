@@ -8,6 +8,7 @@ mod clone;
 mod export;
 pub mod inspect;
 pub mod location;
+mod mapped;
 mod rbd;
 mod resize;
 
@@ -62,6 +63,8 @@ pub struct ImageOptions {
     pub block_size: Option<u32>,
     /// Offer discard if it works. Turning it off keeps a preallocated image allocated.
     pub discard: bool,
+    /// Folders in which the files may be that a qcow2 image names: its backing files and its data file.
+    pub backing_folders: Vec<PathBuf>,
     /// Create the image with this size. The file must not exist yet.
     pub create_bytes: Option<u64>,
     /// How long a request to an NBD server may stay without a reply.
@@ -83,6 +86,7 @@ impl ImageOptions {
             cache: CacheMode::None,
             block_size: None,
             discard: true,
+            backing_folders: Vec::new(),
             create_bytes: None,
             nbd_timeout: DEFAULT_NBD_TIMEOUT,
             rbd: RbdOptions::default(),
@@ -249,7 +253,8 @@ impl Image {
                 lock::join(&file, self.access)?;
                 Ok(Backing::File(Arc::new(file)))
             }
-            remote @ (Backing::Nbd(_) | Backing::Rbd(_)) => Ok(remote.clone()),
+            // The workers of a mapped disk share its descriptions: docs/decisions/0065-written-qcow2.md.
+            shared @ (Backing::Nbd(_) | Backing::Rbd(_) | Backing::Mapped(_)) => Ok(shared.clone()),
         }
     }
 
@@ -340,6 +345,7 @@ impl Image {
             Backing::File(file) => size_bytes(file, self.kind),
             Backing::Nbd(export) => export.refresh_size().map_err(io::Error::other),
             Backing::Rbd(image) => image.refresh_size(),
+            Backing::Mapped(volume) => Ok(volume.size_bytes()),
         }
     }
 

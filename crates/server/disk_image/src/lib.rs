@@ -1,14 +1,13 @@
-//! One raw disk image, a regular file or a block device: opens and locks it, reads its size and limits, checks ranges.
+//! One disk image, a raw file, a block device or a qcow2 image: opens and locks it, reads its size and limits, checks ranges.
 //!
 //! `path -> opener -> lock -> geometry, limits -> Image -> check(sector, len) -> CheckedRange -> engine`
 //!
 //! - All access by path goes through one [`Opener`], so that a sandbox can move it to another process.
 //! - The lock is compatible with QEMU's: of two servers, or a server and `qemu-img`, at most one can write.
-//! - Only [`Image::check`] makes a [`CheckedRange`], so an engine that takes one cannot access anything
-//!   outside the image.
+//! - Only [`Image::check`] and [`LayerFile::check`] make a [`CheckedRange`], so an engine that takes one cannot access
+//!   anything outside the image.
 //!
-//! See also: reading and writing (`io_engine`), the meaning of a request (`virtio_blk`). Formats other than raw are not
-//! supported.
+//! See also: reading and writing (`io_engine`), the meaning of a request (`virtio_blk`), the format (`qcow2`).
 #![forbid(unsafe_code)]
 
 pub mod file;
@@ -39,6 +38,8 @@ pub mod range;
 
 pub mod error;
 
+pub mod volume;
+
 pub use backing::{Backing, WeakBacking};
 pub use cache_mode::{CacheMode, ParseCacheModeError};
 pub use error::{CloneError, ImageError, ResizeError};
@@ -53,3 +54,4 @@ pub use new_image::NewImage;
 pub use opener::{MAX_SOCKET_PATH_BYTES, OpenRequest, Opener};
 pub use range::{CheckedRange, RangeError, SECTOR_BYTES};
 pub use sysfs_queue::QueueAttributes;
+pub use volume::{LayerFile, Volume};

@@ -68,12 +68,10 @@ impl Permissions {
 
 /// Takes the lock, and waits up to `timeout` for other holders to release it. `Ok(false)`: another opener still holds
 /// the lock. `on_wait` runs once, before the first wait.
-pub(crate) fn acquire(
-    file: &File,
-    access: Access,
-    timeout: Duration,
-    on_wait: impl FnOnce(),
-) -> io::Result<bool> {
+///
+/// # Errors
+/// The file system has no such locks.
+pub fn acquire(file: &File, access: Access, timeout: Duration, on_wait: impl FnOnce()) -> io::Result<bool> {
     let start = Instant::now();
     let mut on_wait = Some(on_wait);
     loop {

@@ -63,6 +63,13 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// Errors of `open`, for the descriptor's link in `/proc/self/fd`.
     fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd>;
 
+    /// The path of an open file, as the kernel knows it now, for a check after the open. `None`: the opener itself checks
+    /// each file that it has opened.
+    ///
+    /// # Errors
+    /// Errors of `readlink`, for the descriptor's link in `/proc/self/fd`.
+    fn path_of(&self, file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>>;
+
     /// Opens a configuration file for reading.
     ///
     /// # Errors

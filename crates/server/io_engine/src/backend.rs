@@ -81,7 +81,7 @@ pub struct RawResult {
     pub result: i32,
 }
 
-/// The submission queue has no room until the next `submit`.
+/// The backend has no room: until the next `submit`, or until it ends a `wait`.
 #[derive(Debug)]
 pub struct QueueFull;
 

@@ -184,6 +184,9 @@ pub enum OpError {
         /** Offset of the first byte that was not written. */
         offset_bytes: u64,
     },
+    /// The tables or the compressed data of an image break its format.
+    #[error("the image is damaged")]
+    Damaged,
     /// Cancelled by [`Engine::cancel_all`] or [`Engine::cancel_file`]. Part of the range may have been processed.
     #[error("cancelled")]
     Cancelled,

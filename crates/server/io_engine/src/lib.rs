@@ -3,6 +3,7 @@
 //! ```text
 //! worker → Engine ─┬─ Core (op table, bounce buffers, next call, meaning of results) → IoBackend:
 //!                  │       io_uring | linux_aio | posix_aio | threads | sync | mmap | nbd | rbd | fake
+//!                  ├─ mapped: looks up where the data are, and hands ops on files to another engine
 //!                  └─ placed: the ops go to another worker's engine, or to one that several workers share
 //! ```
 //!
@@ -42,6 +43,7 @@ pub use engines::io_uring::{
 };
 pub use engines::linux_aio::LinuxAioEngine;
 pub use engines::linux_aio::signal::{prepare_signals, signal_shared};
+pub use engines::mapped::MappedEngine;
 pub use engines::mmap::MmapEngine;
 pub use engines::nbd::{NbdBackend, NbdEngine};
 #[cfg(any(test, feature = "test-util"))]

@@ -118,3 +118,8 @@ impl NbdError {
         }
     }
 }
+
+/// The server has answered a flush with this error number: writes may be lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the NBD server cannot flush: error {0}")]
+pub struct FlushRefused(pub u32);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::dial::Dial;
-use crate::error::NbdError;
+use crate::error::{FlushRefused, NbdError};
 use crate::inbox::{Connection, Shared};
 use crate::negotiation::handshake::ExportInfo;
 use crate::negotiation::wire::{Wire, send};
@@ -177,7 +177,7 @@ impl Export {
             match flush_on(&connection, deadline.saturating_duration_since(Instant::now())) {
                 Ok(error) => {
                     self.give_back(connection);
-                    let refused = || io::Error::other(format!("the NBD server cannot flush: error {error}"));
+                    let refused = || io::Error::other(FlushRefused(error));
                     return if error == 0 { Ok(()) } else { Err(refused()) };
                 }
                 // The server may have been restarted since the connection was last used.

@@ -28,7 +28,7 @@ mod transmission;
 mod uri;
 
 pub use dial::{Dial, HostDialer, Secured};
-pub use error::NbdError;
+pub use error::{FlushRefused, NbdError};
 pub use export::{Export, ExportOptions};
 pub use inbox::FlushRequest;
 pub use link::Link;

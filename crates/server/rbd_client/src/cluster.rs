@@ -1,13 +1,16 @@
 //! Connections to a cluster. Each image has its own, unless several share one.
 //!
-//! One connection per image is the default: the cluster blocks a whole connection when it takes an image's lock away.
+//! - One connection per image is the default: the cluster blocklists a whole connection when another client breaks the
+//!   lock of one of its images.
+//! - That is final, although the cluster forgets its blocklist after an hour: until then, another client may have written.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
 use std::io;
 use std::path::PathBuf;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::RbdError;
 use crate::library::{Handle, Library};
@@ -37,6 +40,10 @@ impl Default for ClusterOptions {
 pub(crate) struct Cluster {
     library: &'static Library,
     handle: Handle,
+    /// The cluster has blocklisted the connection.
+    is_refused: AtomicBool,
+    /// The names of the open images.
+    images: Mutex<Vec<String>>,
 }
 
 // SAFETY: 1. librados' handles may be used by any thread (librados.h).
@@ -64,7 +71,8 @@ impl Cluster {
         }
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = shared.get_or_insert_default();
-        if let Some(cluster) = shared.get(options).and_then(Weak::upgrade) {
+        let usable = shared.get(options).and_then(Weak::upgrade).filter(|cluster| !cluster.is_refused());
+        if let Some(cluster) = usable {
             return Ok(cluster);
         }
         let cluster = Arc::new(Self::new(options)?);
@@ -83,7 +91,8 @@ impl Cluster {
         // SAFETY: 1. both arguments live until the call returns.
         check(unsafe { (library.rados_create)(&raw mut handle, name.as_ptr()) }).map_err(refused)?;
         // From here on the handle is released by the drop.
-        let cluster = Self { library, handle };
+        let (is_refused, images) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+        let cluster = Self { library, handle, is_refused, images };
         // SAFETY: 1. the handle is valid, and `path` lives until the call returns.
         check(unsafe { (library.rados_conf_read_file)(handle, path.as_ptr()) }).map_err(configuration)?;
         for (key, value) in FORCED {
@@ -107,6 +116,43 @@ impl Cluster {
         self.library
     }
 
+    /// Whether the cluster has blocklisted this connection.
+    #[inline]
+    pub fn is_refused(&self) -> bool {
+        // Relaxed: a flag that is only set, and orders nothing.
+        self.is_refused.load(Ordering::Relaxed)
+    }
+
+    /// Records that the cluster has blocklisted this connection. Logs it once for each of its images.
+    #[cold]
+    pub fn note_refused(&self) {
+        let images = self.images();
+        if !self.is_refused.swap(true, Ordering::Relaxed) {
+            images.iter().for_each(|image| log_refused(image));
+        }
+    }
+
+    /// Adds an open image.
+    pub fn add(&self, image: String) {
+        let mut images = self.images();
+        if self.is_refused() {
+            log_refused(&image);
+        }
+        images.push(image);
+    }
+
+    /// Removes an image.
+    pub fn remove(&self, image: &str) {
+        let mut images = self.images();
+        if let Some(at) = images.iter().position(|other| other == image) {
+            images.swap_remove(at);
+        }
+    }
+
+    fn images(&self) -> MutexGuard<'_, Vec<String>> {
+        self.images.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A context for a pool and a namespace, which the caller destroys.
     pub fn pool(&self, pool: &str, namespace: &str) -> io::Result<Handle> {
         let (pool, namespace) = (text(pool)?, text(namespace)?);
@@ -127,6 +173,14 @@ impl Drop for Cluster {
         // SAFETY: 1. nothing uses the handle any more: images hold their cluster.
         unsafe { (self.library.rados_shutdown)(self.handle) };
     }
+}
+
+fn log_refused(image: &str) {
+    tracing::error!(
+        image,
+        "the cluster refuses this server, because another client has broken the lock of this image or of another one on the \
+         same connection: every request fails until the disk is removed and added again"
+    );
 }
 
 pub(crate) fn text(text: &str) -> io::Result<CString> {

@@ -2,26 +2,26 @@
 //!
 //! `submit → librbd → its callback: the slot joins a list; the first in an empty list also writes an eventfd → collect`
 //!
-//! - The list is a stack of which the engine takes everything at once, so no element is taken twice.
-//! - A slot stays allocated until its callback has run: a lane that is dropped earlier leaks it.
+//! - A slot stays allocated until its callback has run. If the lane is gone by then, the callback frees the slot, and the
+//!   image is closed when the last one is.
+//! - The buffers are not the lane's: the engine keeps them until it has collected the result.
 
 use std::ffi::{c_int, c_void};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::image::RbdImage;
+use crate::completed::{CompletedList, Entry};
+use crate::image::Reservation;
+use crate::in_flight_bytes::Signal;
 use crate::library::{Handle, Library};
 
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`: the range stays allocated.
 const THICK_PROVISION: c_int = 1;
-
-/// The cluster refuses this client, because another one has broken its lock (`EBLOCKLISTED`).
-const BLOCKLISTED: isize = 108;
 
 /// What to do. Pieces are `(first, count)` of an array of buffers.
 #[derive(Clone, Copy, Debug)]
@@ -45,22 +45,26 @@ pub enum Request {
 
 /// A request in flight.
 struct Slot {
-    /// The completed slot below this one in the list.
-    next: *mut Slot,
     list: Arc<Completed>,
     library: &'static Library,
-    image: Option<Arc<RbdImage>>,
+    /// The request's bytes, until it has completed. Keeps the image open until the lane has collected it.
+    reservation: Option<Reservation>,
     user_data: u64,
     len_bytes: u64,
     is_write: bool,
     result: isize,
 }
 
-/// The completed slots.
+type Completed = CompletedList<Slot, Wake>;
+
+/// Ends the sleep of a lane's worker.
 #[derive(Debug)]
-struct Completed {
-    top: AtomicPtr<Slot>,
-    wake: OwnedFd,
+struct Wake(OwnedFd);
+
+impl Signal for Wake {
+    fn signal(&self) {
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
 }
 
 /// Submits requests and collects their results. Used by one thread at a time.
@@ -69,11 +73,11 @@ pub struct Lane {
     completed: Arc<Completed>,
     /// Slots that no request uses. A box, because librbd has the address of a slot in use.
     #[allow(clippy::vec_box)]
-    free: Vec<Box<Slot>>,
+    free: Vec<Box<Entry<Slot>>>,
     in_flight: usize,
 }
 
-// SAFETY: 1. the pointers in free slots are not used, and completed slots are reached only through the atomic list.
+// SAFETY: 1. the links of free slots are not used; 2. everything else in a slot may move between threads.
 unsafe impl Send for Lane {}
 
 impl std::fmt::Debug for Slot {
@@ -86,9 +90,13 @@ impl Slot {
     /// The result for the engine.
     #[inline]
     fn outcome(&self) -> isize {
-        if self.result == -BLOCKLISTED {
-            self.image.iter().for_each(|image| image.note_lock_lost());
-            return -(libc::EIO as isize);
+        if self.result < 0
+            && let Some(reservation) = &self.reservation
+        {
+            let image = reservation.image();
+            image.opened().look(self.result);
+            // As for later requests, which do not reach librbd.
+            return if image.is_refused() { -(libc::EIO as isize) } else { self.result };
         }
         // librbd reports a write that was carried out as 0.
         if self.is_write && self.result == 0 {
@@ -105,14 +113,14 @@ impl Lane {
     /// No free descriptor.
     pub fn new() -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let completed = Arc::new(Completed { top: AtomicPtr::new(null_mut()), wake });
+        let completed = Arc::new(Completed::new(Wake(wake)));
         Ok(Self { completed, free: Vec::new(), in_flight: 0 })
     }
 
     /// Is written, edge by edge, when the list of completed requests stops being empty.
     #[must_use]
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.completed.wake.as_fd()
+        self.completed.signal.0.as_fd()
     }
 
     /// Requests whose results were not collected yet.
@@ -121,7 +129,7 @@ impl Lane {
         self.in_flight
     }
 
-    /// Starts a request at `offset_bytes`. `len_bytes` is the total length of its pieces, for reads and writes.
+    /// Starts a request at `offset_bytes` of the reservation's image. The reservation is as long as the request's pieces.
     ///
     /// # Errors
     /// librbd has refused the request, which then has no other result.
@@ -130,30 +138,21 @@ impl Lane {
     /// The array of pieces must stay valid until this returns, and the pieces until the result was collected.
     pub unsafe fn submit(
         &mut self,
-        image: &Arc<RbdImage>,
+        reservation: Reservation,
         user_data: u64,
         offset_bytes: u64,
-        len_bytes: u64,
         request: &Request,
     ) -> io::Result<()> {
-        let library = image.library();
+        let (library, image) =
+            (reservation.image().opened().library(), reservation.image().opened().handle());
         let mut slot = self.free.pop().unwrap_or_else(|| {
             let list = Arc::clone(&self.completed);
-            Box::new(Slot {
-                next: null_mut(),
-                list,
-                library,
-                image: None,
-                user_data: 0,
-                len_bytes: 0,
-                is_write: false,
-                result: 0,
-            })
+            let (reservation, is_write) = (None, false);
+            Entry::new(Slot { list, library, reservation, user_data, len_bytes: 0, is_write, result: 0 })
         });
-        (slot.user_data, slot.len_bytes) = (user_data, len_bytes);
-        slot.is_write = matches!(request, Request::Write(..));
-        slot.image = Some(Arc::clone(image));
-        image.began(len_bytes);
+        (slot.value.user_data, slot.value.len_bytes) = (user_data, reservation.len_bytes());
+        slot.value.is_write = matches!(request, Request::Write(..));
+        slot.value.reservation = Some(reservation);
         let slot = Box::into_raw(slot);
         let mut completion = null_mut();
         // SAFETY: 1. `on_complete` has the callback's type, and the slot lives until it has run.
@@ -163,7 +162,7 @@ impl Lane {
             made
         } else {
             // SAFETY: 1. the image is open as long as the slot holds it; 2. the caller guarantees pieces and array.
-            unsafe { start(library, image.handle(), offset_bytes, completion, request) }
+            unsafe { start(library, image, offset_bytes, completion, request) }
         };
         if result < 0 {
             if made >= 0 {
@@ -171,7 +170,9 @@ impl Lane {
                 unsafe { (library.rbd_aio_release)(completion) };
             }
             // SAFETY: 1. the slot came from a box, and the callback will not run.
-            self.recycle(unsafe { Box::from_raw(slot) });
+            let mut slot = unsafe { Box::from_raw(slot) };
+            slot.value.reservation = None;
+            self.free.push(slot);
             return Err(io::Error::from_raw_os_error(-result));
         }
         self.in_flight += 1;
@@ -181,34 +182,20 @@ impl Lane {
     /// Passes `(user_data, result)` of each completed request to `take`: a negated errno, or 0 or a number of bytes.
     #[inline]
     pub fn collect(&mut self, mut take: impl FnMut(u64, isize)) {
-        // Relaxed: a look; the swap below orders the slots' contents.
-        if self.completed.top.load(Ordering::Relaxed).is_null() {
-            return;
-        }
-        // Acquire: pairs with the release of the callback that pushed each slot.
-        let mut top = self.completed.top.swap(null_mut(), Ordering::Acquire);
-        while !top.is_null() {
-            // SAFETY: 1. the slot came from a box, its callback has run, and the swap gave it to this thread alone.
-            let slot = unsafe { Box::from_raw(top) };
-            top = slot.next;
-            self.in_flight -= 1;
-            take(slot.user_data, slot.outcome());
-            self.recycle(slot);
-        }
-    }
-
-    fn recycle(&mut self, mut slot: Box<Slot>) {
-        if let Some(image) = slot.image.take() {
-            image.ended(slot.len_bytes);
-        }
-        self.free.push(slot);
+        let Self { completed, free, in_flight } = self;
+        completed.take(|mut slot| {
+            *in_flight -= 1;
+            take(slot.value.user_data, slot.value.outcome());
+            slot.value.reservation = None;
+            free.push(slot);
+        });
     }
 }
 
 impl Drop for Lane {
-    /// Frees the requests that have completed. Those in flight are leaked, with their images.
+    /// Frees the requests that have completed. The callbacks of the others free them.
     fn drop(&mut self) {
-        self.collect(|_, _| ());
+        self.completed.close(drop);
     }
 }
 
@@ -248,27 +235,29 @@ unsafe fn start(
 
 /// Called by a thread of librbd.
 unsafe extern "C" fn on_complete(completion: Handle, slot: *mut c_void) {
-    let slot: *mut Slot = slot.cast();
-    let list = {
-        // SAFETY: 1. the slot lives until a lane has taken it from the list, and only this callback uses it before.
-        let own = unsafe { &mut *slot };
-        // SAFETY: 1. the completion is this request's, and nothing uses it after its callback.
-        own.result = unsafe { (own.library.rbd_aio_get_return_value)(completion) };
-        // SAFETY: as above.
-        unsafe { (own.library.rbd_aio_release)(completion) };
-        Arc::clone(&own.list)
-    };
-    let mut top = list.top.load(Ordering::Relaxed);
-    loop {
-        // SAFETY: 1. the slot is still this callback's.
-        unsafe { (*slot).next = top };
-        // Release: the lane that takes the slot sees its contents. From here on, the slot is the lane's.
-        match list.top.compare_exchange_weak(top, slot, Ordering::Release, Ordering::Relaxed) {
-            Ok(_) => break,
-            Err(now) => top = now,
-        }
+    // SAFETY: 1. `submit` made the pointer from a box, and gave it to this callback alone.
+    let mut slot = unsafe { Box::from_raw(slot.cast::<Entry<Slot>>()) };
+    let own = &mut slot.value;
+    // SAFETY: 1. the completion is this request's, and nothing uses it after its callback.
+    own.result = unsafe { (own.library.rbd_aio_get_return_value)(completion) };
+    // SAFETY: as above.
+    unsafe { (own.library.rbd_aio_release)(completion) };
+    // Here, not when the lane collects: other workers wait for the room.
+    own.reservation.iter_mut().for_each(Reservation::release);
+    let list = Arc::clone(&own.list);
+    if let Some(slot) = list.push(slot) {
+        free(*slot);
     }
-    if top.is_null() {
-        let _ = rustix::io::write(&list.wake, &1_u64.to_ne_bytes());
-    }
+}
+
+/// Frees a request whose lane is gone. If it was its image's last user, another thread closes the image, because closing
+/// waits for this one. If no thread can be started, the image stays open.
+#[cold]
+fn free(mut slot: Entry<Slot>) {
+    let Some(reservation) = slot.value.reservation.take() else { return };
+    let image = Arc::clone(reservation.image());
+    drop(reservation);
+    let Some(image) = Arc::into_inner(image).map(ManuallyDrop::new) else { return };
+    let thread = std::thread::Builder::new().name("bareblk-rbd".into());
+    let _ = thread.spawn(move || drop(ManuallyDrop::into_inner(image)));
 }

@@ -12,6 +12,18 @@ pub(crate) type Callback = unsafe extern "C" fn(Handle, *mut c_void);
 /// `rbd_update_callback_t`.
 pub(crate) type UpdateCallback = unsafe extern "C" fn(*mut c_void);
 
+/// `rbd_image_watcher_t`.
+#[repr(C)]
+pub(crate) struct Watcher {
+    pub address: *mut c_char,
+    id: i64,
+    cookie: u64,
+}
+
+impl Watcher {
+    pub const NONE: Self = Self { address: std::ptr::null_mut(), id: 0, cookie: 0 };
+}
+
 const RADOS: &str = "librados.so.2";
 const RBD: &str = "librbd.so.1";
 
@@ -54,6 +66,8 @@ functions! {
     rados rados_ioctx_destroy(Handle);
     rados rados_ioctx_set_namespace(Handle, *const c_char);
     rados rados_set_pool_full_try(Handle);
+    rados rados_getxattr(Handle, *const c_char, *const c_char, *mut c_char, usize) -> c_int;
+    rados rados_setxattr(Handle, *const c_char, *const c_char, *const c_char, usize) -> c_int;
     rbd rbd_open(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
     rbd rbd_open_read_only(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
     rbd rbd_close(Handle) -> c_int;
@@ -63,6 +77,12 @@ functions! {
     rbd rbd_flush(Handle) -> c_int;
     rbd rbd_lock_acquire(Handle, c_int) -> c_int;
     rbd rbd_lock_release(Handle) -> c_int;
+    rbd rbd_watchers_list(Handle, *mut Watcher, *mut usize) -> c_int;
+    rbd rbd_watchers_list_cleanup(*mut Watcher, usize);
+    rbd rbd_get_id(Handle, *mut c_char, usize) -> c_int;
+    rbd rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
+    rbd rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
+    rbd rbd_lock_break(Handle, c_int, *const c_char) -> c_int;
     rbd rbd_update_watch(Handle, *mut u64, UpdateCallback, *mut c_void) -> c_int;
     rbd rbd_update_unwatch(Handle, u64) -> c_int;
     rbd rbd_aio_create_completion(*mut c_void, Callback, *mut Handle) -> c_int;

@@ -152,6 +152,9 @@ const LINUX_AIO: &[i64] = &[SYS_io_cancel, SYS_io_destroy, SYS_io_getevents, SYS
 /// Calls that signal front-ends without ever waiting (`io_engine`, `signal_shared`), with any engine.
 const SIGNALS: &[i64] = &[SYS_io_getevents, SYS_io_setup, SYS_io_submit];
 
+/// Memory into which tables of image formats are read.
+const SCRATCH: &[i64] = &[SYS_ftruncate, SYS_memfd_create];
+
 /// Calls on mapped images.
 const MAPPED: &[i64] = &[SYS_mincore, SYS_msync];
 
@@ -255,10 +258,11 @@ pub(crate) fn plain(role: Role, engines: EngineCalls) -> Vec<i64> {
             &[EVERYBODY, EVENTS, TRANSFERS, TALKING, IO_URING, LINUX_AIO, MAPPED, SESSION, CONTROL, ASKING]
         }
         Role::Session => &[EVERYBODY, EVENTS, TALKING, SESSION, SIGNALS],
-        Role::Worker => &[EVERYBODY, EVENTS, TRANSFERS, MAPPED, SIGNALS, uring, aio, ASKING],
+        Role::Worker => &[EVERYBODY, EVENTS, TRANSFERS, MAPPED, SCRATCH, SIGNALS, uring, aio, ASKING],
         // A context of Linux AIO is destroyed on a thread of its own, whatever engine the workers use: even a context
         // that was only created as a trial.
         Role::EngineThread => &[EVERYBODY, TRANSFERS, MAPPED, &[SYS_io_destroy]],
+        Role::Metadata => &[EVERYBODY, TRANSFERS, &[SYS_ftruncate]],
         Role::Network => &[EVERYBODY, EVENTS, TALKING, NETWORK],
         Role::TlsRelay => &[EVERYBODY, RELAYING],
     };

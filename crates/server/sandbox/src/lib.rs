@@ -78,6 +78,7 @@ static ENGINES: OnceLock<EngineCalls> = OnceLock::new();
 static SESSION: OnceLock<Vec<BpfProgram>> = OnceLock::new();
 static WORKER: OnceLock<Vec<BpfProgram>> = OnceLock::new();
 static ENGINE_THREAD: OnceLock<Vec<BpfProgram>> = OnceLock::new();
+static METADATA: OnceLock<Vec<BpfProgram>> = OnceLock::new();
 static TLS_RELAY: OnceLock<Vec<BpfProgram>> = OnceLock::new();
 
 thread_local! {
@@ -181,6 +182,7 @@ fn filters(role: Role) -> Result<&'static [BpfProgram], SandboxError> {
         Role::Session => (&SESSION, false),
         Role::Worker => (&WORKER, true),
         Role::EngineThread => (&ENGINE_THREAD, false),
+        Role::Metadata => (&METADATA, false),
         Role::TlsRelay => (&TLS_RELAY, false),
     };
     if let Some(filters) = made.get() {

@@ -14,6 +14,8 @@ pub enum Role {
     Worker,
     /// A thread of an engine, which makes blocking calls.
     EngineThread,
+    /// Changes the tables of one image, beside the workers that write the data.
+    Metadata,
     /// Opens images on other machines through a client library, whose own threads inherit this role. It may connect to
     /// other machines, unlike the rest of the process ([`crate::enter_apart`]).
     Network,
@@ -22,8 +24,15 @@ pub enum Role {
 }
 
 impl Role {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Control, Self::Session, Self::Worker, Self::EngineThread, Self::Network, Self::TlsRelay];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Control,
+        Self::Session,
+        Self::Worker,
+        Self::EngineThread,
+        Self::Metadata,
+        Self::Network,
+        Self::TlsRelay,
+    ];
 
     /// The role's number, which fits its four bits in a filter's verdict.
     pub(crate) fn number(self) -> u32 {
@@ -34,6 +43,7 @@ impl Role {
             Self::EngineThread => 4,
             Self::Network => 5,
             Self::TlsRelay => 6,
+            Self::Metadata => 7,
         }
     }
 
@@ -47,6 +57,7 @@ impl Role {
             Self::Session => "session",
             Self::Worker => "worker",
             Self::EngineThread => "engine",
+            Self::Metadata => "metadata",
             Self::Network => "network",
             Self::TlsRelay => "tls",
         }

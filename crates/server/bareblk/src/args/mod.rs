@@ -2,6 +2,7 @@
 
 pub(crate) mod ctl_args;
 pub(crate) mod engine_args;
+pub(crate) mod image_args;
 pub(crate) mod limit_args;
 pub(crate) mod monitor_args;
 pub(crate) mod placement_args;

@@ -30,6 +30,8 @@ Examples:
       serves a partition; members of the group kvm may connect
   bareblk serve base.raw --socket /run/vm2.sock --readonly --cache writeback
       several servers may share an image if none of them writes to it
+  bareblk serve vm3.qcow2 --socket /run/vm3.sock --readonly --format qcow2 --backing-folders /srv/bases
+      a qcow2 image, whose backing files may be in /srv/bases
   bareblk serve disk.raw --socket /run/vm1.sock --discard off
       keeps a preallocated image allocated
   bareblk serve disk.raw --socket /run/vm1.sock --cache directsync --wce fixed
@@ -107,7 +109,7 @@ fn not_beside_a_file(arg: Arg) -> Arg {
 #[derive(Debug, Args)]
 #[command(mut_args = not_beside_a_file)]
 pub struct ServeArgs {
-    /// The disk: a raw image file, a block device, an export of an NBD server (nbd://HOST[:PORT]/EXPORT, or
+    /// The disk: an image file (raw, or qcow2 with --format qcow2), a block device, an export of an NBD server (nbd://HOST[:PORT]/EXPORT, or
     /// nbd+unix:///EXPORT?socket=PATH; with TLS nbds://… or nbds+unix://…), or an image in a Ceph cluster
     /// (rbd:POOL/IMAGE[@SNAPSHOT])
     #[arg(required_unless_present = "config")]
@@ -195,9 +197,14 @@ pub struct DiskArgs {
     #[arg(long, value_name = "BYTES")]
     pub block_size: Option<u32>,
 
-    /// raw: serve the image as raw even if its first bytes are those of another format, such as qcow2 [default: refuse it]
-    #[arg(long, value_name = "raw", value_enum, hide_possible_values = true)]
+    /// raw: serve the image as raw even if its first bytes are those of another format [default: refuse it]; qcow2: with its
+    /// backing files, which are only read
+    #[arg(long, value_name = "raw|qcow2", value_enum, hide_possible_values = true)]
     pub format: Option<Format>,
+
+    /// Folders in which a qcow2 image's backing files and data file may be [default: it may name none]
+    #[arg(long, value_name = "DIR[:DIR]")]
+    pub backing_folders: Option<Folders>,
 
     /// Let the guest free blocks; off keeps a preallocated image allocated
     #[arg(long, value_name = "on|off", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
@@ -360,6 +367,18 @@ pub enum Switch {
 pub enum Format {
     /// The file's bytes are the disk's.
     Raw,
+    /// The file has tables, and may name other files.
+    Qcow2,
+}
+
+impl Format {
+    /// The format's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
 }
 
 impl DiskArgs {
@@ -371,6 +390,11 @@ impl DiskArgs {
     /// Whether the image is known to be raw: the operator gave `--format raw`, or this program creates the image.
     pub fn is_known_raw(&self) -> bool {
         self.format == Some(Format::Raw) || self.create.is_some()
+    }
+
+    /// Whether the image is mapped through tables.
+    pub fn is_qcow2(&self) -> bool {
+        self.format == Some(Format::Qcow2)
     }
 
     /// Which requests that fail on the host are parked; `None`: the guest gets every error.
@@ -431,6 +455,6 @@ mod tests {
         assert_eq!(words::<WceChoice>(), ["guest", "fixed"]);
         assert_eq!(words::<PollChoice>(), ["adaptive", "busy"]);
         assert_eq!(words::<Switch>(), ["on", "off"]);
-        assert_eq!(words::<Format>(), ["raw"]);
+        assert_eq!(words::<Format>(), ["raw", "qcow2"]);
     }
 }

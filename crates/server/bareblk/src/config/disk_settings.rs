@@ -57,6 +57,7 @@ impl DiskSettings {
             cache: args.cache,
             block_size: args.block_size,
             discard: args.discard == Switch::On,
+            backing_folders: args.backing_folders.clone().map(|folders| folders.0).unwrap_or_default(),
             create_bytes: args.create,
             nbd_timeout: Duration::from_secs(args.nbd_timeout),
             rbd: RbdOptions {
@@ -71,6 +72,9 @@ impl DiskSettings {
         };
         if image.location.is_remote() && placement != Placement::Queue {
             bail!(Contradiction("a disk on another machine needs --placement queue"));
+        }
+        if args.is_qcow2() {
+            check_qcow2(&image, placement)?;
         }
         image.check().map_err(|error| match error {
             ImageError::BlockSize { .. } => anyhow::Error::from(error).context("--block-size"),
@@ -87,6 +91,12 @@ impl DiskSettings {
             options: args,
             words: KeyValues::default(),
         })
+    }
+
+    /// Whether the image's file holds the disk's bytes as they are. If not, a server that takes over opens the disk
+    /// itself, and gets no descriptor of it.
+    pub fn is_one_file(&self) -> bool {
+        !self.is_remote() && !self.options.is_qcow2()
     }
 
     /// The given name, else the image's path, with links resolved as far as possible.
@@ -127,7 +137,7 @@ impl DiskSettings {
         ]);
         shown.extend(options.serial.clone().map(|serial| ("serial", serial)));
         shown.extend(options.block_size.map(|bytes| ("block-size", bytes.to_string())));
-        shown.extend(options.format.map(|_| ("format", "raw".to_owned())));
+        shown.extend(options.format.map(|format| ("format", format.name().to_owned())));
         shown.extend(self.words.iter().map(|(key, value)| (key, value.to_owned())));
         shown.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
     }
@@ -163,6 +173,20 @@ impl DiskSettings {
             (Err(_), _) => Ok(()),
         }
     }
+}
+
+/// Refuses what a qcow2 image cannot have.
+fn check_qcow2(image: &ImageOptions, placement: Placement) -> Result<()> {
+    let refusal = if image.create_bytes.is_some() {
+        "--create makes raw images: leave it out, or --format qcow2"
+    } else if image.location.is_remote() {
+        "--format qcow2 needs an image on this host"
+    } else if placement != Placement::Queue {
+        "--format qcow2 needs --placement queue"
+    } else {
+        return Ok(());
+    };
+    bail!(Contradiction(refusal))
 }
 
 /// A path that two disks must not share.

@@ -228,7 +228,7 @@ mod tests {
             (
                 r#"{"id":1,"do":"health","timeout_ms":5}"#,
                 "silent_workers 5ms",
-                json!({"healthy": false, "workers": 0, "disks": 0, "silent_workers": [5], "failed_disks": [], "waiting_disks": [], "holding_disks": []}),
+                json!({"healthy": false, "workers": 0, "disks": 0, "silent_workers": [5], "failed_disks": [], "refused_disks": [], "waiting_disks": [], "holding_disks": []}),
             ),
             (r#"{"id":1,"do":"reload"}"#, "reload", json!(ReloadAnswer::default())),
         ];

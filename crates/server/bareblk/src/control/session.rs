@@ -341,7 +341,10 @@ mod tests {
             (&lines[1]["id"], &lines[1]["error"]["kind"]),
             (&Value::from(1), &Value::from("bad-settings"))
         );
-        assert_eq!(lines[2..], [serde_json::json!({"id": 2, "ok": {"extras": ["totals", "monitor"]}})]);
+        assert_eq!(
+            lines[2..],
+            [serde_json::json!({"id": 2, "ok": {"extras": ["totals", "monitor", "remote", "qcow2"]}})]
+        );
         assert_eq!(told.calls(), ["live_upgrade 0", "live_upgrade 1"]);
     }
 

@@ -43,8 +43,16 @@ pub fn disk(shown: &ShowAnswer) -> String {
 
 /// A line if the server is healthy, and a line for each worker or disk with a problem.
 pub fn health(answer: &HealthAnswer) -> String {
-    let HealthAnswer { healthy, workers, disks, silent_workers, failed_disks, waiting_disks, holding_disks } =
-        answer;
+    let HealthAnswer {
+        healthy,
+        workers,
+        disks,
+        silent_workers,
+        failed_disks,
+        refused_disks,
+        waiting_disks,
+        holding_disks,
+    } = answer;
     let mut text = String::new();
     if *healthy {
         let _ = writeln!(text, "healthy (workers: {workers}, disks: {disks})");
@@ -54,11 +62,12 @@ pub fn health(answer: &HealthAnswer) -> String {
             writeln!(text, "worker {worker} does not respond: is the storage of one of its disks hanging?");
     }
     for disk in failed_disks {
-        let disk = plain(disk);
-        let _ = writeln!(
-            text,
-            "disk {disk} has failed: a sync failed, so the disk accepts no writes until the server is restarted"
-        );
+        let why = if refused_disks.contains(disk) {
+            "another client has broken a lock, and the cluster refuses this server until the disk is removed and added again"
+        } else {
+            "a sync failed, so the disk accepts no writes until the server is restarted"
+        };
+        let _ = writeln!(text, "disk {} has failed: {why}", plain(disk));
     }
     for disk in waiting_disks {
         let disk = plain(disk);

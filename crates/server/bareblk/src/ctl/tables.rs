@@ -47,6 +47,7 @@ pub fn disks(disks: &[Disk]) -> String {
         vec![
             plain(&disk.name),
             plain(&disk.image),
+            format_of(disk),
             plain(&disk.socket),
             plain(&disk.engine),
             state(disk).into(),
@@ -56,8 +57,18 @@ pub fn disks(disks: &[Disk]) -> String {
             format!("{}/{}", disk.queues_running, disk.queues_offered),
         ]
     };
-    let headings = ["DISK", "IMAGE", "SOCKET", "ENGINE", "STATE", "ON ERROR", "SIZE", "SESSIONS", "QUEUES"];
-    table(&headings, 6, disks.iter().map(row))
+    let headings =
+        ["DISK", "IMAGE", "FORMAT", "SOCKET", "ENGINE", "STATE", "ON ERROR", "SIZE", "SESSIONS", "QUEUES"];
+    table(&headings, 7, disks.iter().map(row))
+}
+
+/// `raw`, or `qcow2/3` for a chain of three images. Older servers send no format.
+fn format_of(disk: &Disk) -> String {
+    match (disk.format.as_str(), disk.layers) {
+        ("", _) => NONE.to_owned(),
+        (format, 0 | 1) => plain(format),
+        (format, layers) => format!("{}/{layers}", plain(format)),
+    }
 }
 
 /// A line for each disk that is not served yet.

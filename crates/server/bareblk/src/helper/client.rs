@@ -117,6 +117,14 @@ impl Helper {
         self.opened(&Ask::Dial { server: address.into(), timeout_ms }, None)
     }
 
+    /// When a process started, in clock ticks since the boot; `None`: there is no such process.
+    pub fn process_start(&self, pid: u32) -> io::Result<Option<u64>> {
+        match self.ask(&Ask::ProcessStart { pid }, None)?.0 {
+            Answer::Start(start) => Ok(start),
+            _ => Err(unexpected()),
+        }
+    }
+
     /// Opens a file with credentials for an NBD server.
     pub fn open_credentials(&self, path: &Path) -> io::Result<OwnedFd> {
         self.opened(&Ask::OpenCredentials { path: path.into() }, None)
@@ -153,6 +161,11 @@ impl Opener for Helper {
 
     fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         self.opened(&Ask::Reopen, Some(file))
+    }
+
+    fn path_of(&self, file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
+        let _ = file;
+        Ok(None)
     }
 
     fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd> {

@@ -82,6 +82,10 @@ pub enum Ask {
     OpenCredentials {
         path: OsString,
     },
+    /// When a process started, if it exists.
+    ProcessStart {
+        pid: u32,
+    },
     Unlink {
         path: OsString,
     },
@@ -109,6 +113,7 @@ pub enum Answer {
     /// The ids and names of processes.
     Holders(Vec<(u32, String)>),
     Id(u32),
+    Start(Option<u64>),
     Failed(Failure),
 }
 

@@ -23,6 +23,8 @@ mod messages;
 
 pub mod policy;
 
+pub mod process_records;
+
 pub mod server;
 
 pub mod server_address;

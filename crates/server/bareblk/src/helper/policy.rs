@@ -5,6 +5,8 @@
 //! - Connects to the NBD servers of disks named at the start and in the configuration file, and to no others. Opens these
 //!   disks' files with credentials for TLS.
 //! - Opens an image that was named as readonly only for reading.
+//! - Opens images in and below the folders with backing files, for reading only. Which of them belong to a disk, the
+//!   images themselves say, and the server follows.
 //! - With a control socket, also allows what clients add: images in and below the folders of the named images and of
 //!   `--allow-folders`; sockets in the folders of the named sockets and of `--allow-folders`, not below. The helper
 //!   cannot distinguish a client's request from one of a server that an attacker controls.
@@ -47,6 +49,8 @@ pub struct Policy {
     pub credentials: Vec<OsString>,
     /// Below these folders the server may open or create any image.
     pub image_folders: Vec<OsString>,
+    /// Below these folders the server may open any image for reading.
+    pub backing_folders: Vec<OsString>,
     /// In these folders, not below them, the server may create any socket.
     pub socket_folders: Vec<OsString>,
     /// Whether the server takes over from another server, and may adopt that server's images and sockets.
@@ -63,18 +67,20 @@ impl Policy {
             real.map(PathBuf::into_os_string).collect()
         };
         let (image_folders, socket_folders) = (real(self.image_folders), real(self.socket_folders));
-        Self { image_folders, socket_folders, ..self }
+        let backing_folders = real(self.backing_folders);
+        Self { image_folders, backing_folders, socket_folders, ..self }
     }
 
     /// Splits the policy into parts, each of which fits into one message.
     pub fn pieces(&self, paths_at_a_time: usize) -> Vec<Self> {
         type Put = fn(&mut Policy, Vec<OsString>);
-        let lists: [(&[OsString], Put); 6] = [
+        let lists: [(&[OsString], Put); 7] = [
             (&self.images, |piece, paths| piece.images = paths),
             (&self.readonly_images, |piece, paths| piece.readonly_images = paths),
             (&self.sockets, |piece, paths| piece.sockets = paths),
             (&self.credentials, |piece, paths| piece.credentials = paths),
             (&self.image_folders, |piece, paths| piece.image_folders = paths),
+            (&self.backing_folders, |piece, paths| piece.backing_folders = paths),
             (&self.socket_folders, |piece, paths| piece.socket_folders = paths),
         ];
         let named = lists.into_iter().flat_map(|(list, put)| {
@@ -134,6 +140,7 @@ pub struct Allowed {
     servers: HashSet<ServerAddress>,
     credentials: HashSet<PathBuf>,
     image_folders: HashSet<PathBuf>,
+    backing_folders: HashSet<PathBuf>,
     socket_folders: HashSet<PathBuf>,
     complete: bool,
     /// Images that the helper opened.
@@ -162,11 +169,27 @@ impl Allowed {
         self.servers.extend(policy.servers);
         self.credentials.extend(paths(policy.credentials));
         self.image_folders.extend(paths(policy.image_folders));
+        self.backing_folders.extend(paths(policy.backing_folders));
         self.socket_folders.extend(paths(policy.socket_folders));
         self.configuration = self.configuration.take().or(policy.configuration.map(PathBuf::from));
         self.adopts |= policy.adopts;
         self.complete = policy.complete;
         Ok(())
+    }
+
+    /// The folders with backing files that the configuration file names, without links.
+    pub fn backing_folders_in(text: &str) -> Vec<PathBuf> {
+        let Ok(table) = text.parse::<toml::Table>() else { return Vec::new() };
+        let disks = table.get("disk").and_then(toml::Value::as_array).into_iter().flatten();
+        let named =
+            disks.chain(table.get("defaults")).filter_map(|disk| disk.get("backing-folders")?.as_str());
+        let folders = named.flat_map(|folders| folders.split(':'));
+        folders.filter_map(|folder| std::fs::canonicalize(folder).ok()).collect()
+    }
+
+    /// Allows images below these folders to be read.
+    pub fn extend_backing_folders(&mut self, folders: Vec<PathBuf>) {
+        self.backing_folders.extend(folders);
     }
 
     /// Allows what the configuration file names now. The server reports mistakes in the file.
@@ -202,13 +225,14 @@ impl Allowed {
         match self.images.get(path) {
             Some(named) if named.may_write || !written => Ok(Found::Named),
             Some(_) => Err(denied(readonly(path))),
-            None => self.in_a_folder(path, &real_path(path)?).map(|()| Found::Beside),
+            None => self.in_a_folder(path, &real_path(path)?, written).map(|()| Found::Beside),
         }
     }
 
-    fn in_a_folder(&self, path: &Path, real: &Path) -> io::Result<()> {
+    fn in_a_folder(&self, path: &Path, real: &Path, written: bool) -> io::Result<()> {
         let never = NEVER.iter().any(|folder| real.starts_with(folder));
-        if never || !self.image_folders.iter().any(|folder| real.starts_with(folder)) {
+        let backing = self.backing_folders.iter().filter(|_| !written);
+        if never || !self.image_folders.iter().chain(backing).any(|folder| real.starts_with(folder)) {
             return Err(denied(outside(path, "images")));
         }
         Ok(())
@@ -216,7 +240,7 @@ impl Allowed {
 
     /// Checks that the server may open an image in one of the folders: `location` is the file found at `path`.
     pub fn image_beside(&self, path: &Path, location: &FileLocation, written: bool) -> io::Result<()> {
-        self.in_a_folder(path, &location.real)?;
+        self.in_a_folder(path, &location.real, written)?;
         let is_it = |(path, named): (&PathBuf, &Named)| match &named.opened {
             Some(opened) => opened.file == location.file || opened.real == location.real,
             None => std::fs::canonicalize(path).is_ok_and(|real| real == location.real),
@@ -395,184 +419,5 @@ fn real_folder(path: &Path) -> io::Result<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Allows images and sockets in these folders, besides what is named.
-    fn allowed(folders: &[&Path]) -> Allowed {
-        let mut allowed = Allowed::default();
-        let folders: Vec<OsString> = folders.iter().map(Into::into).collect();
-        let policy = Policy {
-            images: vec!["/named.raw".into()],
-            readonly_images: vec!["/golden.raw".into()],
-            sockets: vec!["/named.sock".into()],
-            configuration: Some("/named.toml".into()),
-            servers: vec![ServerAddress::Unix("/named.nbd".into())],
-            credentials: vec!["/named.psk".into()],
-            image_folders: folders.clone(),
-            socket_folders: folders,
-            adopts: false,
-            complete: true,
-        };
-        policy.pieces(1).into_iter().for_each(|piece| allowed.extend(piece.resolved()).unwrap());
-        allowed
-    }
-
-    #[test]
-    fn without_folders_only_what_was_named_is_opened() {
-        let allowed = allowed(&[]);
-        let (image, socket) = (Path::new("/named.raw"), Path::new("/named.sock"));
-        assert!(allowed.image(image, true).is_ok() && allowed.socket(socket).is_ok());
-        assert!(
-            allowed.image(Path::new("/etc/shadow"), true).is_err()
-                && allowed.socket(Path::new("/run/x")).is_err()
-        );
-        assert!(allowed.configuration(Path::new("/named.toml")).is_ok());
-        assert!(allowed.configuration(Path::new("/etc/shadow")).is_err());
-    }
-
-    #[test]
-    fn images_that_clients_add_lie_in_the_folders_allowed_whatever_links_say() {
-        let folder = tempfile::tempdir().unwrap();
-        let (inside, link) = (folder.path().join("disk.raw"), folder.path().join("link.raw"));
-        std::fs::write(&inside, "x").unwrap();
-        std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
-        let allowed = allowed(&[folder.path()]);
-        assert!(
-            allowed.image(&inside, true).is_ok()
-                && allowed.image(&folder.path().join("new.raw"), true).is_ok()
-        );
-        assert!(
-            allowed.image(&link, true).is_err() && allowed.image(Path::new("/etc/passwd"), true).is_err()
-        );
-        let up = folder.path().join("../up.raw");
-        assert!(allowed.image(&up, true).is_err() && allowed.socket(&up).is_err());
-        assert!(allowed.socket(&folder.path().join("s")).is_ok());
-        std::fs::create_dir(folder.path().join("below")).unwrap();
-        assert!(allowed.image(&folder.path().join("below/new.raw"), true).is_ok());
-        assert!(allowed.socket(&folder.path().join("below/s")).is_err());
-    }
-
-    #[test]
-    fn what_was_settled_is_not_widened() {
-        let mut allowed = allowed(&[]);
-        assert!(allowed.extend(Policy { image_folders: vec!["/".into()], ..Policy::default() }).is_err());
-        assert!(allowed.image(Path::new("/etc/passwd"), true).is_err());
-    }
-
-    #[test]
-    fn kernels_own_files_are_no_images() {
-        assert!(allowed(&[Path::new("/")]).image(Path::new("/proc/self/mem"), true).is_err());
-    }
-
-    #[test]
-    fn file_read_again_adds_its_disks() {
-        let mut allowed = allowed(&[]);
-        allowed.extend_from_file("[[disk]]\nimage = \"/new.raw\"\nsocket = \"/new.sock\"\n");
-        assert!(
-            allowed.image(Path::new("/new.raw"), true).is_ok()
-                && allowed.socket(Path::new("/new.sock")).is_ok()
-        );
-    }
-
-    #[test]
-    fn credentials_are_those_of_disks_named_at_the_start_or_in_the_file() {
-        let mut allowed = allowed(&[Path::new("/")]);
-        let may_read = |allowed: &Allowed, path: &str| allowed.credentials(Path::new(path)).is_ok();
-        assert!(may_read(&allowed, "/named.psk") && !may_read(&allowed, "/tls/ca-cert.pem"));
-        allowed.extend_from_file("[[disk]]\nimage = \"nbds://storage/x?tls-certificates=/tls\"\n");
-        assert!(
-            ["ca-cert.pem", "client-cert.pem", "client-key.pem"]
-                .iter()
-                .all(|name| { may_read(&allowed, &format!("/tls/{name}")) })
-        );
-        assert!(!may_read(&allowed, "/tls/server-key.pem") && !may_read(&allowed, "/tls"));
-    }
-
-    #[test]
-    fn only_images_that_were_opened_are_opened_again() {
-        let mut allowed = allowed(&[]);
-        let file = FileId { dev: 1, ino: 2 };
-        allowed.opened(Path::new("/named.raw"), FileLocation { real: "/named.raw".into(), file });
-        assert!(allowed.reopen(FileId { dev: 1, ino: 2 }).is_ok());
-        assert!(allowed.reopen(FileId { dev: 2, ino: 2 }).is_err());
-    }
-
-    #[test]
-    fn readonly_images_are_not_written_by_any_of_their_names() {
-        let folder = tempfile::tempdir().unwrap();
-        let (golden, link) = (folder.path().join("golden.raw"), folder.path().join("link.raw"));
-        std::fs::write(&golden, "x").unwrap();
-        std::os::unix::fs::symlink(&golden, &link).unwrap();
-        let mut allowed = allowed(&[folder.path()]);
-        assert_eq!(allowed.image(Path::new("/golden.raw"), false).unwrap(), Found::Named);
-        assert!(allowed.image(Path::new("/golden.raw"), true).is_err());
-        let location = |path: &Path| FileLocation::of(&std::fs::File::open(path).unwrap().into()).unwrap();
-        let may =
-            |allowed: &Allowed, path: &Path, written| allowed.image_beside(path, &location(path), written);
-        assert!(allowed.image(&golden, true).is_ok() && may(&allowed, &golden, true).is_ok());
-        allowed.extend_from_file(&format!("[[disk]]\nimage = {golden:?}\nreadonly = true\n"));
-        assert!(allowed.image(&golden, false).is_ok() && allowed.image(&link, false).is_ok());
-        assert!(allowed.image(&golden, true).is_err() && may(&allowed, &link, true).is_err());
-        // Once opened, the policy recognizes the file itself, under any name.
-        let hard_link = folder.path().join("hard.raw");
-        std::fs::hard_link(&golden, &hard_link).unwrap();
-        allowed.opened(&golden, location(&golden));
-        std::fs::rename(&link, &golden).unwrap();
-        assert!(may(&allowed, &hard_link, true).is_err() && may(&allowed, &hard_link, false).is_ok());
-    }
-
-    #[test]
-    fn file_read_again_says_what_is_readonly_also_for_all_disks() {
-        let mut allowed = allowed(&[]);
-        let text =
-            "[defaults]\nreadonly = true\n[[disk]]\nimage = '/a'\n[[disk]]\nimage = '/b'\nreadonly = false\n";
-        allowed.extend_from_file(text);
-        let written = |path| allowed.image(Path::new(path), true).is_ok();
-        assert!(!written("/a") && allowed.image(Path::new("/a"), false).is_ok() && written("/b"));
-    }
-
-    #[test]
-    fn sockets_of_others_are_neither_changed_nor_removed_while_they_listen() {
-        let folder = tempfile::tempdir().unwrap();
-        let (own, other) = (folder.path().join("own"), folder.path().join("other"));
-        let _own = HostOpener.bind_socket(&own).unwrap();
-        let listener = HostOpener.bind_socket(&other).unwrap();
-        let id = |path| HostOpener.file_id(path).unwrap();
-        let mut allowed = allowed(&[folder.path()]);
-        allowed.bound(&own, id(&own));
-        assert!(
-            allowed.own_socket(&own, id(&own)).is_ok() && allowed.own_socket(&other, id(&other)).is_err()
-        );
-        assert_eq!(allowed.unlink(&own).unwrap(), id(&own));
-        assert!(allowed.unlink(&other).is_err());
-        allowed.forget_bound(id(&own));
-        assert!(allowed.unlink(&own).is_err());
-        drop(listener);
-        assert!(allowed.unlink(&other).is_ok());
-    }
-
-    #[test]
-    fn only_sockets_and_images_that_were_made_are_removed() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let mut allowed = allowed(&[Path::new("/")]);
-        assert!(allowed.unlink(file.path()).is_err() && allowed.forget_made(file.path()).is_none());
-        let location = FileLocation::of(&file.as_file().try_clone().unwrap().into()).unwrap();
-        allowed.made(file.path(), &location);
-        assert_eq!(allowed.forget_made(file.path()), Some(location.file));
-    }
-
-    /// Another server's socket now has the name of one of our listeners, so our listener does not prove that the
-    /// socket is ours.
-    #[test]
-    fn socket_is_adopted_only_in_a_live_upgrade_and_not_where_one_was_made() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("s");
-        let mut allowed = allowed(&[folder.path()]);
-        assert!(allowed.adopt_socket(&path).is_err());
-        allowed.adopts = true;
-        assert!(allowed.adopt_socket(&path).is_ok() && allowed.adopt_socket(Path::new("/s")).is_err());
-        allowed.bound(&path, FileId { dev: 1, ino: 2 });
-        assert!(allowed.adopt_socket(&path).is_err());
-    }
-}
+#[path = "policy_tests.rs"]
+mod tests;

@@ -28,6 +28,7 @@ use super::accounts;
 use super::credentials;
 use super::messages::{self, Answer, Ask, kind_to_number, queue_to_numbers};
 use super::policy::{Allowed, FileLocation, Found, MAX_CONFIGURATION_BYTES};
+use super::process_records;
 
 /// Maximum number of requests at a time: more than the number of server threads that send requests.
 const MAX_REQUESTS: usize = 256;
@@ -174,6 +175,9 @@ impl State {
                 let holders = holders.into_iter().map(|holder| (holder.pid, holder.command)).collect();
                 Ok(said(Answer::Holders(holders)))
             }
+            Ask::ProcessStart { pid } => {
+                process_records::start_of(pid).map(|start| said(Answer::Start(start)))
+            }
             Ask::UserId { name } => id(accounts::user_id(&name)),
             Ask::GroupId { name } => id(accounts::group_id(&name)),
             socket => self.about_sockets(socket),
@@ -289,7 +293,11 @@ impl State {
         let mut text = String::new();
         let read = File::open(path)?.take(MAX_CONFIGURATION_BYTES).read_to_string(&mut text);
         if read.is_ok() {
-            self.change(|allowed| allowed.extend_from_file(&text));
+            let folders = Allowed::backing_folders_in(&text);
+            self.change(|allowed| {
+                allowed.extend_from_file(&text);
+                allowed.extend_backing_folders(folders);
+            });
         }
         HostOpener.open_configuration(path).map(opened)
     }

@@ -16,7 +16,8 @@ pub enum Message {
     Control(Listener),
     /// Old: its monitor socket, if it has one and the new server wants this extra. Carries the socket.
     Monitor(Listener),
-    /// Old: a disk. Carries image, socket and, for a block device, the descriptor that claims it.
+    /// Old: a disk. Carries image (unless it is on another machine), socket and, for a block device, the descriptor that
+    /// claims it.
     Disk(OfferedDisk),
     /// Old: there are no more disks.
     OffersEnd,
@@ -78,6 +79,6 @@ pub struct OfferedDisk {
     pub socket: Listener,
     pub facts: Vec<Fact>,
     pub capacity_sectors: u64,
-    /// Whether the message carries a third descriptor, which claims the block device.
+    /// Whether the message carries another descriptor, which claims the block device.
     pub claimed: bool,
 }

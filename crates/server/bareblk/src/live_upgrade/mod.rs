@@ -14,6 +14,8 @@
 //!   disconnects or takes too long. Until then the new server touches no ring, and it waits for `Yours` without a time
 //!   limit, because only the old server knows who owns the disks.
 //! - The descriptors are the old server's own: images keep their locks, front-ends their connections.
+//! - The new server opens images on other machines itself. The old server releases the storage's lock once no request is
+//!   in flight, and the new server takes it before it starts rings.
 //!
 //! For users: docs/how-to/live-upgrade.md. Sessions and queues are in `blk_server`.
 
@@ -30,7 +32,7 @@ mod terms;
 mod wire;
 
 pub use messages::Message;
-pub use new::{Taker, Wanted};
+pub use new::{Taken, Taker, Wanted};
 pub use old::{ControlListener, Listeners, hand_over};
 pub use terms::{AT_ONCE, EXTRAS, VERSION};
 pub use wire::receive;

@@ -30,6 +30,7 @@ use crate::control::disk_names::{self, KnownDisk};
 use crate::control::protocol::answer::ErrorKind;
 use crate::control::protocol::verbs::{LiveUpgrade, Verb};
 use crate::ctl::connection::Connection;
+use crate::serving::Serving;
 
 /// The options of the command line.
 #[derive(Clone, Debug)]
@@ -153,12 +154,20 @@ impl Taker {
                      from the server with bareblk ctl remove")
         })?;
         let mut fds = fds.into_iter();
-        let (Some(file), Some(listener)) = (fds.next(), fds.next()) else { return Err(wrong(Vec::new())) };
-        let claim = fds.next().filter(|_| offered.claimed);
-        compare(&offered, &file, known)?;
+        compare(&offered, known)?;
+        let mut next = || fds.next().ok_or_else(|| wrong(Vec::new()));
+        let file = known.is_one_file().then(&mut next).transpose()?;
+        let listener = next()?;
+        match file {
+            Some(file) => {
+                compare_files(&offered, &file, known)?;
+                let claim = fds.next().filter(|_| offered.claimed);
+                self.images.push(Image { path: known.image.path.clone(), file, claim });
+            }
+            None => compare_names(&offered, known)?,
+        }
         known.image.create_bytes = None;
         self.sockets.insert(known.socket.path.clone(), Socket::new(listener, offered.socket.managed));
-        self.images.push(Image { path: known.image.path.clone(), file, claim });
         self.disks.push((offered.name, offered.facts, offered.capacity_sectors));
         Ok(())
     }
@@ -169,6 +178,18 @@ impl Taker {
         let opener = HandedOver::new(inner, images, sockets);
         self.opener = Some(Arc::clone(&opener));
         opener
+    }
+
+    /// Opens those of the disks on other machines that the old server serves, and leaves the others in `remote`. Their
+    /// storage is not locked before their guests' rings start here. To be called before [`Taker::take`].
+    pub fn open_remote(&self, serving: &Serving, remote: &mut Vec<DiskSettings>) -> Result<()> {
+        let is_theirs = |disk: &mut DiskSettings| {
+            let name = disk.name(serving.opener());
+            self.disks.iter().any(|(theirs, ..)| *theirs == name)
+        };
+        let theirs = remote.extract_if(.., is_theirs).collect::<Vec<_>>();
+        let opened = theirs.into_iter().try_for_each(|disk| serving.serve_at_once(disk));
+        opened.map_err(|error| self.refuse(error))
     }
 
     /// Completes the live upgrade. To be called when everything is open and `server` accepts no front-end yet. After
@@ -303,7 +324,7 @@ fn monitor_path<'c>(listener: &Listener, configuration: &'c Configuration) -> Re
 }
 
 /// Compares what must be equal before anything is opened.
-fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result<()> {
+fn compare(offered: &OfferedDisk, ours: &DiskSettings) -> Result<()> {
     let name = &offered.name;
     let differ = |key: &str, theirs: &dyn std::fmt::Display, ours: &dyn std::fmt::Display| {
         anyhow!(
@@ -313,6 +334,12 @@ fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result
     };
     let cache = ours.image.cache.to_string();
     let readonly = (ours.image.access == Access::ReadOnly).to_string();
+    // Without this fact, the image is raw. It says whether the message carries the image.
+    let format = offered.facts.iter().find(|fact| fact.key == "format").map_or("raw", |fact| &fact.value);
+    let our_format = if ours.options.is_qcow2() { "qcow2" } else { "raw" };
+    if format != our_format {
+        return Err(differ("format", &format, &our_format));
+    }
     for (key, ours) in [("readonly", &readonly), ("cache", &cache)] {
         match offered.facts.iter().find(|fact| fact.key == key) {
             Some(fact) if fact.value == *ours => {}
@@ -324,6 +351,26 @@ fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result
     if real_path(&HostOpener, socket) != real_path(&HostOpener, &ours.socket.path) {
         return Err(differ("socket", &socket.display(), &ours.socket.path.display()));
     }
+    Ok(())
+}
+
+/// Compares the names of an image that is opened again.
+fn compare_names(offered: &OfferedDisk, ours: &DiskSettings) -> Result<()> {
+    let (theirs, image) = (Path::new(&offered.image), ours.real_image(&HostOpener));
+    if theirs != image {
+        bail!(
+            "disk `{}`: image {} is not the one that the running server serves, {}",
+            offered.name,
+            image.display(),
+            theirs.display()
+        );
+    }
+    Ok(())
+}
+
+/// Checks that the path names the file that the running server serves.
+fn compare_files(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result<()> {
+    let name = &offered.name;
     let stat = fstat(file)?;
     let path = ours.real_image(&HostOpener);
     let named =

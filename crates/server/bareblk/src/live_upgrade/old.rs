@@ -13,7 +13,8 @@ use tracing::{info, warn};
 
 use super::messages::{Listener, Message, OfferedDisk};
 use super::terms::{
-    AT_ONCE, CUT_TIMEOUT, DRAIN_TIMEOUT, MONITOR, PREPARE_TIMEOUT, READY_TIMEOUT, TOTALS, with_cure,
+    AT_ONCE, CLOSE_TIMEOUT, CUT_TIMEOUT, DRAIN_TIMEOUT, MONITOR, PREPARE_TIMEOUT, QCOW2, READY_TIMEOUT,
+    REMOTE, TOTALS, with_cure,
 };
 use super::wire::{receive, send};
 use crate::serving::Serving;
@@ -76,6 +77,7 @@ fn converse(
     channel: &UnixStream,
 ) -> Result<()> {
     let extras = begin(channel)?;
+    check_opened_again(serving, &extras)?;
     offer(server, listeners, &extras, channel).context("cannot send the list of disks to the new server")?;
     expect(channel, "Ready", READY_TIMEOUT)?;
     server.cut_off(cut, CUT_TIMEOUT)?;
@@ -92,9 +94,34 @@ fn converse(
         // Removes the file of a monitor socket that the new server does not want; `leave_file` protects any other.
         listeners.monitor.iter().for_each(|listener| listener.socket.remove());
         // This process keeps the descriptors until it ends.
-        std::mem::forget(frozen.give_up());
+        let mut given_up = frozen.give_up();
+        given_up.close_remote(CLOSE_TIMEOUT);
+        std::mem::forget(given_up);
         Ok(())
     })
+}
+
+/// Refuses a new server that does not know disks that it must open itself.
+fn check_opened_again(serving: &Serving, extras: &[String]) -> Result<()> {
+    let knows = |extra: &str| extras.iter().any(|known| known == extra);
+    for disk in serving.disks() {
+        let what = match &disk.settings {
+            settings if settings.is_remote() && !knows(REMOTE) => "is on another machine",
+            settings if settings.options.is_qcow2() && !knows(QCOW2) => "is a qcow2 image",
+            settings if settings.options.is_qcow2() && !settings.read_only() => {
+                bail!(
+                    "disk `{}` is a writable qcow2 image, which no server can take over: restart the server instead",
+                    disk.name
+                )
+            }
+            _ => continue,
+        };
+        bail!(
+            "disk `{}` {what}, and the new server's version cannot take it over: restart the server instead",
+            disk.name
+        );
+    }
+    Ok(())
 }
 
 /// Returns the extras that the new server wants.

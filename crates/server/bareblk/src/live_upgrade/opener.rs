@@ -167,6 +167,10 @@ impl Opener for HandedOver {
         self.inner.reopen(file)
     }
 
+    fn path_of(&self, file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
+        self.inner.path_of(file)
+    }
+
     fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd> {
         self.inner.open_configuration(path)
     }

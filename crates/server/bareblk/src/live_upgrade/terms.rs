@@ -13,11 +13,15 @@ pub const VERSION: u32 = 2;
 
 /// Data that an old server also sends if the new one knows it and asks for it. Either server may have a version
 /// without it.
-pub const EXTRAS: [&str; 2] = [TOTALS, MONITOR];
+pub const EXTRAS: [&str; 4] = [TOTALS, MONITOR, REMOTE, QCOW2];
 /// The disks' totals.
 pub const TOTALS: &str = "totals";
 /// The monitor socket, if both servers have one.
 pub const MONITOR: &str = "monitor";
+/// Disks on other machines, which both servers open. Their messages carry no image.
+pub const REMOTE: &str = "remote";
+/// Disks with qcow2 images, which both servers open. Their messages carry no image.
+pub const QCOW2: &str = "qcow2";
 
 /// Time limit for a message that the other server sends or reads at once.
 pub const AT_ONCE: Duration = Duration::from_secs(5);
@@ -29,6 +33,8 @@ pub const CUT_TIMEOUT: Duration = Duration::from_secs(30);
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit for the new server to rebuild the sessions. Guests pause meanwhile.
 pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time limit for the old server to close disks on other machines. Their guests run in the new server meanwhile.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Adds what an operator can do about a front-end that prevents the live upgrade.
 pub fn with_cure(error: LiveUpgradeError) -> anyhow::Error {

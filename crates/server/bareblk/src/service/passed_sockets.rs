@@ -147,6 +147,10 @@ impl Opener for PassedSockets {
         self.inner.reopen(file)
     }
 
+    fn path_of(&self, file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
+        self.inner.path_of(file)
+    }
+
     fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd> {
         self.inner.open_configuration(path)
     }

@@ -65,6 +65,14 @@ fn disk(settings: &DiskSettings) -> Result<String> {
     if let Some(bytes) = settings.image.create_bytes {
         return Ok(format!("{begin}, would be created with {bytes} bytes\n"));
     }
+    if settings.options.is_qcow2() {
+        let image = Image::inspect_qcow2(&HostOpener, &settings.image)?;
+        let (size_bytes, block_size_bytes) = (image.capacity_sectors() * SECTOR_BYTES, image.block_size());
+        let engine = choose(settings.engine.as_ref(), &FileSpec::of(&image), &settings.engine_config)?.kind();
+        let layers = image.backing().volume().map_or(0, |volume| volume.layers());
+        let format = format!(", qcow2 with {}", count(layers, "layer"));
+        return Ok(line(settings, &begin, size_bytes, block_size_bytes, engine, &format));
+    }
     let found = Image::inspect(&HostOpener, &settings.image)?;
     if let Some(format) = found.foreign_format.filter(|_| !settings.options.is_known_raw()) {
         return Err(ImageError::ForeignFormat { path: settings.image.path.clone(), format }.into());

@@ -21,7 +21,6 @@ use crate::args::serve_args::{Confinement, Switch};
 use crate::args::usage::Contradiction;
 use crate::config::configuration::{Configuration, ServerSettings};
 use crate::helper::client;
-use crate::helper::dialer::Dialer;
 use crate::helper::files_of;
 use crate::helper::policy::Policy;
 use crate::helper::server_address::ServerAddress;
@@ -84,10 +83,7 @@ pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs
     let identity = identity(confinement);
     sandbox::drop_privileges(identity, kept(server, locked_memory)).context(NOT_UP)?;
     sandbox::keep_out_of_core_files().context(NOT_UP)?;
-    let remote = Arc::new(RemoteAccess::confined(
-        Arc::new(Dialer::Helper(Arc::clone(&opener))),
-        &clusters(configuration),
-    )?);
+    let remote = Arc::new(RemoteAccess::confined(&opener, &clusters(configuration))?);
     let files = sandbox::restrict_files(&file_rules(server)).context(NOT_UP)?;
     Ok(Confined { opener, remote, identity, files: Some(files) })
 }
@@ -149,6 +145,11 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
         credentials: exports(configuration).flat_map(files_of).collect(),
         configuration: file.clone().map(PathBuf::into_os_string),
         image_folders: folders(&files),
+        backing_folders: disks
+            .iter()
+            .flat_map(|disk| &disk.image.backing_folders)
+            .map(|folder| folder.as_os_str().to_owned())
+            .collect(),
         socket_folders: folders(&sockets),
         adopts,
         complete: true,

@@ -12,6 +12,8 @@ const PROCESS: u64 = 80;
 const PER_WORKER: u64 = 16;
 /// Number of descriptors of a disk: the listening socket and the image.
 const PER_DISK: u64 = 2;
+/// Number of descriptors of a qcow2 disk besides: its longest chain, without data files.
+const PER_CHAIN: u64 = 15;
 /// Number of descriptors of a session: its socket and its wakeup fds.
 const PER_SESSION: u64 = 3;
 /// Number of descriptors that a front-end passes: its log for migration, its channel, and the memory regions of a
@@ -51,6 +53,9 @@ pub fn needed(configuration: &Configuration) -> u64 {
     let queues = || configuration.disks.iter().map(|disk| u64::from(disk.options.queues));
     // Each worker that serves an image opens it once more; at most one worker per queue does.
     let own: u64 = queues().map(|queues| PER_DISK + workers.min(queues) + PER_SESSION).sum();
+    // Each worker has two memory files for tables and clusters of a qcow2 disk, instead of an image that is opened again.
+    let chains = configuration.disks.iter().filter(|disk| disk.options.is_qcow2());
+    let own = own + chains.map(|disk| PER_CHAIN + workers.min(disk.options.queues.into())).sum::<u64>();
     let passed: u64 = queues().map(|queues| PASSED + PER_QUEUE * queues).sum();
     (PROCESS + PER_WORKER * workers + own + passed).max((passed * 4).div_ceil(3))
 }

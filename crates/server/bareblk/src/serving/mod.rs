@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use blk_server::{Server, ServerConfig, SocketConfig, StopReport, WorkerId, format_cpus};
+use blk_server::{AdminError, Server, ServerConfig, SocketConfig, StopReport, WorkerId, format_cpus};
 use disk_image::{NewImage, Opener, SECTOR_BYTES};
 use tracing::error;
 
@@ -354,10 +354,13 @@ impl Serving {
     }
 
     fn unserve_disk(&self, name: &str, force: bool, timeout: Duration) -> Result<()> {
-        self.with_server(|server| server.remove_disk(name, force, timeout))??;
-        self.state().disks.retain(|disk| disk.name != name);
-        self.manager.status(&self.status());
-        Ok(())
+        let removed = self.with_server(|server| server.remove_disk(name, force, timeout))?;
+        // A disk is removed although its last flush failed.
+        if matches!(removed, Ok(()) | Err(AdminError::NotFlushed { .. })) {
+            self.state().disks.retain(|disk| disk.name != name);
+            self.manager.status(&self.status());
+        }
+        Ok(removed?)
     }
 
     /// Resizes a disk; `force` allows a smaller size.

@@ -41,7 +41,8 @@ pub struct EngineSources {
 
 impl EngineSources {
     fn source(&self, chosen: &Arc<Chosen>, config: &EngineConfig) -> Arc<EngineSource> {
-        let key = format!("{:?} {config:?}", chosen.options);
+        // A raw disk must not get the engine of a mapped one, nor the other way round.
+        let key = format!("{:?} {} {config:?}", chosen.options, chosen.is_mapped);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|(_, source)| source.strong_count() > 0);
         let same = known.iter().find(|(other, _)| *other == key);
@@ -137,6 +138,9 @@ fn open_any(
 
 /// Opens and locks an image of this host; waits for its lock as long as the settings allow.
 pub fn open_image(opener: &Arc<dyn Opener>, settings: &DiskSettings, origin: Origin) -> Result<OpenImage> {
+    if settings.options.is_qcow2() {
+        return Ok(OpenImage { image: Image::open_qcow2(opener.as_ref(), &settings.image)?, new: None });
+    }
     let image = Image::open(opener.as_ref(), &settings.image)?;
     check_format(&image, settings, origin)?;
     let made = settings.image.create_bytes.and_then(|_| image.file());
@@ -199,6 +203,7 @@ pub fn prepare(
         size_bytes: image.capacity_sectors() * SECTOR_BYTES,
         block_size: image.block_size(),
         discard: image.discard_limits().is_some(),
+        layers: image.backing().volume().map(|volume| volume.layers()),
         serial: serial.clone(),
         chosen,
     };
@@ -240,6 +245,8 @@ pub struct DiskLogLine {
     size_bytes: u64,
     block_size: u32,
     discard: bool,
+    /// `None`: the image is raw.
+    layers: Option<usize>,
     serial: String,
     chosen: Arc<Chosen>,
 }
@@ -270,6 +277,8 @@ impl DiskLogLine {
             cache = %settings.image.cache,
             wce = %if options.wce == WceChoice::Fixed { "fixed" } else { "guest" },
             discard = self.discard,
+            format = self.layers.map(|_| "qcow2"),
+            layers = self.layers,
             serial = self.serial,
             engine = %self.chosen.kind(),
             engine_because = self.chosen.why,

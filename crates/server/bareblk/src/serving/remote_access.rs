@@ -1,9 +1,9 @@
 //! How the server reaches other machines: NBD servers through the sandbox's helper, Ceph clusters through a thread of its
 //! own.
 //!
-//! `image's location → NBD: the helper connects | RBD: the network thread → a thread for this image → Image`
+//! `image's location → NBD: the helper connects | RBD: the network thread → a thread for this call → librbd`
 //!
-//! - librbd connects itself, on threads that inherit the rights of the thread that opens an image. Only the network thread
+//! - librbd connects itself, on threads that inherit the rights of the thread that calls it. Only the network thread
 //!   and its threads may create sockets. It starts before the sandbox closes, and only if a disk needs it.
 
 use std::io;
@@ -14,9 +14,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result, anyhow};
 use disk_image::{Image, ImageError, ImageOptions, Location};
 use nbd_client::Dial;
+use rbd_client::{Host, RbdSpec};
 use sandbox::{FileRules, Role, enter_apart};
+use tracing::warn;
 
+use crate::helper::client::Helper;
 use crate::helper::dialer::Dialer;
+use crate::helper::process_records::ProcessRecords;
 
 /// What a client library reads to find a cluster, besides the cluster's own files.
 const RESOLVER: [&str; 8] = [
@@ -39,66 +43,102 @@ pub struct RemoteAccess {
     clusters: Clusters,
 }
 
-/// How images in clusters are opened.
+/// How librbd is called.
 #[derive(Debug)]
 enum Clusters {
-    /// On the calling thread: there is no sandbox.
-    Direct,
-    /// By the network thread.
-    Thread(Mutex<Sender<Job>>),
-    /// Not at all: no disk needed them at the start.
+    /// There is no sandbox.
+    Direct(Arc<ClusterHost>),
+    /// The network thread starts the threads that call it.
+    Confined(Arc<ClusterHost>),
+    /// Not at all: no disk needed it at the start.
     Closed,
+}
+
+/// This process, as librbd's user.
+#[derive(Debug)]
+struct ClusterHost {
+    /// `None`: `/proc` cannot be read, so no lock is known to belong to a process that has ended.
+    records: Option<ProcessRecords>,
+    /// The network thread's orders; `None`: every thread may do all that librbd does.
+    network: Option<Mutex<Sender<Job>>>,
+}
+
+impl ClusterHost {
+    fn new(helper: Option<Arc<Helper>>, network: Option<Sender<Job>>) -> Arc<Self> {
+        let records = ProcessRecords::new(helper);
+        let records =
+            records.inspect_err(|error| warn!("the lock of a killed server cannot be recognized: {error}"));
+        Arc::new(Self { records: records.ok(), network: network.map(Mutex::new) })
+    }
+}
+
+impl Host for ClusterHost {
+    fn own_record(&self) -> Option<String> {
+        self.records.as_ref().map(ProcessRecords::own)
+    }
+
+    fn has_ended(&self, record: &str) -> bool {
+        self.records.as_ref().is_some_and(|records| records.has_ended(record))
+    }
+
+    fn start_thread(&self, call: Job) -> io::Result<()> {
+        match &self.network {
+            None => start(call),
+            Some(network) => {
+                let sent = network.lock().unwrap_or_else(PoisonError::into_inner).send(call);
+                sent.map_err(|_| io::Error::other("the thread that reaches clusters has ended"))
+            }
+        }
+    }
 }
 
 impl RemoteAccess {
     /// Access with the rights of this process.
     pub fn direct() -> Self {
-        Self { dial: Arc::new(Dialer::Host), clusters: Clusters::Direct }
+        Self { dial: Arc::new(Dialer::Host), clusters: Clusters::Direct(ClusterHost::new(None, None)) }
     }
 
-    /// Access in a sandbox whose helper is `dial`. `clusters`: the configurations of the clusters in which disks are. To be
+    /// Access in a sandbox with this helper. `clusters`: the configurations of the clusters in which disks are. To be
     /// called before the sandbox closes.
-    pub fn confined(dial: Arc<dyn Dial>, clusters: &[PathBuf]) -> Result<Self> {
+    pub fn confined(helper: &Arc<Helper>, clusters: &[PathBuf]) -> Result<Self> {
+        let dial = Arc::new(Dialer::Helper(Arc::clone(helper)));
         if clusters.is_empty() {
             return Ok(Self { dial, clusters: Clusters::Closed });
         }
         // In the sandbox, no thread may make memory executable.
         rbd_client::Library::load()?;
         let thread = start_network_thread(clusters)?;
-        Ok(Self { dial, clusters: Clusters::Thread(Mutex::new(thread)) })
+        Ok(Self {
+            dial,
+            clusters: Clusters::Confined(ClusterHost::new(Some(Arc::clone(helper)), Some(thread))),
+        })
     }
 
     /// Opens an image on another machine. May block for seconds.
     pub fn open(&self, options: &ImageOptions) -> Result<Image, ImageError> {
         match &options.location {
             Location::Nbd(uri) => Image::open_export(Arc::clone(&self.dial), uri, options),
-            Location::Rbd(spec) => {
-                let (spec, own) = (spec.clone(), options.clone());
-                self.in_a_cluster(options, move || Image::open_rbd(&spec, &own))
-            }
+            Location::Rbd(spec) => self.open_rbd(spec, options),
             Location::Host => Err(failed(options, "it is on this host")),
         }
     }
 
-    fn in_a_cluster(
-        &self,
-        options: &ImageOptions,
-        open: impl FnOnce() -> Result<Image, ImageError> + Send + 'static,
-    ) -> Result<Image, ImageError> {
-        let jobs = match &self.clusters {
-            Clusters::Direct => return open(),
-            Clusters::Thread(jobs) => jobs,
+    fn open_rbd(&self, spec: &RbdSpec, options: &ImageOptions) -> Result<Image, ImageError> {
+        let host = match &self.clusters {
+            Clusters::Direct(host) => return Image::open_rbd(spec, options, Some(Arc::clone(host) as _)),
+            Clusters::Confined(host) => host,
             Clusters::Closed => {
                 let why = "the server was started without RBD disks, so its sandbox does not reach clusters: restart it \
                            with this disk in its configuration";
                 return Err(failed(options, why));
             }
         };
+        let (spec, own, used) = (spec.clone(), options.clone(), Arc::clone(host));
         let (done, opened) = sync_channel(1);
-        let job = move || drop(done.send(open()));
-        let sent = jobs.lock().unwrap_or_else(PoisonError::into_inner).send(Box::new(job));
-        let opened = sent.ok().and_then(|()| opened.recv().ok());
-        opened.unwrap_or_else(|| Err(failed(options, "the thread that opens it has ended")))
+        let call = move || drop(done.send(Image::open_rbd(&spec, &own, Some(used as _))));
+        let started = host.start_thread(Box::new(call));
+        started.map_err(|error| failed(options, &error.to_string()))?;
+        opened.recv().unwrap_or_else(|_| Err(failed(options, "the thread that opens it has ended")))
     }
 }
 
@@ -121,8 +161,8 @@ fn start_network_thread(clusters: &[PathBuf]) -> Result<Sender<Job>> {
             return;
         }
         for job in wanted {
-            if let Err(error) = std::thread::Builder::new().name("bareblk-open".into()).spawn(job) {
-                tracing::error!("cannot start the thread that opens an image in a cluster: {error}");
+            if let Err(error) = start(job) {
+                tracing::error!("cannot start a thread that calls librbd: {error}");
             }
         }
     };
@@ -131,4 +171,8 @@ fn start_network_thread(clusters: &[PathBuf]) -> Result<Sender<Job>> {
     let entered = entered.recv().map_err(|_| anyhow!(io::Error::from(io::ErrorKind::BrokenPipe)))?;
     entered.context("cannot set up the sandbox of the thread that reaches clusters")?;
     Ok(jobs)
+}
+
+fn start(call: Job) -> io::Result<()> {
+    std::thread::Builder::new().name("bareblk-rbd".into()).spawn(call).map(drop)
 }

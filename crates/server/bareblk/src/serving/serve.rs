@@ -19,8 +19,9 @@ use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 
 use crate::config::configuration::Configuration;
+use crate::config::disk_settings::DiskSettings;
 use crate::control::listener::{ControlServer, ControlSocket, Rights};
-use crate::live_upgrade::{Listeners, Taker, Wanted};
+use crate::live_upgrade::{Listeners, Taken, Taker, Wanted};
 use crate::logging::LogArgs;
 use crate::service::passed_sockets;
 use crate::service::service_manager::ServiceManager;
@@ -68,9 +69,9 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     let control = options.control_socket().map(|config| bind(config, Rights::Control)).transpose()?;
     let monitor = options.monitor_socket().map(|config| bind(config, Rights::Monitor)).transpose()?;
     confined.limit_calls()?;
-    let remote = opened.remote().to_vec();
+    let mut remote = opened.remote().to_vec();
     let serving = Arc::new(opened.start(Arc::clone(&confined.remote), Arc::clone(&manager))?);
-    let taken = taker.map(|taker| serving.with_server(|server| taker.take(server))?).transpose()?;
+    let taken = taker.map(|taker| take_over(&taker, &serving, &mut remote)).transpose()?;
     serving.accept_front_ends()?;
     serving.serve_remote(remote)?;
     let control = serve_control(control, monitor, &serving)?;
@@ -84,6 +85,12 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     announce(&ready_lines(&serving));
     manager.ready(&serving.status());
     run(Service { serving, manager, answer }, control, requests)
+}
+
+/// Completes a live upgrade. Leaves those disks in `remote` that the old server did not serve.
+fn take_over(taker: &Taker, serving: &Serving, remote: &mut Vec<DiskSettings>) -> Result<Taken> {
+    taker.open_remote(serving, remote)?;
+    serving.with_server(|server| taker.take(server))?
 }
 
 /// Starts to serve clients of both sockets.

@@ -175,19 +175,12 @@ impl Control for ServingControl {
                 "another live upgrade is running: try again when it is over".into(),
             ));
         };
-        if let Some(disk) = self.serving.disks().iter().find(|disk| disk.settings.is_remote()) {
-            return Err(Refused::Settings(format!(
-                "disk {} is on another machine, and a live upgrade cannot hand it over: restart the server instead; guests \
-                 wait meanwhile",
-                disk.name
-            )));
-        }
         live_upgrade::hand_over(&self.serving, &self.listeners, &wanted.cut, channel, agree)?;
         let pid = getsockopt(channel, PeerCredentials).map_or(0, |peer| peer.pid());
         info!(pid, "another server has taken over all disks and connections; this server ends");
         self.serving.manager().main_process(pid);
         // No destructors: the other process owns the images, sockets and sessions.
-        std::process::exit(0)
+        signal_hook::low_level::exit(0)
     }
 
     /// Raises SIGTERM, so that every stop runs the same code.

@@ -48,6 +48,10 @@ impl Opener for Hanging {
         HostOpener.reopen(file)
     }
 
+    fn path_of(&self, file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
+        HostOpener.path_of(file)
+    }
+
     fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd> {
         HostOpener.open_configuration(path)
     }

@@ -61,6 +61,21 @@ impl Serving {
         Ok(())
     }
 
+    /// Opens and serves a disk that another server hands over.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn serve_at_once(&self, settings: DiskSettings) -> Result<()> {
+        let disk = NamedDisk::new(settings, self.opener());
+        let name = disk.name.clone();
+        self.serve_disk(disk, Origin::ServedBefore).with_context(|| {
+            format!(
+                "disk `{name}` is on another machine and cannot be opened a second time: make its server answer, or restart \
+                 bareblk without --take-over"
+            )
+        })
+    }
+
     /// Attempts to serve the disk until it is served or no longer wanted. Tells the outcome of the first attempt.
     fn wait_for(&self, waiting: &Arc<WaitingDisk>, tell: &SyncSender<Result<()>>) {
         let (mut pause, longest) = PAUSES;

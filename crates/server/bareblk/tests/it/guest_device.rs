@@ -2,12 +2,15 @@
 #![cfg(target_arch = "x86_64")] // the guest is an x86-64 machine
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+use std::process::Command;
 use std::sync::OnceLock;
 
 use rustix::process::Signal;
 use xtask::guest::GuestOutput;
 
 use crate::guest::{MIB, Served, finish, line, number, run, spawn, value};
+use crate::qcow2;
+use crate::rig::{Place, Server, output};
 
 // ---- attributes
 
@@ -62,12 +65,16 @@ fn logged_block_size(disk: &Served) -> u64 {
     logged(disk, "block_size").parse().unwrap()
 }
 
-/// vda uses the page cache, large blocks and short queues; vdb is read-only.
+/// vda uses the page cache, large blocks and short queues; vdb is read-only; vdc is a chain of qcow2 images.
 #[test]
 fn options_of_two_disks_show_in_one_guest_and_a_read_only_one_refuses_writes() {
     let cached = ["--cache", "writeback", "--block-size", "4096", "--queue-size", "256"];
     let cached = Served::new(48 * MIB, &cached);
     let read_only = Served::new(16 * MIB, &["--readonly"]);
+    let place = Place::new();
+    let mapped = qcow2::chain(&place).map(|image| {
+        Server::start(qcow2::serve(&place, &image, &["--backing-folders", &qcow2::folders(&place)]))
+    });
     let body = format!(
         "{} {}
          verified --bsrange=4k-128k --size=16m
@@ -77,13 +84,19 @@ fn options_of_two_disks_show_in_one_guest_and_a_read_only_one_refuses_writes() {
          dd if=/dev/vdb of=/dev/null bs=1M 2> /dev/null && echo BB:READ=yes
          if dd if=/init of=/dev/vdb conv=fsync 2> /tmp/refusal; then fail 'written to a read-only disk'; fi
          echo \"BB:REFUSAL=$(grep -v records /tmp/refusal | tail -n 1)\"
+         [ -e /dev/vdc ] && dd if=/dev/vdc bs=64k 2> /dev/null | md5sum > /tmp/sum && echo BB:SUM=$(cat /tmp/sum)
          echo BB:COMPLAINTS=$(complaints)",
         describe("vda"),
         describe("vdb")
     );
     let vm = cached.vm_with_default_queues(&body).disk_args("queue-size=256");
 
-    let seen = run(&vm.disk_socket(read_only.socket(), 1));
+    let mut vm = vm.disk_socket(read_only.socket(), 1);
+    if mapped.is_some() {
+        vm = vm.disk_socket(place.socket("s"), 1);
+    }
+
+    let seen = run(&vm);
 
     assert_eq!(number(&seen, "vda/queue/logical_block_size"), 4096);
     assert_eq!(number(&seen, "vda/queue/max_segments"), 254);
@@ -97,6 +110,14 @@ fn options_of_two_disks_show_in_one_guest_and_a_read_only_one_refuses_writes() {
     assert!(value(&seen, "REFUSAL").contains("Operation not permitted"), "{}", seen.console);
     assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
     assert_eq!(read_only.allocated_bytes(), 0);
+    if let Some(server) = mapped {
+        qcow2::content(&place, "top.qcow2");
+        let mut md5sum = Command::new("md5sum");
+        md5sum.arg(place.path("content"));
+        let first = |text: &str| text.split_whitespace().next().unwrap().to_owned();
+        assert_eq!(first(value(&seen, "SUM")), first(&output(md5sum)));
+        assert!(server.stop(Signal::TERM).success());
+    }
 }
 
 // ---- discard

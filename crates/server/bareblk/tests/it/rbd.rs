@@ -50,6 +50,57 @@ fn image_is_served_on_several_workers_and_the_usual_commands_work() {
     assert!(server.stop(Signal::TERM).success());
 }
 
+/// As in a live migration between hosts: both servers have the image open, and one at a time has a guest.
+#[test]
+fn two_servers_serve_one_image_in_turn() {
+    let Some(image) = CephImage::new(16 * MIB) else { return };
+    let places = [Place::new(), Place::new()];
+    let servers =
+        places.each_ref().map(|place| Server::start(serve(place, &image, &["--lock-timeout", "1"])));
+    for place in [&places[0], &places[1], &places[0]] {
+        verify(place, "s", &[]);
+    }
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| verify(&places[0], "s", &["--loops=10"]));
+        eventually("the first server has a guest", || {
+            (ok(&places[0], &["stats"])["disks"][0]["queues"][0]["writes"].as_u64()? > 0).then_some(())
+        });
+        let mut second = bench();
+        second.arg("--socket").arg(places[1].socket("s")).args(["--rw=randwrite", "--size=4m"]);
+        assert!(!second.output().unwrap().status.success());
+        servers[1].wait_logged("in use by another client");
+        load.join().unwrap();
+    });
+    for server in servers {
+        assert!(server.stop(Signal::TERM).success());
+    }
+}
+
+/// `rbd bench` takes the lock as QEMU's librbd does, and would give it up if it were asked.
+#[test]
+fn lock_of_a_client_that_lives_is_not_asked_for() {
+    let Some(image) = CephImage::new(16 * MIB) else { return };
+    let place = Place::new();
+    let server = Server::start(serve(&place, &image, &["--lock-timeout", "1"]));
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let words = ["--io-type", "write", "--io-size", "4096", "--io-total", "64M", image.name()];
+            image.rbd(&[&["bench"], &words[..]].concat())
+        });
+        eventually("the other client has the lock", || {
+            image.rbd(&["lock", "ls", image.name()]).contains("client.").then_some(())
+        });
+        let mut ours = bench();
+        ours.arg("--socket").arg(place.socket("s")).args(["--rw=randwrite", "--size=4m"]);
+        assert!(!ours.output().unwrap().status.success());
+        server.wait_logged("in use by another client");
+        // It has written everything.
+        assert_says(&other.join().unwrap(), &["elapsed"]);
+    });
+    verify(&place, "s", &[]);
+    assert!(server.stop(Signal::TERM).success());
+}
+
 #[test]
 fn load_waits_for_a_stopped_storage_daemon_and_goes_on() {
     let Some(image) = CephImage::new(16 * MIB) else { return };
@@ -70,16 +121,54 @@ fn load_waits_for_a_stopped_storage_daemon_and_goes_on() {
 }
 
 #[test]
-fn server_that_is_killed_leaves_a_lock_that_the_next_one_gets() {
+fn broken_lock_fails_every_disk_of_its_connection_and_health_names_them() {
     let Some(image) = CephImage::new(16 * MIB) else { return };
+    let Some(other) = CephImage::new(16 * MIB) else { return };
     let place = Place::new();
-    Server::start(serve(&place, &image, &[])).kill();
-    std::fs::remove_file(place.socket("c")).unwrap();
-    // The cluster notices after some seconds that the first server has ended.
-    let server = Server::start(serve(&place, &image, &[]));
-    let served = || (!output(ctl(&place, &["list"])).contains("not served yet")).then_some(());
-    eventually("the image's lock is free", served);
-    verify(&place, "s", &[]);
+    let add = |name: &str, image: &CephImage| {
+        let words = [
+            format!("name={name}"),
+            format!("image={}", image.spec()),
+            format!("socket={}", place.socket(name).display()),
+            format!("rbd-conf={}", image.conf().display()),
+        ];
+        output(ctl(
+            &place,
+            &["add", &words[0], &words[1], &words[2], &words[3], "rbd-share-connection=true"],
+        ));
+    };
+    let server = Server::start(serve(&place, &image, &["--rbd-share-connection"]));
+    add("beside", &other);
+    let writes = || ok(&place, &["stats"])["disks"][0]["queues"][0]["writes"].as_u64().unwrap_or(0);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut command = bench();
+            command.arg("--socket").arg(place.socket("s")).args([
+                "--rw=randwrite",
+                "--size=4m",
+                "--runtime=600",
+            ]);
+            command.args(["--time_based"]).output().unwrap().status.success()
+        });
+        eventually("writes go on", || (writes() > 0).then_some(()));
+        image.break_lock();
+        assert!(!load.join().unwrap(), "writes go on although the lock is broken");
+    });
+    let health = assert_cmd::Command::from_std(ctl(&place, &["health"])).assert().code(1);
+    let text = String::from_utf8_lossy(&health.get_output().stdout).into_owned();
+    assert_says(&text, &["disk far has failed: another client", "disk beside has failed: another client"]);
+    let told = |image: &CephImage| {
+        let about = |line: &&str| line.contains(&image.spec()) && line.contains("every request fails until");
+        server.log().lines().filter(about).count()
+    };
+    assert_eq!([told(&image), told(&other)], [1, 1]);
+    output(ctl(&place, &["remove", "beside"]));
+    add("beside", &other);
+    verify(&place, "beside", &[]);
+    // The guest knows which of its writes were refused; all others are durable.
+    output(ctl(&place, &["remove", "far"]));
+    add("far", &image);
+    verify(&place, "far", &[]);
     assert!(server.stop(Signal::TERM).success());
 }
 

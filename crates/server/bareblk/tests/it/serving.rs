@@ -177,7 +177,15 @@ fn image_that_looks_like_qcow2_is_refused_and_unchanged_unless_it_is_said_to_be_
     let image = foreign(&place, "disk.qcow2");
     let before = std::fs::read(&image).unwrap();
     let line = refusal(place.serve(&image, "s"));
-    assert_says(&line, &["disk.qcow2 looks like qcow2", "qemu-img convert -O raw", "--format raw"]);
+    assert_says(
+        &line,
+        &[
+            "disk.qcow2 looks like qcow2",
+            "give --format qcow2, or",
+            "qemu-img convert -O raw",
+            "--format raw",
+        ],
+    );
     assert!(std::fs::read(&image).unwrap() == before && !place.socket("s").exists());
     let mut command = place.serve(&image, "s");
     command.args(["--format", "raw"]);

@@ -72,7 +72,7 @@ pub struct DiskSample {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// A sync failed: the disk accepts no more writes.
+    /// A sync failed, or the storage refuses the server: the disk accepts no more writes.
     Failed,
     /// Requests that failed on the host are parked.
     Holding,

@@ -53,6 +53,14 @@ impl Exporter {
         answer.body
     }
 
+    /// The answer to `/metrics` as far as it came; `None` if it is no success. The exporter ends a connection that takes
+    /// too long, which a busy machine can cause.
+    pub fn metrics_in_time(&self) -> Option<String> {
+        let mut text = String::new();
+        send(self.address, "/metrics", "*/*").read_to_string(&mut text).ok()?;
+        text.starts_with("HTTP/1.1 200").then_some(text)
+    }
+
     /// The value of one sample, by its name and labels.
     pub fn value(&self, sample: &str) -> Option<f64> {
         value(&self.metrics(), sample)
@@ -89,13 +97,18 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Sends a GET.
+/// Sends a GET, and reads the answer.
 pub fn get(address: SocketAddr, path: &str, accept: &str) -> Answer {
+    read(send(address, path, accept))
+}
+
+/// Sends a GET.
+fn send(address: SocketAddr, path: &str, accept: &str) -> TcpStream {
     let mut stream = connect(address);
     let request =
         format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: {accept}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
-    read(stream)
+    stream
 }
 
 /// Reads an answer up to the end of the connection.

@@ -26,6 +26,7 @@ use crate::control::throttling::Throttling;
 use crate::data_path::assignment::WorkerSet;
 use crate::data_path::disk::engine_source::MIN_DEPTH;
 use crate::data_path::disk::log_limit::{Allowed, LogLimit};
+use crate::data_path::disk::storage_thread::StorageThread;
 use crate::data_path::disk::{Disk, DiskConfig};
 use crate::data_path::report::DiskReport;
 use crate::data_path::worker::workers::AbortOnPanic;
@@ -79,8 +80,10 @@ impl Export {
             image: image.path().to_owned(),
             socket: self.socket.path().to_owned(),
             capacity_sectors: image.capacity_sectors(),
+            layers: image.backing().volume().map(|volume| volume.layers()),
             read_only: image.read_only(),
             failed: disk.has_failed(),
+            refused: disk.is_refused(),
             park: self.disk.park_policy(),
             engine: disk.engine().map_or(engine, |engine| &engine.name).to_owned(),
             placement: disk.engine().map(|engine| engine.placement_report()).unwrap_or_default(),
@@ -164,7 +167,9 @@ impl Exports {
         if let Some(engine) = disk.engine.as_ref().filter(|engine| engine.depth < MIN_DEPTH) {
             return Err(ServerError::Depth { depth: engine.depth, min: MIN_DEPTH });
         }
-        let disk = Arc::new(Disk::new(disk, &self.opener, &self.budget)?);
+        let mut disk = Disk::new(disk, &self.opener, &self.budget)?;
+        disk.start_metadata_thread().map_err(ServerError::Thread)?;
+        let disk = Arc::new(disk);
         disk.set_throttle(self.throttling.throttle(disk.name()));
         let socket = Socket::bind(&self.opener, socket)?;
         let id = disk.id();
@@ -384,11 +389,15 @@ fn start_session(export: &Export, workers: &Arc<WorkerSet>, front_end: &Arc<Owne
     let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", session.id()));
     let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
         let _guard = AbortOnPanic;
-        match sandbox::enter(Role::Session) {
+        let storage = StorageThread::start(&served);
+        match (storage, sandbox::enter(Role::Session)) {
             // The session releases everything before it counts as ended, so that the operator can then open the image
             // or bind the socket at once.
-            Ok(()) => Session::new(served, workers, socket, Arc::clone(&session)).run(),
-            Err(error) => refuse(&served, &error),
+            (Ok(storage), Ok(())) => {
+                Session::new(served, workers, socket, Arc::clone(&session), storage).run();
+            }
+            (Err(error), _) => refuse(&served, &error),
+            (_, Err(error)) => refuse(&served, &error),
         }
         session.ended();
         list.forget(&session);

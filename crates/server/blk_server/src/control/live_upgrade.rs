@@ -16,17 +16,19 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use disk_image::WeakBacking;
 use sandbox::Role;
 use serde::{Deserialize, Serialize};
 use tracing::{error, info};
 
 use crate::control::exports::{Export, Exports, SESSION_STACK_BYTES};
-use crate::control::removal::{tell_to_end, wait_ended};
+use crate::control::removal::{LOOK_AGAIN, all_ended, tell_to_end, wait_ended};
 use crate::control::server::Server;
 use crate::data_path::assignment::WorkerSet;
 use crate::data_path::assignment::deadline::deadline_in;
 use crate::data_path::assignment::frozen::Changes;
 use crate::data_path::disk::Disk;
+use crate::data_path::disk::storage_thread::StorageThread;
 use crate::data_path::disk::totals::DiskTotals;
 use crate::data_path::throttle::disk_throttle::ThrottleState;
 use crate::data_path::worker::workers::AbortOnPanic;
@@ -88,7 +90,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// The image, with its lock; `None` for a disk on another machine.
+    /// The image, with its lock; `None` for a disk that the other server opens itself.
     #[must_use]
     pub fn file(&self) -> Option<&Arc<File>> {
         self.export.disk.image().file()
@@ -185,7 +187,9 @@ fn facts(disk: &Disk) -> Vec<Fact> {
         ("serial", serial),
         (FEATURES, format!("{:#x}", disk.device_features())),
     ];
-    known.into_iter().map(|(key, value)| Fact { key: key.to_owned(), value }).collect()
+    // Servers that know no formats report none.
+    let format = image.backing().volume().map(|_| ("format", "qcow2".to_owned()));
+    known.into_iter().chain(format).map(|(key, value)| Fact { key: key.to_owned(), value }).collect()
 }
 
 impl Server {
@@ -318,7 +322,7 @@ impl Asked {
 fn part(exports: &Exports, disk: &Disk, sessions: Vec<Handed>) -> (String, DiskState, Vec<Handed>) {
     let writethrough = disk.guest_cache().is_writethrough();
     let capacity_sectors = disk.image().capacity_sectors();
-    let (failed, throttle) = (disk.has_failed(), exports.throttling.state(disk.name()).map(Box::new));
+    let (failed, throttle) = (disk.sync_has_failed(), exports.throttling.state(disk.name()).map(Box::new));
     let state = DiskState { writethrough, cache_chosen: false, failed, capacity_sectors, throttle };
     (disk.name().to_owned(), state, sessions)
 }
@@ -350,18 +354,41 @@ impl<'a> Frozen<'a> {
     #[must_use]
     pub fn give_up(mut self) -> GivenUp<'a> {
         self.given_up = true;
-        self.disks.iter().for_each(|export| export.socket.leave_file(true));
+        let (exports, disks) = (self.exports, std::mem::take(&mut self.disks));
+        disks.iter().for_each(|export| export.socket.leave_file(true));
         for verdict in self.asked.iter().filter_map(|asked| asked.verdict.as_ref()) {
             let _ = verdict.send(Theirs);
         }
-        GivenUp { _changes: self.changes.take() }
+        GivenUp { exports, disks, _changes: self.changes.take() }
     }
 }
 
 /// While this value exists, no disk that was given up can change.
 #[derive(Debug)]
 pub struct GivenUp<'a> {
+    exports: &'a Exports,
+    disks: Vec<Arc<Export>>,
     _changes: Option<Changes<'a>>,
+}
+
+impl GivenUp<'_> {
+    /// Closes the disks on other machines. Without this, their storage waits for this process until it notices that the
+    /// process has ended.
+    pub fn close_remote(&mut self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        let remote = self.disks.drain(..).filter(|export| export.disk.image().backing().is_remote());
+        let images: Vec<WeakBacking> = remote
+            .map(|export| {
+                // The session's thread has the verdict, and ends.
+                let _ = all_ended(&export.sessions.all(), deadline);
+                self.exports.take_out(&export);
+                export.disk.image().backing().downgrade()
+            })
+            .collect();
+        while images.iter().any(WeakBacking::is_open) && Instant::now() < deadline {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
 }
 
 impl Drop for Frozen<'_> {
@@ -476,8 +503,10 @@ fn begin(
     let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", shared.id()));
     thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
         let _guard = AbortOnPanic;
-        let session = sandbox::enter(Role::Session).map_err(|error| error_line(&error)).and_then(|()| {
-            Session::rebuilt(disk, workers, Arc::clone(&shared), state, fds)
+        let storage = StorageThread::start(&disk).map_err(|error| error_line(&error));
+        let entered = sandbox::enter(Role::Session).map_err(|error| error_line(&error));
+        let session = storage.and_then(|storage| entered.map(|()| storage)).and_then(|storage| {
+            Session::rebuilt(disk, workers, Arc::clone(&shared), state, fds, storage)
                 .map_err(|error| error_line(&error))
         });
         let answer = session.map(|session| {

@@ -26,7 +26,8 @@ use crate::session::shared::SessionShared;
 const AFTER_CANCEL: Duration = Duration::from_secs(3);
 /// How long to wait for ending threads that still hold the image's lock.
 const LET_GO: Duration = Duration::from_secs(1);
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// The pause between two looks at an image that is about to be closed.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// # Errors
 /// [`AdminError`]. The disk is unchanged, except after [`AdminError::StillInFlight`] and [`AdminError::NotFlushed`].
@@ -51,6 +52,7 @@ pub(crate) fn remove(
     end_sessions(export, workers, deadline)
         .map_err(|()| AdminError::StillInFlight { disk: name.to_owned(), timeout })?;
     let flushed = if disk.ignores_flushes() { Ok(()) } else { last_flush(disk, deadline) };
+    disk.close_tables(deadline);
     exports.take_out(export);
     let shared = exports.throttling.forget(name);
     exports.apply_limits(workers, &shared);
@@ -99,6 +101,7 @@ pub(crate) fn wait_ended(
     if all_ended(sessions, Instant::now() + AFTER_CANCEL) { Ok(()) } else { Err(()) }
 }
 
-fn all_ended(sessions: &[Arc<SessionShared>], deadline: Instant) -> bool {
+/// Waits for the sessions' ends. Returns `false` if one has not ended at the deadline.
+pub(crate) fn all_ended(sessions: &[Arc<SessionShared>], deadline: Instant) -> bool {
     sessions.iter().all(|session| session.wait_ended(deadline))
 }

@@ -488,11 +488,14 @@ impl Server {
             let name = export.disk.name().to_owned();
             if sessions.iter().any(|session| !session.wait_ended(deadline)) {
                 report.unfinished.push(name);
-            } else if export.disk.ignores_flushes() && !export.disk.image().read_only() {
+                continue;
+            }
+            if export.disk.ignores_flushes() && !export.disk.image().read_only() {
                 report.never_flushed.push(name);
             } else if let Err(error) = last_flush(&export.disk, deadline) {
                 report.not_flushed.push((name, error));
             }
+            export.disk.close_tables(deadline);
         }
         if !report.unfinished.is_empty() {
             self.workers.cancel(None);

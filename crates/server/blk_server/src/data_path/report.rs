@@ -53,10 +53,14 @@ pub struct DiskReport {
     pub socket: PathBuf,
     /// Capacity, in sectors of 512 bytes.
     pub capacity_sectors: u64,
+    /// The number of the image's layers, if it is mapped through tables (qcow2); `None`: it is raw.
+    pub layers: Option<usize>,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Whether a sync failed, so that the disk refuses all writes.
+    /// Whether the disk refuses all writes: a sync failed, or its storage refuses this server.
     pub failed: bool,
+    /// Whether the disk's storage refuses this server for good, because another client has taken the disk over.
+    pub refused: bool,
     /// Which failed requests are parked; `None`: no failed request is parked.
     pub park: Option<ParkPolicy>,
     /// Name of the disk's engine source.

@@ -18,6 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::data_path::assignment::WorkerSet;
 use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::disk::storage_thread::StorageThread;
 use crate::data_path::disk::{Disk, DiskConfig};
 use crate::data_path::worker::Worker;
 use crate::data_path::worker::command::{Address, STEPS_WORKER};
@@ -79,8 +80,9 @@ impl InlineServer {
     /// The process has no free descriptors.
     pub fn connect(&self, socket: OwnedFd) -> io::Result<InlineSession> {
         let shared = SessionShared::new(1)?;
-        let session =
-            Session::new(Arc::clone(&self.disk), Arc::clone(&self.workers), Arc::new(socket), shared);
+        let (disk, workers) = (Arc::clone(&self.disk), Arc::clone(&self.workers));
+        let storage = StorageThread::start(&disk)?;
+        let session = Session::new(disk, workers, Arc::new(socket), shared, storage);
         Ok(InlineSession(Some(session)))
     }
 

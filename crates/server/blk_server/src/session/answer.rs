@@ -12,7 +12,7 @@ use super::log_memory::LogMemoryError;
 use super::memory::MemoryChangeError;
 use super::state::NoDescriptor;
 use super::wire::WireError;
-use crate::data_path::disk::LeaseError;
+use crate::data_path::disk::ring_lease::LeaseError;
 use crate::data_path::worker::command::WorkerGone;
 
 /// The answer to a message.

@@ -40,57 +40,83 @@ use super::state::{
 use super::vring::{UserAddresses, Vring};
 use super::wire::{HalfMessage, WireError};
 use super::{Progress, Session, protocol_features};
-use crate::data_path::assignment::WorkerSet;
 use crate::data_path::assignment::frozen::{FrozenQueue, NotFrozen};
+use crate::data_path::assignment::{QueueHandle, WorkerSet};
 use crate::data_path::disk::Disk;
+use crate::data_path::disk::ring_lease::RingLease;
+use crate::data_path::disk::storage_thread::StorageThread;
 use crate::data_path::queue::changes::CannotLeave;
 use crate::host::clock::monotonic_ns;
 use crate::host::error_line::error_line;
 use crate::host::signal::adopt_passed;
 
+/// Time limit for taking the storage's lock again after a failed live upgrade: less than the server waits for the session.
+const AGAIN_TIMEOUT: Duration = Duration::from_secs(4);
+
 impl Session {
     /// Freezes the session if ordered to, and waits for the verdict. Returns `Ended` if another process now owns the
     /// session.
-    pub(super) fn freeze_if_ordered(&mut self) -> Progress {
+    ///
+    /// # Errors
+    /// This process keeps the session, but cannot use its storage again.
+    pub(super) fn freeze_if_ordered(&mut self) -> Result<Progress> {
         let Some(Order { timeout, frozen, verdict }) = self.shared.take_order() else {
-            return Progress::GoesOn;
+            return Ok(Progress::GoesOn);
         };
         let (queues, handed) = match self.freeze(timeout) {
             Ok(done) => done,
-            Err(why) => {
+            Err((queues, why)) => {
+                let goes_on = self.go_on_with(queues);
                 let _ = frozen.send(Err(why));
-                return Progress::GoesOn;
+                return goes_on;
             }
         };
         let _ = frozen.send(Ok(handed));
         if verdict.recv() == Ok(Theirs) {
             // The session does not stop the queues, because the other process owns the rings.
-            self.vrings.iter_mut().for_each(|vring| vring.running = None);
+            self.vrings.iter_mut().filter_map(|vring| vring.running.take()).for_each(QueueHandle::forget);
             self.wire.is_ours = false;
             debug!(disk = self.disk.name(), session = self.shared.id(), "session handed over");
-            return Progress::Ended;
+            return Ok(Progress::Ended);
         }
-        self.workers.thaw(queues);
+        let goes_on = self.go_on_with(queues);
         // Closes the channel, which the thread that waits for the queues notices.
         drop(frozen);
-        Progress::GoesOn
+        goes_on
     }
 
-    fn freeze(&mut self, timeout: Duration) -> Result<(Vec<FrozenQueue>, Handed), NotHanded> {
+    /// Takes the storage's lock again, and returns the queues to their workers. Without the lock the storage refuses writes,
+    /// so the session ends instead, and its requests stay in the rings.
+    fn go_on_with(&mut self, queues: Vec<FrozenQueue>) -> Result<Progress> {
+        if let Some(lease) = &mut self.lease {
+            lease.begin_use(&self.shared, self.wire.socket(), Some(AGAIN_TIMEOUT))?;
+        }
+        self.workers.thaw(queues);
+        Ok(Progress::GoesOn)
+    }
+
+    fn freeze(
+        &mut self,
+        timeout: Duration,
+    ) -> Result<(Vec<FrozenQueue>, Handed), (Vec<FrozenQueue>, NotHanded)> {
         let frozen_ns = monotonic_ns();
         let running = self.vrings.iter().filter_map(|vring| vring.running.as_ref());
         let frozen = self.workers.freeze(running, timeout);
-        let mut queues = frozen.map_err(|NotFrozen { queue }| NotHanded::NotDrained { queue, timeout })?;
-        match self.leave_all(&mut queues) {
+        let not_drained = |NotFrozen { queue }| (Vec::new(), NotHanded::NotDrained { queue, timeout });
+        let mut queues = frozen.map_err(not_drained)?;
+        match self.leave_all(&mut queues).and_then(|()| self.leave_storage(timeout)) {
             Ok(()) => {
                 let (state, fds) = self.state();
                 Ok((queues, Handed { state, fds, frozen_ns }))
             }
-            Err(why) => {
-                self.workers.thaw(queues);
-                Err(why)
-            }
+            Err(why) => Err((queues, why)),
         }
+    }
+
+    /// Releases the storage's lock, which the other process takes before it starts rings.
+    fn leave_storage(&mut self, timeout: Duration) -> Result<(), NotHanded> {
+        let Some(lease) = &mut self.lease else { return Ok(()) };
+        lease.end_use(timeout).map_err(|why| NotHanded::Storage(why.to_string()))
     }
 
     /// Records the position at which each ring continues.
@@ -178,9 +204,10 @@ impl Session {
         shared: Arc<SessionShared>,
         state: SessionState,
         fds: Vec<OwnedFd>,
+        storage: Option<Arc<StorageThread>>,
     ) -> Result<Self> {
         let mut fds = Incoming::new(fds, disk.quota());
-        let mut session = Self::new(disk, workers, Arc::new(fds.take(state.socket)?), shared);
+        let mut session = Self::new(disk, workers, Arc::new(fds.take(state.socket)?), shared, storage);
         let offered = protocol_features().bits();
         if state.protocol & !offered != 0 {
             return Err(SessionError::ProtocolFeatures { wanted: state.protocol, offered });
@@ -218,15 +245,20 @@ impl Session {
             session.wire.go_on_with(HalfMessage::from_parts(left, bytes, passed).map_err(WireError::from)?);
         }
         if state.has_lease {
-            let lease = Disk::lease_rings_within(Duration::ZERO, &session.disk, &session.shared)?;
-            session.lease = Some(lease);
+            session.lease = Some(RingLease::take_within(
+                Duration::ZERO,
+                &session.disk,
+                &session.shared,
+                session.storage.clone(),
+            )?);
         }
         Ok(session)
     }
 
     /// Starts the rings that ran in the other process. Only the session with the disk's lease had running rings.
     fn start_leased(&mut self) -> Result<()> {
-        if self.lease.is_some() {
+        if let Some(lease) = &mut self.lease {
+            lease.begin_use(&self.shared, self.wire.socket(), None)?;
             self.reconcile_all()?;
             self.give_up_idle_lease();
         }

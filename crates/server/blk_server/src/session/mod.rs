@@ -3,7 +3,7 @@
 //! `wire.rs (Message) → handle → vrings, memory, features → worker commands → reply`
 //!
 //! - A disk may have several sessions: while one front-end replaces another it has two, but only one of them runs rings
-//!   (`disk::RingLease`).
+//!   (`disk::ring_lease`).
 //! - Each session has one thread, which sleeps in `poll` between messages. It never touches guest memory: the queues'
 //!   workers do.
 //! - An invalid message ends the session with one log line; the disk and other sessions continue. If the front-end
@@ -50,9 +50,11 @@ use vring::Vring;
 use wire::{Incoming, Message, Wire, WireError};
 
 use crate::data_path::assignment::WorkerSet;
+use crate::data_path::disk::Disk;
 use crate::data_path::disk::log_limit::Allowed;
+use crate::data_path::disk::ring_lease::RingLease;
 use crate::data_path::disk::session_link::EndReason;
-use crate::data_path::disk::{Disk, RingLease};
+use crate::data_path::disk::storage_thread::StorageThread;
 use crate::data_path::queue::queue_start::{Ending, QueueStart};
 use crate::host::error_line::error_line;
 
@@ -82,6 +84,8 @@ pub(crate) struct Session {
     log: Option<LogMemory>,
     dirty: DirtyLogging,
     lease: Option<RingLease>,
+    /// Calls storage on another machine; `None`: the disk is on this host.
+    storage: Option<Arc<StorageThread>>,
 }
 
 impl Session {
@@ -90,6 +94,7 @@ impl Session {
         workers: Arc<WorkerSet>,
         socket: Arc<OwnedFd>,
         shared: Arc<SessionShared>,
+        storage: Option<Arc<StorageThread>>,
     ) -> Self {
         let vrings = (0..disk.queues()).map(|_| Vring::default()).collect();
         let offered = disk.device_features() | F_PROTOCOL_FEATURES | F_LOG_ALL;
@@ -112,6 +117,7 @@ impl Session {
             log: None,
             dirty: DirtyLogging::default(),
             lease: None,
+            storage,
         }
     }
 
@@ -151,7 +157,7 @@ impl Session {
                 }
             }
             Ok(Some(Incoming::Paused)) => {
-                return Ok(self.freeze_if_ordered());
+                return self.freeze_if_ordered();
             }
             Err(error) => return Err(error.into()),
         }
@@ -434,7 +440,9 @@ impl Session {
 
     fn start(&mut self, at: usize, negotiated: Negotiated) -> Result<()> {
         if self.lease.is_none() {
-            self.lease = Some(Disk::lease_rings(&self.disk, &self.shared)?);
+            let mut lease = RingLease::take(&self.disk, &self.shared, self.storage.clone())?;
+            lease.begin_use(&self.shared, self.wire.socket(), None)?;
+            self.lease = Some(lease);
             self.log_use("the disk is in use by a guest");
         }
         let leaves_unbegun = self.has(VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT);

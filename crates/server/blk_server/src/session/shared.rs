@@ -47,6 +47,8 @@ pub(crate) enum NotHanded {
          its front-end keeps no in-flight log: repair the storage first"
     )]
     Parked { queue: u16, requests: usize },
+    #[error("{0}")]
+    Storage(String),
 }
 
 /// Allows a rebuilt session to start its rings.

@@ -51,7 +51,8 @@ fn workers() -> Arc<WorkerSet> {
 fn serving(disk: &Arc<Disk>, workers: &Arc<WorkerSet>) -> Session {
     let (socket, _peer) = UnixStream::pair().unwrap();
     let shared = SessionShared::new(1).unwrap();
-    let mut session = Session::new(Arc::clone(disk), Arc::clone(workers), Arc::new(socket.into()), shared);
+    let mut session =
+        Session::new(Arc::clone(disk), Arc::clone(workers), Arc::new(socket.into()), shared, None);
     let region = Region::from_memfd(GuestAddress(0), 1 << 20).unwrap();
     session.memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
     session.negotiated = Some(Negotiated::accept(session.offered, VERSION_1).unwrap());

@@ -18,7 +18,11 @@ impl Image {
     /// [`CloneError`]; `clone` is then unchanged.
     pub fn clone_to(&self, clone: &File) -> Result<(), CloneError> {
         let image = || self.path.clone();
-        let Backing::File(file) = &self.backing else { return Err(CloneError::Remote { image: image() }) };
+        let file = match &self.backing {
+            Backing::File(file) => file,
+            Backing::Mapped(_) => return Err(CloneError::Qcow2 { image: image() }),
+            Backing::Nbd(_) | Backing::Rbd(_) => return Err(CloneError::Remote { image: image() }),
+        };
         if self.kind == FileKind::BlockDevice {
             return Err(CloneError::BlockDevice { image: image() });
         }

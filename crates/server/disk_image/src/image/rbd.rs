@@ -1,12 +1,14 @@
 //! Opens an image in a Ceph cluster.
 //!
-//! `name → RbdImage (rbd_client), with its exclusive lock → checks: size, block size → Image`
+//! `name → RbdImage (rbd_client) → checks: size, block size → Image`
 //!
-//! The first bytes are not read, so the image is not checked for another format.
+//! - The first bytes are not read, so the image is not checked for another format.
+//! - The exclusive lock is taken when a guest's requests begin (`Backing::begin_use`).
 
 use std::path::Path;
+use std::sync::Arc;
 
-use rbd_client::{OpenOptions, RbdError, RbdImage, RbdSpec};
+use rbd_client::{Host, OpenOptions, RbdError, RbdImage, RbdSpec};
 
 use super::location::RbdOptions;
 use super::{Image, ImageOptions, refuse_impossible};
@@ -21,11 +23,16 @@ use crate::range::Bounds;
 const DISCARD_GRANULARITY_BYTES: u64 = 4096;
 
 impl Image {
-    /// Opens the image that `spec` names. Blocks for seconds if the cluster does not answer.
+    /// Opens the image that `spec` names. Blocks for seconds if the cluster does not answer. `host`: see
+    /// [`OpenOptions`].
     ///
     /// # Errors
     /// [`ImageError::Unreachable`] if a later attempt may succeed, else another [`ImageError`].
-    pub fn open_rbd(spec: &RbdSpec, options: &ImageOptions) -> Result<Self, ImageError> {
+    pub fn open_rbd(
+        spec: &RbdSpec,
+        options: &ImageOptions,
+        host: Option<Arc<dyn Host>>,
+    ) -> Result<Self, ImageError> {
         refuse_impossible(options)?;
         let path = || options.path.clone();
         if options.create_bytes.is_some() {
@@ -34,7 +41,8 @@ impl Image {
         }
         let writable = options.access == Access::ReadWrite;
         let RbdOptions { cluster, lock } = options.rbd.clone();
-        let open = OpenOptions { cluster, read_only: !writable, lock, lock_timeout: options.lock_timeout };
+        let lock_timeout = options.lock_timeout;
+        let open = OpenOptions { cluster, read_only: !writable, lock, lock_timeout, host };
         let image = RbdImage::open(spec, &open).map_err(|error| failed(&options.path, error))?;
         let (size_bytes, block_size_bytes) =
             (image.size_bytes(), options.block_size.unwrap_or(MIN_BLOCK_SIZE_BYTES));

@@ -34,6 +34,7 @@ impl Image {
         let stored_bytes = self.stored_bytes().map_err(system)?;
         let set_elsewhere = |size_bytes: u64| match self.backing {
             Backing::Nbd(_) => Some(ResizeError::Remote { path: path(), size_bytes, wanted_bytes }),
+            Backing::Mapped(_) => Some(ResizeError::Qcow2 { path: path(), size_bytes, wanted_bytes }),
             Backing::File(_) if self.kind == FileKind::BlockDevice => {
                 Some(ResizeError::BlockDevice { path: path(), size_bytes, wanted_bytes })
             }
@@ -57,7 +58,7 @@ impl Image {
         self.bounds.cut(wanted_bytes);
         let resized = match &self.backing {
             Backing::File(file) => file.set_len(wanted_bytes),
-            Backing::Nbd(_) => Err(io::ErrorKind::Unsupported.into()),
+            Backing::Nbd(_) | Backing::Mapped(_) => Err(io::ErrorKind::Unsupported.into()),
             Backing::Rbd(image) => image.resize(wanted_bytes),
         };
         self.bounds.grow(if resized.is_ok() { wanted_bytes } else { before_bytes });

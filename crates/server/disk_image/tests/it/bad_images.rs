@@ -1,7 +1,7 @@
 //! Every unusable image is refused with one line that names the problem, the value, the limit and a remedy.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-use disk_image::{CacheMode, ImageError, ImageOptions};
+use disk_image::{CacheMode, Image, ImageError, ImageOptions};
 
 use crate::rig::{FailingOpener, assert_says, folder, image, open, options, read_only, refusal, refusal_by};
 
@@ -190,4 +190,41 @@ fn create_for_reading_only_is_refused_and_makes_no_file() {
     let line = refusal(&ImageOptions { create_bytes: Some(4096), ..read_only(&path) });
     assert_says(&line, &["--create", "--readonly"]);
     assert!(!path.exists());
+}
+
+/// A qcow2 image of 64 KiB on top of the raw file `base`.
+fn qcow2_over_base() -> Vec<u8> {
+    let mut bytes = vec![0; 4 * 65536];
+    let name = (512_u64, b"base");
+    let fields: [(usize, &[u8]); 11] = [
+        (0, b"QFI\xfb\0\0\0\x03"),
+        (8, &name.0.to_be_bytes()),
+        (16, &4_u32.to_be_bytes()),
+        (20, &16_u32.to_be_bytes()),
+        (24, &65536_u64.to_be_bytes()),
+        (36, &1_u32.to_be_bytes()),
+        (40, &(3 * 65536_u64).to_be_bytes()),
+        (48, &65536_u64.to_be_bytes()),
+        (56, &1_u32.to_be_bytes()),
+        (96, &[0, 0, 0, 4, 0, 0, 0, 104, 0xe2, 0x79, 0x2a, 0xca, 0, 0, 0, 3, b'r', b'a', b'w']),
+        (512, name.1),
+    ];
+    fields.into_iter().for_each(|(at, field)| bytes[at..at + field.len()].copy_from_slice(field));
+    bytes
+}
+
+#[test]
+fn backing_file_that_a_link_replaces_after_the_check_is_refused() {
+    let folder = folder();
+    let at = |name: &str| folder.path().canonicalize().unwrap().join(name);
+    std::fs::create_dir(at("allowed")).unwrap();
+    let (top, base) = (at("allowed/top"), at("allowed/base"));
+    std::fs::write(&top, qcow2_over_base()).unwrap();
+    std::fs::write(at("secret"), [7; 65536]).unwrap();
+    std::fs::write(&base, [1; 65536]).unwrap();
+    let options = ImageOptions { backing_folders: vec![at("allowed")], ..read_only(&top) };
+    drop(Image::open_qcow2(&FailingOpener::default(), &options).unwrap());
+    let opener = FailingOpener { replaced: Some((base, at("secret"))), ..FailingOpener::default() };
+    let error = Image::open_qcow2(&opener, &options).unwrap_err();
+    assert!(format!("{error:?}").contains("PermissionDenied"), "{error:?}");
 }

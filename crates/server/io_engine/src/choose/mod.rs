@@ -32,8 +32,8 @@ use crate::config::EngineConfig;
 use crate::engine::{Engine, FileSpec};
 use crate::engine_options::EngineOptions;
 use crate::{
-    IoUringEngine, LinuxAioEngine, MmapEngine, NbdEngine, PosixAioEngine, RbdEngine, SyncEngine,
-    ThreadsEngine,
+    IoUringEngine, LinuxAioEngine, MappedEngine, MmapEngine, NbdEngine, PosixAioEngine, RbdEngine,
+    SyncEngine, ThreadsEngine,
 };
 
 /// The engine option of the command line.
@@ -115,6 +115,8 @@ pub struct Chosen {
     pub why: &'static str,
     /// Preferred engines that do not work.
     pub passed_over: Vec<PassedOver>,
+    /// The disk is mapped through tables, so its engine is one over the chosen one.
+    pub is_mapped: bool,
     config: EngineConfig,
 }
 
@@ -123,7 +125,7 @@ impl Chosen {
     #[must_use]
     pub fn untried(kind: EngineKind, config: &EngineConfig) -> Self {
         let (options, why) = (EngineOptions::from(kind), "no other engine serves such disks");
-        Self { options, why, passed_over: Vec::new(), config: config.clone() }
+        Self { options, why, passed_over: Vec::new(), is_mapped: false, config: config.clone() }
     }
 
     /// Which engine.
@@ -137,7 +139,7 @@ impl Chosen {
     /// # Errors
     /// Errors of the kernel, although the same engine has worked before.
     pub fn make(&self) -> io::Result<Box<dyn Engine>> {
-        make(self.options.clone(), &self.config)
+        make_for(self.is_mapped, &self.options, &self.config)
     }
 }
 
@@ -153,15 +155,16 @@ pub fn choose(
     let Some(options) = wanted else { return choose_best(file, config) };
     try_out(options, file, config).map_err(|source| EngineError::Named { kind: options.kind(), source })?;
     let (why, passed_over) = ("it was requested", Vec::new());
-    Ok(Chosen { options: options.clone(), why, passed_over, config: config.clone() })
+    let is_mapped = file.backing.volume().is_some();
+    Ok(Chosen { options: options.clone(), why, passed_over, is_mapped, config: config.clone() })
 }
 
 fn choose_best(file: &FileSpec, config: &EngineConfig) -> Result<Chosen, EngineError> {
-    let mut passed_over = Vec::new();
+    let (mut passed_over, is_mapped) = (Vec::new(), file.backing.volume().is_some());
     for (kind, why) in candidates(&file.backing) {
         let options = EngineOptions::from(kind);
         match try_out(&options, file, config) {
-            Ok(()) => return Ok(Chosen { options, why, passed_over, config: config.clone() }),
+            Ok(()) => return Ok(Chosen { options, why, passed_over, is_mapped, config: config.clone() }),
             Err(error) => passed_over.push(PassedOver { kind, error }),
         }
     }
@@ -180,6 +183,10 @@ fn candidates(backing: &Backing) -> Vec<(EngineKind, &'static str)> {
         Backing::File(file) => candidates_for_file(Storage::probe(file).ok()),
         Backing::Nbd(_) => vec![(EngineKind::Nbd, "the image is an export of an NBD server")],
         Backing::Rbd(_) => vec![(EngineKind::Rbd, "the image is in a Ceph cluster")],
+        Backing::Mapped(volume) => {
+            let top = volume.files().first();
+            candidates_for_file(top.and_then(|top| Storage::probe(top.file()).ok()))
+        }
     }
 }
 
@@ -204,11 +211,16 @@ fn candidates_for_file(storage: Option<Storage>) -> Vec<(EngineKind, &'static st
 
 /// Makes and starts an engine and attaches the file, as a worker does.
 fn try_out(options: &EngineOptions, file: &FileSpec, config: &EngineConfig) -> io::Result<()> {
-    let mut engine = make(options.clone(), config)?;
+    let mut engine = make_for(file.backing.volume().is_some(), options, config)?;
     engine.start()?;
     let id = engine.attach_file(file.clone())?;
     engine.detach_file(id);
     Ok(())
+}
+
+fn make_for(is_mapped: bool, options: &EngineOptions, config: &EngineConfig) -> io::Result<Box<dyn Engine>> {
+    let engine = make(options.clone(), config)?;
+    Ok(if is_mapped { Box::new(MappedEngine::new(engine, config.depth)) } else { engine })
 }
 
 /// Makes an engine without trying it on a file: with these options, or with the kind's default options.

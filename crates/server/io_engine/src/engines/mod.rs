@@ -5,6 +5,7 @@ pub(crate) mod epoll;
 pub(crate) mod fake;
 pub(crate) mod io_uring;
 pub(crate) mod linux_aio;
+pub(crate) mod mapped;
 pub(crate) mod mmap;
 pub(crate) mod nbd;
 #[cfg(any(test, feature = "test-util"))]

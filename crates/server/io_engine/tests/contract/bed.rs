@@ -9,6 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use disk_image::volume::metadata::MetadataThread;
 use disk_image::{CacheMode, CheckedRange, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 use io_engine::{
@@ -49,6 +50,11 @@ pub enum Storage {
     },
     Ceph {
         _image: CephImage,
+    },
+    /// A writable qcow2 disk. The thread ends before its file goes.
+    Writable {
+        _metadata: MetadataThread,
+        _folder: tempfile::TempDir,
     },
     /// The case keeps it.
     None,

@@ -8,6 +8,8 @@ mod io_uring_options;
 
 mod linux_aio;
 
+mod mapped;
+
 mod mmap;
 
 mod nbd;
@@ -30,6 +32,7 @@ pub use ceph::CephImage;
 pub use doubles::*;
 pub use io_uring_options::*;
 pub use linux_aio::*;
+pub use mapped::*;
 pub use mmap::*;
 pub use nbd::*;
 pub use nbd_server::NbdServer;

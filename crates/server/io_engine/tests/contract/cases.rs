@@ -291,6 +291,7 @@ pub fn detached_file_is_let_go(mut bed: Bed) {
         Backing::File(file) => Arc::strong_count(file),
         Backing::Nbd(export) => Arc::strong_count(export),
         Backing::Rbd(image) => Arc::strong_count(image),
+        Backing::Mapped(volume) => Arc::strong_count(volume),
     };
     let before = users(&bed);
     let second = bed.engine.attach_file(spec(&bed.image)).unwrap();
@@ -357,10 +358,15 @@ pub fn unwatched_fd_is_silent_and_its_neighbour_is_not(mut bed: Bed) {
     bed.engine.unwatch(id);
     kick(&gone);
     kick(&stays);
-    let events = bed.settle();
-    assert!(matches!(events[..], [Event::Readable(WatchToken(2))]), "{events:?}");
-    bed.settle();
-    assert_eq!(Arc::strong_count(&gone), 1, "the engine still holds the fd");
+    let event = bed.next_event();
+    assert!(matches!(event, Event::Readable(WatchToken(2))), "{event:?}");
+    // An engine with a kernel thread lets the descriptor go when that thread has run.
+    let deadline = Instant::now() + PATIENCE;
+    while Arc::strong_count(&gone) > 1 {
+        assert!(Instant::now() < deadline, "the engine still holds the fd");
+        assert!(bed.settle().is_empty());
+    }
+    assert!(bed.settle().is_empty());
 }
 
 pub fn fd_that_cannot_be_watched_is_reported(mut bed: Bed) {

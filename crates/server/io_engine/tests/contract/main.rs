@@ -21,6 +21,10 @@ mod faults;
 
 mod kernel;
 
+mod mapped;
+
+mod mapped_writes;
+
 mod nbd;
 
 mod rbd;
@@ -119,6 +123,64 @@ mod of_layers {
             unwatched_fd_is_silent_and_its_neighbour_is_not,
             fd_that_cannot_be_watched_is_reported,
             wait_with_a_timeout_ends,
+            finished_op_keeps_wait_from_sleeping,
+            wait_starts_what_was_pushed,
+            idle_worker_does_not_wake_up,
+            stream_with_cancellations_completes_and_its_data_is_right,
+        ]
+    );
+}
+
+/// The cases for disks that are served only for reading.
+mod of_mapped {
+    suite!(@beds
+        [mapped_uring, mapped_threads]
+        [
+            full_queue_gives_the_op_back,
+            buffers_come_back_and_dropping_them_releases_the_memory,
+            cancelled_ops_all_complete,
+            detached_file_is_let_go,
+            kick_wakes_a_sleeping_worker,
+            every_later_kick_is_seen_although_the_fd_is_never_read,
+            kick_before_the_watch_is_reported,
+            thousands_of_kicks_merge,
+            unwatched_fd_is_silent_and_its_neighbour_is_not,
+            fd_that_cannot_be_watched_is_reported,
+            wait_with_a_timeout_ends,
+            finished_op_keeps_wait_from_sleeping,
+            wait_starts_what_was_pushed,
+        ]
+    );
+}
+
+/// The cases for qcow2 disks that are written. Omits the cases that count calls, because the metadata thread makes some.
+mod of_written_mapped {
+    suite!(@beds
+        [mapped_qcow2_uring, mapped_qcow2_threads, mapped_qcow2_over_a_file]
+        [
+            written_data_is_read_back,
+            last_block_is_written_and_read,
+            each_of_many_ops_completes_once_with_its_own_data,
+            one_two_and_1022_pieces_keep_their_order,
+            empty_op_completes,
+            full_queue_gives_the_op_back,
+            misaligned_buffers_are_bounced_where_the_file_wants_alignment,
+            misaligned_request_larger_than_a_bounce_buffer_goes_in_chunks,
+            more_misaligned_requests_than_bounce_buffers_all_complete,
+            flush_goes_to_the_kernel_after_the_writes_it_covers,
+            durable_write_carries_dsync_or_is_synced_and_a_cached_one_does_neither,
+            discarded_blocks_are_freed_and_read_as_zeroes,
+            zeroes_with_unmap_read_as_zeroes,
+            zeroes_without_unmap_keep_the_blocks,
+            buffers_come_back_and_dropping_them_releases_the_memory,
+            dropping_the_engine_with_ops_in_flight_releases_the_memory,
+            cancelled_ops_all_complete,
+            second_file_is_independent_and_its_place_is_used_again,
+            detached_file_is_let_go,
+            kick_wakes_a_sleeping_worker,
+            every_later_kick_is_seen_although_the_fd_is_never_read,
+            unwatched_fd_is_silent_and_its_neighbour_is_not,
+            fd_that_cannot_be_watched_is_reported,
             finished_op_keeps_wait_from_sleeping,
             wait_starts_what_was_pushed,
             idle_worker_does_not_wake_up,

@@ -125,8 +125,10 @@ pub struct HealthAnswer {
     pub disks: usize,
     /// The numbers of the workers that did not respond in time.
     pub silent_workers: Vec<u32>,
-    /// Disks that accept no more writes, because a sync failed.
+    /// Disks that accept no more writes, because a sync failed or their storage refuses this server.
     pub failed_disks: Vec<String>,
+    /// Those of them whose storage refuses this server.
+    pub refused_disks: Vec<String>,
     /// Disks that are not served yet, because their servers do not answer.
     pub waiting_disks: Vec<String>,
     /// Disks with parked requests. They count as healthy, because their guests only wait.
@@ -146,6 +148,7 @@ impl HealthAnswer {
             disks: disks.len(),
             silent_workers: silent.iter().map(|worker| worker.0).collect(),
             failed_disks,
+            refused_disks: named(|disk| disk.refused),
             waiting_disks: waiting.iter().map(|waiting| waiting.name.clone()).collect(),
             holding_disks,
         }
@@ -181,9 +184,15 @@ pub struct Disk {
     pub image: String,
     pub socket: String,
     pub size_bytes: u64,
+    /// `raw` or `qcow2`. Older servers do not send this field.
+    pub format: String,
+    /// The number of images of which the disk consists: its own and its backing files.
+    pub layers: usize,
     pub read_only: bool,
-    /// A sync failed: the disk accepts no more writes.
+    /// The disk accepts no more writes: a sync failed, or its storage refuses this server.
     pub failed: bool,
+    /// The disk's storage refuses this server for good, because another client has taken the disk over.
+    pub refused: bool,
     /// `report`, `hold` or `hold-on-enospc`.
     pub on_error: String,
     /// Time between retries of parked requests; null: only `resume` retries them, or the disk parks no requests.
@@ -205,8 +214,11 @@ impl Disk {
             image: text(&disk.image),
             socket: text(&disk.socket),
             size_bytes: disk.capacity_sectors.saturating_mul(SECTOR_BYTES),
+            format: if disk.layers.is_some() { "qcow2" } else { "raw" }.to_owned(),
+            layers: disk.layers.unwrap_or(1),
             read_only: disk.read_only,
             failed: disk.failed,
+            refused: disk.refused,
             on_error: disk.park.map_or_else(|| "report".to_owned(), |park| park.what.to_string()),
             retry_after_ns: disk.park.and_then(|park| park.retry_after).map(ns),
             held: disk.queues.iter().map(|queue| queue.counters.parked).sum(),
@@ -427,8 +439,10 @@ mod tests {
             image: "/images/root.raw".into(),
             socket: "/run/root.sock".into(),
             capacity_sectors: 8,
+            layers: Some(2),
             read_only: false,
             failed: false,
+            refused: false,
             park: Some(ParkPolicy { what: ParkWhat::NoSpace, retry_after: Some(Duration::from_nanos(43)) }),
             engine: "io_uring".into(),
             placement: placement(),

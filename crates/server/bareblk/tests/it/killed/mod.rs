@@ -10,7 +10,9 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 pub mod load;
+mod mapped;
 pub mod model;
+mod remote;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -27,7 +29,7 @@ use rustix::process::Signal;
 use xtask::sizes;
 
 use crate::rig;
-use crate::rig::{Place, Server};
+use crate::rig::{Contents, Place, Server};
 
 const MIB: u64 = 1 << 20;
 /// The longest life of a server under load: long enough for some hundred requests.
@@ -36,7 +38,7 @@ const LONGEST_LIFE: Duration = Duration::from_millis(100);
 const SHORTEST_LIVES: Duration = Duration::from_millis(4);
 
 /// Prints the seed, so that a schedule can be repeated.
-fn random() -> Rng {
+pub fn random() -> Rng {
     let seed =
         std::env::var("BAREBLK_KILL_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
     println!("BAREBLK_KILL_SEED={seed}");
@@ -55,6 +57,10 @@ struct Disk {
     server: Option<Server>,
     /// Number of requests that servers resubmitted from the log.
     redone: u64,
+    /// Number of servers that broke a killed server's lock of an image in a cluster.
+    broken_locks: usize,
+    /// Reads an image that is on another machine.
+    contents: Option<Contents>,
 }
 
 impl Disk {
@@ -64,8 +70,12 @@ impl Disk {
 
     fn at(place: Place, args: &[&str]) -> Self {
         let image = place.image("disk.raw", 4 * MIB);
+        Self::with(place, image, args, None)
+    }
+
+    fn with(place: Place, image: PathBuf, args: &[&str], contents: Option<Contents>) -> Self {
         let args = args.iter().map(|&arg| arg.to_owned()).collect();
-        let mut disk = Self { place, image, args, server: None, redone: 0 };
+        let mut disk = Self { place, image, args, server: None, redone: 0, broken_locks: 0, contents };
         disk.start();
         disk
     }
@@ -83,13 +93,17 @@ impl Disk {
         let log = std::io::read_to_string(log).unwrap();
         assert!(!log.contains("panicked"), "{log}");
         self.redone += redone(&log);
+        self.broken_locks += log.matches("broke the lock").count();
     }
 
     /// Stops the server with SIGTERM.
     fn stop(&mut self) {
         let server = self.server.take().unwrap();
-        self.redone += redone(&server.log());
-        assert_eq!(server.stop(Signal::TERM).code(), Some(0));
+        let log = server.log_file();
+        let ended = server.stop(Signal::TERM);
+        let log = std::io::read_to_string(log).unwrap();
+        assert_eq!(ended.code(), Some(0), "{log}");
+        self.redone += redone(&log);
     }
 
     fn socket(&self) -> PathBuf {
@@ -97,7 +111,8 @@ impl Disk {
     }
 
     fn bytes(&self, sectors: u64) -> Vec<u8> {
-        let mut bytes = std::fs::read(&self.image).unwrap();
+        let file = || std::fs::read(&self.image).unwrap();
+        let mut bytes = self.contents.as_ref().map_or_else(file, |read| read());
         bytes.truncate(sectors as usize * model::SECTOR_BYTES);
         bytes
     }
@@ -317,7 +332,7 @@ fn memory() -> UserMemory {
 }
 
 /// Sets the flag when dropped, so that the other threads end even if the test fails.
-struct SetWhenDropped<'a>(&'a AtomicBool);
+pub struct SetWhenDropped<'a>(pub &'a AtomicBool);
 
 impl Drop for SetWhenDropped<'_> {
     fn drop(&mut self) {

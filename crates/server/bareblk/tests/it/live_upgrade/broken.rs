@@ -23,7 +23,7 @@ impl Hand {
         (&stream).write_all(b"{\"id\":1,\"do\":\"take-over\",\"version\":2}\n").unwrap();
         line.clear();
         lines.read_line(&mut line).unwrap();
-        assert_eq!(line, "{\"id\":1,\"ok\":{\"extras\":[\"totals\",\"monitor\"]}}\n");
+        assert_eq!(line, "{\"id\":1,\"ok\":{\"extras\":[\"totals\",\"monitor\",\"remote\",\"qcow2\"]}}\n");
         assert!(lines.buffer().is_empty());
         Self(stream)
     }

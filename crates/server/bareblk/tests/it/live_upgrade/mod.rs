@@ -11,6 +11,7 @@
 
 mod broken;
 mod cut;
+mod remote;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,7 +24,7 @@ use xtask::sizes;
 
 use crate::killed::load::{Load, Overlap, Rings};
 use crate::killed::model;
-use crate::rig::{Place, Server, Starting, assert_says, bareblk, eventually, output};
+use crate::rig::{Contents, Place, Server, Starting, assert_says, bareblk, eventually, output};
 
 const MIB: u64 = 1 << 20;
 
@@ -34,14 +35,25 @@ struct Disk {
     args: Vec<String>,
     server: Option<Server>,
     pauses_ms: Vec<f64>,
+    /// Reads an image that is on another machine.
+    contents: Option<Contents>,
 }
 
 impl Disk {
     fn new(args: &[&str]) -> Self {
         let place = Place::new();
         let image = place.image("disk.raw", 4 * MIB);
+        Self::start(place, image, args, None)
+    }
+
+    /// A disk on another machine.
+    fn remote(image: &str, args: &[&str], contents: Contents) -> Self {
+        Self::start(Place::new(), image.into(), args, Some(contents))
+    }
+
+    fn start(place: Place, image: PathBuf, args: &[&str], contents: Option<Contents>) -> Self {
         let args = args.iter().map(|&arg| arg.to_owned()).collect();
-        let mut disk = Self { place, image, args, server: None, pauses_ms: Vec::new() };
+        let mut disk = Self { place, image, args, server: None, pauses_ms: Vec::new(), contents };
         disk.server = Some(Server::start(disk.command()));
         disk
     }
@@ -113,7 +125,8 @@ impl Disk {
     }
 
     fn bytes(&self, sectors: u64) -> Vec<u8> {
-        let mut bytes = std::fs::read(&self.image).unwrap();
+        let file = || std::fs::read(&self.image).unwrap();
+        let mut bytes = self.contents.as_ref().map_or_else(file, |read| read());
         bytes.truncate(sectors as usize * model::SECTOR_BYTES);
         bytes
     }
@@ -156,8 +169,14 @@ fn notices_nothing(mut load: Load, disk: &mut Disk, disturb: impl FnOnce(&mut Di
 }
 
 fn hands_on(rings: Rings, log: bool, args: &[&str]) -> Vec<f64> {
-    let mut disk = Disk::new(args);
-    let load = Load::connect_with(disk.socket(), rings, Overlap::No, log, fastrand::u64(..));
+    hand_on_under_load(Disk::new(args), rings, log)
+}
+
+fn hand_on_under_load(mut disk: Disk, rings: Rings, log: bool) -> Vec<f64> {
+    let args = disk.args.clone();
+    let mut load = Load::connect_with(disk.socket(), rings, Overlap::No, log, fastrand::u64(..));
+    // An NBD server copies between its page cache and its buffers.
+    load.model.may_tear = disk.image.starts_with("nbd+unix:");
     let count = sizes::TAKE_OVERS.now();
     println!("{rings:?}, in-flight log: {log}, {args:?}: {count} take-overs");
     notices_nothing(load, &mut disk, |disk| {

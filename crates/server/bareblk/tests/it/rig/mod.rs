@@ -26,6 +26,9 @@ use tempfile::TempDir;
 /// Time limit of a wait, far longer than any step takes on an idle machine. Only a failing test waits this long.
 pub const DEADLINE: Duration = Duration::from_secs(300);
 
+/// Reads a disk's whole image, on another machine.
+pub type Contents = Box<dyn Fn() -> Vec<u8>>;
+
 /// Folders for disks (on a real file system) and sockets (with a short path).
 pub struct Place {
     disks: TempDir,

@@ -35,9 +35,14 @@ static DISK: [Of<Disk>; 17] = [
     of(gauge("disk_read_only", None, "1 if the disk accepts no writes by its configuration"), |disk| {
         Whole(disk.read_only.into())
     }),
-    of(gauge("disk_failed", None, "1 if a sync failed, so that the disk accepts no more writes"), |disk| {
-        Whole(disk.failed.into())
-    }),
+    of(
+        gauge(
+            "disk_failed",
+            None,
+            "1 if a sync failed or the storage refuses this server, so that the disk accepts no more writes",
+        ),
+        |disk| Whole(disk.failed.into()),
+    ),
     of(gauge("disk_requests_in_flight", None, "Requests in flight, which are not answered yet"), |disk| {
         Whole(disk.totals.in_flight)
     }),

@@ -89,8 +89,13 @@ impl QueueHandle {
             None => place.ended_at,
         };
         drop(place);
-        self.set.table().entries.retain(|entry| !Arc::ptr_eq(entry, &self.entry));
+        self.forget();
         position
+    }
+
+    /// Removes the queue from the set. It has stopped, or another process owns its ring.
+    pub(crate) fn forget(self) {
+        self.set.table().entries.retain(|entry| !Arc::ptr_eq(entry, &self.entry));
     }
 
     /// Returns `None` if the queue has ended.

@@ -54,8 +54,8 @@ fn sync_on_a_thread(
 }
 
 fn sync(disk: &Disk, backing: fn(&Disk) -> io::Result<Backing>) -> io::Result<()> {
-    backing(disk)?.sync().inspect_err(|_| disk.mark_failed())?;
-    match disk.has_failed() {
+    disk.sync_of(&backing(disk)?)?;
+    match disk.sync_has_failed() {
         true => Err(io::Error::other("an earlier sync failed, so data may be lost")),
         false => Ok(()),
     }

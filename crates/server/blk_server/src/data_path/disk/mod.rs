@@ -1,15 +1,17 @@
 //! A disk: its image and the configuration that guests see. Sessions and queues share it.
 //!
 //! - A disk outlives its sessions, and may have several while one front-end replaces another.
-//! - Only the session with the [`RingLease`] starts rings.
+//! - Only the session with the [`RingLease`](ring_lease::RingLease) starts rings.
 //! - A session counts as a user of the disk from its first lease until it ends. A retired disk grants no leases.
 
 pub(crate) mod engine_source;
 pub(crate) mod flush;
 pub(crate) mod flush_turns;
 pub(crate) mod log_limit;
+pub(crate) mod ring_lease;
 pub(crate) mod session_link;
 pub(crate) mod slow_requests;
+pub(crate) mod storage_thread;
 pub(crate) mod totals;
 pub(crate) mod write_cache;
 
@@ -19,9 +21,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use disk_image::volume::metadata::MetadataThread;
 use disk_image::{Backing, Image, Opener};
 use guest_mem::{Budget, Quota};
 use io_engine::Durability;
+use sandbox::Role;
 use tracing::{error, warn};
 use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
 use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
@@ -43,10 +47,8 @@ use crate::host::error_line::error_line;
 pub const SERIAL_BYTES: usize = DEVICE_ID_BYTES;
 /// Maximum number of queues per disk: QEMU passes the queue index in eight bits with SET_VRING_KICK.
 pub const MAX_QUEUES: u16 = 256;
-/// How long a session waits for another session to stop its rings. The other session's front-end may have disconnected
-/// with I/O in flight, or may be about to migrate away.
-const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
-
+/// Minimum time for the metadata thread to close an image, even if the deadline is earlier.
+const CLOSE_AT_LEAST: Duration = Duration::from_secs(5);
 /// The configuration of a disk.
 #[derive(Debug)]
 pub struct DiskConfig {
@@ -126,15 +128,6 @@ pub enum InvalidDisk {
     },
 }
 
-/// Why a session may not start rings.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LeaseError {
-    #[error("session {holder} has started rings of this disk and did not stop them within {} s", timeout.as_secs())]
-    Held { holder: u64, timeout: Duration },
-    #[error("the session is ending")]
-    Ending,
-}
-
 #[derive(Debug, Default)]
 struct LeaseState {
     /// The session that may run rings.
@@ -150,6 +143,8 @@ pub(crate) struct Disk {
     id: u64,
     name: String,
     image: Image,
+    /// Only of a writable mapped disk.
+    metadata: Option<MetadataThread>,
     opener: Arc<dyn Opener>,
     serial: DeviceId,
     queues: u16,
@@ -193,6 +188,7 @@ impl Disk {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             name,
             image,
+            metadata: None,
             opener: Arc::clone(opener),
             serial: DeviceId::new(&serial),
             queues,
@@ -216,6 +212,38 @@ impl Disk {
             totals: Totals::default(),
             slow: SlowRequests::default(),
         })
+    }
+
+    /// Starts the thread that changes the tables of a writable mapped disk. To be called before the first session.
+    pub(crate) fn start_metadata_thread(&mut self) -> io::Result<()> {
+        let name = self.name.clone();
+        let enter = move || {
+            let entered = sandbox::enter(Role::Metadata);
+            if let Err(error) = &entered {
+                error!(
+                    disk = name,
+                    "the disk's metadata thread cannot run, and requests fail: {}",
+                    error_line(error)
+                );
+            }
+            entered.is_ok()
+        };
+        self.metadata = self.image.backing().start_metadata_thread(enter)?;
+        Ok(())
+    }
+
+    /// After the last request: waits until the metadata thread has returned the space that it reserved, at least
+    /// [`CLOSE_AT_LEAST`]. Without it, as after a kill, the image has leaked clusters.
+    pub(crate) fn close_tables(&self, deadline: Instant) {
+        let Some(metadata) = &self.metadata else { return };
+        let timeout = deadline.saturating_duration_since(Instant::now()).max(CLOSE_AT_LEAST);
+        if let Err(error) = metadata.close(timeout) {
+            warn!(
+                disk = self.name,
+                "the image is consistent, but has leaked clusters, which `qemu-img check -r leaks` frees: {}",
+                error_line(&error)
+            );
+        }
     }
 
     /// Unique in this process.
@@ -457,7 +485,8 @@ impl Disk {
     /// The disk refuses all writes until an operator restarts the server (docs/decisions/0012).
     #[cold]
     pub(crate) fn mark_failed(&self) {
-        if !self.failed.swap(true, Ordering::Relaxed) {
+        // Storage that refuses this server has logged that, and the remedy is another one.
+        if !self.is_refused() && !self.failed.swap(true, Ordering::Relaxed) {
             error!(
                 disk = self.name,
                 "the image could not be synced, and acknowledged writes may be lost: from now on every \
@@ -476,58 +505,44 @@ impl Disk {
         );
     }
 
-    /// Whether a sync failed.
+    /// Whether the disk accepts no more writes: a sync failed, or its storage refuses this server.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
+        self.sync_has_failed() || self.is_refused()
+    }
+
+    /// Makes the writes of `backing`, one of this disk's, durable. Records if writes may be lost.
+    pub(crate) fn sync_of(&self, backing: &Backing) -> io::Result<()> {
+        backing.sync().inspect_err(|error| {
+            if backing.may_have_lost_writes(error) {
+                self.mark_failed();
+            }
+        })
+    }
+
+    /// Makes all writes durable and visible to other clients of the storage.
+    pub(crate) fn sync_for_others(&self) -> io::Result<()> {
+        if self.image.read_only() { Ok(()) } else { self.sync_of(self.image.backing()) }
+    }
+
+    /// Whether a sync failed, so that acknowledged writes may be lost.
+    #[inline]
+    pub(crate) fn sync_has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Whether the disk's storage refuses this server for good.
+    #[inline]
+    pub(crate) fn is_refused(&self) -> bool {
+        self.image.backing().is_refused()
     }
 
     pub(crate) fn flush_turns(&self) -> &Arc<FlushTurns> {
         &self.flush_turns
-    }
-
-    /// Waits until no other session has started rings.
-    pub(crate) fn lease_rings(disk: &Arc<Self>, session: &SessionLink) -> Result<RingLease, LeaseError> {
-        Self::lease_rings_within(LEASE_TIMEOUT, disk, session)
-    }
-
-    pub(crate) fn lease_rings_within(
-        timeout: Duration,
-        disk: &Arc<Self>,
-        session: &SessionLink,
-    ) -> Result<RingLease, LeaseError> {
-        let waited = disk.lease_free.wait_timeout_while(disk.lease(), timeout, |lease| {
-            lease.holder.is_some() && session.end_reason().is_none()
-        });
-        let (mut lease, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if lease.retired || session.end_reason().is_some() {
-            return Err(LeaseError::Ending);
-        }
-        if let Some(holder) = lease.holder {
-            return Err(LeaseError::Held { holder, timeout });
-        }
-        lease.holder = Some(session.id());
-        if !lease.users.contains(&session.id()) {
-            lease.users.push(session.id());
-        }
-        Ok(RingLease { disk: Arc::clone(disk) })
     }
 }
 
 /// The initial cache mode of a guest.
 fn start_mode(image: &Image) -> WriteCache {
     if image.cache().starts_writethrough() { WriteCache::Writethrough } else { WriteCache::Writeback }
-}
-
-/// The right of one session to start rings, until this value is dropped.
-#[derive(Debug)]
-pub(crate) struct RingLease {
-    disk: Arc<Disk>,
-}
-
-impl Drop for RingLease {
-    fn drop(&mut self) {
-        self.disk.lease().holder = None;
-        self.disk.lease_free.notify_all();
-    }
 }

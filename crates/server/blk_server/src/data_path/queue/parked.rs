@@ -38,10 +38,11 @@ pub struct ParkPolicy {
 }
 
 impl ParkPolicy {
-    /// Whether a retry may help. It cannot if the request was cancelled or is unsupported, or if memory was lost.
+    /// Whether a retry may help. It cannot if the request was cancelled or is unsupported, or if memory was lost or
+    /// the image is damaged.
     pub(crate) fn wants(&self, error: OpError) -> bool {
         match (self.what, error) {
-            (_, OpError::Cancelled) => false,
+            (_, OpError::Cancelled | OpError::Damaged) => false,
             (_, OpError::Errno(errno)) if is_no_space(errno) => true,
             (ParkWhat::NoSpace, _) => false,
             (ParkWhat::Any, OpError::Errno(errno)) => {
@@ -232,7 +233,9 @@ mod tests {
         for hopeless in [Errno::FAULT, Errno::INVAL, Errno::OPNOTSUPP, Errno::NOSYS] {
             assert!(!ANY.wants(errno(hopeless)), "{hopeless}");
         }
-        assert!(!ANY.wants(OpError::Cancelled) && !NO_SPACE.wants(OpError::Cancelled));
+        for hopeless in [OpError::Cancelled, OpError::Damaged] {
+            assert!(!ANY.wants(hopeless) && !NO_SPACE.wants(hopeless), "{hopeless}");
+        }
     }
 
     fn request(tag: u16) -> ParkedRequest {

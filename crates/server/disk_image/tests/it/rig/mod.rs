@@ -64,6 +64,8 @@ pub struct FailingOpener {
     pub write_open: Option<i32>,
     pub read_open: Option<i32>,
     pub canonical_path: Option<i32>,
+    /// After a path was resolved to the first one, a link to the second one replaces the file there.
+    pub replaced: Option<(PathBuf, PathBuf)>,
 }
 
 fn fail(errno: Option<i32>) -> io::Result<()> {
@@ -76,7 +78,12 @@ impl Opener for FailingOpener {
     }
     fn canonical_path(&self, path: &Path) -> io::Result<PathBuf> {
         fail(self.canonical_path)?;
-        HostOpener.canonical_path(path)
+        let real = HostOpener.canonical_path(path)?;
+        if let Some((link, target)) = self.replaced.as_ref().filter(|(link, _)| *link == real) {
+            std::fs::remove_file(link)?;
+            std::os::unix::fs::symlink(target, link)?;
+        }
+        Ok(real)
     }
     fn file_id(&self, path: &Path) -> io::Result<FileId> {
         HostOpener.file_id(path)
@@ -90,6 +97,9 @@ impl Opener for FailingOpener {
     }
     fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         HostOpener.reopen(file)
+    }
+    fn path_of(&self, file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
+        HostOpener.path_of(file)
     }
     fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd> {
         HostOpener.open_configuration(path)

@@ -4,7 +4,8 @@
 //!
 //! - librbd checks no range against the image's size: it cuts a write at the end silently. So this engine does.
 //! - librbd cannot cancel a request, and queues without limit while the cluster does not answer. So the bytes in flight of
-//!   each image are limited.
+//!   each image are limited, for all its workers together: a call that finds no room waits in the core, and the image's
+//!   descriptor wakes the worker when there is room.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use disk_image::Backing;
-use rbd_client::{Lane, RbdImage, Request};
+use rbd_client::{Lane, RbdImage, Request, Reservation};
 use rustix::io::Errno;
 
 use crate::backend::{Buffers, Call, IoBackend, QueueFull, RawResult, Target, Verb};
@@ -41,7 +42,7 @@ impl RbdEngine {
 /// A call that was not submitted yet.
 struct Queued {
     user_data: u64,
-    file: u32,
+    reservation: Reservation,
     call: Call,
 }
 
@@ -82,11 +83,15 @@ impl RbdBackend {
         }
     }
 
-    fn start(&mut self, queued: &Queued) {
-        let Queued { user_data, file, call } = queued;
-        let image = Arc::clone(self.image(*file));
-        if let Some(result) = self.check(&image, call) {
-            return self.results.push_back(RawResult { user_data: *user_data, result });
+    /// Whether a file is this image.
+    fn uses(&self, image: &Arc<RbdImage>) -> bool {
+        self.files.iter().flatten().any(|other| Arc::ptr_eq(other, image))
+    }
+
+    fn start(&mut self, queued: Queued) {
+        let Queued { user_data, reservation, call } = queued;
+        if let Some(result) = check(reservation.image(), &call) {
+            return self.results.push_back(RawResult { user_data, result });
         }
         let one;
         let (first, count) = match call.buffers {
@@ -107,23 +112,12 @@ impl RbdBackend {
                 Request::WriteZeroes { len_bytes, keep: call.flags & libc::FALLOC_FL_PUNCH_HOLE == 0 }
             }
         };
-        let moved = if count > 0 { len_bytes } else { 0 };
         // SAFETY: 1. array and pieces: the contract of `queue`, and `one` lives until the call returns.
-        let started = unsafe { self.lane.submit(&image, *user_data, call.offset_bytes, moved, &request) };
+        let started = unsafe { self.lane.submit(reservation, user_data, call.offset_bytes, &request) };
         if let Err(error) = started {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            self.results.push_back(RawResult { user_data: *user_data, result: -errno });
+            self.results.push_back(RawResult { user_data, result: -errno });
         }
-    }
-
-    /// The result of a call that must not reach librbd: one that goes beyond the image's end now.
-    fn check(&self, image: &RbdImage, call: &Call) -> Option<i32> {
-        let end_bytes = call.offset_bytes.saturating_add(call.len_bytes);
-        if end_bytes <= image.size_bytes() {
-            return None;
-        }
-        // As for a file that another process has cut: a read moves nothing, and the core reports the end.
-        Some(if call.verb == Verb::Read { 0 } else { -Errno::IO.raw_os_error() })
     }
 
     fn collect(&mut self) {
@@ -134,6 +128,20 @@ impl RbdBackend {
             results.push_back(RawResult { user_data, result });
         });
     }
+}
+
+/// The result of a call that must not reach librbd: one that goes beyond the image's end now, or any after the cluster has
+/// refused this client, because the cluster forgets that after a while.
+fn check(image: &RbdImage, call: &Call) -> Option<i32> {
+    if image.is_refused() {
+        return Some(-Errno::IO.raw_os_error());
+    }
+    let end_bytes = call.offset_bytes.saturating_add(call.len_bytes);
+    if end_bytes <= image.size_bytes() {
+        return None;
+    }
+    // As for a file that another process has cut: a read moves nothing, and the core reports the end.
+    Some(if call.verb == Verb::Read { 0 } else { -Errno::IO.raw_os_error() })
 }
 
 impl IoBackend for RbdBackend {
@@ -149,6 +157,9 @@ impl IoBackend for RbdBackend {
         let Backing::Rbd(image) = &spec.backing else {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the disk is no RBD image"));
         };
+        if !self.uses(image) {
+            self.watcher.add_waker(image.room_fd())?;
+        }
         let place = index as usize;
         if place >= self.files.len() {
             self.files.resize(place + 1, None);
@@ -158,7 +169,11 @@ impl IoBackend for RbdBackend {
     }
 
     fn unregister_file(&mut self, index: u32, _target: Target) {
-        self.files[index as usize] = None;
+        if let Some(image) = self.files[index as usize].take()
+            && !self.uses(&image)
+        {
+            self.watcher.remove_socket(image.room_fd());
+        }
     }
 
     fn expect(&mut self, _disks: u32, calls: u32) {
@@ -168,17 +183,16 @@ impl IoBackend for RbdBackend {
 
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
         let Target::Registered(file) = target else { unreachable!("files are known by their index") };
-        if call.verb == Verb::Write && self.image(file).is_full(call.len_bytes) {
-            return Err(QueueFull);
-        }
-        self.queued.push(Queued { user_data, file, call: *call });
+        let moved_bytes = if matches!(call.buffers, Buffers::None) { 0 } else { call.len_bytes };
+        let reservation = self.image(file).reserve(moved_bytes).ok_or(QueueFull)?;
+        self.queued.push(Queued { user_data, reservation, call: *call });
         Ok(())
     }
 
     fn submit(&mut self) -> io::Result<()> {
         let mut queued = std::mem::take(&mut self.queued);
         for call in queued.drain(..) {
-            self.start(&call);
+            self.start(call);
         }
         self.queued = queued;
         Ok(())

@@ -13,18 +13,28 @@ pub struct CephImage {
     name: String,
 }
 
+/// The cluster's folder.
+pub fn cluster() -> Option<PathBuf> {
+    let folder = std::env::var_os("BAREBLK_CEPH").map(PathBuf::from);
+    if folder.is_none() {
+        skip(Reason::NoCeph, "");
+    }
+    folder
+}
+
 impl CephImage {
     /// Makes an image. `None`: there is no cluster.
     pub fn new(size_bytes: u64) -> Option<Self> {
+        cluster().map(|folder| Self::of(folder, size_bytes))
+    }
+
+    /// Makes an image in the cluster of this folder.
+    pub fn of(folder: PathBuf, size_bytes: u64) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let Some(folder) = std::env::var_os("BAREBLK_CEPH") else {
-            skip(Reason::NoCeph, "");
-            return None;
-        };
         let (number, pid) = (NEXT.fetch_add(1, Ordering::Relaxed), std::process::id());
-        let image = Self { folder: folder.into(), name: format!("rbd/test-{pid}-{number}") };
+        let image = Self { folder, name: format!("rbd/test-{pid}-{number}") };
         image.rbd(&["create", &image.name, "--size", &format!("{size_bytes}B")]);
-        Some(image)
+        image
     }
 
     /// The image as `bareblk serve` names it.
@@ -46,6 +56,25 @@ impl CephImage {
     pub fn pid(&self, daemon: &str) -> i32 {
         let file = self.folder.join(format!("{daemon}.pid"));
         std::fs::read_to_string(file).unwrap().trim().parse().unwrap()
+    }
+
+    /// The image's bytes.
+    pub fn contents(&self) -> Vec<u8> {
+        let file = std::env::temp_dir().join(self.name.replace('/', "-"));
+        let path = file.to_str().unwrap();
+        self.rbd(&["export", "--no-progress", &self.name, path]);
+        let bytes = std::fs::read(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        bytes
+    }
+
+    /// Breaks the image's lock as another client would. Returns the address that the cluster then blocklists.
+    pub fn break_lock(&self) -> String {
+        let locks = self.rbd(&["lock", "ls", self.name()]);
+        let lock = locks.lines().find(|line| line.starts_with("client.")).unwrap();
+        let words: Vec<&str> = lock.split_whitespace().collect();
+        self.rbd(&["lock", "rm", self.name(), &words[1..3].join(" "), words[0]]);
+        words[3].to_owned()
     }
 
     /// Runs `rbd` with these words; returns its output.

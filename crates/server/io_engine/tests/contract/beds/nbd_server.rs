@@ -91,6 +91,11 @@ impl NbdServer {
         self.folder.path().join("nbd.sock")
     }
 
+    /// The file that it exports, unless it is nbdkit with other arguments.
+    pub fn file_path(&self) -> PathBuf {
+        self.folder.path().join("disk.raw")
+    }
+
     /// The URI of its default export.
     pub fn uri(&self) -> String {
         self.uri_of("")

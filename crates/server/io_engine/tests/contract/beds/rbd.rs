@@ -21,14 +21,20 @@ pub fn rbd_options(image: &CephImage) -> ImageOptions {
 /// Opens an image.
 pub fn open_rbd(options: &ImageOptions) -> Arc<Image> {
     let Location::Rbd(spec) = &options.location else { panic!("{options:?}") };
-    Arc::new(Image::open_rbd(spec, options).unwrap())
+    Arc::new(Image::open_rbd(spec, options, None).unwrap())
 }
 
 /// A bed on this image, which the case keeps.
 pub fn rbd_on(options: &ImageOptions) -> Bed {
-    let config: EngineConfig = config();
+    let image = open_rbd(options);
+    image.backing().begin_use(&|| true).unwrap();
+    rbd_worker(image, config())
+}
+
+/// Another worker of a disk.
+pub fn rbd_worker(image: Arc<Image>, config: EngineConfig) -> Bed {
     let engine: Box<dyn Engine> = Box::new(RbdEngine::new(&config).unwrap());
-    start((engine, config), open_rbd(options), Storage::None, None)
+    start((engine, config), image, Storage::None, None)
 }
 
 pub fn rbd() -> Option<Bed> {

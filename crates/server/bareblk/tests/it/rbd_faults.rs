@@ -1,0 +1,156 @@
+//! Kills and stops the daemons of a Ceph cluster at random times, and breaks the server's connections to it. Requests wait;
+//! none fails, none is lost, and no read is stale.
+//!
+//! `our driver's load and its model (killed/) → bareblk serve → a cluster of this test's own`
+//!
+//! - A seed determines the schedule; the test prints it, and `BAREBLK_KILL_SEED` repeats it. `BAREBLK_LONG=1` sets many
+//!   more faults.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ceph_cluster::{Cluster, RunningCluster, Store};
+use fastrand::Rng;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use tempfile::TempDir;
+use xtask::sizes;
+
+use crate::killed::load::{Load, Overlap, Rings};
+use crate::killed::{SetWhenDropped, random};
+use crate::rig::ceph::{CephImage, cluster};
+use crate::rig::{Place, Server, eventually};
+
+const MIB: u64 = 1 << 20;
+/// The longest life of a daemon between two faults, and the longest time without it.
+const LONGEST: Duration = Duration::from_secs(2);
+/// One of so many messages of the server to the cluster breaks its connection.
+const BROKEN_CONNECTIONS: u32 = 200;
+
+/// A cluster that this test alone uses. Its programs are those of the other tests' cluster.
+fn own_cluster() -> Option<(RunningCluster, TempDir)> {
+    let programs = cluster()?;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    symlink(programs.join("root"), folder.path().join("root")).unwrap();
+    let own = Cluster::start(folder.path(), &programs, Store::Bluestore, None, &mut |_| ()).unwrap();
+    Some((own.until_dropped(), folder))
+}
+
+/// What happens to the cluster.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// The storage daemon hangs.
+    OsdHangs,
+    /// The storage daemon is killed and started again.
+    OsdDies,
+    /// The monitor is killed and started again.
+    MonDies,
+    /// Both are killed and started again.
+    BothDie,
+}
+
+impl Fault {
+    const ALL: [Self; 4] = [Self::OsdHangs, Self::OsdDies, Self::MonDies, Self::BothDie];
+
+    fn happen(self, image: &CephImage, random: &mut Rng) {
+        let pid = |daemon| Pid::from_raw(image.pid(daemon)).unwrap();
+        let dying: &[&str] = match self {
+            Self::OsdHangs => {
+                kill_process(pid("osd"), Signal::STOP).unwrap();
+                sleep_up_to_longest(random);
+                return kill_process(pid("osd"), Signal::CONT).unwrap();
+            }
+            Self::OsdDies => &["osd"],
+            Self::MonDies => &["mon"],
+            Self::BothDie => &["mon", "osd"],
+        };
+        for daemon in dying {
+            let pid = pid(daemon);
+            kill_process(pid, Signal::KILL).unwrap();
+            eventually("the daemon has ended", || test_kill_process(pid).is_err().then_some(()));
+        }
+        sleep_up_to_longest(random);
+        for &daemon in dying {
+            image.run(&format!("ceph-{daemon}"), &["-i", if daemon == "mon" { "a" } else { "0" }]);
+        }
+    }
+}
+
+fn sleep_up_to_longest(random: &mut Rng) {
+    thread::sleep(Duration::from_micros(random.u64(..LONGEST.as_micros() as u64)));
+}
+
+/// The cluster's configuration for a client whose connections break.
+fn with_broken_connections(conf: &Path, own: &Path) {
+    let text = std::fs::read_to_string(conf).unwrap();
+    std::fs::write(own, format!("{text}\n[client]\nms_inject_socket_failures = {BROKEN_CONNECTIONS}\n"))
+        .unwrap();
+}
+
+/// Runs the load until `is_over`, then reads everything. Returns the longest time without a completion.
+fn run(load: &mut Load, is_over: &AtomicBool) -> Duration {
+    let (mut longest, mut last) = (Duration::ZERO, Instant::now());
+    while !is_over.load(Ordering::Relaxed) {
+        let before = load.seen.ended;
+        load.step();
+        if load.seen.ended > before {
+            longest = longest.max(last.elapsed());
+            last = Instant::now();
+        }
+    }
+    load.verify();
+    longest
+}
+
+/// Runs `CEPH_FAULTS` faults under one load.
+fn survives(cluster: &Cluster, rings: Rings, random: &mut Rng) {
+    let image = CephImage::of(cluster.folder().to_owned(), 4 * MIB);
+    let place = Place::new();
+    // The server finds the keyring in the folder of the configuration.
+    let conf = image.conf().with_file_name("broken-connections.conf");
+    with_broken_connections(&image.conf(), &conf);
+    let mut command = place.serve(Path::new(&image.spec()), "s");
+    command.args(["--queues", "2", "--workers", "2", "--rbd-conf"]).arg(&conf);
+    let server = Server::start(command);
+    let mut load = Load::connect(place.socket("s"), rings, Overlap::No, random.u64(..));
+    let (is_over, begin) = (AtomicBool::new(false), Instant::now());
+    let mut counts = [0; Fault::ALL.len()];
+    let longest = thread::scope(|scope| {
+        let thread = scope.spawn(|| run(&mut load, &is_over));
+        let over = SetWhenDropped(&is_over);
+        let faults = sizes::CEPH_FAULTS.now();
+        for _ in (0..faults).take_while(|_| !thread.is_finished()) {
+            let number = random.usize(..Fault::ALL.len());
+            counts[number] += 1;
+            Fault::ALL[number].happen(&image, random);
+            sleep_up_to_longest(random);
+        }
+        drop(over);
+        thread.join().unwrap()
+    });
+    println!(
+        "{rings:?}: {:?} of {counts:?} in {} s; {} requests, {} writes, {} sectors read and checked; longest pause {} ms",
+        Fault::ALL,
+        begin.elapsed().as_secs(),
+        load.seen.ended,
+        load.model.writes(),
+        load.model.sectors_checked,
+        longest.as_millis()
+    );
+    assert_eq!(load.seen.reconnects, 0);
+    let model = &mut load.model;
+    let bytes = model.sectors() as usize * crate::killed::model::SECTOR_BYTES;
+    assert!(server.stop(Signal::TERM).success());
+    model.check_all(0, &image.contents()[..bytes]).unwrap();
+}
+
+#[test]
+fn nothing_is_lost_while_a_clusters_daemons_die_and_connections_break() {
+    let mut random = random();
+    let Some((cluster, _folder)) = own_cluster() else { return };
+    survives(&cluster, Rings::Split, &mut random);
+    survives(&cluster, Rings::Packed, &mut random);
+}

@@ -1,0 +1,117 @@
+//! The right of one session to run a disk's rings, and with it the storage's own lock, if the storage has one.
+//!
+//! `lease → begin_use: the storage's lock is taken → rings run → end_use: writes are durable, the lock is released`
+//!
+//! Storage on another machine may not answer, so its calls run on a thread of their own (`storage_thread.rs`).
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use tracing::warn;
+
+use crate::data_path::disk::Disk;
+use crate::data_path::disk::session_link::SessionLink;
+use crate::data_path::disk::storage_thread::{StorageError, StorageThread};
+
+/// How long a session waits for another session to stop its rings. The other session's front-end may have disconnected
+/// with I/O in flight, or may be about to migrate away.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the end of a lease waits for its storage. The storage's thread goes on after that.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a session may not start rings.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LeaseError {
+    #[error("session {holder} has started rings of this disk and did not stop them within {} s", timeout.as_secs())]
+    Held { holder: u64, timeout: Duration },
+    #[error("the session is ending")]
+    Ending,
+    #[error("the disk's storage: {0}")]
+    Storage(String),
+}
+
+/// The right of one session to start rings, until this value is dropped.
+#[derive(Debug)]
+pub(crate) struct RingLease {
+    disk: Arc<Disk>,
+    /// `None`: the disk is on this host.
+    storage: Option<Arc<StorageThread>>,
+    uses_storage: bool,
+}
+
+impl From<StorageError> for LeaseError {
+    fn from(error: StorageError) -> Self {
+        match error {
+            StorageError::Ending => Self::Ending,
+            StorageError::Failed(why) => Self::Storage(why),
+        }
+    }
+}
+
+impl RingLease {
+    /// Waits until no other session has started rings.
+    pub fn take(
+        disk: &Arc<Disk>,
+        session: &SessionLink,
+        storage: Option<Arc<StorageThread>>,
+    ) -> Result<Self, LeaseError> {
+        Self::take_within(LEASE_TIMEOUT, disk, session, storage)
+    }
+
+    pub fn take_within(
+        timeout: Duration,
+        disk: &Arc<Disk>,
+        session: &SessionLink,
+        storage: Option<Arc<StorageThread>>,
+    ) -> Result<Self, LeaseError> {
+        let waited = disk.lease_free.wait_timeout_while(disk.lease(), timeout, |lease| {
+            lease.holder.is_some() && session.end_reason().is_none()
+        });
+        let (mut lease, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if lease.retired || session.end_reason().is_some() {
+            return Err(LeaseError::Ending);
+        }
+        if let Some(holder) = lease.holder {
+            return Err(LeaseError::Held { holder, timeout });
+        }
+        lease.holder = Some(session.id());
+        if !lease.users.contains(&session.id()) {
+            lease.users.push(session.id());
+        }
+        Ok(Self { disk: Arc::clone(disk), storage, uses_storage: false })
+    }
+
+    /// Takes the storage's lock, within `limit` if there is one. To be called before a ring starts.
+    pub fn begin_use(
+        &mut self,
+        session: &SessionLink,
+        front_end: &OwnedFd,
+        limit: Option<Duration>,
+    ) -> Result<(), LeaseError> {
+        if let (Some(storage), false) = (&self.storage, self.uses_storage) {
+            storage.begin(session, front_end, limit)?;
+        }
+        self.uses_storage = true;
+        Ok(())
+    }
+
+    /// Makes all writes durable, and releases the storage's lock. To be called when no request is in flight, before another
+    /// process starts rings.
+    pub fn end_use(&mut self, timeout: Duration) -> Result<(), LeaseError> {
+        if let (Some(storage), true) = (&self.storage, std::mem::take(&mut self.uses_storage)) {
+            storage.end(timeout)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RingLease {
+    fn drop(&mut self) {
+        if let Err(error) = self.end_use(END_TIMEOUT) {
+            warn!(disk = self.disk.name(), "after the guest's last request: {error}");
+        }
+        self.disk.lease().holder = None;
+        self.disk.lease_free.notify_all();
+    }
+}

@@ -1,0 +1,312 @@
+//! Opens a qcow2 image with the files that it names as one disk.
+//!
+//! `path → header → names of backing files and data files → allowed? → open, lock → can it be written? → Volume → Image`
+//!
+//! - The author of an image has chosen the names in it. They count only below folders that the operator has named.
+//! - A relative name is relative to the folder by which the image is named, as in QEMU; links count when it is checked.
+//! - Only the image itself is opened for writing, with the lock of a raw image. Every file that an image names is opened for
+//!   reading only.
+//! - Nothing is written here. The first change is the metadata thread's (`Backing::start_metadata_thread`).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use qcow2::{Chain, ChainError, DiskFormat, LayerParts, MappedParts, Opened, ReadAt, Role, Writer};
+
+use super::{
+    Image, ImageOptions, accept_kind, alignment, block_size, device_under, open_file, refuse_impossible,
+    size_bytes, take_lock,
+};
+use crate::backing::Backing;
+use crate::error::ImageError;
+use crate::file::{Access, FileId, FileKind};
+use crate::geometry::{self, Alignment, MIN_BLOCK_SIZE_BYTES, Topology};
+use crate::limits::{self, DiscardLimits, WriteZeroesLimits};
+use crate::lock;
+use crate::opener::Opener;
+use crate::range::Bounds;
+use crate::volume::table_file::TableFile;
+use crate::volume::{Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Volume, divide};
+
+/// The least memory for the tables of a writable image: several ops at a time need a slice each.
+const LEAST_WRITABLE_CACHE_BYTES: u64 = 16 * 4096;
+
+impl Image {
+    /// Opens a qcow2 image and all files that it needs. The names in images count only below `options.backing_folders`.
+    /// A writable image needs its metadata thread before the guest's first request ([`Backing::start_metadata_thread`]).
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn open_qcow2(opener: &dyn Opener, options: &ImageOptions) -> Result<Self, ImageError> {
+        Self::open_qcow2_with(opener, options, TABLE_CACHE_BYTES)
+    }
+
+    /// Opens a qcow2 image as [`Image::open_qcow2`] does, but takes no locks.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn inspect_qcow2(opener: &dyn Opener, options: &ImageOptions) -> Result<Self, ImageError> {
+        open(opener, options, TABLE_CACHE_BYTES, Locks::Off)
+    }
+
+    /// The same, with this much memory for L2 tables.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn open_qcow2_with(
+        opener: &dyn Opener,
+        options: &ImageOptions,
+        table_cache_bytes: u64,
+    ) -> Result<Self, ImageError> {
+        open(opener, options, table_cache_bytes, Locks::On)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Locks {
+    On,
+    Off,
+}
+
+fn open(
+    opener: &dyn Opener,
+    options: &ImageOptions,
+    table_cache_bytes: u64,
+    locks: Locks,
+) -> Result<Image, ImageError> {
+    refuse_impossible(options)?;
+    if options.create_bytes.is_some() {
+        return Err(ImageError::Qcow2Create { path: options.path.clone() });
+    }
+    let top = OpenFile::open_top(opener, options, locks)?;
+    let (adopted, top_alignment, top_file) = (top.adopted, top.alignment, Arc::clone(&top.file));
+    let block_size_bytes = block_size(options, &top.file, top.alignment, None)?;
+    let fs_block_bytes = geometry::fs_block_bytes(&top.file);
+    let real = opener.canonical_path(&options.path);
+    let what = "the real path";
+    let real = real.map_err(|source| ImageError::Inspect { path: options.path.clone(), what, source })?;
+    let mut files = ChainFiles { opener, options, locks, top: Some(top) };
+    let chain = Chain::open(&options.path, DiskFormat::Qcow2, &mut files)
+        .map_err(|source| chain_error(options, source))?;
+    let size_bytes = chain.size_bytes();
+    let is_writable = options.access == Access::ReadWrite;
+    let block_size_bytes = match options.block_size {
+        // A disk that does not consist of such blocks is served in smaller ones. A write must consist of whole blocks of
+        // the file.
+        None if !size_bytes.is_multiple_of(block_size_bytes.into()) => {
+            MIN_BLOCK_SIZE_BYTES.max(if is_writable { top_alignment.offset_bytes } else { 1 })
+        }
+        _ => block_size_bytes,
+    };
+    if size_bytes == 0 {
+        return Err(ImageError::Empty { path: options.path.clone() });
+    }
+    if !size_bytes.is_multiple_of(block_size_bytes.into()) {
+        let path = options.path.clone();
+        return Err(ImageError::Qcow2Ragged { path, size_bytes, block_size_bytes });
+    }
+    let volume = volume(chain.into_parts(), options, table_cache_bytes)?;
+    let cluster_bytes = volume.compression(0).map_or(0, |(_, cluster_bytes)| cluster_bytes);
+    let can_discard = is_writable && options.discard && volume.can_zero(true);
+    let discard = (can_discard && limits::can_punch_holes(&top_file, volume.files()[0].len_bytes()))
+        .then(|| DiscardLimits::of_file(block_size_bytes, cluster_bytes));
+    Ok(Image {
+        claim: None,
+        backing: Backing::Mapped(Arc::new(volume)),
+        path: real,
+        access: options.access,
+        cache: options.cache,
+        kind: FileKind::Regular,
+        bounds: Bounds::new(size_bytes, block_size_bytes),
+        // The engine reads whole blocks of the files and copies what is needed.
+        alignment: Alignment::BUFFERED,
+        topology: Topology::of_file(block_size_bytes, fs_block_bytes),
+        discard,
+        write_zeroes: is_writable.then(|| WriteZeroesLimits::new(discard.is_some())),
+        foreign_format: None,
+        adopted,
+    })
+}
+
+fn chain_error(options: &ImageOptions, source: ChainError) -> ImageError {
+    ImageError::Chain { path: options.path.clone(), source: Box::new(source) }
+}
+
+/// Opens the files of a chain.
+struct ChainFiles<'a> {
+    opener: &'a dyn Opener,
+    options: &'a ImageOptions,
+    locks: Locks,
+    /// The image itself, which is open.
+    top: Option<OpenFile>,
+}
+
+impl qcow2::Opener for ChainFiles<'_> {
+    type File = OpenFile;
+
+    fn open(&mut self, path: &Path, role: Role) -> io::Result<Opened<OpenFile>> {
+        let file = match self.top.take() {
+            Some(top) if role == Role::Top => top,
+            _ => self.open_named(path)?,
+        };
+        let id = qcow2::FileId { device: file.id.dev, inode: file.id.ino };
+        Ok(Opened { file, id })
+    }
+}
+
+impl ChainFiles<'_> {
+    /// Opens a file that an image names.
+    fn open_named(&self, path: &Path) -> io::Result<OpenFile> {
+        let real = self.opener.canonical_path(path)?;
+        self.allow(&real)?;
+        let options = ImageOptions { path: real, access: Access::ReadOnly, ..self.options.clone() };
+        let file = OpenFile::open(self.opener, &options, self.locks).map_err(io::Error::other)?;
+        // Another process may have changed a link after the check.
+        if let Some(opened) = self.opener.path_of(file.file.as_fd())? {
+            self.allow(&opened)?;
+        }
+        Ok(file)
+    }
+
+    fn allow(&self, real: &Path) -> io::Result<()> {
+        let allows = |folder: &PathBuf| {
+            self.opener.canonical_path(folder).is_ok_and(|folder| real.starts_with(folder))
+        };
+        if self.options.backing_folders.iter().any(allows) {
+            return Ok(());
+        }
+        let text = "it must be in a folder of --backing-folders";
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+    }
+}
+
+/// A file that is open and locked.
+#[derive(Debug)]
+struct OpenFile {
+    path: PathBuf,
+    file: Arc<File>,
+    id: FileId,
+    alignment: Alignment,
+    len_bytes: u64,
+    is_regular: bool,
+    /// The previous server handed the file over.
+    adopted: bool,
+}
+
+impl OpenFile {
+    /// Opens the image itself, which the previous server may have handed over with its lock.
+    fn open_top(opener: &dyn Opener, options: &ImageOptions, locks: Locks) -> Result<Self, ImageError> {
+        let top = Self::open(opener, options, locks)?;
+        if options.access == Access::ReadWrite && !top.is_regular {
+            return Err(ImageError::Qcow2OnDevice { path: options.path.clone() });
+        }
+        Ok(top)
+    }
+
+    fn table_file(&self) -> TableFile {
+        TableFile::new(Arc::clone(&self.file), self.alignment)
+    }
+
+    fn open(opener: &dyn Opener, options: &ImageOptions, locks: Locks) -> Result<Self, ImageError> {
+        let inspect = |what| move |source| ImageError::Inspect { path: options.path.clone(), what, source };
+        let file = open_file(opener, options)?;
+        let metadata = file.metadata().map_err(inspect("the type"))?;
+        let kind = accept_kind(&options.path, metadata.file_type().into())?;
+        let id = FileId::from(&metadata);
+        let adopted = locks == Locks::On && opener.comes_locked(&options.path);
+        if adopted {
+            // As for a raw image: the previous server's open file descriptions do not conflict.
+            lock::join(&file, options.access)
+                .map_err(|source| ImageError::Lock { path: options.path.clone(), source })?;
+        } else if locks == Locks::On {
+            take_lock(opener, options, &file, id)?;
+        }
+        let len_bytes = size_bytes(&file, kind).map_err(inspect("the size"))?;
+        let device = device_under(opener, kind, &metadata);
+        let alignment = alignment(options, &file, len_bytes, device.as_ref())?;
+        let is_regular = kind == FileKind::Regular;
+        Ok(Self {
+            path: options.path.clone(),
+            file: Arc::new(file),
+            id,
+            alignment,
+            len_bytes,
+            is_regular,
+            adopted,
+        })
+    }
+
+    fn into_layer_file(self) -> LayerFile {
+        LayerFile::new(self.path, self.file, self.alignment, self.len_bytes)
+    }
+}
+
+impl ReadAt for OpenFile {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        self.table_file().read_at(offset, buffer)
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.len_bytes)
+    }
+}
+
+fn volume(
+    parts: Vec<LayerParts<OpenFile>>,
+    options: &ImageOptions,
+    table_cache_bytes: u64,
+) -> Result<Volume, ImageError> {
+    let tables = |part: &LayerParts<OpenFile>| {
+        let header = part.mapped.as_ref().map(|mapped| &mapped.header);
+        header.map_or(0, |header| {
+            header.geometry.l1_entries_for(header.size_bytes).saturating_mul(header.geometry.cluster_bytes())
+        })
+    };
+    let needs: Vec<u64> = parts.iter().map(tables).collect();
+    let mut shares = divide(table_cache_bytes, &needs);
+    let writer = match parts.first() {
+        Some(top) if options.access == Access::ReadWrite => Some(writer(top)?),
+        _ => None,
+    };
+    if let (Some(_), Some(share)) = (&writer, shares.first_mut()) {
+        *share = (*share).max(LEAST_WRITABLE_CACHE_BYTES);
+    }
+    let (mut files, mut layers) = (Vec::new(), Vec::new());
+    for (part, share) in parts.into_iter().zip(shares) {
+        add_layer(part, share, &mut files, &mut layers);
+    }
+    Ok(Volume::new(files, layers, writer))
+}
+
+/// Checks that the image can be written.
+fn writer(top: &LayerParts<OpenFile>) -> Result<Writer<TableFile>, ImageError> {
+    let Some(mapped) = &top.mapped else { unreachable!("the top layer is opened as qcow2") };
+    let unwritable =
+        |source| ImageError::Qcow2Unwritable { path: top.path.clone(), source: Box::new(source) };
+    Writer::new(top.file.table_file(), mapped.header.clone(), mapped.l1.clone()).map_err(unwritable)
+}
+
+fn add_layer(
+    part: LayerParts<OpenFile>,
+    cache_bytes: u64,
+    files: &mut Vec<LayerFile>,
+    layers: &mut Vec<Layer>,
+) {
+    let LayerParts { path, size_bytes, file, mapped } = part;
+    let at = files.len();
+    files.push(file.into_layer_file());
+    let mut layer =
+        Layer { path, size_bytes, file: at, data: at, mapping: None, is_told: AtomicBool::new(false) };
+    if let Some(MappedParts { header, l1, data_file }) = mapped {
+        if let Some(data_file) = data_file {
+            layer.data = files.len();
+            files.push(data_file.into_layer_file());
+        }
+        layer.mapping = Some(Mapping::new(header.geometry, header.compression, &l1, cache_bytes));
+    }
+    layers.push(layer);
+}

@@ -1,0 +1,436 @@
+//! The metadata thread of a writable disk: the only one that changes the tables, in the file and in memory.
+//!
+//! ```text
+//! changes of all engines → batch: slices │ claims, together │ zeroes, a turn of each │ syncs → answers
+//!                                        └ unlinked host clusters → grace (epochs.rs) → released
+//! ```
+//!
+//! - The batch takes from each engine in turn, and a change does at most a turn's work. So no guest's queue waits for all
+//!   of another one's.
+//! - A claim that fails alone does not fail the others of its batch.
+//! - The thread ends when it is told to, or when the volume has gone. It then returns the reserve and the unlinked clusters
+//!   to the image, and refuses what was not answered.
+//! - System calls: `pread64`, `pwrite64`, `fdatasync`, `fallocate`, `ftruncate`, `fstat`, `lseek`, `futex`, and `write` to
+//!   engines' eventfds. `thread.rs` in `blk_server` chooses the role.
+//!
+//! See also: what engines ask (`link.rs`), the changes themselves (`qcow2::Writer`).
+
+mod below;
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use qcow2::{RawL2Entry, Unlinked, View, WriteError, Writer};
+use rustix::io::Errno;
+use tracing::{debug, error};
+
+use self::below::{Lower, Memory};
+use super::Volume;
+use super::link::{Asked, Change, ChangeError, Done, Link, Peer};
+use super::table_file::TableFile;
+
+/// Changes of a batch.
+const BATCH: usize = 64;
+/// Changes of one engine in a batch.
+const MOST_OF_ENGINE: usize = 16;
+/// Batches after which unlinked clusters are released although changes wait.
+const BUSY_BATCHES: u32 = 8;
+const EIO: i32 = Errno::IO.raw_os_error();
+/// When to look again whether the ops have ended that may know unlinked clusters.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// A disk's metadata thread. Tells the thread to end when it is dropped.
+#[derive(Debug)]
+pub struct MetadataThread {
+    link: Arc<Link>,
+}
+
+impl MetadataThread {
+    /// Starts the thread. `enter` runs on it first; false: the thread must not run. `None`: the disk is read-only, or has
+    /// had its thread.
+    ///
+    /// # Errors
+    /// The thread cannot be started; all changes fail then.
+    pub(crate) fn start(
+        volume: &Arc<Volume>,
+        enter: impl FnOnce() -> bool + Send + 'static,
+    ) -> io::Result<Option<Self>> {
+        let Some((link, writer)) = volume.take_writer() else { return Ok(None) };
+        let (weak, own) = (Arc::downgrade(volume), Arc::clone(&link));
+        let run = move || {
+            let guard = CloseOnDrop(Arc::clone(&own));
+            if enter() {
+                Metadata::new(weak, own, *writer).run();
+            } else {
+                own.close(Err("the thread could not take its role".to_owned()));
+            }
+            drop(guard);
+        };
+        let started = std::thread::Builder::new().name("bareblk-meta".into()).spawn(run);
+        if let Err(error) = started {
+            link.close(Err(error.to_string()));
+            return Err(error);
+        }
+        Ok(Some(Self { link }))
+    }
+
+    /// Ends the thread, and waits until it has returned its reserve to the image. Ops that need changes fail from now on, so
+    /// the guest's requests should have ended.
+    ///
+    /// # Errors
+    /// The image could not be closed: it has leaks, and no other damage. [`io::ErrorKind::TimedOut`]: the thread goes on.
+    pub fn close(&self, timeout: Duration) -> io::Result<()> {
+        self.link.tell_to_close();
+        match self.link.wait_for_end(timeout) {
+            Some(outcome) => outcome.map_err(io::Error::other),
+            None => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+impl Drop for MetadataThread {
+    fn drop(&mut self) {
+        self.link.tell_to_close();
+    }
+}
+
+/// A thread that panics answers nothing any more.
+struct CloseOnDrop(Arc<Link>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.close(Err("the thread has panicked".to_owned()));
+        }
+    }
+}
+
+struct Metadata {
+    volume: Weak<Volume>,
+    link: Arc<Link>,
+    writer: Writer<TableFile>,
+    below: Memory,
+    peers: Vec<Peer>,
+    /// The engine whose changes are taken first.
+    first_peer: usize,
+    /// With the engine's index.
+    batch: Vec<(usize, Asked)>,
+    /// Clusters that are released when all ops are of this epoch.
+    unlinked: Option<(u64, Unlinked)>,
+    busy_batches: u32,
+    is_told: bool,
+}
+
+/// The volume's tables in memory.
+struct Tables<'a> {
+    volume: &'a Volume,
+    link: &'a Link,
+}
+
+impl View for Tables<'_> {
+    fn file_grew(&mut self, len_bytes: u64) {
+        self.volume.grow_top(len_bytes);
+    }
+
+    fn l1_changed(&mut self, index: u64, entry: u64) {
+        self.link.set_dirty(true);
+        self.volume.set_l1(index, entry);
+    }
+
+    fn l2_changed(&mut self, cluster_index: u64, entry: RawL2Entry) {
+        self.link.set_dirty(true);
+        self.volume.set_l2(cluster_index, entry);
+    }
+}
+
+impl Metadata {
+    fn new(volume: Weak<Volume>, link: Arc<Link>, writer: Writer<TableFile>) -> Self {
+        Self {
+            volume,
+            link,
+            writer,
+            below: Memory::default(),
+            peers: Vec::new(),
+            first_peer: 0,
+            batch: Vec::with_capacity(BATCH),
+            unlinked: None,
+            busy_batches: 0,
+            is_told: false,
+        }
+    }
+
+    fn run(mut self) {
+        self.link.register();
+        while !self.link.is_told_to_close() {
+            let Some(volume) = self.volume.upgrade() else { break };
+            self.link.update(&mut self.peers);
+            self.take_batch();
+            let is_idle = self.batch.is_empty();
+            self.answer_batch(&volume);
+            self.release(is_idle);
+            drop(volume);
+            if is_idle {
+                match self.unlinked {
+                    Some(_) => std::thread::park_timeout(LOOK_AGAIN),
+                    None => std::thread::park(),
+                }
+            }
+        }
+        self.close();
+    }
+
+    /// Takes changes of all engines in turn.
+    fn take_batch(&mut self) {
+        let engines = self.peers.len();
+        if engines == 0 {
+            return;
+        }
+        self.first_peer = (self.first_peer + 1) % engines;
+        let most = (BATCH / engines).clamp(1, MOST_OF_ENGINE);
+        for index in (0..engines).map(|index| (self.first_peer + index) % engines) {
+            let room = most.min(BATCH - self.batch.len());
+            let taken = std::iter::from_fn(|| self.peers[index].next()).take(room);
+            self.batch.extend(taken.map(|asked| (index, asked)));
+        }
+    }
+
+    fn answer_batch(&mut self, volume: &Volume) {
+        let mut batch = std::mem::take(&mut self.batch);
+        self.load(volume, &batch);
+        self.claim(volume, &batch);
+        self.zero(volume, &batch);
+        self.sync(&batch);
+        batch.clear();
+        self.batch = batch;
+    }
+
+    fn answer(&self, peer: usize, token: u64, result: Result<Done, ChangeError>) {
+        self.peers[peer].answer(token, result);
+    }
+
+    fn load(&mut self, volume: &Volume, batch: &[(usize, Asked)]) {
+        let mut loaded: Vec<(u64, Box<[u64]>)> = Vec::new();
+        for (peer, asked) in batch {
+            let Change::Load { slice } = asked.change else { continue };
+            let words = match loaded.iter().find(|(number, _)| *number == slice) {
+                Some((_, words)) => Ok(words.clone()),
+                None => self.read_slice(volume, slice),
+            };
+            if let Ok(words) = &words {
+                volume.keep(volume.loaded(slice, words));
+                loaded.push((slice, words.clone()));
+            }
+            self.answer(*peer, asked.token, words.map(|words| Done::Loaded { slice, words }));
+        }
+    }
+
+    fn read_slice(&mut self, volume: &Volume, slice: u64) -> Result<Box<[u64]>, ChangeError> {
+        if !volume.has_slice(slice) {
+            return Err(ChangeError::Damaged);
+        }
+        let (first, count) = volume.clusters_of_slice(slice);
+        let mut entries = vec![RawL2Entry::default(); count];
+        let mut view = Tables { volume, link: &self.link };
+        let read = self.writer.slice(first, &mut entries, &mut view);
+        read.map_err(|error| self.failed(volume, &error))?;
+        let extended = volume.has_extended_l2();
+        let words = entries.iter().flat_map(|entry| {
+            [Some(entry.cluster), extended.then_some(entry.subclusters)].into_iter().flatten()
+        });
+        Ok(words.collect())
+    }
+
+    /// Claims the ranges of all, and each alone if that fails.
+    fn claim(&mut self, volume: &Volume, batch: &[(usize, Asked)]) {
+        let claims = || {
+            batch.iter().filter_map(|(peer, asked)| match &asked.change {
+                Change::Claim(range) => Some((*peer, asked.token, range)),
+                _ => None,
+            })
+        };
+        let ranges = joined(claims().map(|(.., range)| range.clone()).collect());
+        if ranges.is_empty() {
+            return;
+        }
+        let all = self.claim_ranges(volume, &ranges);
+        let is_alone = claims().nth(1).is_none();
+        for (peer, token, range) in claims() {
+            let result = match all {
+                Err(error) if !is_alone && !matches!(error, ChangeError::SyncFailed(_)) => {
+                    self.claim_ranges(volume, std::slice::from_ref(range))
+                }
+                all => all,
+            };
+            self.answer(peer, token, result.map(|()| Done::Claimed));
+        }
+        self.note_unlinked();
+    }
+
+    fn claim_ranges(&mut self, volume: &Volume, ranges: &[Range<u64>]) -> Result<(), ChangeError> {
+        let mut lower = Lower { volume, memory: &mut self.below };
+        let mut view = Tables { volume, link: &self.link };
+        let claimed = self.writer.claim(ranges, &mut lower, &mut view);
+        claimed.map_err(|error| self.failed(volume, &error))
+    }
+
+    fn zero(&mut self, volume: &Volume, batch: &[(usize, Asked)]) {
+        for (peer, asked) in batch {
+            let Change::Zero { range, unmap } = &asked.change else { continue };
+            let mut lower = Lower { volume, memory: &mut self.below };
+            let mut view = Tables { volume, link: &self.link };
+            let zeroed = self.writer.zero(range.clone(), *unmap, &mut lower, &mut view);
+            let result = zeroed.map(|to| Done::Zeroed { to }).map_err(|error| self.failed(volume, &error));
+            self.answer(*peer, asked.token, result);
+            self.note_unlinked();
+        }
+    }
+
+    fn sync(&mut self, batch: &[(usize, Asked)]) {
+        let syncs = || batch.iter().filter(|(_, asked)| asked.change == Change::Sync);
+        if syncs().next().is_none() {
+            return;
+        }
+        let result = self.writer.sync();
+        match &result {
+            Ok(()) => self.link.set_dirty(false),
+            Err(error) => self.note_failed_sync(error),
+        }
+        for (peer, asked) in syncs() {
+            let result = result.as_ref().map(|()| Done::Synced).map_err(|error| match change_error(error) {
+                // Whatever has stopped the writer, this op cannot be made durable.
+                ChangeError::Errno(errno) => ChangeError::SyncFailed(errno),
+                other => other,
+            });
+            self.answer(*peer, asked.token, result);
+        }
+    }
+
+    fn note_failed_sync(&self, error: &WriteError) {
+        if matches!(error, WriteError::Sync(_)) {
+            self.link.note_failed_sync();
+        }
+    }
+
+    /// Says why changes fail: all of it once, because a guest can ask again and again.
+    fn failed(&mut self, volume: &Volume, error: &WriteError) -> ChangeError {
+        self.note_failed_sync(error);
+        let path = || volume.top_path().display();
+        let why = line(error);
+        if self.is_told {
+            debug!(image = %path(), "a change of the tables fails: {why}");
+        } else {
+            self.is_told = true;
+            error!(image = %path(), "a change of the tables fails: {why}; further errors of this image are not logged");
+        }
+        change_error(error)
+    }
+
+    /// Takes over unlinked clusters, unless others wait for their release: the writer then collects them.
+    fn note_unlinked(&mut self) {
+        if self.unlinked.is_none()
+            && let Some(unlinked) = self.writer.take_unlinked()
+        {
+            self.unlinked = Some((self.link.epochs.begin_next(), unlinked));
+        }
+    }
+
+    /// Releases clusters that no op knows any more.
+    fn release(&mut self, is_idle: bool) {
+        self.busy_batches = if is_idle { 0 } else { self.busy_batches + 1 };
+        let Some((epoch, unlinked)) = self.unlinked.take() else { return };
+        // An engine that has joined meanwhile may know them.
+        self.link.update(&mut self.peers);
+        let is_over = self.peers.iter().all(|peer| peer.is_since(epoch));
+        if !is_over || !is_idle && self.busy_batches < BUSY_BATCHES {
+            self.unlinked = Some((epoch, unlinked));
+            return;
+        }
+        self.busy_batches = 0;
+        if let Err(error) = self.writer.release(unlinked) {
+            self.note_failed_sync(&error);
+            // They are a leak. If the writer has stopped, the next change says so.
+            debug!("unlinked clusters are not released: {}", line(&error));
+        }
+        self.note_unlinked();
+    }
+
+    fn close(mut self) {
+        // No op looks anything up any more that a change could free.
+        self.link.refuse();
+        if let Some((_, unlinked)) = self.unlinked.take() {
+            self.give_back(unlinked);
+        }
+        if let Some(unlinked) = self.writer.take_unlinked() {
+            self.give_back(unlinked);
+        }
+        let closed = self.writer.close().map_err(|error| line(&error));
+        let link = Arc::clone(&self.link);
+        // The file's lock must be free when the others learn of the end.
+        drop(self);
+        link.close(closed);
+    }
+
+    /// Releases unlinked clusters at the end, if no op knows them.
+    fn give_back(&mut self, unlinked: Unlinked) {
+        let epoch = self.link.epochs.begin_next();
+        self.link.update(&mut self.peers);
+        if self.peers.iter().all(|peer| peer.is_since(epoch)) {
+            // If it fails, so does the close.
+            let _ = self.writer.release(unlinked);
+        }
+    }
+}
+
+/// Sorts ranges, and joins those that touch.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+fn change_error(error: &WriteError) -> ChangeError {
+    let errno = error.io_error().and_then(io::Error::raw_os_error);
+    let is_damaged = error.io_error().is_some_and(|error| error.kind() == io::ErrorKind::InvalidData);
+    match error {
+        WriteError::Sync(_) => ChangeError::SyncFailed(errno.unwrap_or(EIO)),
+        WriteError::Damaged { .. } => ChangeError::Damaged,
+        WriteError::Format(_) if errno.is_none() => ChangeError::Damaged,
+        _ if is_damaged => ChangeError::Damaged,
+        _ => ChangeError::Errno(errno.unwrap_or(EIO)),
+    }
+}
+
+/// An error with its causes.
+fn line(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_overlap_or_touch_are_one() {
+        let ranges = vec![5..6, 0..2, 1..3, 3..4, 8..9];
+        assert_eq!(joined(ranges), [0..4, 5..6, 8..9]);
+        assert_eq!(joined(Vec::new()), Vec::<Range<u64>>::new());
+    }
+
+    #[test]
+    fn full_file_system_reaches_the_guest_as_what_it_is() {
+        let source = || io::Error::from_raw_os_error(28);
+        let full = WriteError::Io { action: "write", what: "L2 table", offset: 0, source: source() };
+        assert_eq!(change_error(&full), ChangeError::Errno(28));
+        assert_eq!(change_error(&WriteError::Sync(source())), ChangeError::SyncFailed(28));
+        assert_eq!(change_error(&WriteError::Stopped { reason: String::new() }), ChangeError::Errno(5));
+    }
+}
