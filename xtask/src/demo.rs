@@ -1,9 +1,10 @@
 //! `cargo xtask demo`: runs bareblk with a stock guest, and compares its figures with the host's.
 //!
-//! `packages → build → disk image → server → guest runs fio → host runs the same fio → table`
+//! `packages → build → disk image (→ Ceph cluster) → server → guest runs fio → host runs the same fio → table`
 //!
-//! After success, an error or Ctrl-C, `Drop` removes server, socket and image.
+//! After success, an error or Ctrl-C, `Drop` removes server, socket, image and cluster.
 
+mod ceph;
 mod disk;
 mod fio;
 mod progress;
@@ -18,6 +19,7 @@ use xtask::guest::{Accel, GuestImage, GuestOutput, RunningVm, Vm};
 use xtask::{command, packages, workspace};
 
 use crate::setup;
+use ceph::CephDisk;
 use disk::DemoDisk;
 use fio::{JOBS, Numbers};
 use progress::{Interrupt, Progress};
@@ -34,6 +36,9 @@ const GUEST_QUEUES: u16 = 2;
 pub(crate) struct Args {
     #[command(flatten)]
     setup: setup::Args,
+    /// Put the disk into a Ceph cluster of one node, which is started for the demo and stopped afterwards
+    #[arg(long)]
+    ceph: bool,
     /// Keep the disk image and the server's log, and print their location
     #[arg(long)]
     keep: bool,
@@ -43,7 +48,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    setup::ensure(args.setup, setup::USUAL)?;
+    setup::ensure(args.setup, if args.ceph { setup::CEPH } else { setup::USUAL })?;
     let interrupt = Interrupt::catch()?;
     let progress = Progress::new();
     let program = build_server(&progress)?;
@@ -52,18 +57,29 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.keep {
         println!("keeping {}", disk.keep().display());
     }
+    let ceph = args.ceph.then(|| CephDisk::create(&disk.image(), &progress)).transpose()?;
+    interrupt.check()?;
     let image = GuestImage::prepare(|step| progress.step(step))?;
     let accel = pick_accel(&image, &progress);
 
     progress.step("starting the server");
-    let mut server = Server::start(&program, &disk, &interrupt)?;
+    let file = || vec![disk.image().to_string_lossy().into_owned()];
+    let served = ceph.as_ref().map_or_else(file, CephDisk::served);
+    let mut server = Server::start(&program, &served, disk.log(), &interrupt)?;
     let guest = run_guest(&image, accel, &mut server, args.seconds, &progress, &interrupt)?;
     progress.step("stopping the server");
     server.stop()?;
 
-    let rows = compare(guest, &disk, args.seconds, &progress, &interrupt)?;
+    let can_run = ceph.is_none() || ceph::fio_has_rbd()?;
+    let host = Host { disk: &disk, ceph: ceph.as_ref(), can_run };
+    let how = host.says();
+    let rows = compare(guest, &host, args.seconds, &progress, &interrupt)?;
+    if ceph.is_some() {
+        progress.step("stopping the cluster");
+        drop(ceph);
+    }
     progress.finish();
-    print!("{}", report::text(&rows, accel, &image.kernel_package()));
+    print!("{}", report::text(&rows, accel, &image.kernel_package(), how));
     Ok(())
 }
 
@@ -159,9 +175,41 @@ impl Watch<'_> {
     }
 }
 
+/// How fio reaches the disk on the host.
+struct Host<'d> {
+    disk: &'d DemoDisk,
+    ceph: Option<&'d CephDisk>,
+    /// Whether fio has the engine for it.
+    can_run: bool,
+}
+
+impl Host<'_> {
+    fn says(&self) -> &'static str {
+        match self.ceph {
+            None => "fio: libaio with O_DIRECT on both sides",
+            Some(_) if self.can_run => ceph::HOST,
+            Some(_) => ceph::NO_HOST,
+        }
+    }
+
+    fn run(&self, job: &fio::Job, seconds: u32, interrupt: &Interrupt) -> Result<Option<Numbers>> {
+        if !self.can_run {
+            return Ok(None);
+        }
+        let Some(ceph) = self.ceph else {
+            let mut fio = Command::new("fio");
+            fio.args(job.args(&self.disk.image().to_string_lossy(), seconds)).arg("--allow_file_create=0");
+            return job.parse(&interruptible(&mut fio, interrupt)?.0).map(Some);
+        };
+        let (report, cpu) = interruptible(&mut ceph.fio(job, seconds), interrupt)?;
+        // fio reports the CPU time of its own thread; librbd works on others.
+        Ok(Some(Numbers { cpu_us: cpu.as_secs_f64() * 1e6, ..job.parse(&report)? }))
+    }
+}
+
 fn compare(
     guest: Vec<GuestJob>,
-    disk: &DemoDisk,
+    host: &Host<'_>,
     seconds: u32,
     progress: &Progress,
     interrupt: &Interrupt,
@@ -169,20 +217,21 @@ fn compare(
     let mut rows = Vec::new();
     for (job, guest) in JOBS.iter().zip(guest) {
         progress.step(&format!("host: {} for {seconds} s", job.title));
-        let mut fio = Command::new("fio");
-        fio.args(job.args(&disk.image().to_string_lossy(), seconds)).arg("--allow_file_create=0");
-        let host = job.parse(&interruptible(&mut fio, interrupt)?)?;
+        let host = host.run(job, seconds, interrupt)?;
         rows.push(Row { title: job.title, guest: guest.numbers, host, server_cpu: guest.server_cpu });
     }
     Ok(rows)
 }
 
-/// Like `command::output`, but ends early if the user interrupts.
-fn interruptible(command: &mut Command, interrupt: &Interrupt) -> Result<String> {
+/// Like `command::output`, but ends early if the user interrupts. Also returns the program's processor time, as seen
+/// shortly before its end.
+fn interruptible(command: &mut Command, interrupt: &Interrupt) -> Result<(String, Duration)> {
     let answer = tempfile::NamedTempFile::new()?;
     let name = command::describe(command);
     let mut child = command.stdin(Stdio::null()).stdout(answer.reopen()?).spawn()?;
+    let mut cpu = Duration::ZERO;
     let status = loop {
+        cpu = server::cpu_time(&child).unwrap_or_default().max(cpu);
         if let Some(status) = child.try_wait()? {
             break status;
         }
@@ -197,5 +246,5 @@ fn interruptible(command: &mut Command, interrupt: &Interrupt) -> Result<String>
     if !status.success() {
         bail!("`{name}` failed ({status}): {}", text.trim());
     }
-    Ok(text)
+    Ok((text, cpu))
 }

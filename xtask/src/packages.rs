@@ -39,6 +39,7 @@ const WITH_PROGRAMS: &[&str] = &["qspinlock_preload"];
 /// Crates whose tests need none of the packages.
 const WITHOUT: &[&str] = &[
     "blk_driver_capi",
+    "ceph_cluster",
     "fuzz_targets",
     "guest_mem",
     "qspinlock",
@@ -113,6 +114,14 @@ pub const NEEDED_FOR_LONG: &[Package] = &[
     // The package has no program, so the path of one of its files is given instead.
     package("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd", "UEFI firmware for guests", &["bareblk"]),
 ];
+
+/// The package that `cargo xtask demo --ceph` needs in addition. It has no program.
+pub const NEEDED_FOR_CEPH: &[Package] = &[package(
+    "librbd1",
+    "/usr/lib/x86_64-linux-gnu/librbd.so.1",
+    "Ceph's client library, which bareblk loads for disks in Ceph clusters",
+    &[],
+)];
 
 /// The packages of [`NEEDED`] that the tests of these crates use; no crate means all crates.
 #[must_use]

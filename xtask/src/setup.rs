@@ -30,6 +30,9 @@ pub(crate) const LONG: &[&[Package]] = &[packages::NEEDED, packages::NEEDED_FOR_
 /// Packages for the demo and for tests without `--long`.
 pub(crate) const USUAL: &[&[Package]] = &[packages::NEEDED];
 
+/// Packages for the demo with a Ceph cluster, whose own packages are not installed.
+pub(crate) const CEPH: &[&[Package]] = &[packages::NEEDED, packages::NEEDED_FOR_CEPH];
+
 pub(crate) fn run(args: &ChoreArgs) -> Result<()> {
     ensure(args.ask, if args.long { LONG } else { USUAL })?;
     println!("all packages that demo and test need are installed");

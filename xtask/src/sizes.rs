@@ -56,9 +56,13 @@ pub const LOOM: &[&str] = &[
     "-p",
     "blk_driver",
     "-p",
+    "disk_image",
+    "-p",
     "io_engine",
     "-p",
     "blk_server",
+    "-p",
+    "rbd_client",
     "--lib",
     "model",
 ];
@@ -75,6 +79,8 @@ pub const FUZZ_INPUTS: Size<u32> = size(4000, 200_000);
 pub const RACES: Size<u32> = size(400, 20_000);
 /// The limit of a guest's run, enough for emulation on a busy machine: only a guest that hangs takes longer.
 pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(600), Duration::from_secs(1800));
+/// Whether the contract of the engines on threads also runs on a guest's kernel.
+pub const GUEST_RUNS_THREADED_ENGINES: Size<bool> = size(false, true);
 /// Data that each fio job in a guest writes and verifies, in MiB.
 pub const VERIFIED_MIB: Size<u64> = size(32, 256);
 /// Data that is written and verified with one large block size in a guest, in MiB.
@@ -95,6 +101,8 @@ pub const SERVER_KILLS: Size<u64> = size(12, 120);
 pub const OTHER_KILLS: Size<u64> = size(3, 16);
 /// Times that a server takes over from another under the driver library's load.
 pub const TAKE_OVERS: Size<u64> = size(5, 30);
+/// Times that daemons of a Ceph cluster are killed or stopped under the driver library's load, per ring format.
+pub const CEPH_FAULTS: Size<u32> = size(2, 60);
 /// Stock clients: this machine's QEMU with its defaults, or all QEMUs, firmwares, guest kernels, queue sizes and ring
 /// formats, and libvirt.
 pub const ALL_CLIENTS: Size<bool> = size(false, true);

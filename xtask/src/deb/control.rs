@@ -155,7 +155,8 @@ mod tests {
         let (server, bench) = (about(&SERVER).control(7), about(&BENCH).control(7));
         assert!(bench.contains("\nDepends: libc6, bareblk (= 1.2.3-1)\n"), "{bench}");
         assert!(
-            server.contains("\nDepends: libc6\n") && server.contains("\nSuggests: bareblk-bench\n"),
+            server.contains("\nDepends: libc6\n")
+                && server.contains("\nSuggests: bareblk-bench, libgnutls30, librbd1\n"),
             "{server}"
         );
     }

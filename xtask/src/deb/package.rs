@@ -24,7 +24,7 @@ pub(crate) const SERVER: Package = Package {
     programs: &["bareblk", "bareblk-monitor"],
     needs_server: false,
     // Optional: a host that serves guests needs no measuring program.
-    relations: "Recommends: systemd\nSuggests: bareblk-bench\n",
+    relations: "Recommends: systemd\nSuggests: bareblk-bench, libgnutls30, librbd1\n",
     section: "admin",
     description: &[
         "disks for virtual machines, over vhost-user",

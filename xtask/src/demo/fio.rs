@@ -32,19 +32,24 @@ pub(super) struct Numbers {
     pub(super) iops: f64,
     pub(super) mib_per_s: f64,
     pub(super) latency_us: f64,
-    /// CPU time of fio itself.
+    /// CPU time of fio's thread.
     pub(super) cpu_us: f64,
 }
 
 impl Job {
     pub(super) fn args(&self, file: &str, seconds: u32) -> Vec<String> {
+        let mut words = self.on("--ioengine=libaio --direct=1", seconds);
+        // In fio, `:` ends a file name.
+        words.push(format!("--filename={}", file.replace(':', "\\:")));
+        words
+    }
+
+    /// The arguments with an engine, and without the name of a file.
+    pub(super) fn on(&self, engine: &str, seconds: u32) -> Vec<String> {
         let name = self.name;
         let timed = format!("--time_based --runtime={seconds} --output-format=json");
-        let words =
-            format!("--name={name} --rw={name} --bs=4k --iodepth=32 --ioengine=libaio --direct=1 {timed}");
-        let words = words.split(' ').map(str::to_owned);
-        // In fio, `:` ends a file name.
-        words.chain([format!("--filename={}", file.replace(':', "\\:"))]).collect()
+        let words = format!("--name={name} --rw={name} --bs=4k --iodepth=32 {engine} {timed}");
+        words.split(' ').map(str::to_owned).collect()
     }
 
     pub(super) fn parse(&self, json: &str) -> Result<Numbers> {

@@ -9,7 +9,6 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::disk::DemoDisk;
 use super::progress::Interrupt;
 
 /// The server waits up to 30 s for the image's lock.
@@ -27,13 +26,17 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts `program` and returns once its socket exists.
-    pub(super) fn start(program: &Path, disk: &DemoDisk, interrupt: &Interrupt) -> Result<Self> {
+    /// Starts `program` to serve what `served` says, and returns once its socket exists.
+    pub(super) fn start(
+        program: &Path,
+        served: &[String],
+        log: PathBuf,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
         let dir = tempfile::tempdir()?;
-        let log = disk.log();
         let output = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         let mut serve = Command::new(program);
-        serve.arg("serve").arg(disk.image()).arg("--socket").arg(dir.path().join("socket"));
+        serve.arg("serve").args(served).arg("--socket").arg(dir.path().join("socket"));
         serve.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let child = serve.spawn().with_context(|| format!("cannot start {}", program.display()))?;
         let mut server = Self { child, dir, log };
@@ -68,10 +71,7 @@ impl Server {
 
     /// Processor time of the whole process so far, in user space and in the kernel.
     pub(super) fn cpu_time(&self) -> Result<Duration> {
-        let path = format!("/proc/{}/stat", self.child.id());
-        let stat = fs::read_to_string(&path).context("the server has ended")?;
-        let ticks = cpu_ticks(&stat).with_context(|| format!("cannot read {path}"))?;
-        Ok(Duration::from_secs_f64(ticks_to_seconds(ticks)))
+        cpu_time(&self.child).context("the server has ended")
     }
 
     /// The last lines the server wrote, for the end of an error's text.
@@ -102,6 +102,12 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Processor time of a process so far; `None` if it has ended.
+pub(super) fn cpu_time(child: &Child) -> Option<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?;
+    Some(Duration::from_secs_f64(ticks_to_seconds(cpu_ticks(&stat)?)))
 }
 
 /// utime + stime: fields 14 and 15; the name before them is in parentheses and may contain any characters (proc(5)).

@@ -38,6 +38,13 @@ pub struct IoVecs {
     pieces: Option<Box<Pieces>>,
 }
 
+/// A place in the remaining bytes of an [`IoVecs`]. The default value is their start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PieceCursor {
+    piece: usize,
+    cut: usize,
+}
+
 const NO_PIECE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 #[derive(Default)]
@@ -142,6 +149,29 @@ impl IoVecs {
         };
         pieces.clear();
         Self { pieces: Some(Box::new(rest)) }
+    }
+
+    /// Makes `part` describe the next `bytes` of the remaining buffers from `cursor` on, or fewer if `part` has no room for
+    /// more pieces. Moves the cursor behind them, and returns their number. `self` stays unchanged: it must not be advanced
+    /// while a cursor is in use.
+    pub fn part(&self, cursor: &mut PieceCursor, bytes: u64, part: &mut Self) -> u64 {
+        let (Some(memory), Some(into)) = (self.memory(), &mut part.pieces) else { return 0 };
+        into.clear();
+        into.hold(memory);
+        while into.remaining_bytes < bytes && into.count < into.vecs.len() {
+            let Some(piece) = self.as_raw().get(cursor.piece) else { break };
+            let left = usize::try_from(bytes - into.remaining_bytes).unwrap_or(usize::MAX);
+            let iov_len = left.min(piece.iov_len - cursor.cut);
+            into.vecs[into.count] =
+                libc::iovec { iov_base: piece.iov_base.wrapping_byte_add(cursor.cut), iov_len };
+            into.count += 1;
+            into.remaining_bytes += iov_len as u64;
+            cursor.cut += iov_len;
+            if cursor.cut == piece.iov_len {
+                *cursor = PieceCursor { piece: cursor.piece + 1, cut: 0 };
+            }
+        }
+        into.remaining_bytes
     }
 
     /// Moves the buffers to the same guest addresses in `view`'s memory, which replaces their current memory.

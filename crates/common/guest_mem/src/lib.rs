@@ -27,7 +27,7 @@ pub mod sigbus;
 
 pub use dirty_log::{DirtyLog, LOG_PAGE_BYTES, LoggedElsewhere, MAX_LOG_BYTES, StoreLog};
 pub use file_mapping::{FileMapping, MappingAccess, tells_pages};
-pub use io_vecs::{FillError, IoVecs};
+pub use io_vecs::{FillError, IoVecs, PieceCursor};
 pub use memory::{
     AccessError, GuestMemory, GuestRange, MAX_GUEST_BYTES, MAX_REGIONS, MemoryError, MemoryView,
 };

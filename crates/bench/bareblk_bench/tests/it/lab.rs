@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use xtask::packages::find_program;
+use xtask::skip::{Reason, skip};
+
 use crate::rig::{Place, assert_says, bareblk, eventually, output, refusal, wrong_usage};
 
 fn run_aio(out: &Path) -> Command {
@@ -86,10 +89,14 @@ fn run_with_servers(part: &str) -> lab::RunResult {
 }
 
 fn run_for(part: &str, seconds: &str) -> lab::RunResult {
-    let place = Place::new();
+    run_in(&Place::new(), part, seconds)
+}
+
+fn run_in(place: &Place, part: &str, seconds: &str) -> lab::RunResult {
     let out = place.path("out");
     let mut command = bareblk();
     command.args(["lab", "run", part, "--quick", "--rounds", "1", "--seconds", seconds, "--out"]).arg(&out);
+    command.env("XDG_CACHE_HOME", place.path("cache"));
     assert_cmd::Command::from_std(command).timeout(PATIENCE).assert().success();
     assert!(place.path("out/report.html").exists());
     let result = std::fs::read_to_string(out.join(part).join("result.json")).unwrap();
@@ -239,6 +246,73 @@ fn limits_measures_what_clients_get_also_while_queues_move_and_the_server_is_rep
         assert!(result.cell("quiet", "change").unwrap().summary(column).is_some(), "{column}");
     }
     assert!(figure(&result, "quiet", "weights-4-1", "kept") > 0.0);
+}
+
+#[test]
+fn remote_measures_exports_of_an_nbd_server() {
+    if find_program("nbdkit").is_none() {
+        return skip(Reason::NoProgram("nbdkit".to_owned()), "");
+    }
+    let result = run_with_servers("remote-nbd");
+    assert_measured(&result);
+    for workload in ["memory-read-1", "memory-write-32", "file-read-32", "file-write-1"] {
+        for column in ["iops", "cpu", "client-cpu", "switches", "writes"] {
+            assert!(figure(&result, workload, "bareblk", column) > 0.0, "{workload}, {column}");
+        }
+    }
+}
+
+/// A place whose cache has the packages of the cluster that `BAREBLK_CEPH` names, so that nothing is downloaded.
+fn place_with_ceph() -> Option<Place> {
+    let Some(packages) = std::env::var_os("BAREBLK_CEPH") else {
+        skip(Reason::NoCeph, "");
+        return None;
+    };
+    let place = Place::new();
+    std::fs::create_dir_all(place.path("cache/bareblk")).unwrap();
+    std::os::unix::fs::symlink(packages, place.path("cache/bareblk/ceph")).unwrap();
+    Some(place)
+}
+
+#[test]
+fn remote_measures_images_in_a_cluster_of_its_own_that_is_gone_afterwards() {
+    let Some(place) = place_with_ceph() else { return };
+    let result = run_in(&place, "remote-memstore", "0.1");
+    assert_measured(&result);
+    for variant in ["bareblk", "bareblk-2", "bareblk-2-2"] {
+        for column in ["iops", "cpu", "client-cpu", "switches", "writes"] {
+            assert!(figure(&result, "randwrite-32", variant, column) > 0.0, "{variant}, {column}");
+        }
+    }
+    assert!(result.cell("randread-1", "bareblk-2").is_none(), "a queue would have no request");
+    assert_eq!(entries(&place.path("out")), 2);
+    // The daemons' environment names their cluster.
+    let out = place.path("out").into_os_string().into_string().unwrap();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let left = processes.filter(|process| {
+        let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+        String::from_utf8_lossy(&environment).contains(&out)
+    });
+    assert_eq!(left.count(), 0);
+}
+
+#[test]
+fn remote_counts_the_threads_of_disks_with_and_without_a_shared_connection() {
+    let Some(place) = place_with_ceph() else { return };
+    let result = run_in(&place, "remote-disks", "0.02");
+    assert_measured(&result);
+    let threads = |variant| figure(&result, "randread", variant, "threads-more");
+    assert!(threads("disks-16") > 1.0 && threads("disks-16-shared") < 1.0);
+}
+
+#[test]
+fn remote_without_a_way_to_get_ceph_says_so_in_one_line() {
+    let place = Place::new();
+    let mut command = bareblk();
+    command.args(["lab", "run", "remote-memstore", "--quick", "--out"]).arg(place.path("out"));
+    // No folder contains apt-get, or packages of an earlier run.
+    command.env("PATH", place.path("")).env("XDG_CACHE_HOME", place.path("cache"));
+    assert_says(&refusal(command), &["no variant could be measured: no Ceph cluster", "`apt-get`"]);
 }
 
 #[test]

@@ -18,6 +18,8 @@ mod disks;
 
 mod limits;
 
+mod remote;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 
@@ -31,6 +33,7 @@ pub fn all() -> Vec<Experiment> {
     all.push(hostile::experiment());
     all.push(disks::experiment());
     all.push(limits::experiment());
+    all.extend(remote::parts());
     all
 }
 
@@ -68,8 +71,10 @@ mod tests {
         let parts = "qspinlock-alone, qspinlock-overcommit, qspinlock-plane, qspinlock-wakes, qspinlock-timed, \
                      qspinlock-aim7";
         let vhost = "vhost-ssd, vhost-ram, vhost-depth1, vhost-disturbed, vhost-idle";
+        let remote = "remote-nbd, remote-memstore, remote-bluestore, remote-disks";
         let expected = format!(
-            "experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality, hostile, disks, limits"
+            "experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality, hostile, disks, \
+             limits, {remote}"
         );
         assert_eq!(line, expected);
     }

@@ -9,6 +9,8 @@ pub(crate) mod disk;
 
 pub(crate) mod server;
 
+pub(crate) mod remote;
+
 pub(crate) mod hostile;
 
 pub(crate) mod limited;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 
 use guest_mem::{
     AccessError, FillError, GuestAddress, GuestMemory, GuestRange, IoVecs, MapError, MemoryError, MemoryView,
-    Region, RegionSpec, sigbus,
+    PieceCursor, Region, RegionSpec, sigbus,
 };
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -178,6 +178,29 @@ fn buffers_without_room_hold_nothing_and_refuse_the_first_piece() {
     let refused = vecs.fill(&view(), [GuestRange { addr: 0, len_bytes: 512 }]);
     assert_eq!(refused, Err(FillError::Full { capacity: 0 }));
     assert_eq!(vecs.fill(&view(), []), Ok(()));
+}
+
+#[test]
+fn parts_follow_each_other_as_far_as_they_have_room_and_leave_the_buffers_whole() {
+    let view = view();
+    let (mut vecs, mut part) = (IoVecs::with_capacity(3), IoVecs::with_capacity(2));
+    let range = |addr, len_bytes| GuestRange { addr, len_bytes };
+    vecs.fill(&view, [range(0, 100), range(1000, 10), range(2000, 100)]).unwrap();
+    let mut cursor = PieceCursor::default();
+    assert_eq!(vecs.part(&mut cursor, 60, &mut part), 60);
+    part.copy_in(&[1; 60]);
+    // Three pieces, of which two have room.
+    assert_eq!(vecs.part(&mut cursor, 120, &mut part), 50);
+    part.copy_in(&[2; 50]);
+    assert_eq!(vecs.part(&mut cursor, 1000, &mut part), 100);
+    assert_eq!(part.copy_in(&[3; 200]), 100);
+    assert_eq!(vecs.part(&mut cursor, 1, &mut part), 0);
+    let mut out = [0; 300];
+    assert_eq!((vecs.remaining_bytes(), vecs.copy_out(&mut out)), (210, 210));
+    assert_eq!(out[..60], [1; 60]);
+    assert_eq!(out[60..110], [2; 50]);
+    assert_eq!(out[110..210], [3; 100]);
+    assert!(part.holds(view.memory()));
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::load::disk::test_files::{Place, TMPFS, TestFiles};
 use crate::load::disk::{clients, copy_loop, fio, fio_jobs};
 use crate::load::neighbours::Neighbours;
 use crate::load::server::cost::{Cost, resident_kib, thread_count};
-use crate::load::server::process::{Kind, ServerProcess, once_it_listens, peer_version};
+use crate::load::server::process::{Kind, ServerProcess, Storage, once_it_listens, peer_version};
 use crate::load::{BlockJob, Figures, cores, wake_up};
 use crate::machine::StoragePlace;
 use workload::Client;
@@ -37,9 +37,9 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// The subject of a part's measurement.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
-    pub ways: Vec<(Variant, Way)>,
-    pub loads: Vec<(Workload, Ask)>,
+pub(crate) struct Part<W = Way, A = Ask> {
+    pub ways: Vec<(Variant, W)>,
+    pub loads: Vec<(Workload, A)>,
     pub columns: Vec<Column>,
 }
 
@@ -120,7 +120,8 @@ impl Vhost {
     }
 
     fn server(&self, kind: Kind, file: &TestFile, queues: u16) -> Result<ServerProcess, SampleError> {
-        ServerProcess::start(kind, self.setup.program.as_deref(), file.path(), queues, &self.setup.stop)
+        let storage = Storage::File(file.path());
+        ServerProcess::start(kind, self.setup.program.as_deref(), storage, queues, &self.setup.stop)
     }
 
     fn requests(&self, way: Way, place: Place, job: &BlockJob) -> Result<Figures, SampleError> {

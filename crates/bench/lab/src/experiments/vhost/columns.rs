@@ -19,7 +19,12 @@ pub(crate) const LATENCY: &str = "latency";
 pub(crate) const WAKES: &str = "wakes";
 
 /// The declaration common to all parts; fields that differ between parts are empty.
-pub(crate) fn declaration(name: &str, question: &str, part: &Part, baseline: &str) -> Declaration {
+pub(crate) fn declaration<W, A>(
+    name: &str,
+    question: &str,
+    part: &Part<W, A>,
+    baseline: &str,
+) -> Declaration {
     Declaration {
         name: name.into(),
         question: question.into(),

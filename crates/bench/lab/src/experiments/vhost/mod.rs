@@ -4,9 +4,9 @@
 //!
 //! See also: the parts themselves (`ssd.rs` and others), how they measure (`bench.rs`).
 
-mod bench;
+pub(crate) mod bench;
 
-mod columns;
+pub(crate) mod columns;
 
 mod ssd;
 

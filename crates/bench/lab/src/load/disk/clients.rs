@@ -130,7 +130,7 @@ fn figures(outcome: &workload::Outcome, server: Cost) -> Figures {
     let client = group.cpu.user + group.cpu.system;
     let mut spread = group.directions[0].clat.clone();
     spread.merge(&group.directions[1].clat);
-    Figures::from([
+    let mut figures = Figures::from([
         ("iops", group.iops()),
         ("cpu", server.cpu_ns as f64 / 1000.0 / ios),
         ("client-cpu", client.as_nanos() as f64 / 1000.0 / ios),
@@ -138,5 +138,8 @@ fn figures(outcome: &workload::Outcome, server: Cost) -> Figures {
         ("p99", spread.percentile_ns(99.0) as f64 / 1000.0),
         ("switches", server.switches as f64 / ios),
         ("kicks", outcome.queues.kicks as f64 / ios),
-    ])
+        ("client-sleeps", outcome.queues.sleeps as f64 / ios),
+    ]);
+    figures.extend(server.writes.map(|writes| ("writes", writes as f64 / ios)));
+    figures
 }

@@ -21,8 +21,7 @@ pub(crate) fn version() -> Option<String> {
 pub(crate) const MISSING: &str = "fio is not installed: apt install fio";
 
 /// Options that all fio jobs have.
-pub(crate) struct Basics<'p> {
-    pub(crate) path: &'p Path,
+pub(crate) struct Basics {
     /// fio's word for the pattern.
     pub(crate) rw: &'static str,
     pub(crate) block_bytes: u32,
@@ -32,7 +31,7 @@ pub(crate) struct Basics<'p> {
     pub(crate) seed: u64,
 }
 
-impl Basics<'_> {
+impl Basics {
     /// Jobs are threads, run for a fixed time, and report in JSON.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let ms = 1000.0 * self.seconds;
@@ -40,8 +39,6 @@ impl Basics<'_> {
             ["--norandommap", "--thread", "--time_based", "--fallocate=none", "--output-format=json"];
         let mut arguments: Vec<String> = always.map(str::to_owned).into();
         arguments.extend([
-            // In fio's option, a colon separates two files.
-            format!("--filename={}", self.path.display().to_string().replace(':', "\\:")),
             format!("--rw={}", self.rw),
             format!("--bs={}", self.block_bytes),
             format!("--iodepth={}", self.depth),
@@ -61,16 +58,22 @@ pub(crate) fn arguments(path: &Path, job: &Job) -> Vec<String> {
         Pattern::Random => "randwrite",
         Pattern::Sequential => "write",
     };
-    let basics = Basics { path, rw, block_bytes, depth: job.depth.into(), file_bytes, seconds, seed };
+    let basics = Basics { rw, block_bytes, depth: job.depth.into(), file_bytes, seconds, seed };
     let mut arguments: Vec<String> =
         ["--name=bare", "--ioengine=libaio", "--direct=1", "--numjobs=1"].map(str::to_owned).into();
+    arguments.push(filename(path));
     arguments.extend(basics.arguments());
     arguments
 }
 
+pub(crate) fn filename(path: &Path) -> String {
+    // In fio's option, a colon separates two files.
+    format!("--filename={}", path.display().to_string().replace(':', "\\:"))
+}
+
 /// Runs fio on the file `path`. Its report is stored in the folder `scratch`.
 pub(crate) fn run(path: &Path, job: &Job, scratch: &Path, stop: &Stop) -> Result<Measured, SampleError> {
-    let json = report(&arguments(path, job), scratch, stop)?;
+    let json = report(command(&arguments(path, job)), scratch, stop)?;
     read(&json).ok_or_else(lacking)
 }
 
@@ -78,16 +81,21 @@ pub(crate) fn lacking() -> SampleError {
     SampleError::because("fio", &"the report has no figures for the job")
 }
 
+pub(crate) fn command(arguments: &[String]) -> Command {
+    let mut command = Command::new("fio");
+    command.args(arguments);
+    command
+}
+
 /// Returns fio's report, which fio writes to a file in the folder `scratch`.
 pub(crate) fn report(
-    arguments: &[String],
+    mut command: Command,
     scratch: &Path,
     stop: &Stop,
 ) -> Result<serde_json::Value, SampleError> {
     let report = scratch.join("fio.json");
     let failed = |error: &dyn std::fmt::Display| SampleError::because("fio", error);
-    let mut command = Command::new("fio");
-    command.args(arguments).arg(format!("--output={}", report.display()));
+    command.arg(format!("--output={}", report.display()));
     program::run(&mut command, "fio", MISSING, stop)?;
     let text = std::fs::read_to_string(&report).map_err(|error| failed(&error))?;
     let _ = std::fs::remove_file(&report);

@@ -1,4 +1,4 @@
-//! fio on the host, without a guest: the performance of the file without a server.
+//! fio on the host, without a guest: the performance of the storage without a server.
 //!
 //! - Jobs are threads. As processes, each would be a separate session (setsid), and the scheduler gives sessions equal
 //!   shares (sched(7), autogroup). Next to busy neighbours, that share would differ from a server's.
@@ -6,11 +6,17 @@
 //!   I/O.
 
 use std::path::Path;
+use std::process::Command;
 
-use super::fio::{Basics, lacking, report};
+use super::fio::{Basics, command, filename, lacking, report};
 use crate::experiment::SampleError;
+use crate::load::cpu::Usage;
+use crate::load::server::process::Storage;
 use crate::load::{BlockJob, Figures};
 use crate::stop::Stop;
+
+/// Length of the run that shows what connecting costs.
+const CONNECTING_S: f64 = 0.001;
 
 /// How fio accesses the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,15 +32,18 @@ fn arguments(path: &Path, job: &BlockJob, engine: Engine) -> Vec<String> {
         Engine::IoUring => ("io_uring", job.depth, 1),
         Engine::Psync => ("psync", 1, 0),
     };
-    let &BlockJob { writes, block_bytes, file_bytes, seconds, seed, jobs, .. } = job;
+    let storage = [format!("--ioengine={engine}"), format!("--direct={direct}"), filename(path)];
+    on(&storage, &BlockJob { depth, ..*job })
+}
+
+/// The arguments of a job on the storage that these arguments describe.
+fn on(storage: &[String], job: &BlockJob) -> Vec<String> {
+    let &BlockJob { writes, block_bytes, depth, jobs, file_bytes, seconds, seed } = job;
     let rw = if writes { "randwrite" } else { "randread" };
-    let basics = Basics { path, rw, block_bytes, depth, file_bytes, seconds, seed };
+    let basics = Basics { rw, block_bytes, depth, file_bytes, seconds, seed };
     let mut arguments: Vec<String> = ["--name=host", "--group_reporting"].map(str::to_owned).into();
-    arguments.extend([
-        format!("--ioengine={engine}"),
-        format!("--direct={direct}"),
-        format!("--numjobs={jobs}"),
-    ]);
+    arguments.extend_from_slice(storage);
+    arguments.push(format!("--numjobs={jobs}"));
     arguments.extend(basics.arguments());
     arguments
 }
@@ -47,8 +56,55 @@ pub(crate) fn measure(
     scratch: &Path,
     stop: &Stop,
 ) -> Result<Figures, SampleError> {
-    let json = report(&arguments(path, job, engine), scratch, stop)?;
+    let json = report(command(&arguments(path, job, engine)), scratch, stop)?;
     read(&json, job.writes).ok_or_else(lacking)
+}
+
+/// Runs fio on a disk elsewhere, with the engine for it. CPU time and context switches are those of the whole process:
+/// fio reports those of its own thread, and librbd works on others.
+pub(crate) fn measure_remote(
+    storage: Storage<'_>,
+    job: &BlockJob,
+    scratch: &Path,
+    stop: &Stop,
+) -> Result<Figures, SampleError> {
+    let run = |seconds| {
+        let before = Usage::of_children();
+        let json = report(remote(storage, &BlockJob { seconds, ..*job }), scratch, stop)?;
+        Ok::<_, SampleError>((json, Usage::of_children().since(before)))
+    };
+    let (_, connecting) = run(CONNECTING_S)?;
+    let (json, all) = run(job.seconds)?;
+    let used = all.since(connecting);
+    let mut figures = read(&json, job.writes).ok_or_else(lacking)?;
+    if let Some(ios) = figures.get("requests").copied() {
+        #[allow(clippy::cast_precision_loss)] // of one sample
+        let switches = used.switches() as f64;
+        figures.insert("cpu", (used.user + used.system).as_secs_f64() * 1e6 / ios);
+        figures.insert("switches", switches / ios);
+    }
+    Ok(figures)
+}
+
+/// fio for a disk elsewhere. Without its uncounted ramp, because the costs of the process cover all requests.
+fn remote(storage: Storage<'_>, job: &BlockJob) -> Command {
+    let (engine, conf) = match storage {
+        Storage::File(path) => (vec!["--ioengine=io_uring".to_owned(), filename(path)], None),
+        Storage::Rbd { pool, image, conf } => {
+            let options = [format!("--pool={pool}"), format!("--rbdname={image}")];
+            let always = ["--ioengine=rbd", "--clientname=admin"].map(str::to_owned);
+            (always.into_iter().chain(options).collect(), Some(conf))
+        }
+        Storage::Nbd(socket) => {
+            let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
+            (vec!["--ioengine=nbd".to_owned(), uri], None)
+        }
+    };
+    let mut fio = command(&on(&engine, job));
+    fio.arg("--ramp_time=0");
+    // The engine has no option for the configuration file.
+    conf.iter().for_each(|conf| _ = fio.env("CEPH_CONF", conf));
+    fio
 }
 
 /// Reads the figures from fio's report; `None` if the job failed.
@@ -66,6 +122,7 @@ fn read(json: &serde_json::Value, writes: bool) -> Option<Figures> {
     let percent = job.get("usr_cpu")?.as_f64()? + job.get("sys_cpu")?.as_f64()?;
     let percentile = |name: &str| Some(side.get("clat_ns")?.get("percentile")?.get(name)?.as_f64()? / 1000.0);
     let mut figures = Figures::from([
+        ("requests", ios),
         ("iops", ios / runtime_s),
         ("cpu", percent / 100.0 * job.get("job_runtime")?.as_f64()? * 1000.0 / ios),
         ("latency", side.get("lat_ns")?.get("mean")?.as_f64()? / 1000.0),
@@ -96,6 +153,30 @@ mod tests {
         }
         let line = arguments(Path::new("/f"), &job, Engine::IoUring).join(" ");
         assert!(line.contains("--iodepth=64 ") && line.contains("--direct=1 "), "{line}");
+    }
+
+    #[test]
+    fn disks_elsewhere_have_the_engines_for_them_and_no_ramp() {
+        let job = BlockJob {
+            writes: true,
+            block_bytes: 4096,
+            depth: 8,
+            jobs: 1,
+            file_bytes: 1 << 20,
+            seconds: 0.5,
+            seed: 9,
+        };
+        let line = |fio: &Command| {
+            fio.get_args().map(|arg| arg.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        let rbd = remote(Storage::Rbd { pool: "p", image: "i", conf: Path::new("/c") }, &job);
+        assert!(line(&rbd).contains("--ioengine=rbd --clientname=admin --pool=p --rbdname=i "), "{rbd:?}");
+        assert!(line(&rbd).ends_with("--ramp_time=0") && rbd.get_envs().count() == 1, "{rbd:?}");
+        let nbd = line(&remote(Storage::Nbd(Path::new("/n")), &job));
+        assert!(
+            nbd.contains("--ioengine=nbd --uri=nbd+unix:///?socket=/n ") && nbd.contains("--rw=randwrite"),
+            "{nbd}"
+        );
     }
 
     #[test]

@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn figures_are_per_request_and_the_host_has_no_server() {
         let used = Usage { user: Duration::from_millis(10), ..Usage::default() };
-        let server = Cost { cpu_ns: 3_000_000, switches: 500 };
+        let server = Cost { cpu_ns: 3_000_000, switches: 500, writes: None };
         let found = figures(1_000, 0.01, 64, Some(server), &used);
         assert_eq!((found["iops"], found["client-cpu"], found["cpu"]), (100_000.0, 10.0, 3.0));
         assert_eq!((found["latency"], found["switches"]), (640.0, 0.5));

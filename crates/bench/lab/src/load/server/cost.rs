@@ -1,10 +1,10 @@
-//! The cost of another process: CPU time, context switches, threads, memory.
+//! The cost of another process: CPU time, context switches, calls of `write`, threads, memory.
 //!
 //! - CPU time comes from the process's own clock, with nanosecond resolution. That clock covers all threads of the
 //!   process, including ended threads and the kernel's io_uring workers.
 //! - Context switches are summed over existing threads; those of ended threads are lost.
 //!
-//! Facts: clock_getcpuclockid(3), proc_pid_status(5).
+//! Facts: clock_getcpuclockid(3), proc_pid_status(5), proc_pid_io(5).
 
 use std::fs;
 
@@ -17,6 +17,8 @@ pub(crate) struct Cost {
     pub cpu_ns: u64,
     /// Voluntary and involuntary context switches.
     pub switches: u64,
+    /// Calls of `write` and its relatives, but not of `sendmsg`; `None` if the kernel does not tell.
+    pub writes: Option<u64>,
 }
 
 impl Cost {
@@ -25,6 +27,7 @@ impl Cost {
         Self {
             cpu_ns: cpu_ns(pid).unwrap_or(0),
             switches: threads(pid).map(|status| switches(&status)).sum(),
+            writes: fs::read_to_string(format!("/proc/{pid}/io")).ok().and_then(|io| number(&io, "syscw:")),
         }
     }
 
@@ -33,6 +36,7 @@ impl Cost {
         Self {
             cpu_ns: self.cpu_ns.saturating_sub(earlier.cpu_ns),
             switches: self.switches.saturating_sub(earlier.switches),
+            writes: self.writes.zip(earlier.writes).map(|(now, then)| now.saturating_sub(then)),
         }
     }
 }

@@ -70,6 +70,20 @@ impl Kind {
     }
 }
 
+/// What a server serves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Storage<'s> {
+    File(&'s Path),
+    /// An image, as `POOL/IMAGE`, in the Ceph cluster with this configuration file.
+    Rbd {
+        pool: &'s str,
+        image: &'s str,
+        conf: &'s Path,
+    },
+    /// The default export of the NBD server on this Unix socket.
+    Nbd(&'s Path),
+}
+
 /// The server process. Dropping it ends the process.
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
@@ -121,19 +135,19 @@ pub(crate) fn peer_version() -> Option<String> {
 }
 
 impl ServerProcess {
-    /// Serves `file` as a disk with up to `queues` queues. Returns once clients can connect. `program` is `bareblk`.
+    /// Serves `storage` as a disk with up to `queues` queues. Returns once clients can connect. `program` is `bareblk`.
     pub fn start(
         kind: Kind,
         program: Option<&Path>,
-        file: &Path,
+        storage: Storage<'_>,
         queues: u16,
         stop: &Stop,
     ) -> Result<Self, SampleError> {
         Self::launch(stop, |folder| {
             let socket = folder.join("disk.sock");
             let (command, missing) = match kind {
-                Kind::Own { .. } => (own(here(program)?, kind, file, &socket, queues), None),
-                Kind::Peer => (peer(file, &socket, queues), Some(PEER_MISSING)),
+                Kind::Own { .. } => (own(here(program)?, kind, storage, &socket, queues), None),
+                Kind::Peer => (peer(storage, &socket, queues), Some(PEER_MISSING)),
             };
             Ok(Launch { command, sockets: vec![socket], missing })
         })
@@ -239,9 +253,17 @@ pub(crate) fn here(program: Option<&Path>) -> Result<&Path, SampleError> {
     program.ok_or_else(|| SampleError::because("the server", &"the path of bareblk is unknown"))
 }
 
-fn own(program: &Path, kind: Kind, file: &Path, socket: &Path, queues: u16) -> Command {
+fn own(program: &Path, kind: Kind, storage: Storage<'_>, socket: &Path, queues: u16) -> Command {
     let mut command = Command::new(program);
-    command.arg("serve").arg(file).arg("--socket").arg(socket).args(["--queues", &queues.to_string()]);
+    command.arg("serve");
+    match storage {
+        Storage::File(path) => command.arg(path),
+        Storage::Rbd { pool, image, conf } => {
+            command.arg(format!("rbd:{pool}/{image}")).arg("--rbd-conf").arg(conf)
+        }
+        Storage::Nbd(socket) => command.arg(format!("nbd+unix:///?socket={}", socket.display())),
+    };
+    command.arg("--socket").arg(socket).args(["--queues", &queues.to_string()]);
     if let Kind::Own { engine, cache, workers, polls } = kind {
         command.args(["--engine", engine, "--cache", cache]);
         if workers > 1 {
@@ -254,15 +276,17 @@ fn own(program: &Path, kind: Kind, file: &Path, socket: &Path, queues: u16) -> C
     command
 }
 
-fn peer(file: &Path, socket: &Path, queues: u16) -> Command {
+fn peer(storage: Storage<'_>, socket: &Path, queues: u16) -> Command {
     // In the options, a comma ends a value.
     let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
-    let (file, socket) = (quoted(file), quoted(socket));
+    let driver = match storage {
+        Storage::File(path) => format!("file,filename={},aio=io_uring", quoted(path)),
+        Storage::Rbd { pool, image, conf } => format!("rbd,pool={pool},image={image},conf={}", quoted(conf)),
+        Storage::Nbd(socket) => format!("nbd,server.type=unix,server.path={}", quoted(socket)),
+    };
+    let socket = quoted(socket);
     let mut command = Command::new(PEER);
-    command.args([
-        "--blockdev",
-        &format!("driver=file,node-name=f0,filename={file},cache.direct=on,aio=io_uring"),
-    ]);
+    command.args(["--blockdev", &format!("driver={driver},node-name=f0,cache.direct=on")]);
     command.args(["--blockdev", "driver=raw,node-name=d0,file=f0", "--object", "iothread,id=io0"]);
     let export = "type=vhost-user-blk,id=e0,node-name=d0,writable=on,iothread=io0,addr.type=unix";
     command.args(["--export", &format!("{export},addr.path={socket},num-queues={queues}")]);
@@ -282,7 +306,8 @@ mod tests {
     #[test]
     fn server_is_told_engine_cache_and_workers() {
         let kind = Kind::Own { engine: "mmap", cache: "writeback", workers: 2, polls: false };
-        let found = line(&own(Path::new("bareblk"), kind, Path::new("/f"), Path::new("/s"), 4));
+        let found =
+            line(&own(Path::new("bareblk"), kind, Storage::File(Path::new("/f")), Path::new("/s"), 4));
         let expected =
             "serve /f --socket /s --queues 4 --engine mmap --cache writeback --workers 2 --poll-us 0";
         assert_eq!(found, expected);
@@ -290,11 +315,24 @@ mod tests {
 
     #[test]
     fn commas_in_paths_do_not_end_the_peers_options() {
-        let found = line(&peer(Path::new("/a,b"), Path::new("/s"), 2));
-        assert!(
-            found.contains("filename=/a,,b,cache.direct=on") && found.ends_with("num-queues=2"),
-            "{found}"
-        );
+        let found = line(&peer(Storage::File(Path::new("/a,b")), Path::new("/s"), 2));
+        assert!(found.contains("filename=/a,,b,aio=io_uring,") && found.ends_with("num-queues=2"), "{found}");
+    }
+
+    #[test]
+    fn remote_disks_are_named_as_each_program_expects_them() {
+        let kind = Kind::Own { engine: "auto", cache: "none", workers: 1, polls: true };
+        let rbd = Storage::Rbd { pool: "rbd", image: "disk", conf: Path::new("/c") };
+        let (program, socket) = (Path::new("bareblk"), Path::new("/s"));
+        let found = line(&own(program, kind, rbd, socket, 1));
+        assert!(found.starts_with("serve rbd:rbd/disk --rbd-conf /c --socket /s"), "{found}");
+        let found = line(&peer(rbd, socket, 1));
+        assert!(found.contains("driver=rbd,pool=rbd,image=disk,conf=/c,"), "{found}");
+        let nbd = Storage::Nbd(Path::new("/n"));
+        let found = line(&own(program, kind, nbd, socket, 1));
+        assert!(found.starts_with("serve nbd+unix:///?socket=/n --socket /s"), "{found}");
+        let found = line(&peer(nbd, socket, 1));
+        assert!(found.contains("driver=nbd,server.type=unix,server.path=/n,"), "{found}");
     }
 
     #[test]
@@ -303,7 +341,8 @@ mod tests {
         // `ls` rejects these arguments.
         let program = Path::new("/bin/ls");
         let error =
-            ServerProcess::start(kind, Some(program), Path::new("/f"), 1, &Stop::default()).unwrap_err();
+            ServerProcess::start(kind, Some(program), Storage::File(Path::new("/f")), 1, &Stop::default())
+                .unwrap_err();
         assert!(error.to_string().starts_with("the server ended with exit status"), "{error}");
     }
 
