@@ -187,6 +187,11 @@ impl RawL2Entry {
         Self { cluster: self.cluster | bit, subclusters: self.subclusters }
     }
 
+    /// The same entry for a cluster that others have, too.
+    pub(crate) const fn shared(self) -> Self {
+        if self.cluster & COMPRESSED != 0 { self } else { Self { cluster: self.cluster & !COPIED, ..self } }
+    }
+
     /// Stores the entry at `at` bytes into a part of a table.
     pub(crate) fn store(self, table: &mut [u8], at: usize, geometry: &Geometry) {
         let words = [self.cluster.to_be_bytes(), self.subclusters.to_be_bytes()];

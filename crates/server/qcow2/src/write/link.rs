@@ -6,7 +6,8 @@
 //! ```
 //!
 //! - What an entry leads to is durable before the entry is written: reserve clusters are, and copies are synced.
-//! - An entry whose write failed may be in the file. Its new cluster is then never used for anything else.
+//! - An entry whose write failed may be in the file. The view gets what the file has. The new cluster is never used for
+//!   anything else, and the old ones are leaked.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -208,15 +209,28 @@ impl<F: WriteAt> Writer<F> {
             places.extend(self.place(change.cluster_index)?);
         }
         let Some(first) = places.first().copied() else { return Ok(()) };
-        self.blocks.update("L2 table", block_of(first), |block| {
+        let written = self.blocks.update("L2 table", block_of(first), |block| {
             for (change, at) in changes.iter().zip(&places) {
                 change.entry.store(block, in_memory(at - block_of(first)), &geometry);
             }
-        })?;
+        });
+        if let Err(error) = written {
+            self.show_stored(changes, view);
+            return Err(error);
+        }
         for change in changes {
             view.l2_changed(change.cluster_index, change.entry);
             self.unlinked.data.extend(change.unlinks.clone());
         }
         Ok(())
+    }
+
+    /// After a write that failed, the file has the old or the new entry. The view gets the one that the file has: a guest
+    /// that wrote in place by the other one would lose its data. If the file cannot be read, the cluster cannot be used.
+    fn show_stored(&mut self, changes: &[Change], view: &mut dyn View) {
+        for change in changes {
+            let stored = self.raw_entry(change.cluster_index).unwrap_or_else(|_| change.entry.refused());
+            view.l2_changed(change.cluster_index, stored);
+        }
     }
 }

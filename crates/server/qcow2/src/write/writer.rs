@@ -86,8 +86,9 @@ impl<F: WriteAt> Writer<F> {
         self.blocks.file()
     }
 
-    /// The entries of adjacent clusters of the guest, as stored, for the view. An entry that leads into a table, to
-    /// free space or past the file's end comes with a reserved bit set, so that decoding it fails.
+    /// The entries of adjacent clusters of the guest, for the view. An entry that leads into a table, to free space or
+    /// past the file's end comes with a reserved bit set, so that decoding it fails. One that claims a shared cluster for
+    /// itself comes without that claim.
     ///
     /// With an entry, a guest can write in place. So the autoclear bits are clear before the first is returned.
     ///
@@ -102,11 +103,29 @@ impl<F: WriteAt> Writer<F> {
         self.change(|writer| writer.prepare(view))?;
         for (index, entry) in (first_cluster_index..).zip(entries) {
             let raw = self.raw_entry(index)?;
-            let decoded = L2Entry::decode(raw, &self.header.geometry);
-            let is_misplaced = decoded.is_ok_and(|decoded| self.is_misplaced(&self.host_clusters(&decoded)));
-            *entry = if is_misplaced { raw.refused() } else { raw };
+            *entry = match L2Entry::decode(raw, &self.header.geometry) {
+                Ok(decoded) => self.counted(raw, &decoded)?.unwrap_or_else(|| raw.refused()),
+                // The view's users decode it, too.
+                Err(_) => raw,
+            };
         }
         Ok(())
+    }
+
+    /// The entry as its clusters' counts allow it. `None`: it leads into a table, to free space or past the file's end.
+    fn counted(&mut self, raw: RawL2Entry, decoded: &L2Entry) -> Result<Option<RawL2Entry>, WriteError> {
+        let clusters = self.host_clusters(decoded);
+        if self.is_misplaced(&clusters) {
+            return Ok(None);
+        }
+        let mut is_shared = false;
+        for cluster in clusters {
+            match self.counts.of(&mut self.blocks, cluster)? {
+                0 => return Ok(None),
+                count => is_shared |= count > 1,
+            }
+        }
+        Ok(Some(if is_shared { raw.shared() } else { raw }))
     }
 
     /// Makes durable what was written before.
@@ -160,7 +179,8 @@ impl<F: WriteAt> Writer<F> {
         Ok(table.map(|table| table + in_table * geometry.l2_entry_bytes()))
     }
 
-    fn raw_entry(&mut self, cluster_index: u64) -> Result<RawL2Entry, WriteError> {
+    /// The entry of a guest's cluster, as the file has it.
+    pub(super) fn raw_entry(&mut self, cluster_index: u64) -> Result<RawL2Entry, WriteError> {
         let Some(at) = self.place(cluster_index)? else { return Ok(RawL2Entry::default()) };
         let geometry = self.geometry();
         let index = (at - block_of(at)) / geometry.l2_entry_bytes();
@@ -168,22 +188,23 @@ impl<F: WriteAt> Writer<F> {
         Ok(RawL2Entry::at(block, in_memory(index), &geometry).unwrap_or_default())
     }
 
-    /// The entry of a guest's cluster, as stored and decoded.
+    /// The entry of a guest's cluster, as its counts allow it, and decoded.
     pub(super) fn entry(&mut self, cluster_index: u64) -> Result<(RawL2Entry, L2Entry), WriteError> {
         let raw = self.raw_entry(cluster_index)?;
         let geometry = self.geometry();
         let in_table = cluster_index & (u64::from(geometry.l2_entries()) - 1);
         let bad = |problem| BadEntry { table: Table::L2, index: in_table, value: raw.cluster, problem };
         let entry = L2Entry::decode(raw, &geometry).map_err(bad).map_err(FormatError::Entry)?;
-        if self.is_misplaced(&self.host_clusters(&entry)) {
+        let Some(counted) = self.counted(raw, &entry)? else {
             return Err(WriteError::Damaged {
                 field: "L2 entry of the guest's cluster",
                 place: self.guest_offset(cluster_index),
                 value: raw.cluster,
                 limit: Limit::Words("a host cluster in the file that is neither a table's nor free"),
             });
-        }
-        Ok((raw, entry))
+        };
+        let entry = L2Entry::decode(counted, &geometry).map_err(bad).map_err(FormatError::Entry)?;
+        Ok((counted, entry))
     }
 
     /// The host clusters to which an entry leads.

@@ -27,6 +27,9 @@ fn script(made: &Made, seed: u64, fault: Fault) -> bool {
                 assert!(world.disk.has_failed(), "{error:?} without a fault");
                 assert!(!had_failed || is_stopped, "{error:?} long after {fault:?}");
                 is_stopped |= matches!(world.writer.sync(), Err(WriteError::Stopped { .. }));
+                if !is_stopped {
+                    world.assert_view();
+                }
                 let now = world.disk.now();
                 world.model.borrow_mut().settle(&now);
             }

@@ -152,21 +152,70 @@ fn count_of_a_table_that_is_0_ends_all_changes() {
     }
 }
 
+/// The host cluster of a cell of the first table.
+fn host(bytes: &[u8], cell: usize) -> usize {
+    let entry = u64::from_be_bytes(bytes[L2 + cell * 8..][..8].try_into().unwrap());
+    let is_compressed = entry & 1 << 62 != 0;
+    let offset = entry & if is_compressed { (1 << 58) - 1 } else { !(1 << 63) };
+    (offset >> 12) as usize
+}
+
+/// The entries of all cells of the first table, as the view gets them.
+fn view(bytes: Vec<u8>) -> Vec<RawL2Entry> {
+    let mut entries = vec![RawL2Entry::default(); 8];
+    open(bytes).unwrap().slice(0, &mut entries, &mut Seen::default()).unwrap();
+    entries
+}
+
+#[test]
+fn cluster_with_data_and_no_count_is_not_used() {
+    let made = make(Kind::PLAIN);
+    // In place, a snapshot's, too, and compressed.
+    for cell in [1, 2, 5] {
+        let mut bytes = made.bytes.clone();
+        let cluster = host(&bytes, cell);
+        count(&mut bytes, cluster, 0);
+        let entry = view(bytes.clone())[cell];
+        assert!(crate::L2Entry::decode(entry, &made.header.geometry).is_err(), "{cell}: {entry:x?}");
+        let mut writer = open(bytes).unwrap();
+        let (start, seen) = (cell as u64 * 4096, &mut Seen::default());
+        let result = writer.claim(std::slice::from_ref(&(start..start + 1)), &mut Under(made.kind), seen);
+        assert!(is_damaged(&result, "L2 entry"), "{cell}: {result:?}");
+    }
+}
+
+#[test]
+fn cluster_that_others_have_is_not_written_in_place() {
+    let made = make(Kind::PLAIN);
+    let mut bytes = made.bytes.clone();
+    let cluster = host(&bytes, 1);
+    assert!(view(bytes.clone())[1].is_in_place(&made.header.geometry));
+    count(&mut bytes, cluster, 2);
+    assert!(!view(bytes.clone())[1].is_in_place(&made.header.geometry));
+    let mut writer = open(bytes.clone()).unwrap();
+    let (mut seen, mut under) = (Seen::default(), Under(made.kind));
+    writer.claim(std::slice::from_ref(&(4096..8192)), &mut under, &mut seen).unwrap();
+    let entry = seen.entries[&1];
+    assert!(entry.is_in_place(&made.header.geometry));
+    assert!(entry != RawL2Entry::data((cluster as u64) << 12, &made.header.geometry));
+}
+
 #[test]
 fn count_that_would_fall_below_0_ends_all_changes() {
     let made = make(Kind::PLAIN);
-    // The host cluster of the data of cell 1.
-    let entry = u64::from_be_bytes(made.bytes[L2 + 8..][..8].try_into().unwrap()) & !(1 << 63);
     let mut bytes = made.bytes.clone();
-    count(&mut bytes, (entry >> 12) as usize, 0);
+    // Compressed data of two cells.
+    let cluster = host(&bytes, 5);
+    assert_eq!(cluster, host(&bytes, 6));
+    count(&mut bytes, cluster, 1);
     let mut writer = open(bytes).unwrap();
     let (mut seen, mut under) = (Seen::default(), Under(made.kind));
-    writer.zero(4096..8192, true, &mut under, &mut seen).unwrap();
+    writer.zero(5 * 4096..7 * 4096, true, &mut under, &mut seen).unwrap();
     let unlinked = writer.take_unlinked().unwrap();
     let error = writer.release(unlinked).unwrap_err();
-    let expected = Limit::AtLeast(1);
+    let expected = Limit::AtLeast(2);
     assert!(
-        matches!(error, WriteError::Damaged { field: "refcount", value: 0, limit, .. } if limit == expected)
+        matches!(error, WriteError::Damaged { field: "refcount", value: 1, limit, .. } if limit == expected)
     );
     let error = writer.claim(std::slice::from_ref(&(0..1)), &mut under, &mut seen).unwrap_err();
     assert!(matches!(error, WriteError::Stopped { .. }), "{error:?}");

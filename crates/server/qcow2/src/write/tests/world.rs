@@ -141,9 +141,13 @@ impl World {
         host_offset
     }
 
-    /// Claims some cells, and writes sectors of each.
+    /// Claims those of the cells that are not in place in the view, and writes sectors of each.
     pub fn write(&mut self, cells: &[usize]) -> Done {
-        self.claim(cells)?;
+        let not_in_place: Vec<usize> =
+            cells.iter().copied().filter(|cell| self.host_in_place(*cell).is_none()).collect();
+        if !not_in_place.is_empty() {
+            self.claim(&not_in_place)?;
+        }
         for cell in cells {
             let host_offset = self.in_place(*cell);
             let count = self.rng.usize(1..=2);
