@@ -5,8 +5,8 @@
 //! - Each slot has a version, which is odd while its words change. A reader that sees two different versions has found
 //!   nothing, and reads the slice from the file instead.
 //! - A slice may be in one of [`WAYS`] slots, by its number. So a cache that has room for all slices keeps all.
-//! - A slice that changes while it is served is changed here by the one thread that changes the file (`set`), and that
-//!   thread alone puts such slices.
+//! - A slice that changes while it is served is changed here by the one thread that changes the file (`set`, `forget`),
+//!   and that thread alone puts such slices.
 //! - A slot that was used since it was last looked at is passed over once when room is needed.
 //! - The memory of a slot is allocated when it is first used.
 //!
@@ -59,6 +59,14 @@ impl SliceCache {
         let found = self.set_of(number).iter().find(|slot| slot.key.load(Ordering::Relaxed) == number + 1);
         if let Some(slot) = found {
             slot.set(word, &values[..1 + usize::from(two)]);
+        }
+    }
+
+    /// Forgets a slice.
+    pub(crate) fn forget(&self, number: u64) {
+        let found = self.set_of(number).iter().find(|slot| slot.key.load(Ordering::Relaxed) == number + 1);
+        if let Some(slot) = found {
+            slot.forget();
         }
     }
 
@@ -128,6 +136,12 @@ impl Slot {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
+    fn forget(&self) {
+        let Some(version) = self.begin_change() else { unreachable!("one thread changes these slices") };
+        self.key.store(0, Ordering::Relaxed);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
     fn put(&self, number: u64, words: &[u64]) {
         let Some(version) = self.begin_change() else { return };
         let kept = self.words.get_or_init(|| words.iter().map(|_| AtomicU64::new(0)).collect());
@@ -175,6 +189,18 @@ mod tests {
         let words = [2, 4, 5, 6].map(|word| cache.get(2, word, false).map(|words| words[0]));
         assert_eq!(words, [Some(202), Some(8), Some(9), Some(206)]);
         assert_eq!((cache.get(2, 3, true), cache.get(3, 3, true)), (Some([7, 8]), None));
+    }
+
+    #[test]
+    fn forgotten_slice_is_not_found_until_it_is_put_again() {
+        let cache = SliceCache::new(4);
+        [2, 3].into_iter().for_each(|number| cache.put(number, &slice(number)));
+        cache.forget(2);
+        cache.forget(7);
+        cache.set(2, 3, [7, 8], true);
+        assert_eq!((cache.get(2, 3, true), cache.get(3, 3, true)), (None, Some([303, 304])));
+        cache.put(2, &slice(2));
+        assert_eq!(cache.get(2, 3, true), Some([203, 204]));
     }
 
     #[test]

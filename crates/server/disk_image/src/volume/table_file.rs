@@ -64,7 +64,10 @@ impl TableFile {
         while done < buffer.len() {
             let at = offset + done as u64;
             let skip = usize::try_from(at % unit as u64).unwrap_or_default();
-            let read = FileExt::read_at(&*self.file, blocks, at - skip as u64)?;
+            let read = match FileExt::read_at(&*self.file, blocks, at - skip as u64) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                read => read?,
+            };
             let found = blocks.get(skip..read).unwrap_or_default();
             if found.is_empty() {
                 break;

@@ -43,6 +43,13 @@ impl Volume {
         top.slices.set(cluster_index >> bits, word, [entry.cluster, entry.subclusters], extended);
     }
 
+    /// For the metadata thread: forgets the slice with the entry of a cluster of the top layer.
+    pub(crate) fn forget_l2(&self, cluster_index: u64) {
+        if let Some(top) = self.top() {
+            top.slices.forget(cluster_index >> top.slice_entries_bits());
+        }
+    }
+
     /// The first cluster of a slice of the top layer, and the number of its entries.
     pub(crate) fn clusters_of_slice(&self, number: u64) -> (u64, usize) {
         let bits = self.top().map_or(0, Mapping::slice_entries_bits);

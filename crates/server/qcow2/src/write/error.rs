@@ -59,7 +59,18 @@ pub enum WriteError {
     },
 }
 
+/// There is no room for more of `what`.
+pub(super) fn full(what: &'static str) -> WriteError {
+    WriteError::Io { action: "grow", what, offset: 0, source: io::ErrorKind::StorageFull.into() }
+}
+
 impl WriteError {
+    /// The file system, or the user's part of it, is full.
+    pub(super) fn is_full(&self) -> bool {
+        let kind = self.io_error().map(io::Error::kind);
+        matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+    }
+
     /// The kernel's error, where a file or the backing file failed: for the guest's request, or for parking it.
     #[must_use]
     pub fn io_error(&self) -> Option<&io::Error> {

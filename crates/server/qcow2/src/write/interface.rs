@@ -59,4 +59,7 @@ pub trait View {
     /// The entry of a guest's cluster has this value, or had it already. `cluster_index`: the guest's offset, shifted
     /// by the cluster bits.
     fn l2_changed(&mut self, cluster_index: u64, entry: RawL2Entry);
+
+    /// The file has an entry for the guest's cluster that cannot be read now: it must be asked for again.
+    fn l2_unknown(&mut self, cluster_index: u64);
 }

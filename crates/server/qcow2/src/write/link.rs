@@ -7,7 +7,7 @@
 //!
 //! - What an entry leads to is durable before the entry is written: reserve clusters are, and copies are synced.
 //! - An entry whose write failed may be in the file. The view gets what the file has. The new cluster is never used for
-//!   anything else, and the old ones are leaked.
+//!   anything else, unless the file system was full, and the old ones are leaked.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use std::ops::Range;
 use crate::error::Limit;
 use crate::tables::{L1Entry, RawL2Entry};
 use crate::write::blocks::{block_of, in_memory};
-use crate::write::error::WriteError;
+use crate::write::error::{WriteError, full};
 use crate::write::interface::{View, WriteAt};
 use crate::write::writer::Writer;
 
@@ -68,7 +68,7 @@ impl Batch {
 
 impl<F: WriteAt> Writer<F> {
     /// The L1 entries whose tables a change of these clusters needs and that are missing or shared. The other tables
-    /// must be the active table's own.
+    /// must be the active table's own. Fails, before anything is written, if there would be too many tables.
     pub(super) fn tables_needed(
         &mut self,
         cluster_indices: impl Iterator<Item = u64>,
@@ -82,7 +82,7 @@ impl<F: WriteAt> Writer<F> {
                 _ => _ = needed.insert(l1_index),
             }
         }
-        Ok(needed)
+        if self.metadata.has_room(needed.len() as u64) { Ok(needed) } else { Err(full("set of L2 tables")) }
     }
 
     /// Nothing but one L1 entry leads to a table that is changed in place.
@@ -215,7 +215,7 @@ impl<F: WriteAt> Writer<F> {
             }
         });
         if let Err(error) = written {
-            self.show_stored(changes, view);
+            self.show_stored(changes, error.is_full(), view);
             return Err(error);
         }
         for change in changes {
@@ -226,11 +226,19 @@ impl<F: WriteAt> Writer<F> {
     }
 
     /// After a write that failed, the file has the old or the new entry. The view gets the one that the file has: a guest
-    /// that wrote in place by the other one would lose its data. If the file cannot be read, the cluster cannot be used.
-    fn show_stored(&mut self, changes: &[Change], view: &mut dyn View) {
+    /// that wrote in place by the other one would lose its data. If the file cannot be read, the view forgets the entry.
+    ///
+    /// `is_full`: the write has not reached the disk, and will not. So what the old entries do not lead to is free.
+    fn show_stored(&mut self, changes: &[Change], is_full: bool, view: &mut dyn View) {
         for change in changes {
-            let stored = self.raw_entry(change.cluster_index).unwrap_or_else(|_| change.entry.refused());
+            let Ok(stored) = self.raw_entry(change.cluster_index) else {
+                view.l2_unknown(change.cluster_index);
+                continue;
+            };
             view.l2_changed(change.cluster_index, stored);
+            if is_full && stored != change.entry {
+                self.unlinked.data.extend(change.host.map(|host| host.cluster));
+            }
         }
     }
 }

@@ -33,7 +33,7 @@ impl Metadata {
     /// Adds the clusters of a table that is no L2 table.
     pub(super) fn add(&mut self, clusters: Range<u64>) -> Result<(), WriteError> {
         for cluster in clusters {
-            self.room()?;
+            self.check_room()?;
             if self.l2_tables.contains_key(&cluster) || !self.others.insert(cluster) {
                 return Err(self.overlap(cluster));
             }
@@ -48,12 +48,15 @@ impl Metadata {
 
     /// Adds a reference to an L2 table.
     pub(super) fn add_l2(&mut self, cluster: u64) -> Result<(), WriteError> {
-        self.room()?;
+        if let Some(references) = self.l2_tables.get_mut(&cluster) {
+            *references = references.saturating_add(1);
+            return Ok(());
+        }
+        self.check_room()?;
         if self.others.contains(&cluster) {
             return Err(self.overlap(cluster));
         }
-        let references = self.l2_tables.entry(cluster).or_default();
-        *references = references.saturating_add(1);
+        self.l2_tables.insert(cluster, 1);
         Ok(())
     }
 
@@ -74,14 +77,18 @@ impl Metadata {
         self.l2_tables.remove(&cluster);
     }
 
-    fn room(&self) -> Result<(), WriteError> {
-        let count = self.l2_tables.len() + self.others.len();
-        if count < MAX_CLUSTERS {
+    /// Before tables are written: whether so many clusters can be added.
+    pub(super) fn has_room(&self, clusters: u64) -> bool {
+        let count = (self.l2_tables.len() + self.others.len()) as u64;
+        count.saturating_add(clusters) <= MAX_CLUSTERS as u64
+    }
+
+    fn check_room(&self) -> Result<(), WriteError> {
+        if self.has_room(1) {
             return Ok(());
         }
-        let limit = Limit::AtMost(MAX_CLUSTERS as u64);
-        Err(FormatError::Field { field: "number of clusters with tables", value: count as u64 + 1, limit }
-            .into())
+        let (field, value) = ("number of clusters with tables", MAX_CLUSTERS as u64 + 1);
+        Err(FormatError::Field { field, value, limit: Limit::AtMost(MAX_CLUSTERS as u64) }.into())
     }
 
     fn overlap(&self, cluster: u64) -> WriteError {

@@ -7,23 +7,24 @@
 //!      └ no entry in the refcount table: a longer one ─▶ sync ─▶ header ─▶ sync ─▶ the old one is freed
 //! ```
 //!
-//! Free clusters inside of the file are looked for from its start, at most 64 Ki clusters each time; then the file grows.
+//! - Free clusters inside of the file are looked for from its start, at most 64 Ki clusters each time; then past its end,
+//!   where a crash may have left counts of clusters that the file does not have.
+//! - If the file cannot grow, what was found inside of it may be enough.
 
-use std::io;
 use std::ops::Range;
 
 use crate::error::Limit;
 use crate::header::TableAt;
 use crate::tables::refcounts::store_refcount;
 use crate::write::blocks::in_memory;
-use crate::write::error::WriteError;
+use crate::write::error::{WriteError, full};
 use crate::write::interface::{View, WriteAt};
 use crate::write::reserve::runs;
 use crate::write::writer::Writer;
 
-/// Clusters whose counts are looked at for one refill.
+/// Clusters whose counts are looked at for one refill, inside of the file and past its end.
 const MAX_SCANNED: u64 = 1 << 16;
-/// How often a search or a plan that does not fit is tried again.
+/// How often a plan that does not fit is tried again.
 const MAX_ROUNDS: u32 = 64;
 /// `refcount_table_offset`, which `refcount_table_clusters` follows.
 const REFCOUNT_TABLE_OFFSET: usize = 48;
@@ -39,46 +40,77 @@ impl<F: WriteAt> Writer<F> {
         if have >= need {
             return Ok(());
         }
-        let wanted = need.max(self.reserve.target) - have;
-        let (end_before, lowest_before) = (self.file_clusters(), self.reserve.lowest_free);
-        let (found, lowest_free) = self.find_free(wanted, view)?;
-        for run in runs(found.iter().copied().filter(|cluster| *cluster < end_before)) {
-            self.punch(&run)?;
+        let (need, wanted) = (need - have, need.max(self.reserve.target) - have);
+        let end_before = self.file_clusters();
+        let found = self.find_free(need, wanted, view)?;
+        if let Err(error) = self.prepare_clusters(&found, end_before) {
+            let lowest = found.first().copied().unwrap_or(u64::MAX);
+            self.reserve.lowest_free = self.reserve.lowest_free.min(lowest);
+            return Err(error);
         }
-        let counts: Vec<(u64, u64)> = found.iter().map(|cluster| (*cluster, 1)).collect();
-        self.counts.store(&mut self.blocks, &counts)?;
-        self.blocks.sync()?;
         self.reserve.clusters.extend(found);
-        // The search may have freed an old table.
-        if self.reserve.lowest_free == lowest_before {
-            self.reserve.lowest_free = lowest_free;
-        }
+        self.reserve.tail = u64::MAX;
         self.reserve.target = (self.reserve.target * 2).min(self.reserve.most);
         Ok(())
     }
 
-    /// Finds free clusters, ascending, and makes the file longer for those that it lacks. Returns also where the next
-    /// search begins.
-    fn find_free(&mut self, wanted: usize, view: &mut dyn View) -> Result<(Vec<u64>, u64), WriteError> {
+    /// Makes clusters durable that read as zeroes and have a count.
+    fn prepare_clusters(&mut self, clusters: &[u64], end_before: u64) -> Result<(), WriteError> {
+        for run in runs(clusters.iter().copied().filter(|cluster| *cluster < end_before)) {
+            self.punch(&run)?;
+        }
+        let counts: Vec<(u64, u64)> = clusters.iter().map(|cluster| (*cluster, 1)).collect();
+        self.counts.store(&mut self.blocks, &counts)?;
+        self.blocks.sync()
+    }
+
+    /// Finds free clusters, ascending, and makes the file longer for those that it lacks: as many as `wanted`, or at
+    /// least `need` if the file cannot grow.
+    fn find_free(&mut self, need: usize, wanted: usize, view: &mut dyn View) -> Result<Vec<u64>, WriteError> {
         let (mut found, end) = (Vec::new(), self.file_clusters());
         let start = self.reserve.lowest_free.min(end);
-        let mut inside = self.find_in(start..end.min(start + MAX_SCANNED), wanted, &mut found, view)?;
-        if inside < end && found.len() == wanted {
-            return Ok((found, inside));
-        }
-        let mut at = end;
-        for _ in 0..MAX_ROUNDS {
-            let missing = wanted - found.len();
-            if missing == 0 {
-                inside = if inside == end { at } else { inside };
-                return Ok((found, inside));
+        // What the search frees lowers it again.
+        self.reserve.lowest_free = u64::MAX;
+        let mut next_free = start;
+        let mut search = |writer: &mut Self, found: &mut Vec<u64>| {
+            next_free = writer.find_in(start..end.min(start + MAX_SCANNED), wanted, found, view)?;
+            let inside = found.len();
+            if inside == wanted {
+                return Ok(());
             }
-            self.grow(self.file_clusters() + missing as u64, view)?;
-            at = self.find_in(at..self.file_clusters(), wanted, &mut found, view)?;
+            let past = next_free.max(end.min(writer.reserve.tail));
+            match writer.find_past_the_end(past, wanted, found, view) {
+                Ok(at) if next_free == end => next_free = at,
+                Err(_) if inside >= need => found.truncate(inside),
+                result => _ = result?,
+            }
+            Ok(())
+        };
+        let result = search(self, &mut found);
+        // Those that were found are free after an error.
+        let free =
+            if result.is_ok() { next_free } else { found.first().map_or(next_free, |f| *f.min(&next_free)) };
+        self.reserve.lowest_free = self.reserve.lowest_free.min(free);
+        result.map(|()| found)
+    }
+
+    /// Adds free clusters from `start`, up to which the file may be too short. Returns where the search ended.
+    fn find_past_the_end(
+        &mut self,
+        start: u64,
+        wanted: usize,
+        found: &mut Vec<u64>,
+        view: &mut dyn View,
+    ) -> Result<u64, WriteError> {
+        let range = start..start.saturating_add(MAX_SCANNED + wanted as u64);
+        let at = self.find_in(range, wanted, found, view)?;
+        if found.len() < wanted {
+            return Err(full("file"));
         }
-        let place = at << self.geometry().cluster_bits;
-        let limit = Limit::Words("0 past the end of the file");
-        Err(WriteError::Damaged { field: "refcount", place, value: 1, limit })
+        // If what follows fails, the next search begins there, and the file does not grow again.
+        self.reserve.tail = self.reserve.tail.min(start);
+        self.grow(at.max(self.file_clusters()), view)?;
+        Ok(at)
     }
 
     /// Adds free clusters of a range. Returns where it ended.
@@ -115,6 +147,9 @@ impl<F: WriteAt> Writer<F> {
         }
         if self.counts.has_block(cluster) {
             return Ok(self.counts.of(&mut self.blocks, cluster)? == 0);
+        }
+        if !self.metadata.has_room(1) {
+            return Err(full("set of refcount blocks"));
         }
         self.add_block(cluster)?;
         Ok(false)
@@ -158,17 +193,12 @@ impl<F: WriteAt> Writer<F> {
     }
 }
 
-fn full(what: &'static str) -> WriteError {
-    let source = io::Error::from(io::ErrorKind::StorageFull);
-    WriteError::Io { action: "grow", what, offset: 0, source }
-}
-
 /// A longer refcount table, and blocks for itself, behind all that has counts.
-struct NewTable {
+pub(super) struct NewTable {
     /// The blocks, then the table.
     clusters: Range<u64>,
     blocks: u64,
-    entries: u64,
+    pub(super) entries: u64,
 }
 
 impl<F: WriteAt> Writer<F> {
@@ -177,6 +207,9 @@ impl<F: WriteAt> Writer<F> {
     /// `blocks, table → sync → the header's two fields, in one sector → sync → counts of the old table`
     fn grow_table(&mut self, cluster: u64, view: &mut dyn View) -> Result<(), WriteError> {
         let new = self.plan_table(cluster)?;
+        if !self.metadata.has_room(new.clusters.end - new.clusters.start) {
+            return Err(full("refcount table"));
+        }
         self.grow(new.clusters.end, view)?;
         let bits = self.geometry().cluster_bits;
         let mut table = self.counts.table().to_vec();
@@ -204,25 +237,26 @@ impl<F: WriteAt> Writer<F> {
     }
 
     /// Where the longer table is: half as long again, or as long as the file needs.
-    fn plan_table(&self, cluster: u64) -> Result<NewTable, WriteError> {
+    pub(super) fn plan_table(&self, cluster: u64) -> Result<NewTable, WriteError> {
         let geometry = self.geometry();
         let (entries_before, per_block) =
             (self.counts.table().len() as u64, geometry.refcount_block_entries());
         let start = self.file_clusters().max(entries_before.saturating_mul(per_block)).max(cluster + 1);
         let (per_cluster, before) = (geometry.cluster_bytes() / 8, self.counts.place().1);
-        let (mut clusters, mut blocks) = (before + (before / 2).max(1), 1);
+        let most = (MAX_TABLE_BYTES / geometry.cluster_bytes()).max(1);
+        let (mut clusters, mut blocks) = ((before + (before / 2).max(1)).min(most), 1);
         for _ in 0..MAX_ROUNDS {
             let last = self.counts.index_of(start + clusters + blocks - 1);
             let (need_clusters, need_blocks) =
                 ((last + 1).div_ceil(per_cluster), last - self.counts.index_of(start) + 1);
+            if need_clusters > most {
+                break;
+            }
             if need_clusters <= clusters && need_blocks <= blocks {
                 let clusters_range = start..start + blocks + clusters;
                 return Ok(NewTable { clusters: clusters_range, blocks, entries: clusters * per_cluster });
             }
             (clusters, blocks) = (clusters.max(need_clusters), blocks.max(need_blocks));
-            if clusters * geometry.cluster_bytes() > MAX_TABLE_BYTES.max(geometry.cluster_bytes()) {
-                break;
-            }
         }
         Err(full("refcount table"))
     }

@@ -44,12 +44,12 @@ impl<F: WriteAt> Writer<F> {
         for run in runs(counts.iter().filter_map(free)) {
             self.punch(&run)?;
         }
-        self.counts.store(&mut self.blocks, &counts)?;
+        // First, because each of the counts may be stored although another one fails.
         for cluster in counts.iter().filter_map(free) {
             self.metadata.remove_l2(cluster);
             self.reserve.lowest_free = self.reserve.lowest_free.min(cluster);
         }
-        Ok(())
+        self.counts.store(&mut self.blocks, &counts)
     }
 
     /// A table that is to be freed must not be in use.

@@ -22,12 +22,15 @@ pub(super) struct Reserve {
     pub(super) most: usize,
     /// No cluster before this one is free.
     pub(super) lowest_free: u64,
+    /// Where clusters begin by which the file has grown, but which are not ready. `u64::MAX`: there are none.
+    pub(super) tail: u64,
 }
 
 impl Reserve {
     pub(super) fn new(geometry: &Geometry) -> Self {
         let most = in_memory(MAX_BYTES / geometry.cluster_bytes());
-        Self { clusters: BTreeSet::new(), target: FIRST_CLUSTERS.min(most), most, lowest_free: 1 }
+        let target = FIRST_CLUSTERS.min(most);
+        Self { clusters: BTreeSet::new(), target, most, lowest_free: 1, tail: u64::MAX }
     }
 
     pub(super) fn contains(&self, cluster: u64) -> bool {

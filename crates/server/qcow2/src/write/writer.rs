@@ -30,8 +30,30 @@ pub struct Writer<F> {
     pub(super) decompressor: Decompressor,
     /// Compressed data, and a cluster's content.
     pub(super) scratch: [Vec<u8>; 2],
-    /// The error that ended all changes.
-    stopped: Option<String>,
+    stopped: Option<Stop>,
+}
+
+/// The error that ended all changes.
+#[derive(Debug)]
+struct Stop {
+    reason: String,
+    /// What was written may be lost, or nobody knows which tables count.
+    is_lost: bool,
+}
+
+impl Stop {
+    fn after(error: &WriteError) -> Option<Self> {
+        let is_lost = match error {
+            WriteError::Sync(_) | WriteError::Header(_) => true,
+            WriteError::Damaged { .. } => false,
+            _ => return None,
+        };
+        Some(Self { reason: error.to_string(), is_lost })
+    }
+
+    fn error(&self) -> WriteError {
+        WriteError::Stopped { reason: self.reason.clone() }
+    }
 }
 
 /// Host clusters to which an entry led, which may still be in use by requests that began before.
@@ -128,12 +150,19 @@ impl<F: WriteAt> Writer<F> {
         Ok(Some(if is_shared { raw.shared() } else { raw }))
     }
 
-    /// Makes durable what was written before.
+    /// Makes durable what was written before, also after damage of the tables has ended all changes.
     ///
     /// # Errors
     /// It may be lost: all later changes fail.
     pub fn sync(&mut self) -> Result<(), WriteError> {
-        self.change(|writer| writer.blocks.sync())
+        match &self.stopped {
+            Some(stop) if stop.is_lost => Err(stop.error()),
+            _ => {
+                let result = self.blocks.sync();
+                self.stopped = result.as_ref().err().and_then(Stop::after).or(self.stopped.take());
+                result
+            }
+        }
     }
 
     /// Runs a change, unless an earlier error ended them all.
@@ -141,15 +170,11 @@ impl<F: WriteAt> Writer<F> {
         &mut self,
         change: impl FnOnce(&mut Self) -> Result<T, WriteError>,
     ) -> Result<T, WriteError> {
-        if let Some(reason) = &self.stopped {
-            return Err(WriteError::Stopped { reason: reason.clone() });
+        if let Some(stop) = &self.stopped {
+            return Err(stop.error());
         }
         let result = change(self);
-        if let Err(error @ (WriteError::Sync(_) | WriteError::Damaged { .. } | WriteError::Header(_))) =
-            &result
-        {
-            self.stopped = Some(error.to_string());
-        }
+        self.stopped = result.as_ref().err().and_then(Stop::after);
         result
     }
 

@@ -240,7 +240,7 @@ impl Disk {
         if let Err(error) = metadata.close(timeout) {
             warn!(
                 disk = self.name,
-                "the image is consistent, but has leaked clusters, which `qemu-img check -r leaks` frees: {}",
+                "the image's tables were not closed: it may have leaked clusters, which `qemu-img check -r leaks` frees: {}",
                 error_line(&error)
             );
         }

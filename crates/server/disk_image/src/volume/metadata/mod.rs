@@ -38,6 +38,7 @@ const MOST_OF_ENGINE: usize = 16;
 /// Batches after which unlinked clusters are released although changes wait.
 const BUSY_BATCHES: u32 = 8;
 const EIO: i32 = Errno::IO.raw_os_error();
+const ENOSPC: i32 = Errno::NOSPC.raw_os_error();
 /// When to look again whether the ops have ended that may know unlinked clusters.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -142,6 +143,10 @@ impl View for Tables<'_> {
     fn l2_changed(&mut self, cluster_index: u64, entry: RawL2Entry) {
         self.link.set_dirty(true);
         self.volume.set_l2(cluster_index, entry);
+    }
+
+    fn l2_unknown(&mut self, cluster_index: u64) {
+        self.volume.forget_l2(cluster_index);
     }
 }
 
@@ -365,7 +370,10 @@ impl Metadata {
         if let Some(unlinked) = self.writer.take_unlinked() {
             self.give_back(unlinked);
         }
-        let closed = self.writer.close().map_err(|error| line(&error));
+        let closed = self.writer.close().map_err(|error| {
+            self.note_failed_sync(&error);
+            line(&error)
+        });
         let link = Arc::clone(&self.link);
         // The file's lock must be free when the others learn of the end.
         drop(self);
@@ -376,9 +384,11 @@ impl Metadata {
     fn give_back(&mut self, unlinked: Unlinked) {
         let epoch = self.link.epochs.begin_next();
         self.link.update(&mut self.peers);
-        if self.peers.iter().all(|peer| peer.is_since(epoch)) {
-            // If it fails, so does the close.
-            let _ = self.writer.release(unlinked);
+        if self.peers.iter().all(|peer| peer.is_since(epoch))
+            && let Err(error) = self.writer.release(unlinked)
+        {
+            self.note_failed_sync(&error);
+            debug!("unlinked clusters are not released: {}", line(&error));
         }
     }
 }
@@ -397,7 +407,10 @@ fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 }
 
 fn change_error(error: &WriteError) -> ChangeError {
-    let errno = error.io_error().and_then(io::Error::raw_os_error);
+    let errno = error.io_error().and_then(|error| match error.kind() {
+        io::ErrorKind::StorageFull => Some(ENOSPC),
+        _ => error.raw_os_error(),
+    });
     let is_damaged = error.io_error().is_some_and(|error| error.kind() == io::ErrorKind::InvalidData);
     match error {
         WriteError::Sync(_) => ChangeError::SyncFailed(errno.unwrap_or(EIO)),
@@ -430,6 +443,9 @@ mod tests {
         let source = || io::Error::from_raw_os_error(28);
         let full = WriteError::Io { action: "write", what: "L2 table", offset: 0, source: source() };
         assert_eq!(change_error(&full), ChangeError::Errno(28));
+        let source = || io::ErrorKind::StorageFull.into();
+        let full = WriteError::Io { action: "grow", what: "refcount table", offset: 0, source: source() };
+        assert_eq!(change_error(&full), ChangeError::Errno(28), "no room in the format");
         assert_eq!(change_error(&WriteError::Sync(source())), ChangeError::SyncFailed(28));
         assert_eq!(change_error(&WriteError::Stopped { reason: String::new() }), ChangeError::Errno(5));
     }

@@ -1,5 +1,8 @@
 //! Images that lie: nothing panics, and no table is overwritten.
 
+use std::cell::{Cell, RefCell};
+use std::io;
+
 use proptest::prelude::*;
 use xtask::sizes::Size;
 
@@ -13,50 +16,63 @@ use crate::write::tests::world::{Seen, Under};
 use crate::write::writer::Writer;
 
 /// A file without a model.
-#[derive(Debug)]
-struct Plain(std::cell::RefCell<Vec<u8>>);
+#[derive(Debug, Default)]
+pub struct Plain {
+    pub bytes: RefCell<Vec<u8>>,
+    /// No call succeeds.
+    pub is_away: Cell<bool>,
+}
+
+impl Plain {
+    fn check(&self) -> io::Result<()> {
+        if self.is_away.get() { Err(io::ErrorKind::NotConnected.into()) } else { Ok(()) }
+    }
+}
 
 /// A hostile image must not make the file longer than this.
 const MAX_BYTES: u64 = 64 << 20;
 
 impl crate::ReadAt for Plain {
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<usize> {
-        self.0.borrow().as_slice().read_at(offset, buffer)
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        self.check()?;
+        self.bytes.borrow().as_slice().read_at(offset, buffer)
     }
 
-    fn len_bytes(&self) -> std::io::Result<u64> {
-        Ok(self.0.borrow().len() as u64)
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.bytes.borrow().len() as u64)
     }
 }
 
 impl crate::WriteAt for Plain {
-    fn write_at(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
-        let bytes = &mut *self.0.borrow_mut();
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.check()?;
+        let bytes = &mut *self.bytes.borrow_mut();
         let end = offset as usize + data.len();
         bytes.resize(bytes.len().max(end), 0);
         bytes[offset as usize..end].copy_from_slice(data);
         Ok(())
     }
 
-    fn sync_data(&self) -> std::io::Result<()> {
-        Ok(())
+    fn sync_data(&self) -> io::Result<()> {
+        self.check()
     }
 
-    fn set_len(&self, len_bytes: u64) -> std::io::Result<()> {
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
         if len_bytes > MAX_BYTES {
-            return Err(std::io::ErrorKind::FileTooLarge.into());
+            return Err(io::ErrorKind::FileTooLarge.into());
         }
-        self.0.borrow_mut().resize(len_bytes as usize, 0);
+        self.bytes.borrow_mut().resize(len_bytes as usize, 0);
         Ok(())
     }
 
-    fn punch_hole(&self, offset: u64, len_bytes: u64) -> std::io::Result<()> {
+    fn punch_hole(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
         crate::WriteAt::write_at(self, offset, &vec![0; len_bytes as usize])
     }
 }
 
-fn open(bytes: Vec<u8>) -> Result<Writer<Plain>, WriteError> {
-    let (file, header, l1) = Image::open(Plain(bytes.into())).map_err(WriteError::Format)?.into_parts();
+pub fn open(bytes: Vec<u8>) -> Result<Writer<Plain>, WriteError> {
+    let plain = Plain { bytes: bytes.into(), ..Plain::default() };
+    let (file, header, l1) = Image::open(plain).map_err(WriteError::Format)?.into_parts();
     Writer::new(file, header, l1)
 }
 
@@ -219,6 +235,12 @@ fn count_that_would_fall_below_0_ends_all_changes() {
     );
     let error = writer.claim(std::slice::from_ref(&(0..1)), &mut under, &mut seen).unwrap_err();
     assert!(matches!(error, WriteError::Stopped { .. }), "{error:?}");
+    // What the guest wrote in place can still be made durable.
+    writer.sync().unwrap();
+    writer.file().is_away.set(true);
+    assert!(matches!(writer.sync(), Err(WriteError::Sync(_))));
+    writer.file().is_away.set(false);
+    assert!(matches!(writer.sync(), Err(WriteError::Stopped { .. })));
 }
 
 #[test]

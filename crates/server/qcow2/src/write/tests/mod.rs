@@ -12,6 +12,7 @@ mod faults;
 mod growth;
 mod hostile;
 mod images;
+mod limits;
 mod model;
 mod qemu;
 mod steps;

@@ -54,6 +54,10 @@ impl View for Seen {
     fn l2_changed(&mut self, cluster_index: u64, entry: RawL2Entry) {
         self.entries.insert(cluster_index, entry);
     }
+
+    fn l2_unknown(&mut self, cluster_index: u64) {
+        self.entries.remove(&cluster_index);
+    }
 }
 
 pub struct World {
