@@ -249,6 +249,24 @@ fn limits_measures_what_clients_get_also_while_queues_move_and_the_server_is_rep
 }
 
 #[test]
+fn qcow2_measures_images_beside_raw_files() {
+    if find_program("qemu-img").is_none() {
+        return skip(Reason::NoProgram("qemu-img".to_owned()), "");
+    }
+    let result = run_with_servers("qcow2");
+    // An older kernel's tmpfs has no O_DIRECT.
+    for workload in ["disk-read", "disk-write", "disk-new", "disk-over"] {
+        for variant in ["raw", "qcow2", "raw-2", "qcow2-2"] {
+            for column in ["iops", "cpu", "client-cpu", "latency"] {
+                assert!(figure(&result, workload, variant, column) > 0.0, "{workload}, {variant}, {column}");
+            }
+        }
+    }
+    assert!(figure(&result, "disk-read", "chain", "iops") > 0.0);
+    assert!(result.cell("disk-new", "chain").is_none());
+}
+
+#[test]
 fn remote_measures_exports_of_an_nbd_server() {
     if find_program("nbdkit").is_none() {
         return skip(Reason::NoProgram("nbdkit".to_owned()), "");

@@ -20,6 +20,8 @@ mod limits;
 
 mod remote;
 
+mod qcow2;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 
@@ -34,6 +36,7 @@ pub fn all() -> Vec<Experiment> {
     all.push(disks::experiment());
     all.push(limits::experiment());
     all.extend(remote::parts());
+    all.push(qcow2::experiment());
     all
 }
 
@@ -74,7 +77,7 @@ mod tests {
         let remote = "remote-nbd, remote-memstore, remote-bluestore, remote-disks";
         let expected = format!(
             "experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality, hostile, disks, \
-             limits, {remote}"
+             limits, {remote}, qcow2"
         );
         assert_eq!(line, expected);
     }

@@ -30,7 +30,7 @@ Examples:
       serves a partition; members of the group kvm may connect
   bareblk serve base.raw --socket /run/vm2.sock --readonly --cache writeback
       several servers may share an image if none of them writes to it
-  bareblk serve vm3.qcow2 --socket /run/vm3.sock --readonly --format qcow2 --backing-folders /srv/bases
+  bareblk serve vm3.qcow2 --socket /run/vm3.sock --format qcow2 --backing-folders /srv/bases
       a qcow2 image, whose backing files may be in /srv/bases
   bareblk serve disk.raw --socket /run/vm1.sock --discard off
       keeps a preallocated image allocated

@@ -89,7 +89,9 @@ pub(crate) fn measure_remote(
 /// fio for a disk elsewhere. Without its uncounted ramp, because the costs of the process cover all requests.
 fn remote(storage: Storage<'_>, job: &BlockJob) -> Command {
     let (engine, conf) = match storage {
-        Storage::File(path) => (vec!["--ioengine=io_uring".to_owned(), filename(path)], None),
+        Storage::File(path) | Storage::Qcow2 { path, .. } => {
+            (vec!["--ioengine=io_uring".to_owned(), filename(path)], None)
+        }
         Storage::Rbd { pool, image, conf } => {
             let options = [format!("--pool={pool}"), format!("--rbdname={image}")];
             let always = ["--ioengine=rbd", "--clientname=admin"].map(str::to_owned);

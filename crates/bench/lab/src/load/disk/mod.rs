@@ -4,6 +4,8 @@ pub(crate) mod test_file;
 
 pub(crate) mod test_files;
 
+pub(crate) mod images;
+
 pub(crate) mod served;
 
 pub(crate) mod driver;

@@ -74,6 +74,11 @@ impl Kind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Storage<'s> {
     File(&'s Path),
+    /// An image whose backing files are in a folder.
+    Qcow2 {
+        path: &'s Path,
+        backing_folder: &'s Path,
+    },
     /// An image, as `POOL/IMAGE`, in the Ceph cluster with this configuration file.
     Rbd {
         pool: &'s str,
@@ -258,6 +263,9 @@ fn own(program: &Path, kind: Kind, storage: Storage<'_>, socket: &Path, queues: 
     command.arg("serve");
     match storage {
         Storage::File(path) => command.arg(path),
+        Storage::Qcow2 { path, backing_folder } => {
+            command.arg(path).args(["--format", "qcow2", "--backing-folders"]).arg(backing_folder)
+        }
         Storage::Rbd { pool, image, conf } => {
             command.arg(format!("rbd:{pool}/{image}")).arg("--rbd-conf").arg(conf)
         }
@@ -280,14 +288,18 @@ fn peer(storage: Storage<'_>, socket: &Path, queues: u16) -> Command {
     // In the options, a comma ends a value.
     let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
     let driver = match storage {
-        Storage::File(path) => format!("file,filename={},aio=io_uring", quoted(path)),
+        Storage::File(path) | Storage::Qcow2 { path, .. } => {
+            format!("file,filename={},aio=io_uring", quoted(path))
+        }
         Storage::Rbd { pool, image, conf } => format!("rbd,pool={pool},image={image},conf={}", quoted(conf)),
         Storage::Nbd(socket) => format!("nbd,server.type=unix,server.path={}", quoted(socket)),
     };
     let socket = quoted(socket);
     let mut command = Command::new(PEER);
     command.args(["--blockdev", &format!("driver={driver},node-name=f0,cache.direct=on")]);
-    command.args(["--blockdev", "driver=raw,node-name=d0,file=f0", "--object", "iothread,id=io0"]);
+    let format = if matches!(storage, Storage::Qcow2 { .. }) { "qcow2,cache.direct=on" } else { "raw" };
+    let format = format!("driver={format},node-name=d0,file=f0");
+    command.args(["--blockdev", &format, "--object", "iothread,id=io0"]);
     let export = "type=vhost-user-blk,id=e0,node-name=d0,writable=on,iothread=io0,addr.type=unix";
     command.args(["--export", &format!("{export},addr.path={socket},num-queues={queues}")]);
     command
