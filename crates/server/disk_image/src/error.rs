@@ -10,6 +10,12 @@ use crate::file::{FileKind, LockHolder};
 use crate::geometry::{MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES};
 use crate::lock::HolderList;
 
+/// An error with its causes, in one line.
+pub(crate) fn line(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |cause| (*cause).source());
+    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
+}
+
 /// Why an image could not be opened, or its size could not be reread.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {

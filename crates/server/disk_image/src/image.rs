@@ -235,6 +235,17 @@ impl Image {
         self.backing.file()
     }
 
+    /// The file that holds the image's lock, for a server that takes the disk over. `None`: that server opens the image
+    /// itself.
+    #[must_use]
+    pub fn file_with_lock(&self) -> Option<&Arc<File>> {
+        match &self.backing {
+            Backing::File(file) => Some(file),
+            Backing::Mapped(volume) => volume.writable_file(),
+            Backing::Nbd(_) | Backing::Rbd(_) => None,
+        }
+    }
+
     /// The descriptor that keeps the kernel from mounting a block device that we write to.
     #[must_use]
     pub fn claim(&self) -> Option<&OwnedFd> {

@@ -93,10 +93,15 @@ impl DiskSettings {
         })
     }
 
-    /// Whether the image's file holds the disk's bytes as they are. If not, a server that takes over opens the disk
-    /// itself, and gets no descriptor of it.
-    pub fn is_one_file(&self) -> bool {
-        !self.is_remote() && !self.options.is_qcow2()
+    /// Whether a server that takes the disk over gets the image's descriptor, with its lock. If not, that server opens the
+    /// image itself.
+    pub fn comes_with_lock(&self) -> bool {
+        !self.is_remote() && (!self.options.is_qcow2() || !self.read_only())
+    }
+
+    /// Whether the image is qcow2 and the guest may write.
+    pub fn is_written_qcow2(&self) -> bool {
+        self.options.is_qcow2() && !self.read_only()
     }
 
     /// The given name, else the image's path, with links resolved as far as possible.

@@ -156,7 +156,7 @@ impl Taker {
         let mut fds = fds.into_iter();
         compare(&offered, known)?;
         let mut next = || fds.next().ok_or_else(|| wrong(Vec::new()));
-        let file = known.is_one_file().then(&mut next).transpose()?;
+        let file = known.comes_with_lock().then(&mut next).transpose()?;
         let listener = next()?;
         match file {
             Some(file) => {

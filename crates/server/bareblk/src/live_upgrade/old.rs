@@ -13,8 +13,8 @@ use tracing::{info, warn};
 
 use super::messages::{Listener, Message, OfferedDisk};
 use super::terms::{
-    AT_ONCE, CLOSE_TIMEOUT, CUT_TIMEOUT, DRAIN_TIMEOUT, MONITOR, PREPARE_TIMEOUT, QCOW2, READY_TIMEOUT,
-    REMOTE, TOTALS, with_cure,
+    AT_ONCE, CLOSE_TIMEOUT, CUT_TIMEOUT, DRAIN_TIMEOUT, MONITOR, PREPARE_TIMEOUT, QCOW2, QCOW2_WRITTEN,
+    READY_TIMEOUT, REMOTE, TOTALS, with_cure,
 };
 use super::wire::{receive, send};
 use crate::serving::Serving;
@@ -108,12 +108,7 @@ fn check_opened_again(serving: &Serving, extras: &[String]) -> Result<()> {
         let what = match &disk.settings {
             settings if settings.is_remote() && !knows(REMOTE) => "is on another machine",
             settings if settings.options.is_qcow2() && !knows(QCOW2) => "is a qcow2 image",
-            settings if settings.options.is_qcow2() && !settings.read_only() => {
-                bail!(
-                    "disk `{}` is a writable qcow2 image, which no server can take over: restart the server instead",
-                    disk.name
-                )
-            }
+            settings if settings.is_written_qcow2() && !knows(QCOW2_WRITTEN) => "is a writable qcow2 image",
             _ => continue,
         };
         bail!(

@@ -13,15 +13,17 @@ pub const VERSION: u32 = 2;
 
 /// Data that an old server also sends if the new one knows it and asks for it. Either server may have a version
 /// without it.
-pub const EXTRAS: [&str; 4] = [TOTALS, MONITOR, REMOTE, QCOW2];
+pub const EXTRAS: [&str; 5] = [TOTALS, MONITOR, REMOTE, QCOW2, QCOW2_WRITTEN];
 /// The disks' totals.
 pub const TOTALS: &str = "totals";
 /// The monitor socket, if both servers have one.
 pub const MONITOR: &str = "monitor";
 /// Disks on other machines, which both servers open. Their messages carry no image.
 pub const REMOTE: &str = "remote";
-/// Disks with qcow2 images, which both servers open. Their messages carry no image.
+/// Disks with qcow2 images, which both servers open. Their messages carry no image, unless the guest may write.
 pub const QCOW2: &str = "qcow2";
+/// Disks with qcow2 images that the guest may write. Their messages carry the image with its lock.
+pub const QCOW2_WRITTEN: &str = "qcow2-written";
 
 /// Time limit for a message that the other server sends or reads at once.
 pub const AT_ONCE: Duration = Duration::from_secs(5);

@@ -295,22 +295,6 @@ fn removed_disk_has_no_leaks_and_a_killed_server_leaves_no_errors() {
     assert_consistent(&folder(&place), "a.qcow2", false);
 }
 
-#[test]
-fn writable_image_is_not_taken_over_and_the_old_server_goes_on() {
-    let place = Place::new();
-    if tool(&place, "qemu-img", &["create", "-q", "-f", "qcow2", "a.qcow2", "8M"]).is_none() {
-        return;
-    }
-    let image = place.path("a.qcow2");
-    let old = Server::start(serve_writable(&place, &image, &[]));
-    let mut new = serve_writable(&place, &image, &[]);
-    new.arg("--take-over").arg(place.socket("c"));
-    assert_says(&refusal(new), &["disk `root` is a writable qcow2 image", "restart the server instead"]);
-    let (_device, mut queues) = Device::connect(&Options::new(place.socket("s"))).unwrap();
-    queues[0].write_blocking(0, &[7; 4096], Durability::Durable, DEADLINE).unwrap();
-    assert!(old.stop(Signal::TERM).success());
-}
-
 /// Each is served read-only instead, or by nobody.
 #[test]
 fn images_that_cannot_be_written_are_refused_with_the_reason() {

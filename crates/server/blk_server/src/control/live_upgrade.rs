@@ -93,7 +93,7 @@ impl Offer {
     /// The image, with its lock; `None` for a disk that the other server opens itself.
     #[must_use]
     pub fn file(&self) -> Option<&Arc<File>> {
-        self.export.disk.image().file()
+        self.export.disk.image().file_with_lock()
     }
 
     /// The descriptor that claims a block device, so that the kernel does not use the device.

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use qcow2::{Chain, ChainError, DiskFormat, LayerParts, MappedParts, Opened, ReadAt, Role, Writer};
+use qcow2::{Chain, ChainError, DiskFormat, Header, LayerParts, MappedParts, Opened, ReadAt, Role, Writer};
 
 use super::{
     Image, ImageOptions, accept_kind, alignment, block_size, device_under, open_file, refuse_impossible,
@@ -30,7 +30,7 @@ use crate::lock;
 use crate::opener::Opener;
 use crate::range::Bounds;
 use crate::volume::table_file::TableFile;
-use crate::volume::{Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Volume, divide};
+use crate::volume::{Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Tables, Volume, divide};
 
 /// The least memory for the tables of a writable image: several ops at a time need a slice each.
 const LEAST_WRITABLE_CACHE_BYTES: u64 = 16 * 4096;
@@ -109,7 +109,7 @@ fn open(
         let path = options.path.clone();
         return Err(ImageError::Qcow2Ragged { path, size_bytes, block_size_bytes });
     }
-    let volume = volume(chain.into_parts(), options, table_cache_bytes)?;
+    let volume = volume(chain.into_parts(), options, table_cache_bytes, adopted)?;
     let cluster_bytes = volume.compression(0).map_or(0, |(_, cluster_bytes)| cluster_bytes);
     let can_discard = is_writable && options.discard && volume.can_zero(true);
     let discard = (can_discard && limits::can_punch_holes(&top_file, volume.files()[0].len_bytes()))
@@ -259,35 +259,41 @@ fn volume(
     parts: Vec<LayerParts<OpenFile>>,
     options: &ImageOptions,
     table_cache_bytes: u64,
+    adopted: bool,
 ) -> Result<Volume, ImageError> {
-    let tables = |part: &LayerParts<OpenFile>| {
+    let need = |part: &LayerParts<OpenFile>| {
         let header = part.mapped.as_ref().map(|mapped| &mapped.header);
         header.map_or(0, |header| {
             header.geometry.l1_entries_for(header.size_bytes).saturating_mul(header.geometry.cluster_bytes())
         })
     };
-    let needs: Vec<u64> = parts.iter().map(tables).collect();
+    let needs: Vec<u64> = parts.iter().map(need).collect();
     let mut shares = divide(table_cache_bytes, &needs);
-    let writer = match parts.first() {
-        Some(top) if options.access == Access::ReadWrite => Some(writer(top)?),
+    let writable = match parts.first() {
+        Some(top) if options.access == Access::ReadWrite => Some(tables(top, adopted)?),
         _ => None,
     };
-    if let (Some(_), Some(share)) = (&writer, shares.first_mut()) {
+    if let (Some(_), Some(share)) = (&writable, shares.first_mut()) {
         *share = (*share).max(LEAST_WRITABLE_CACHE_BYTES);
     }
     let (mut files, mut layers) = (Vec::new(), Vec::new());
     for (part, share) in parts.into_iter().zip(shares) {
         add_layer(part, share, &mut files, &mut layers);
     }
-    Ok(Volume::new(files, layers, writer))
+    Ok(Volume::new(files, layers, writable))
 }
 
-/// Checks that the image can be written.
-fn writer(top: &LayerParts<OpenFile>) -> Result<Writer<TableFile>, ImageError> {
+/// Checks that the image can be written, unless the previous server still writes it.
+fn tables(top: &LayerParts<OpenFile>, adopted: bool) -> Result<(Header, Tables), ImageError> {
     let Some(mapped) = &top.mapped else { unreachable!("the top layer is opened as qcow2") };
+    let header = mapped.header.clone();
+    if adopted {
+        return Ok((header, Tables::Theirs));
+    }
     let unwritable =
         |source| ImageError::Qcow2Unwritable { path: top.path.clone(), source: Box::new(source) };
-    Writer::new(top.file.table_file(), mapped.header.clone(), mapped.l1.clone()).map_err(unwritable)
+    let writer = Writer::new(top.file.table_file(), mapped.header.clone(), mapped.l1.clone());
+    Ok((header, Tables::Read(Box::new(writer.map_err(unwritable)?))))
 }
 
 fn add_layer(

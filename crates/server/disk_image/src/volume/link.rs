@@ -10,6 +10,7 @@
 //! - The lock is taken when an engine joins, and by the thread when it looks for new engines; never for a request.
 //! - An op may end before its change is answered. The token tells the engine that the answer is late.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -148,11 +149,35 @@ pub struct Link {
     has_ended: Condvar,
 }
 
+/// The disk is about to be used, or is not used any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// The tables must be as the file has them.
+    Begins,
+    /// The file must be left as others may use it.
+    Ends,
+}
+
+/// A [`Use`] that the metadata thread must answer.
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub what: Use,
+    done: SyncSender<Result<(), String>>,
+}
+
+impl Order {
+    pub fn answer(self, outcome: Result<(), String>) {
+        // Who gave the order waits.
+        let _ = self.done.send(outcome);
+    }
+}
+
 #[derive(Debug, Default)]
 struct Engines {
     /// Those that the metadata thread does not know yet.
     new: Vec<Peer>,
     all: Vec<Arc<Shared>>,
+    orders: VecDeque<Order>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -241,10 +266,34 @@ impl Link {
         peers.retain(|peer| !peer.shared.has_left.load(Ordering::Acquire));
     }
 
-    /// Refuses all changes from now on; those that are not answered have failed.
+    /// Gives the metadata thread an order, and waits for its answer.
+    ///
+    /// # Errors
+    /// The thread's; it has ended.
+    pub(crate) fn order(&self, what: Use) -> Result<(), String> {
+        let (done, answer) = sync_channel(1);
+        let mut engines = lock(&self.engines);
+        // If it is closed later, `refuse` takes the lock afterwards, and drops the order.
+        match self.is_closed.load(Ordering::SeqCst) {
+            true => drop(done),
+            false => engines.orders.push_back(Order { what, done }),
+        }
+        drop(engines);
+        self.wake_thread();
+        answer.recv().unwrap_or_else(|_| Err("the disk's metadata thread has ended".to_owned()))
+    }
+
+    /// The next order for the metadata thread.
+    pub(crate) fn next_order(&self) -> Option<Order> {
+        lock(&self.engines).orders.pop_front()
+    }
+
+    /// Refuses all changes and orders from now on; those that are not answered have failed.
     pub(crate) fn refuse(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
-        lock(&self.engines).all.iter().for_each(|shared| shared.tell());
+        let mut engines = lock(&self.engines);
+        engines.orders.clear();
+        engines.all.iter().for_each(|shared| shared.tell());
     }
 
     /// Says how the metadata thread has ended.
@@ -443,6 +492,35 @@ mod tests {
         drop(late);
         link.update(&mut peers);
         assert_eq!(peers.len(), 1);
+    }
+
+    #[test]
+    fn order_waits_for_its_answer_and_fails_when_the_thread_ends() {
+        let (link, _member, _) = joined();
+        let ask = |what| {
+            std::thread::spawn({
+                let link = Arc::clone(&link);
+                move || link.order(what)
+            })
+        };
+        let next = || loop {
+            if let Some(order) = link.next_order() {
+                break order;
+            }
+            std::thread::yield_now();
+        };
+        let asked = ask(Use::Begins);
+        let order = next();
+        assert_eq!(order.what, Use::Begins);
+        order.answer(Err("no".to_owned()));
+        assert_eq!(asked.join().unwrap(), Err("no".to_owned()));
+        let asked = ask(Use::Ends);
+        let order = next();
+        drop(order);
+        assert!(asked.join().unwrap().unwrap_err().contains("has ended"));
+        link.close(Ok(()));
+        assert!(link.order(Use::Begins).unwrap_err().contains("has ended"));
+        assert!(link.next_order().is_none());
     }
 
     #[test]

@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use qcow2::{
-    BadEntry, CompressedCluster, Compression, EntryProblem, Geometry, L1Entry, L2Entry, RawL2Entry, RunKind,
-    Table, Writer,
+    BadEntry, CompressedCluster, Compression, EntryProblem, Geometry, Header, L1Entry, L2Entry, RawL2Entry,
+    RunKind, Table, Writer,
 };
 use tracing::{debug, warn};
 
@@ -59,8 +59,19 @@ pub struct Volume {
 #[derive(Debug)]
 pub(crate) struct Writable {
     link: Arc<Link>,
+    /// As it was when the disk was opened.
+    header: Header,
     /// Until the metadata thread takes it.
-    writer: Mutex<Option<Box<Writer<TableFile>>>>,
+    tables: Mutex<Option<Tables>>,
+}
+
+/// The tables of a writable disk, before its metadata thread takes them.
+#[derive(Debug)]
+pub(crate) enum Tables {
+    /// As the file has them.
+    Read(Box<Writer<TableFile>>),
+    /// Another server still changes them. They are read again when a guest's requests begin.
+    Theirs,
 }
 
 /// One image, or one of its backing files.
@@ -187,10 +198,11 @@ pub enum NoExtent {
 }
 
 impl Volume {
-    pub(crate) fn new(files: Vec<LayerFile>, layers: Vec<Layer>, writer: Option<Writer<TableFile>>) -> Self {
-        let writable = writer.map(|writer| Writable {
-            link: Arc::new(Link::new()),
-            writer: Mutex::new(Some(Box::new(writer))),
+    /// `writable`: the top layer's header and tables, if the guest may write.
+    pub(crate) fn new(files: Vec<LayerFile>, layers: Vec<Layer>, writable: Option<(Header, Tables)>) -> Self {
+        let writable = writable.map(|(header, tables)| {
+            let (link, tables) = (Arc::new(Link::new()), Mutex::new(Some(tables)));
+            Writable { link, header, tables }
         });
         Self { files, layers, writable }
     }
@@ -367,10 +379,10 @@ impl Volume {
     }
 
     /// What the metadata thread needs. `None`: the disk is read-only, or there is such a thread.
-    pub(crate) fn take_writer(&self) -> Option<(Arc<Link>, Box<Writer<TableFile>>)> {
+    pub(crate) fn take_tables(&self) -> Option<(Arc<Link>, Tables)> {
         let writable = self.writable.as_ref()?;
-        let writer = writable.writer.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        Some((Arc::clone(&writable.link), writer))
+        let tables = writable.tables.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        Some((Arc::clone(&writable.link), tables))
     }
 
     pub(crate) fn link(&self) -> Option<&Arc<Link>> {

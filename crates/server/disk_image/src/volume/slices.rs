@@ -5,8 +5,8 @@
 //! - Each slot has a version, which is odd while its words change. A reader that sees two different versions has found
 //!   nothing, and reads the slice from the file instead.
 //! - A slice may be in one of [`WAYS`] slots, by its number. So a cache that has room for all slices keeps all.
-//! - A slice that changes while it is served is changed here by the one thread that changes the file (`set`, `forget`),
-//!   and that thread alone puts such slices.
+//! - A slice that changes while it is served is changed here by the one thread that changes the file (`set`, `forget`,
+//!   `clear`), and that thread alone puts such slices.
 //! - A slot that was used since it was last looked at is passed over once when room is needed.
 //! - The memory of a slot is allocated when it is first used.
 //!
@@ -68,6 +68,11 @@ impl SliceCache {
         if let Some(slot) = found {
             slot.forget();
         }
+    }
+
+    /// Forgets all slices.
+    pub(crate) fn clear(&self) {
+        self.slots.iter().filter(|slot| slot.key.load(Ordering::Relaxed) != 0).for_each(Slot::forget);
     }
 
     /// Keeps a slice, unless another worker is changing the slot.
@@ -201,6 +206,8 @@ mod tests {
         assert_eq!((cache.get(2, 3, true), cache.get(3, 3, true)), (None, Some([303, 304])));
         cache.put(2, &slice(2));
         assert_eq!(cache.get(2, 3, true), Some([203, 204]));
+        cache.clear();
+        assert_eq!((cache.get(2, 3, true), cache.get(3, 3, true)), (None, None));
     }
 
     #[test]

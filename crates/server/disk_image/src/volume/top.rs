@@ -1,23 +1,75 @@
 //! The top layer of a writable disk, for its metadata thread: changes in memory of what the thread has changed in the file.
 
+use std::fs::File;
+use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use qcow2::RawL2Entry;
+use qcow2::{RawL2Entry, ReadAt, Writer};
 
-use super::{Mapping, Volume};
+use super::link::Use;
+use super::table_file::TableFile;
+use super::{LayerFile, Mapping, Volume};
+use crate::error::line;
 
 impl Volume {
     /// For the metadata thread: the top layer's file has grown.
     pub(crate) fn grow_top(&self, len_bytes: u64) {
-        let top = self.layers.first().and_then(|layer| self.files.get(layer.file));
-        top.into_iter().for_each(|file| file.grow(len_bytes));
+        self.top_file().into_iter().for_each(|file| file.grow(len_bytes));
+    }
+
+    /// To be called before a guest's requests begin. Each call needs a call of [`Volume::end_use`]. Waits for the metadata
+    /// thread, which must have been started.
+    ///
+    /// # Errors
+    /// The tables cannot be read, or are no longer those of this disk.
+    pub(crate) fn begin_use(&self) -> io::Result<()> {
+        self.link().map_or(Ok(()), |link| link.order(Use::Begins).map_err(io::Error::other))
+    }
+
+    /// To be called after a guest's last request. The file is then as another server may use it, without leaks, and
+    /// everything in it is durable.
+    ///
+    /// # Errors
+    /// The image could not be closed: it has leaks, and no other damage.
+    pub(crate) fn end_use(&self) -> io::Result<()> {
+        self.link().map_or(Ok(()), |link| link.order(Use::Ends).map_err(io::Error::other))
+    }
+
+    /// For the metadata thread: reads the top layer's tables, which another server may have changed, again. No op is in
+    /// flight.
+    pub(crate) fn read_tables(&self) -> Result<Writer<TableFile>, String> {
+        let (Some(writable), Some(top)) = (&self.writable, self.top()) else {
+            unreachable!("the disk is writable")
+        };
+        let Some(file) = self.top_file() else { unreachable!("each layer has a file") };
+        let table_file = TableFile::new(Arc::clone(file.file()), file.alignment());
+        let len_bytes = table_file.len_bytes().map_err(|error| error.to_string())?;
+        let writer = Writer::open(table_file).map_err(|error| line(&error))?;
+        if !writer.header().is_same_disk(&writable.header) || writer.l1().len() != top.l1.len() {
+            return Err("the image is not the one that was opened: restart the server".to_owned());
+        }
+        file.grow(len_bytes);
+        top.slices.clear();
+        for (kept, entry) in top.l1.iter().zip(writer.l1()) {
+            kept.store(*entry, Ordering::Release);
+        }
+        Ok(writer)
+    }
+
+    fn top_file(&self) -> Option<&LayerFile> {
+        self.layers.first().and_then(|layer| self.files.get(layer.file))
+    }
+
+    /// The top layer's file, with its lock. `None`: the disk is read-only.
+    pub(crate) fn writable_file(&self) -> Option<&Arc<File>> {
+        self.top_file().filter(|_| self.is_writable()).map(LayerFile::file)
     }
 
     /// Makes all completed writes of a writable disk durable.
-    pub(crate) fn sync_top(&self) -> std::io::Result<()> {
-        let top = self.layers.first().and_then(|layer| self.files.get(layer.file));
-        top.map_or(Ok(()), |file| file.file().sync_data())
+    pub(crate) fn sync_top(&self) -> io::Result<()> {
+        self.top_file().map_or(Ok(()), |file| file.file().sync_data())
     }
 
     /// For the log.

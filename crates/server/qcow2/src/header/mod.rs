@@ -57,6 +57,16 @@ pub struct Header {
     pub extensions: Extensions,
 }
 
+impl Header {
+    /// Whether the guest's disk is the same, and made of the same files. A writer changes the places of tables and the
+    /// autoclear bits only.
+    #[must_use]
+    pub fn is_same_disk(&self, other: &Self) -> bool {
+        let what = |header: &Self| (header.geometry, header.size_bytes, header.l1, header.compression);
+        what(self) == what(other) && self.backing == other.backing
+    }
+}
+
 /// A table's place in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableAt {

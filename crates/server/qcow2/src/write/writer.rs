@@ -6,6 +6,7 @@ use crate::compressed::Decompressor;
 use crate::error::{FormatError, Limit};
 use crate::geometry::Geometry;
 use crate::header::Header;
+use crate::image::Image;
 use crate::tables::{BadEntry, L1Entry, L2Entry, RawL2Entry, Table};
 use crate::write::blocks::{Blocks, block_of, in_memory};
 use crate::write::counts::Counts;
@@ -72,6 +73,15 @@ impl Unlinked {
 }
 
 impl<F: WriteAt> Writer<F> {
+    /// Reads the image, and checks that it can be written. Writes nothing.
+    ///
+    /// # Errors
+    /// As [`Writer::new`]; header or L1 table break the format.
+    pub fn open(file: F) -> Result<Self, WriteError> {
+        let (file, header, l1) = Image::open(file)?.into_parts();
+        Self::new(file, header, l1)
+    }
+
     /// Checks that the image can be written. Writes nothing. `l1`: that of [`Image::l1`](crate::Image::l1).
     ///
     /// # Errors
@@ -101,6 +111,11 @@ impl<F: WriteAt> Writer<F> {
     /// The header, as it is now.
     pub const fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// The L1 table as far as the disk needs it, in the host's byte order.
+    pub fn l1(&self) -> &[u64] {
+        &self.l1
     }
 
     /// The file.

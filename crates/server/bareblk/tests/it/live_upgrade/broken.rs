@@ -10,11 +10,11 @@ use crate::killed::load::{Load, Overlap, Rings};
 use crate::rig::{DEADLINE, assert_says, eventually, refusal};
 
 /// A fake new server, which speaks the protocol step by step.
-struct Hand(UnixStream);
+pub(super) struct Hand(UnixStream);
 
 impl Hand {
     /// Connects and runs the protocol up to the agreement.
-    fn agreed(disk: &Disk) -> Self {
+    pub(super) fn agreed(disk: &Disk) -> Self {
         let stream = UnixStream::connect(disk.control()).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         let mut lines = BufReader::new(&stream);
@@ -23,12 +23,15 @@ impl Hand {
         (&stream).write_all(b"{\"id\":1,\"do\":\"take-over\",\"version\":2}\n").unwrap();
         line.clear();
         lines.read_line(&mut line).unwrap();
-        assert_eq!(line, "{\"id\":1,\"ok\":{\"extras\":[\"totals\",\"monitor\",\"remote\",\"qcow2\"]}}\n");
+        assert_eq!(
+            line,
+            "{\"id\":1,\"ok\":{\"extras\":[\"totals\",\"monitor\",\"remote\",\"qcow2\",\"qcow2-written\"]}}\n"
+        );
         assert!(lines.buffer().is_empty());
         Self(stream)
     }
 
-    fn say(&mut self, message: &str) {
+    pub(super) fn say(&mut self, message: &str) {
         self.try_say(message).unwrap();
     }
 
@@ -43,7 +46,7 @@ impl Hand {
     }
 
     /// Reads messages until one contains `wanted`. The kernel closes the descriptors that arrive with messages.
-    fn hear(&mut self, wanted: &str) -> String {
+    pub(super) fn hear(&mut self, wanted: &str) -> String {
         loop {
             let mut header = [0; 12];
             self.0.read_exact(&mut header).unwrap();
@@ -66,7 +69,7 @@ impl Hand {
     }
 
     /// Runs the protocol until the new server has opened everything.
-    fn ready(disk: &Disk, begin: &str) -> Self {
+    pub(super) fn ready(disk: &Disk, begin: &str) -> Self {
         let mut hand = Self::agreed(disk);
         hand.say(begin);
         hand.hear("OffersEnd");
@@ -75,7 +78,7 @@ impl Hand {
     }
 }
 
-fn wait_refused(disk: &Disk, times: usize) {
+pub(super) fn wait_refused(disk: &Disk, times: usize) {
     let log = || disk.server.as_ref().unwrap().log();
     eventually("it goes on", || (log().matches("live upgrade failed").count() >= times).then_some(()));
 }

@@ -11,6 +11,7 @@
 
 mod broken;
 mod cut;
+mod mapped;
 mod remote;
 
 use std::path::PathBuf;

@@ -2,7 +2,8 @@
 //!
 //! `lease → begin_use: the storage's lock is taken → rings run → end_use: writes are durable, the lock is released`
 //!
-//! Storage on another machine may not answer, so its calls run on a thread of their own (`storage_thread.rs`).
+//! Storage on another machine may not answer, and tables of a writable image are read and closed. So these calls run on a
+//! thread of their own (`storage_thread.rs`).
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError};
@@ -35,7 +36,7 @@ pub(crate) enum LeaseError {
 #[derive(Debug)]
 pub(crate) struct RingLease {
     disk: Arc<Disk>,
-    /// `None`: the disk is on this host.
+    /// `None`: the storage need not be told.
     storage: Option<Arc<StorageThread>>,
     uses_storage: bool,
 }

@@ -1,8 +1,8 @@
-//! One session's calls of storage on another machine, which may not answer.
+//! One session's calls of storage that may not answer: on another machine, or behind the tables of a writable image.
 //!
 //! `session → begin | end → this thread, one call after another → the session, which waits only so long`
 //!
-//! The thread has rights that a session's thread lacks: to connect to the other machine again.
+//! The thread has rights that a session's thread lacks: to connect to another machine again, and to sync a file.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -38,14 +38,14 @@ pub(crate) struct StorageThread {
 }
 
 impl StorageThread {
-    /// Starts the thread for a session of `disk`; `None`: the disk is on this host. To be called before the calling thread
+    /// Starts the thread for a session of `disk`; `None`: the storage needs no such calls. To be called before the calling thread
     /// takes its role.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub fn start(disk: &Arc<Disk>) -> io::Result<Option<Arc<Self>>> {
         let backing = disk.image().backing();
-        if !backing.is_remote() {
+        if !backing.waits_for_use() {
             return Ok(None);
         }
         let (calls, wanted) = channel::<Call>();
@@ -58,7 +58,7 @@ impl StorageThread {
         Ok(Some(Arc::new(Self { calls })))
     }
 
-    /// Takes the storage's lock. Waits as long as the session, its front-end and `limit` allow.
+    /// Takes the storage's lock, and reads its tables. Waits as long as the session, its front-end and `limit` allow.
     pub fn begin(
         &self,
         session: &SessionLink,
@@ -94,7 +94,7 @@ impl StorageThread {
         }
     }
 
-    /// Makes all writes durable, and releases the storage's lock.
+    /// Makes all writes durable, closes the storage's tables, and releases its lock.
     pub fn end(&self, timeout: Duration) -> Result<(), StorageError> {
         let (done, ended) = sync_channel(1);
         self.call(move |disk| {

@@ -8,8 +8,9 @@
 //! - The batch takes from each engine in turn, and a change does at most a turn's work. So no guest's queue waits for all
 //!   of another one's.
 //! - A claim that fails alone does not fail the others of its batch.
-//! - The thread ends when it is told to, or when the volume has gone. It then returns the reserve and the unlinked clusters
-//!   to the image, and refuses what was not answered.
+//! - When a guest's requests begin, the thread reads the tables, unless it has them. When they have ended, it returns the
+//!   reserve and the unlinked clusters to the image, and forgets the tables. So another server may use the image in between.
+//! - The thread ends when it is told to, or when the volume has gone. It refuses what was not answered.
 //! - System calls: `pread64`, `pwrite64`, `fdatasync`, `fallocate`, `ftruncate`, `fstat`, `lseek`, `futex`, and `write` to
 //!   engines' eventfds. `thread.rs` in `blk_server` chooses the role.
 //!
@@ -27,9 +28,10 @@ use rustix::io::Errno;
 use tracing::{debug, error};
 
 use self::below::{Lower, Memory};
-use super::Volume;
-use super::link::{Asked, Change, ChangeError, Done, Link, Peer};
+use super::link::{Asked, Change, ChangeError, Done, Link, Peer, Use};
 use super::table_file::TableFile;
+use super::{Tables, Volume};
+use crate::error::line;
 
 /// Changes of a batch.
 const BATCH: usize = 64;
@@ -58,12 +60,16 @@ impl MetadataThread {
         volume: &Arc<Volume>,
         enter: impl FnOnce() -> bool + Send + 'static,
     ) -> io::Result<Option<Self>> {
-        let Some((link, writer)) = volume.take_writer() else { return Ok(None) };
+        let Some((link, tables)) = volume.take_tables() else { return Ok(None) };
+        let writer = match tables {
+            Tables::Read(writer) => Some(*writer),
+            Tables::Theirs => None,
+        };
         let (weak, own) = (Arc::downgrade(volume), Arc::clone(&link));
         let run = move || {
             let guard = CloseOnDrop(Arc::clone(&own));
             if enter() {
-                Metadata::new(weak, own, *writer).run();
+                Metadata::new(weak, own, writer).run();
             } else {
                 own.close(Err("the thread could not take its role".to_owned()));
             }
@@ -111,7 +117,9 @@ impl Drop for CloseOnDrop {
 struct Metadata {
     volume: Weak<Volume>,
     link: Arc<Link>,
-    writer: Writer<TableFile>,
+    /// `None`: the disk is not in use, and another server may change its tables.
+    writer: Option<Writer<TableFile>>,
+    users: usize,
     below: Memory,
     peers: Vec<Peer>,
     /// The engine whose changes are taken first.
@@ -125,12 +133,12 @@ struct Metadata {
 }
 
 /// The volume's tables in memory.
-struct Tables<'a> {
+struct Shown<'a> {
     volume: &'a Volume,
     link: &'a Link,
 }
 
-impl View for Tables<'_> {
+impl View for Shown<'_> {
     fn file_grew(&mut self, len_bytes: u64) {
         self.volume.grow_top(len_bytes);
     }
@@ -151,11 +159,12 @@ impl View for Tables<'_> {
 }
 
 impl Metadata {
-    fn new(volume: Weak<Volume>, link: Arc<Link>, writer: Writer<TableFile>) -> Self {
+    fn new(volume: Weak<Volume>, link: Arc<Link>, writer: Option<Writer<TableFile>>) -> Self {
         Self {
             volume,
             link,
             writer,
+            users: 0,
             below: Memory::default(),
             peers: Vec::new(),
             first_peer: 0,
@@ -171,6 +180,11 @@ impl Metadata {
         while !self.link.is_told_to_close() {
             let Some(volume) = self.volume.upgrade() else { break };
             self.link.update(&mut self.peers);
+            if let Some(order) = self.link.next_order() {
+                let outcome = self.carry_out(order.what, &volume);
+                order.answer(outcome);
+                continue;
+            }
             self.take_batch();
             let is_idle = self.batch.is_empty();
             self.answer_batch(&volume);
@@ -184,6 +198,24 @@ impl Metadata {
             }
         }
         self.close();
+    }
+
+    fn carry_out(&mut self, what: Use, volume: &Volume) -> Result<(), String> {
+        match what {
+            Use::Begins => {
+                if self.writer.is_none() {
+                    self.writer = Some(volume.read_tables()?);
+                    // The other server may have been killed before it made its changes durable.
+                    self.link.set_dirty(true);
+                }
+                self.users += 1;
+                Ok(())
+            }
+            Use::Ends => {
+                self.users = self.users.saturating_sub(1);
+                if self.users == 0 { self.close_tables() } else { Ok(()) }
+            }
+        }
     }
 
     /// Takes changes of all engines in turn.
@@ -203,10 +235,17 @@ impl Metadata {
 
     fn answer_batch(&mut self, volume: &Volume) {
         let mut batch = std::mem::take(&mut self.batch);
-        self.load(volume, &batch);
-        self.claim(volume, &batch);
-        self.zero(volume, &batch);
-        self.sync(&batch);
+        if let Some(mut writer) = self.writer.take() {
+            self.load(&mut writer, volume, &batch);
+            self.claim(&mut writer, volume, &batch);
+            self.zero(&mut writer, volume, &batch);
+            self.sync(&mut writer, &batch);
+            self.writer = Some(writer);
+        } else {
+            batch.iter().for_each(|(peer, asked)| {
+                self.answer(*peer, asked.token, Err(ChangeError::Errno(EIO)));
+            });
+        }
         batch.clear();
         self.batch = batch;
     }
@@ -215,13 +254,13 @@ impl Metadata {
         self.peers[peer].answer(token, result);
     }
 
-    fn load(&mut self, volume: &Volume, batch: &[(usize, Asked)]) {
+    fn load(&mut self, writer: &mut Writer<TableFile>, volume: &Volume, batch: &[(usize, Asked)]) {
         let mut loaded: Vec<(u64, Box<[u64]>)> = Vec::new();
         for (peer, asked) in batch {
             let Change::Load { slice } = asked.change else { continue };
             let words = match loaded.iter().find(|(number, _)| *number == slice) {
                 Some((_, words)) => Ok(words.clone()),
-                None => self.read_slice(volume, slice),
+                None => self.read_slice(writer, volume, slice),
             };
             if let Ok(words) = &words {
                 volume.keep(volume.loaded(slice, words));
@@ -231,14 +270,19 @@ impl Metadata {
         }
     }
 
-    fn read_slice(&mut self, volume: &Volume, slice: u64) -> Result<Box<[u64]>, ChangeError> {
+    fn read_slice(
+        &mut self,
+        writer: &mut Writer<TableFile>,
+        volume: &Volume,
+        slice: u64,
+    ) -> Result<Box<[u64]>, ChangeError> {
         if !volume.has_slice(slice) {
             return Err(ChangeError::Damaged);
         }
         let (first, count) = volume.clusters_of_slice(slice);
         let mut entries = vec![RawL2Entry::default(); count];
-        let mut view = Tables { volume, link: &self.link };
-        let read = self.writer.slice(first, &mut entries, &mut view);
+        let mut view = Shown { volume, link: &self.link };
+        let read = writer.slice(first, &mut entries, &mut view);
         read.map_err(|error| self.failed(volume, &error))?;
         let extended = volume.has_extended_l2();
         let words = entries.iter().flat_map(|entry| {
@@ -248,7 +292,7 @@ impl Metadata {
     }
 
     /// Claims the ranges of all, and each alone if that fails.
-    fn claim(&mut self, volume: &Volume, batch: &[(usize, Asked)]) {
+    fn claim(&mut self, writer: &mut Writer<TableFile>, volume: &Volume, batch: &[(usize, Asked)]) {
         let claims = || {
             batch.iter().filter_map(|(peer, asked)| match &asked.change {
                 Change::Claim(range) => Some((*peer, asked.token, range)),
@@ -259,45 +303,50 @@ impl Metadata {
         if ranges.is_empty() {
             return;
         }
-        let all = self.claim_ranges(volume, &ranges);
+        let all = self.claim_ranges(writer, volume, &ranges);
         let is_alone = claims().nth(1).is_none();
         for (peer, token, range) in claims() {
             let result = match all {
                 Err(error) if !is_alone && !matches!(error, ChangeError::SyncFailed(_)) => {
-                    self.claim_ranges(volume, std::slice::from_ref(range))
+                    self.claim_ranges(writer, volume, std::slice::from_ref(range))
                 }
                 all => all,
             };
             self.answer(peer, token, result.map(|()| Done::Claimed));
         }
-        self.note_unlinked();
+        self.note_unlinked(writer);
     }
 
-    fn claim_ranges(&mut self, volume: &Volume, ranges: &[Range<u64>]) -> Result<(), ChangeError> {
+    fn claim_ranges(
+        &mut self,
+        writer: &mut Writer<TableFile>,
+        volume: &Volume,
+        ranges: &[Range<u64>],
+    ) -> Result<(), ChangeError> {
         let mut lower = Lower { volume, memory: &mut self.below };
-        let mut view = Tables { volume, link: &self.link };
-        let claimed = self.writer.claim(ranges, &mut lower, &mut view);
+        let mut view = Shown { volume, link: &self.link };
+        let claimed = writer.claim(ranges, &mut lower, &mut view);
         claimed.map_err(|error| self.failed(volume, &error))
     }
 
-    fn zero(&mut self, volume: &Volume, batch: &[(usize, Asked)]) {
+    fn zero(&mut self, writer: &mut Writer<TableFile>, volume: &Volume, batch: &[(usize, Asked)]) {
         for (peer, asked) in batch {
             let Change::Zero { range, unmap } = &asked.change else { continue };
             let mut lower = Lower { volume, memory: &mut self.below };
-            let mut view = Tables { volume, link: &self.link };
-            let zeroed = self.writer.zero(range.clone(), *unmap, &mut lower, &mut view);
+            let mut view = Shown { volume, link: &self.link };
+            let zeroed = writer.zero(range.clone(), *unmap, &mut lower, &mut view);
             let result = zeroed.map(|to| Done::Zeroed { to }).map_err(|error| self.failed(volume, &error));
             self.answer(*peer, asked.token, result);
-            self.note_unlinked();
+            self.note_unlinked(writer);
         }
     }
 
-    fn sync(&mut self, batch: &[(usize, Asked)]) {
+    fn sync(&mut self, writer: &mut Writer<TableFile>, batch: &[(usize, Asked)]) {
         let syncs = || batch.iter().filter(|(_, asked)| asked.change == Change::Sync);
         if syncs().next().is_none() {
             return;
         }
-        let result = self.writer.sync();
+        let result = writer.sync();
         match &result {
             Ok(()) => self.link.set_dirty(false),
             Err(error) => self.note_failed_sync(error),
@@ -333,9 +382,9 @@ impl Metadata {
     }
 
     /// Takes over unlinked clusters, unless others wait for their release: the writer then collects them.
-    fn note_unlinked(&mut self) {
+    fn note_unlinked(&mut self, writer: &mut Writer<TableFile>) {
         if self.unlinked.is_none()
-            && let Some(unlinked) = self.writer.take_unlinked()
+            && let Some(unlinked) = writer.take_unlinked()
         {
             self.unlinked = Some((self.link.epochs.begin_next(), unlinked));
         }
@@ -345,50 +394,58 @@ impl Metadata {
     fn release(&mut self, is_idle: bool) {
         self.busy_batches = if is_idle { 0 } else { self.busy_batches + 1 };
         let Some((epoch, unlinked)) = self.unlinked.take() else { return };
+        let Some(mut writer) = self.writer.take() else { return };
         // An engine that has joined meanwhile may know them.
         self.link.update(&mut self.peers);
         let is_over = self.peers.iter().all(|peer| peer.is_since(epoch));
         if !is_over || !is_idle && self.busy_batches < BUSY_BATCHES {
             self.unlinked = Some((epoch, unlinked));
-            return;
+        } else {
+            self.busy_batches = 0;
+            self.release_now(&mut writer, unlinked);
+            self.note_unlinked(&mut writer);
         }
-        self.busy_batches = 0;
-        if let Err(error) = self.writer.release(unlinked) {
+        self.writer = Some(writer);
+    }
+
+    fn release_now(&self, writer: &mut Writer<TableFile>, unlinked: Unlinked) {
+        if let Err(error) = writer.release(unlinked) {
             self.note_failed_sync(&error);
             // They are a leak. If the writer has stopped, the next change says so.
             debug!("unlinked clusters are not released: {}", line(&error));
         }
-        self.note_unlinked();
     }
 
     fn close(mut self) {
         // No op looks anything up any more that a change could free.
         self.link.refuse();
-        if let Some((_, unlinked)) = self.unlinked.take() {
-            self.give_back(unlinked);
-        }
-        if let Some(unlinked) = self.writer.take_unlinked() {
-            self.give_back(unlinked);
-        }
-        let closed = self.writer.close().map_err(|error| {
-            self.note_failed_sync(&error);
-            line(&error)
-        });
+        let closed = self.close_tables();
         let link = Arc::clone(&self.link);
         // The file's lock must be free when the others learn of the end.
         drop(self);
         link.close(closed);
     }
 
+    /// Returns the reserve and the unlinked clusters to the image. Nothing of the tables is kept. After an error the image
+    /// has leaks.
+    fn close_tables(&mut self) -> Result<(), String> {
+        let Some(mut writer) = self.writer.take() else { return Ok(()) };
+        let unlinked = self.unlinked.take().map(|(_, unlinked)| unlinked);
+        for unlinked in [unlinked, writer.take_unlinked()].into_iter().flatten() {
+            self.give_back(&mut writer, unlinked);
+        }
+        writer.close().map_err(|error| {
+            self.note_failed_sync(&error);
+            line(&error)
+        })
+    }
+
     /// Releases unlinked clusters at the end, if no op knows them.
-    fn give_back(&mut self, unlinked: Unlinked) {
+    fn give_back(&mut self, writer: &mut Writer<TableFile>, unlinked: Unlinked) {
         let epoch = self.link.epochs.begin_next();
         self.link.update(&mut self.peers);
-        if self.peers.iter().all(|peer| peer.is_since(epoch))
-            && let Err(error) = self.writer.release(unlinked)
-        {
-            self.note_failed_sync(&error);
-            debug!("unlinked clusters are not released: {}", line(&error));
+        if self.peers.iter().all(|peer| peer.is_since(epoch)) {
+            self.release_now(writer, unlinked);
         }
     }
 }
@@ -419,12 +476,6 @@ fn change_error(error: &WriteError) -> ChangeError {
         _ if is_damaged => ChangeError::Damaged,
         _ => ChangeError::Errno(errno.unwrap_or(EIO)),
     }
-}
-
-/// An error with its causes.
-fn line(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use proptest::prelude::*;
 use xtask::sizes::Size;
 
 use crate::error::Limit;
-use crate::image::Image;
 use crate::tables::RawL2Entry;
 use crate::tables::refcounts::store_refcount;
 use crate::write::error::WriteError;
@@ -72,8 +71,7 @@ impl crate::WriteAt for Plain {
 
 pub fn open(bytes: Vec<u8>) -> Result<Writer<Plain>, WriteError> {
     let plain = Plain { bytes: bytes.into(), ..Plain::default() };
-    let (file, header, l1) = Image::open(plain).map_err(WriteError::Format)?.into_parts();
-    Writer::new(file, header, l1)
+    Writer::open(plain)
 }
 
 /// Uses all cells in all ways.

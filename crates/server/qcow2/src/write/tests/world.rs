@@ -9,7 +9,6 @@ use std::rc::Rc;
 use fastrand::Rng;
 
 use crate::header::Header;
-use crate::image::Image;
 use crate::tables::{L2Entry, RawL2Entry};
 use crate::write::error::WriteError;
 use crate::write::interface::{Below, View, WriteAt};
@@ -92,8 +91,7 @@ impl World {
     }
 
     fn writer(disk: &SimDisk) -> Writer<SimDisk> {
-        let (file, header, l1) = Image::open(disk.clone()).unwrap().into_parts();
-        Writer::new(file, header, l1).unwrap()
+        Writer::open(disk.clone()).unwrap()
     }
 
     /// A new life after a loss of power, or a kill.
