@@ -4,6 +4,7 @@
 //! first cluster → header/ (Header, Geometry) → L1 table → L2 entries (tables/) → mapping.rs: runs of guest data
 //!                                                                             └ compressed.rs: one cluster
 //! image.rs: one file; chain.rs: a file and its backing files; check/: reference counts against references
+//! write/: changes while a guest runs; repair/: corrections of what a check finds
 //! ```
 //!
 //! - Each number of a file is checked before it is used; a file may be hostile.
@@ -24,6 +25,7 @@ mod header;
 mod image;
 mod mapping;
 mod read_at;
+pub mod repair;
 mod snapshots;
 mod tables;
 #[cfg(test)]

@@ -53,7 +53,10 @@ impl<F: ReadAt> Walk<'_, F> {
                     Ok(Some(offset)) => {
                         _ = walk.refer("bitmap", offset, geometry.cluster_bytes(), User::Table)
                     }
-                    Err(problem) => walk.bad(table, BadEntry { table: Table::Bitmap, index, value, problem }),
+                    Err(problem) => {
+                        walk.bad(table, BadEntry { table: Table::Bitmap, index, value, problem });
+                        walk.obstacles.unknown_references = true;
+                    }
                 }
             });
         }

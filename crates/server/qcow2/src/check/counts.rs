@@ -31,7 +31,7 @@ impl User {
 
 /// Counters for a window.
 #[derive(Debug)]
-pub(super) struct Counts {
+pub(crate) struct Counts {
     /// The window's first cluster.
     start: u64,
     counters: Vec<u32>,
@@ -68,8 +68,13 @@ impl Counts {
         self.start == 0
     }
 
+    /// The first cluster after the window, which is not shorter at the end of the file.
+    pub(crate) fn window_end(&self) -> u64 {
+        self.start + WINDOW_CLUSTERS
+    }
+
     /// The clusters of the window that the file has.
-    pub(super) fn range(&self) -> std::ops::Range<u64> {
+    pub(crate) fn range(&self) -> std::ops::Range<u64> {
         self.start..(self.start + self.counters.len() as u64).min(self.clusters)
     }
 
@@ -89,12 +94,18 @@ impl Counts {
     }
 
     /// Whether a cluster of the window has references.
-    pub(super) fn is_used(&self, cluster: u64) -> bool {
+    pub(crate) fn is_used(&self, cluster: u64) -> bool {
         self.of(cluster).0 != 0
     }
 
+    /// The number of references of a cluster of the window. `None`: there are too many for the counter.
+    pub(crate) fn exact(&self, cluster: u64) -> Option<u64> {
+        let references = self.of(cluster).0;
+        (references < COUNT_MASK.into()).then_some(references)
+    }
+
     /// The number of references, and whether something uses the cluster that must not share it.
-    pub(super) fn of(&self, cluster: u64) -> (u64, bool) {
+    pub(crate) fn of(&self, cluster: u64) -> (u64, bool) {
         let at = usize::try_from(cluster - self.start).unwrap_or(usize::MAX);
         let counter = self.counters.get(at).copied().unwrap_or_default();
         let (count, users) = (counter & COUNT_MASK, counter & !COUNT_MASK);

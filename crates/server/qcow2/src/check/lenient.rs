@@ -5,9 +5,9 @@ use crate::geometry::Geometry;
 use crate::tables::{EntryProblem, L1Entry, L2Entry, RawL2Entry};
 
 /// A decoded entry, if it has a meaning, and the first thing that is wrong with it.
-pub(super) type Decoded<T> = (Option<T>, Option<EntryProblem>);
+pub(crate) type Decoded<T> = (Option<T>, Option<EntryProblem>);
 
-pub(super) fn l1_entry(value: u64, geometry: &Geometry) -> Decoded<L1Entry> {
+pub(crate) fn l1_entry(value: u64, geometry: &Geometry) -> Decoded<L1Entry> {
     match L1Entry::decode(value, geometry) {
         Ok(entry) => (Some(entry), None),
         Err(problem @ EntryProblem::Reserved { bits }) => {
@@ -17,7 +17,7 @@ pub(super) fn l1_entry(value: u64, geometry: &Geometry) -> Decoded<L1Entry> {
     }
 }
 
-pub(super) fn l2_entry(raw: RawL2Entry, geometry: &Geometry) -> Decoded<L2Entry> {
+pub(crate) fn l2_entry(raw: RawL2Entry, geometry: &Geometry) -> Decoded<L2Entry> {
     let mut first = None;
     let mut next = Some(raw);
     // Each round clears bits, and there are two words.

@@ -14,15 +14,16 @@
 mod bitmaps;
 mod counts;
 mod finding;
-mod lenient;
+pub(crate) mod lenient;
+pub(crate) mod obstacles;
 mod refcounts;
-mod walk;
+pub(crate) mod walk;
 
 use crate::error::FormatError;
 use crate::image::Image;
 use crate::read_at::ReadAt;
 
-use counts::Counts;
+use obstacles::Obstacles;
 use walk::Walk;
 
 pub use finding::{CheckReport, Finding, Severity};
@@ -35,20 +36,50 @@ pub fn check<F: ReadAt>(
     image: &Image<F>,
     found: &mut dyn FnMut(&Finding),
 ) -> Result<CheckReport, FormatError> {
+    survey(image, found).map(|(report, _)| report)
+}
+
+/// Checks an image, and finds out how it can be repaired.
+pub(crate) fn survey<F: ReadAt>(
+    image: &Image<F>,
+    found: &mut dyn FnMut(&Finding),
+) -> Result<(CheckReport, Obstacles), FormatError> {
+    each_window(image, Scope::All, found, |walk| {
+        walk.compare();
+        Ok(())
+    })
+}
+
+/// Which references are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// All.
+    All,
+    /// Not those of the refcount table, which is to be built anew.
+    WithoutRefcounts,
+}
+
+/// Counts references, and calls `visit` for each window of clusters that have some, or that have stored counts.
+pub(crate) fn each_window<'a, F: ReadAt, E: From<FormatError>>(
+    image: &'a Image<F>,
+    scope: Scope,
+    found: &'a mut dyn FnMut(&Finding),
+    mut visit: impl FnMut(&mut Walk<'a, F>) -> Result<(), E>,
+) -> Result<(CheckReport, Obstacles), E> {
     let read = |source| FormatError::Read { what: "length", offset: 0, source };
     let file_bytes = image.file().len_bytes().map_err(read)?;
-    let cluster_bytes = image.header().geometry.cluster_bytes();
-    let clusters = file_bytes.div_ceil(cluster_bytes);
-    let total_clusters = image.header().size_bytes.div_ceil(cluster_bytes);
-    let mut report = CheckReport { total_clusters, ..CheckReport::default() };
-    let mut walk = Walk::new(image, file_bytes, Counts::new(clusters), &mut report, found);
+    let mut walk = Walk::new(image, file_bytes, found);
     let mut window = Some(0);
     while let Some(start) = window {
         walk.counts.move_to(start);
         walk.references();
-        walk.compare();
-        let next = [walk.counts.next_window(), walk.next_window_with_counts()];
-        window = next.into_iter().flatten().min();
+        let mut with_counts = None;
+        if scope == Scope::All {
+            walk.refcount_references();
+            with_counts = walk.next_window_with_counts();
+        }
+        visit(&mut walk)?;
+        window = [walk.counts.next_window(), with_counts].into_iter().flatten().min();
     }
-    Ok(report)
+    Ok((walk.report, walk.obstacles))
 }

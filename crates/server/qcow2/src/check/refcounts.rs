@@ -14,7 +14,7 @@ const CACHE_BYTES: usize = 4 << 20;
 
 /// The stored reference counts of an image.
 #[derive(Debug)]
-pub(super) struct Refcounts<'a, F> {
+pub(crate) struct Refcounts<'a, F> {
     file: &'a F,
     geometry: Geometry,
     file_bytes: u64,
@@ -34,7 +34,7 @@ impl<'a, F: ReadAt> Refcounts<'a, F> {
     }
 
     /// The table's entries, as stored.
-    pub(super) fn entries(&self) -> u64 {
+    pub(crate) fn entries(&self) -> u64 {
         self.table.len() as u64 / 8
     }
 
@@ -48,13 +48,13 @@ impl<'a, F: ReadAt> Refcounts<'a, F> {
     }
 
     /// Blocks that break the format, or that the file does not have, are empty: the walk reports them.
-    fn block_offset(&self, index: u64) -> Option<u64> {
+    pub(crate) fn block_offset(&self, index: u64) -> Option<u64> {
         let entry = RefcountTableEntry::decode(self.entry(index), &self.geometry).ok()?;
         entry.block.filter(|offset| *offset < self.file_bytes)
     }
 
     /// The stored count of a cluster.
-    pub(super) fn of(&mut self, cluster: u64) -> Result<u64, FormatError> {
+    pub(crate) fn of(&mut self, cluster: u64) -> Result<u64, FormatError> {
         let entries = self.geometry.refcount_block_entries();
         let Some(offset) = self.block_offset(cluster / entries) else { return Ok(0) };
         let geometry = self.geometry;

@@ -1,10 +1,12 @@
 //! Visits everything that an image refers to: header, L1 and L2 tables, snapshots, bitmaps, reference counts.
 //!
-//! The walk repeats for each window of counters. Findings about entries are reported in the first.
+//! The walk repeats for each window of counters. Findings about entries are reported in the first. What a repair must know
+//! besides the findings is noted in [`Obstacles`].
 
 use crate::check::counts::{Counts, User};
 use crate::check::finding::{CheckReport, Finding, Severity};
 use crate::check::lenient;
+use crate::check::obstacles::Obstacles;
 use crate::check::refcounts::Refcounts;
 use crate::error::{FormatError, read_padded};
 use crate::geometry::Geometry;
@@ -19,51 +21,56 @@ use crate::tables::{
 /// Long tables are read in pieces.
 const PIECE_ENTRIES: u64 = 8192;
 
-pub(super) struct Walk<'a, F> {
-    pub(super) image: &'a Image<F>,
-    pub(super) counts: Counts,
+pub(crate) struct Walk<'a, F> {
+    pub(crate) image: &'a Image<F>,
+    pub(crate) counts: Counts,
     geometry: Geometry,
     file_bytes: u64,
-    refcounts: Refcounts<'a, F>,
-    report: &'a mut CheckReport,
+    pub(crate) refcounts: Refcounts<'a, F>,
+    pub(super) report: CheckReport,
+    pub(super) obstacles: Obstacles,
     found: &'a mut dyn FnMut(&Finding),
 }
 
 impl<'a, F: ReadAt> Walk<'a, F> {
-    pub(super) fn new(
-        image: &'a Image<F>,
-        file_bytes: u64,
-        counts: Counts,
-        report: &'a mut CheckReport,
-        found: &'a mut dyn FnMut(&Finding),
-    ) -> Self {
+    pub(super) fn new(image: &'a Image<F>, file_bytes: u64, found: &'a mut dyn FnMut(&Finding)) -> Self {
         let (refcounts, failed) = Refcounts::read(image.file(), image.header(), file_bytes);
         let geometry = image.header().geometry;
-        let mut walk = Self { image, counts, geometry, file_bytes, refcounts, report, found };
+        let clusters = file_bytes.div_ceil(geometry.cluster_bytes());
+        let total_clusters = image.header().size_bytes.div_ceil(geometry.cluster_bytes());
+        let (counts, obstacles) = (Counts::new(clusters), Obstacles::default());
+        let report = CheckReport { total_clusters, ..CheckReport::default() };
+        let mut walk = Self { image, counts, geometry, file_bytes, refcounts, report, obstacles, found };
         failed.map(Finding::Unreadable).iter().for_each(|finding| walk.tell(finding));
         walk
     }
 
-    /// Counts all references into the window.
+    /// Counts the references of the header, the mapping, the snapshots and the bitmaps into the window.
     pub(super) fn references(&mut self) {
         let header = self.image.header();
-        let cluster_bytes = self.geometry.cluster_bytes();
-        self.refer("header", 0, cluster_bytes, User::Table);
+        self.refer("header", 0, self.geometry.cluster_bytes(), User::Table);
         self.l1_table(header.l1, true);
         self.snapshots();
         self.bitmaps();
-        let at = header.refcount_table;
-        self.refer("refcount table", at.offset, u64::from(at.count) * cluster_bytes, User::Table);
+    }
+
+    /// Counts the references of the refcount table into the window.
+    pub(super) fn refcount_references(&mut self) {
+        let (at, cluster_bytes) = (self.image.header().refcount_table, self.geometry.cluster_bytes());
+        let table_bytes = u64::from(at.count) * cluster_bytes;
+        let mut is_usable = self.refer_only("refcount table", at.offset, table_bytes, User::Table);
         for index in 0..self.refcounts.entries() {
             let value = self.refcounts.entry(index);
-            match RefcountTableEntry::decode(value, &self.geometry).map(|entry| entry.block) {
-                Ok(None) => {}
-                Ok(Some(block)) => _ = self.refer("refcount block", block, cluster_bytes, User::Table),
+            is_usable &= match RefcountTableEntry::decode(value, &self.geometry).map(|entry| entry.block) {
+                Ok(None) => true,
+                Ok(Some(block)) => self.refer_only("refcount block", block, cluster_bytes, User::Table),
                 Err(problem) => {
-                    self.bad(at.offset, BadEntry { table: Table::Refcount, index, value, problem })
+                    self.bad(at.offset, BadEntry { table: Table::Refcount, index, value, problem });
+                    false
                 }
-            }
+            };
         }
+        self.obstacles.unusable_counts |= !is_usable;
     }
 
     fn snapshots(&mut self) {
@@ -88,6 +95,7 @@ impl<'a, F: ReadAt> Walk<'a, F> {
             let (entry, problem) = lenient::l1_entry(value, &walk.geometry);
             if let Some(problem) = problem {
                 walk.bad(at.offset, BadEntry { table: Table::L1, index, value, problem });
+                walk.obstacles.unknown_references |= entry.is_none();
             }
             let Some(L1Entry { l2_table: Some(table), copied }) = entry else { return };
             if active {
@@ -115,6 +123,7 @@ impl<'a, F: ReadAt> Walk<'a, F> {
             if let Some(problem) = problem.or(self.identity(entry, guest)) {
                 let bad = BadEntry { table: Table::L2, index: index.into(), value: raw.cluster, problem };
                 self.bad(table, bad);
+                self.obstacles.unknown_references |= entry.is_none();
             }
             match entry {
                 Some(L2Entry::Compressed(cluster)) => self.compressed(cluster, counts_guests),
@@ -182,7 +191,7 @@ impl<'a, F: ReadAt> Walk<'a, F> {
     }
 
     /// Calls `visit` with index and value of each entry.
-    pub(super) fn entries(
+    pub(crate) fn entries(
         &mut self,
         what: &'static str,
         offset: u64,
@@ -207,6 +216,13 @@ impl<'a, F: ReadAt> Walk<'a, F> {
     /// Counts a reference to each cluster of a range. Returns false, and counts nothing, if the range is past the end of
     /// the file: the last cluster of the file may be shorter than a cluster.
     pub(super) fn refer(&mut self, what: &'static str, offset: u64, len_bytes: u64, user: User) -> bool {
+        let is_inside = self.refer_only(what, offset, len_bytes, user);
+        self.obstacles.unknown_references |= !is_inside;
+        is_inside
+    }
+
+    /// The same for the refcount table and its blocks, without which all references are known.
+    fn refer_only(&mut self, what: &'static str, offset: u64, len_bytes: u64, user: User) -> bool {
         let Some(last) = len_bytes.checked_sub(1) else { return true };
         let cluster_bits = self.geometry.cluster_bits;
         let clusters = self.file_bytes.div_ceil(self.geometry.cluster_bytes());
@@ -223,6 +239,7 @@ impl<'a, F: ReadAt> Walk<'a, F> {
 
     /// Compares the window's counters with the stored counts.
     pub(super) fn compare(&mut self) {
+        self.find_shared_counts();
         let std::ops::Range { mut start, end } = self.counts.range();
         let block_bits = self.geometry.refcount_block_bits();
         while start < end {
@@ -232,10 +249,22 @@ impl<'a, F: ReadAt> Walk<'a, F> {
             for cluster in start..end_of_block {
                 if has_block || self.counts.is_used(cluster) {
                     self.compare_one(cluster);
+                    self.obstacles.missing_blocks |= !has_block;
                 }
             }
             start = end_of_block;
         }
+    }
+
+    /// A count that is stored in a cluster of something else cannot be changed.
+    fn find_shared_counts(&mut self) {
+        let (at, range) = (self.image.header().refcount_table, self.counts.range());
+        let first = at.offset >> self.geometry.cluster_bits;
+        let blocks = (0..self.refcounts.entries()).filter_map(|index| self.refcounts.block_offset(index));
+        let blocks = blocks.map(|offset| offset >> self.geometry.cluster_bits);
+        let mut clusters = (first..first + u64::from(at.count)).chain(blocks);
+        let is_shared = clusters.any(|cluster| range.contains(&cluster) && self.counts.of(cluster).0 != 1);
+        self.obstacles.unusable_counts |= is_shared;
     }
 
     fn compare_one(&mut self, cluster: u64) {
@@ -270,6 +299,8 @@ impl<'a, F: ReadAt> Walk<'a, F> {
 
     /// Reports what each walk finds again.
     pub(super) fn tell_first(&mut self, finding: Finding) {
+        let is_unread = matches!(finding, Finding::Broken(_) | Finding::Unreadable(_));
+        self.obstacles.unknown_references |= is_unread;
         if self.counts.is_first() {
             self.tell(&finding);
         }

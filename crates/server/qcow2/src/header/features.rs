@@ -4,8 +4,8 @@ use crate::error::{FormatError, Limit};
 use crate::header::extensions::{Extensions, Feature};
 use crate::header::fields::Fields;
 
-const DIRTY: u64 = 1;
-const CORRUPT: u64 = 1 << 1;
+pub(crate) const DIRTY: u64 = 1;
+pub(crate) const CORRUPT: u64 = 1 << 1;
 const EXTERNAL_DATA_FILE: u64 = 1 << 2;
 const COMPRESSION_TYPE: u64 = 1 << 3;
 const EXTENDED_L2: u64 = 1 << 4;
@@ -13,6 +13,7 @@ const KNOWN_INCOMPATIBLE: u64 = DIRTY | CORRUPT | EXTERNAL_DATA_FILE | COMPRESSI
 const LAZY_REFCOUNTS: u64 = 1;
 const BITMAPS: u64 = 1;
 pub(super) const RAW_EXTERNAL_DATA: u64 = 1 << 1;
+pub(crate) const KNOWN_AUTOCLEAR: u64 = BITMAPS | RAW_EXTERNAL_DATA;
 
 /// Features that a reader must know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +94,7 @@ fn autoclear(
     Ok(Autoclear {
         bitmaps: value & BITMAPS != 0,
         raw_external_data: value & RAW_EXTERNAL_DATA != 0,
-        unknown: value & !(BITMAPS | RAW_EXTERNAL_DATA),
+        unknown: value & !KNOWN_AUTOCLEAR,
     })
 }
 

@@ -9,7 +9,7 @@ use crate::geometry::Geometry;
 /// Bits 9 to 55: the offset of a table or a cluster.
 const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 /// Bit 63: the reference count is exactly one.
-const COPIED: u64 = 1 << 63;
+pub(crate) const COPIED: u64 = 1 << 63;
 /// Bit 62 of an L2 entry.
 const COMPRESSED: u64 = 1 << 62;
 /// Bit 0 of a standard L2 entry.

@@ -8,7 +8,7 @@ use crate::tables::RawL2Entry;
 /// A file that a [`Writer`](crate::Writer) changes.
 ///
 /// The writer's offsets and lengths are multiples of 4 KiB, also those of its reads, so the file may be open for direct
-/// I/O; the memory of its buffers is not aligned.
+/// I/O; the memory of its buffers is not aligned. [`repair`](crate::repair::repair) uses multiples of 512 bytes.
 pub trait WriteAt: ReadAt {
     /// Writes all of `data`.
     ///
@@ -33,6 +33,24 @@ pub trait WriteAt: ReadAt {
     /// # Errors
     /// Each sector of the range has its old content, or zeroes.
     fn punch_hole(&self, offset: u64, len_bytes: u64) -> io::Result<()>;
+}
+
+impl<T: WriteAt + ?Sized> WriteAt for &T {
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        (**self).write_at(offset, data)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        (**self).sync_data()
+    }
+
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        (**self).set_len(len_bytes)
+    }
+
+    fn punch_hole(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        (**self).punch_hole(offset, len_bytes)
+    }
 }
 
 /// What the guest sees where the image has nothing: its backing file.

@@ -30,7 +30,7 @@ mod refill;
 mod release;
 mod reserve;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod writer;
 mod zero;
 

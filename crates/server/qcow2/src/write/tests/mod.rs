@@ -7,11 +7,11 @@
 #![allow(clippy::cast_possible_truncation)]
 
 mod crashes;
-mod disk;
+pub(crate) mod disk;
 mod faults;
 mod growth;
 mod hostile;
-mod images;
+pub(crate) mod images;
 mod limits;
 mod model;
 mod qemu;

@@ -1,0 +1,174 @@
+//! Builds a new refcount table with all its blocks behind the end of the file, which nothing uses. The clusters of the old
+//! ones are free afterwards.
+//!
+//! `references → which blocks are needed → file longer → blocks, table → sync → header → sync`
+//!
+//! - Before the header changes, the file is only longer. A crash leaves the old or the new table.
+//! - A block without counts above 0 is left out, so that a sparse file costs little space.
+
+use std::ops::Range;
+
+use crate::check::walk::Walk;
+use crate::check::{Scope, each_window};
+use crate::error::FormatError;
+use crate::geometry::Geometry;
+use crate::header::TableAt;
+use crate::image::Image;
+use crate::repair::counts::most;
+use crate::repair::error::RepairError;
+use crate::repair::header::name_refcount_table;
+use crate::repair::report::{Event, Note};
+use crate::repair::sectors::{sync, write_changed};
+use crate::tables::refcounts::store_refcount;
+use crate::write::WriteAt;
+
+/// QEMU's limit of the refcount table.
+const MAX_TABLE_BYTES: u64 = 8 << 20;
+
+/// Replaces the refcount table. All references must be known.
+pub(super) fn rebuild<F: WriteAt>(file: &F, tell: &mut dyn FnMut(Event<'_>)) -> Result<(), RepairError> {
+    let image = Image::open(file)?;
+    let plan = Plan::of(&image)?;
+    let bits = image.header().geometry.cluster_bits();
+    let len_bytes = plan.clusters.end << bits;
+    let grown = file.set_len(len_bytes);
+    let (action, what) = ("grow", "file");
+    grown.map_err(|source| RepairError::Io { action, what, offset: len_bytes, source })?;
+    write_blocks(&image, &plan)?;
+    let table = plan.table_bytes();
+    let table_offset = plan.table_cluster() << bits;
+    write_changed(file, "refcount table", table_offset, &vec![0; table.len()], &table)?;
+    sync(file)?;
+    let count = u32::try_from(plan.clusters.end - plan.table_cluster()).unwrap_or(u32::MAX);
+    name_refcount_table(file, TableAt { offset: table_offset, count })?;
+    let clusters = plan.clusters.end - plan.clusters.start;
+    tell(Event::Note(Note::Rebuilt { table_offset, clusters }));
+    Ok(())
+}
+
+/// Which blocks there will be, and where.
+struct Plan {
+    geometry: Geometry,
+    /// The blocks, then the table.
+    clusters: Range<u64>,
+    /// The ranges of clusters whose counts have a block, ascending: one entry of the table for each.
+    blocks: Vec<u64>,
+}
+
+impl Plan {
+    fn of<F: WriteAt>(image: &Image<F>) -> Result<Self, RepairError> {
+        let geometry = image.header().geometry;
+        let read = |source| FormatError::Read { what: "length", offset: 0, source };
+        let file_bytes = image.file().len_bytes().map_err(read)?;
+        let start = file_bytes.div_ceil(geometry.cluster_bytes());
+        Self::place(geometry, start, &used_blocks(image)?)
+    }
+
+    /// The new clusters need counts, too: tried again until their own blocks are among them.
+    fn place(geometry: Geometry, start: u64, used: &[u64]) -> Result<Self, RepairError> {
+        let (per_cluster, block_bits) = (geometry.cluster_bytes() / 8, geometry.refcount_block_bits());
+        let (mut block_count, mut table_clusters) = (0, 1);
+        loop {
+            let end = start + block_count + table_clusters;
+            let too_long = RepairError::TooLong { clusters: end };
+            if end >= 1 << (63 - geometry.cluster_bits()) {
+                return Err(too_long);
+            }
+            let own = start >> block_bits..=(end - 1) >> block_bits;
+            if own.end() / per_cluster >= (MAX_TABLE_BYTES / geometry.cluster_bytes()).max(1) {
+                return Err(too_long);
+            }
+            let before = used.iter().copied().filter(|index| index < own.start());
+            let blocks: Vec<u64> = before.chain(own.clone()).collect();
+            let need = (blocks.len() as u64, own.end() / per_cluster + 1);
+            if need == (block_count, table_clusters) {
+                return Ok(Self { geometry, clusters: start..end, blocks });
+            }
+            // Neither falls when the other rises.
+            (block_count, table_clusters) = need;
+        }
+    }
+
+    fn table_cluster(&self) -> u64 {
+        self.clusters.start + self.blocks.len() as u64
+    }
+
+    fn table_bytes(&self) -> Vec<u8> {
+        let table_clusters = self.clusters.end - self.table_cluster();
+        let len_bytes = table_clusters << self.geometry.cluster_bits();
+        let mut bytes = vec![0; usize::try_from(len_bytes).unwrap_or(usize::MAX)];
+        let entries = bytes.as_chunks_mut::<8>().0;
+        for (index, cluster) in self.blocks.iter().zip(self.clusters.start..) {
+            if let Some(entry) = usize::try_from(*index).ok().and_then(|index| entries.get_mut(index)) {
+                *entry = (cluster << self.geometry.cluster_bits()).to_be_bytes();
+            }
+        }
+        bytes
+    }
+
+    /// The clusters whose counts are in a block.
+    fn range(&self, index: u64) -> Range<u64> {
+        let bits = self.geometry.refcount_block_bits();
+        index << bits..(index + 1) << bits
+    }
+}
+
+/// The ranges of clusters that have references, ascending. Refuses counts that cannot be stored.
+fn used_blocks<F: WriteAt>(image: &Image<F>) -> Result<Vec<u64>, RepairError> {
+    let (geometry, mut used) = (image.header().geometry, Vec::new());
+    each_window(image, Scope::WithoutRefcounts, &mut |_| {}, |walk| {
+        for cluster in walk.counts.range().filter(|cluster| walk.counts.is_used(*cluster)) {
+            let (references, most) = (walk.counts.of(cluster).0, most(&geometry));
+            if walk.counts.exact(cluster).is_none_or(|references| references > most) {
+                return Err(RepairError::TooManyReferences { cluster, references, most });
+            }
+            let index = cluster >> geometry.refcount_block_bits();
+            if used.last() != Some(&index) {
+                used.push(index);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(used)
+}
+
+fn write_blocks<F: WriteAt>(image: &Image<F>, plan: &Plan) -> Result<(), RepairError> {
+    let mut next = plan.blocks.iter().copied().zip(plan.clusters.start..).peekable();
+    each_window(image, Scope::WithoutRefcounts, &mut |_| {}, |walk| {
+        // The windows come in ascending order, and a block is not in two of them.
+        let end = walk.counts.window_end();
+        while let Some((index, cluster)) = next.next_if(|(index, _)| plan.range(*index).start < end) {
+            write_block(image.file(), plan, index, cluster, Some(walk))?;
+        }
+        Ok::<_, RepairError>(())
+    })?;
+    // Only of new clusters.
+    next.try_for_each(|(index, cluster)| write_block(image.file(), plan, index, cluster, None))
+}
+
+fn write_block<F: WriteAt>(
+    file: &F,
+    plan: &Plan,
+    index: u64,
+    cluster: u64,
+    walk: Option<&Walk<'_, F>>,
+) -> Result<(), RepairError> {
+    let (geometry, range) = (plan.geometry, plan.range(index));
+    let empty = vec![0; usize::try_from(geometry.cluster_bytes()).unwrap_or(usize::MAX)];
+    let mut block = empty.clone();
+    let mut store = |cluster: u64, count| {
+        let at = usize::try_from(cluster - range.start).unwrap_or(usize::MAX);
+        store_refcount(&mut block, at, &geometry, count);
+    };
+    if let Some(walk) = walk {
+        let old = walk.counts.range();
+        for cluster in range.start.max(old.start)..range.end.min(old.end) {
+            store(cluster, walk.counts.of(cluster).0);
+        }
+    }
+    for new in range.start.max(plan.clusters.start)..range.end.min(plan.clusters.end) {
+        store(new, 1);
+    }
+    let offset = cluster << geometry.cluster_bits();
+    write_changed(file, "refcount block", offset, &empty, &block).map(drop)
+}

@@ -1,0 +1,56 @@
+//! A loss of power after each call of a repair: the image is not worse than before, and can be repaired.
+
+use fastrand::Rng;
+use xtask::sizes::Size;
+
+use crate::repair::Scope;
+use crate::repair::tests::damage::repairable;
+use crate::repair::tests::rig::{Call, assert_not_worse, run};
+use crate::write::tests::disk::{Content, Item};
+
+/// With so many unsynced sectors, all subsets are tried.
+const EXHAUSTIVE: usize = 3;
+/// With more, so many random subsets.
+const DRAWS: Size<usize> = Size { smoke: 3, full: 40 };
+
+/// The files that power losses may leave after each of the calls.
+fn crashes(before: &Content, calls: &[Call], rng: &mut Rng) -> Vec<Content> {
+    let (mut durable, mut unsynced, mut all) = (before.clone(), Vec::<Item>::new(), Vec::new());
+    for call in calls {
+        unsynced.extend(call.iter().cloned());
+        let with = |has: &mut dyn FnMut(usize) -> bool| {
+            let mut content = durable.clone();
+            let chosen = unsynced.iter().enumerate().filter(|(index, _)| has(*index));
+            chosen.for_each(|(_, item)| content.apply(item));
+            content
+        };
+        if unsynced.len() <= EXHAUSTIVE {
+            all.extend((0..1 << unsynced.len()).map(|subset: usize| with(&mut |at| subset & (1 << at) != 0)));
+        } else {
+            all.push(with(&mut |_| true));
+            all.extend((0..DRAWS.now()).map(|_| with(&mut |_| rng.bool())));
+        }
+        if call.is_empty() {
+            unsynced.iter().for_each(|item| durable.apply(item));
+            unsynced.clear();
+        }
+    }
+    all
+}
+
+#[test]
+fn power_loss_at_any_instant_leaves_no_worse_image_and_a_second_repair_ends_it() {
+    let mut rng = Rng::with_seed(1);
+    for (what, image) in repairable() {
+        for scope in [Scope::Leaks, Scope::All] {
+            let before = image.content();
+            let outcome = run(before.clone(), scope);
+            let calls = outcome.disk.calls.borrow();
+            for crashed in crashes(&before, &calls, &mut rng) {
+                assert_not_worse(&before, &crashed);
+                let again = run(crashed, Scope::All);
+                assert_eq!(again.sums()[2], (0, 0), "{what}: {:?}", again.left);
+            }
+        }
+    }
+}
