@@ -149,7 +149,8 @@ fn verb(command: CtlCommand, json: bool) -> Result<Verb> {
         CtlCommand::Pause { disk, timeout, .. } => {
             Verb::Pause(Pause { disk, timeout_ms: timeout_ms(timeout)? })
         }
-        CtlCommand::Snapshot { files, timeout } => Verb::Snapshot(Snapshot {
+        CtlCommand::Snapshot { files, overlay, timeout } => Verb::Snapshot(Snapshot {
+            overlay,
             files: files.into_iter().map(snapshot_file).collect::<Result<_>>()?,
             timeout_ms: timeout_ms(timeout)?,
         }),
@@ -275,7 +276,7 @@ fn shown(verb: &Verb, ok: Value) -> Result<String> {
         Verb::Limit(_) => limits::changed(&ok),
         Verb::Show(_) => page::disk(&read(ok)?),
         Verb::Health(_) => page::health(&read(ok)?),
-        Verb::Snapshot(Snapshot { files, .. }) => page::snapshots(files, &ok),
+        Verb::Snapshot(Snapshot { files, overlay, .. }) => page::snapshots(files, *overlay, &ok),
         // An older server does not say whether the queue runs.
         Verb::Attach(Attach { disk, queue, worker, .. }) if ok["runs"] == false => {
             let disk = tables::plain(disk);

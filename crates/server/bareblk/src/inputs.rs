@@ -11,7 +11,7 @@ use disk_image::HostOpener;
 use serde_json::{Map, Value};
 
 use crate::config::config_file;
-use crate::control::answers::reports::{ReloadAnswer, Waiting};
+use crate::control::answers::reports::{Overlaid, ReloadAnswer, Waiting};
 use crate::control::disk_names::KnownDisk;
 use crate::control::protocol::answer::Answer;
 use crate::control::protocol::request::{BadLine, parse};
@@ -162,6 +162,10 @@ impl Control for NoDisks {
 
     fn pause(&self, name: &str, _: Duration, _: &mut dyn FnMut()) -> Result<Duration, Refused> {
         no_disk(name)
+    }
+
+    fn overlay(&self, _: &[(String, PathBuf)], _: Duration) -> Result<Overlaid, Refused> {
+        Ok(Overlaid { paused: Duration::ZERO, keys: Vec::new() })
     }
 
     fn snapshot(&self, _: &[(String, PathBuf)], _: Duration) -> Result<Duration, Refused> {

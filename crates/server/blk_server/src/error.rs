@@ -260,6 +260,14 @@ pub enum AdminError {
         #[source]
         source: std::io::Error,
     },
+    /// A guest would notice the other image.
+    #[error("the new image of disk `{disk}` would have another {what} for the guest", disk = disk.escape_debug())]
+    OtherImage {
+        /** The disk's name. */
+        disk: String,
+        /** What would change. */
+        what: &'static str,
+    },
     /// The image was not cloned.
     #[error("cannot take a snapshot of disk `{disk}`", disk = disk.escape_debug())]
     NotCloned {

@@ -28,6 +28,7 @@ mod inline;
 
 pub use control::balance::Balance;
 pub use control::live_upgrade::{DiskState, Fact, Frozen, GivenUp, LiveUpgradeError, Offer, Rebuilt};
+pub use control::overlay::Replacement;
 pub use control::server::{Server, ServerConfig, StopReport};
 pub use data_path::assignment::Attached;
 pub use data_path::assignment::liveness::LivenessCheck;

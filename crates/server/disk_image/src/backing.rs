@@ -80,40 +80,27 @@ impl Backing {
         }
     }
 
-    /// Whether [`Backing::begin_use`] and [`Backing::end_use`] may wait.
-    #[must_use]
-    pub fn waits_for_use(&self) -> bool {
-        match self {
-            Self::File(_) => false,
-            Self::Nbd(_) | Self::Rbd(_) => true,
-            Self::Mapped(volume) => volume.is_writable(),
-        }
-    }
-
-    /// To be called before a guest's requests begin: takes the lock of storage that has one, and reads the tables of a
-    /// writable mapped disk. Blocks while the storage does not answer, and for the lock's time limit while another client
-    /// has the lock and `is_wanted`.
+    /// To be called before a guest's requests begin: takes the lock of storage that has one. Blocks while the storage does
+    /// not answer, and for the lock's time limit while another client has the lock and `is_wanted`.
     ///
     /// # Errors
-    /// Another client has the lock; the storage's errors; the tables cannot be read.
+    /// Another client has the lock; the other machine's errors.
     pub fn begin_use(&self, is_wanted: &dyn Fn() -> bool) -> io::Result<()> {
         match self {
             Self::Rbd(image) => image.take_lock(is_wanted).map_err(io::Error::other),
-            Self::Mapped(volume) => volume.begin_use(),
-            Self::File(_) | Self::Nbd(_) => Ok(()),
+            Self::File(_) | Self::Nbd(_) | Self::Mapped(_) => Ok(()),
         }
     }
 
-    /// To be called after a guest's last request, when all writes are durable: releases the storage's lock, and closes the
-    /// tables of a writable mapped disk. Each [`Backing::begin_use`] needs one. Blocks for as long as the storage takes.
+    /// To be called after a guest's last request, when all writes are durable: releases the storage's lock. Each
+    /// [`Backing::begin_use`] needs one. Blocks for as long as the storage takes.
     ///
     /// # Errors
-    /// The storage's.
+    /// The other machine's errors.
     pub fn end_use(&self) -> io::Result<()> {
         match self {
-            Self::File(_) | Self::Nbd(_) => Ok(()),
+            Self::File(_) | Self::Nbd(_) | Self::Mapped(_) => Ok(()),
             Self::Rbd(image) => image.release_lock(),
-            Self::Mapped(volume) => volume.end_use(),
         }
     }
 

@@ -97,6 +97,22 @@ pub enum ImageError {
         /** Why. */
         source: Box<qcow2::WriteError>,
     },
+    /// An image over which no other one can be put.
+    #[error("no overlay can be made of image {}: {why}", path.display())]
+    NoOverlay {
+        /** The image's path. */
+        path: PathBuf,
+        /** The reason, for people. */
+        why: &'static str,
+    },
+    /// An overlay cannot be written.
+    #[error("the overlay of image {} cannot be written", path.display())]
+    Overlay {
+        /** The image's path. */
+        path: PathBuf,
+        /** Why. */
+        source: Box<qcow2::WriteError>,
+    },
     /// A qcow2 image in a device cannot grow.
     #[error(
         "image {} is qcow2 on a block device, which cannot grow, so it is served only for reading: use --readonly, or move it \

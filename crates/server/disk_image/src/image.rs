@@ -9,6 +9,7 @@ mod export;
 pub mod inspect;
 pub mod location;
 mod mapped;
+mod overlay;
 mod rbd;
 mod resize;
 

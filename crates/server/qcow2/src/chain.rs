@@ -71,6 +71,15 @@ pub enum DiskFormat {
 }
 
 impl DiskFormat {
+    /// The format's name in images.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
+
     /// From the format's name.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {

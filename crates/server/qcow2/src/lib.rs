@@ -4,7 +4,7 @@
 //! first cluster → header/ (Header, Geometry) → L1 table → L2 entries (tables/) → mapping.rs: runs of guest data
 //!                                                                             └ compressed.rs: one cluster
 //! image.rs: one file; chain.rs: a file and its backing files; check/: reference counts against references
-//! write/: changes while a guest runs; repair/: corrections of what a check finds
+//! create.rs: a new image over another one; write/: changes while a guest runs; repair/: corrections of what a check finds
 //! ```
 //!
 //! - Each number of a file is checked before it is used; a file may be hostile.
@@ -19,6 +19,7 @@ mod big_endian;
 mod chain;
 pub mod check;
 mod compressed;
+mod create;
 mod error;
 mod geometry;
 mod header;
@@ -36,6 +37,7 @@ pub use chain::{
     Chain, ChainError, DiskFormat, FileId, Layer, LayerParts, MAX_LAYERS, MappedParts, Opened, Opener, Role,
 };
 pub use compressed::Decompressor;
+pub use create::{NewOverlay, create_overlay};
 pub use error::{DecompressError, FormatError, Limit};
 pub use geometry::Geometry;
 pub use header::extensions::{BitmapsExtension, Extensions, Feature, UnknownExtension};

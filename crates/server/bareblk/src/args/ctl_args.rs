@@ -46,6 +46,7 @@ Examples:
   bareblk ctl pause data -- cp data.raw copy.raw
       copies an image while its guest waits, for at most 60 s
   bareblk ctl snapshot root=/images/root.snap data=/images/data.snap
+  bareblk ctl snapshot --overlay root=/images/root-2.qcow2
       both disks as of one instant
   bareblk ctl health && echo well
   bareblk ctl remove data
@@ -208,11 +209,14 @@ pub enum CtlCommand {
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
-    /// Clone the images of disks at one instant, without copying data; needs XFS or btrfs
+    /// Keep the images of disks as they are at one instant, without copying data: by clones (XFS, btrfs), or by overlays
     Snapshot {
-        /// A disk and a new file for its clone, on the same file system as the disk's image
+        /// A disk and a new file: for its clone, on the same file system as the disk's image, or for its overlay
         #[arg(value_name = "DISK=FILE", required = true, value_parser = snapshot_file)]
         files: Vec<(String, PathBuf)>,
+        /// The guest goes on in FILE, a new qcow2 image over the present one, which does not change any more
+        #[arg(long)]
+        overlay: bool,
         #[command(flatten)]
         timeout: Timeout,
     },

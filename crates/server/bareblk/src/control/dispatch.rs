@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tracing::info;
 
 use super::answers::placement::PlacementAnswer;
-use super::answers::reports::{HealthAnswer, ListAnswer, ShowAnswer, StatsAnswer, WorkersAnswer};
+use super::answers::reports::{HealthAnswer, ListAnswer, Overlaid, ShowAnswer, StatsAnswer, WorkersAnswer};
 use super::answers::slow::SlowAnswer;
 use super::answers::throttling::LimitAnswer;
 use super::protocol::answer::{ErrorKind, Fault, ns};
@@ -123,11 +123,7 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
             control.flush_disk(disk, (*timeout_ms).into())?;
             Ok(json!({}))
         }
-        Verb::Snapshot(Snapshot { files, timeout_ms }) => {
-            let files = files.iter().map(|file| (file.disk.clone(), PathBuf::from(&file.file)));
-            let paused = control.snapshot(&files.collect::<Vec<_>>(), (*timeout_ms).into())?;
-            Ok(json!({"paused_ns": ns(paused)}))
-        }
+        Verb::Snapshot(wanted) => snapshot(wanted, control),
         Verb::Reload => {
             serde_json::to_value(control.reload()?).map_err(|error| Refused::Failed(error.into()))
         }
@@ -143,6 +139,17 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
         | Verb::Shutdown
         | Verb::LiveUpgrade(_) => Ok(json!({})),
     }
+}
+
+fn snapshot(wanted: &Snapshot, control: &dyn Control) -> Result<Value, Refused> {
+    let Snapshot { files, overlay, timeout_ms } = wanted;
+    let files = files.iter().map(|file| (file.disk.clone(), PathBuf::from(&file.file)));
+    let (files, timeout) = (files.collect::<Vec<_>>(), (*timeout_ms).into());
+    if *overlay {
+        let Overlaid { paused, keys } = control.overlay(&files, timeout)?;
+        return Ok(json!({"paused_ns": ns(paused), "keys": keys}));
+    }
+    Ok(json!({"paused_ns": ns(control.snapshot(&files, timeout)?)}))
 }
 
 /// Returns whether a reload will restore the limits of the configuration file.
@@ -235,6 +242,13 @@ mod tests {
         for (line, call, answer) in lines {
             assert_eq!(done(line), (Ok(answer), vec![call.to_owned()]), "{line}");
         }
+    }
+
+    #[test]
+    fn overlay_is_another_snapshot_and_says_what_the_next_start_needs() {
+        let line = r#"{"id":1,"do":"snapshot","files":[{"disk":"long.raw","file":"/s"}],"overlay":true}"#;
+        let call = r#"overlay [("/images/long.raw", "/s")] 10s"#.to_owned();
+        assert_eq!(done(line), (Ok(json!({"paused_ns": 7, "keys": ["image=/s"]})), vec![call]));
     }
 
     #[test]

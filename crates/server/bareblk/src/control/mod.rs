@@ -46,7 +46,7 @@ use std::time::Duration;
 use blk_server::{Attached, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
-use answers::reports::{ReloadAnswer, Waiting};
+use answers::reports::{Overlaid, ReloadAnswer, Waiting};
 use disk_names::KnownDisk;
 use protocol::verbs::LiveUpgrade;
 use refused::Refused;
@@ -123,6 +123,9 @@ pub trait Control: Send + Sync {
 
     /// Clones the disks' images to new files at one instant: all or none. Returns how long the disks were paused.
     fn snapshot(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Duration, Refused>;
+
+    /// Puts new qcow2 images over the disks' images, at one instant.
+    fn overlay(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Overlaid, Refused>;
 
     /// Reads the configuration file and the images' sizes again.
     fn reload(&self) -> Result<ReloadAnswer, Refused>;

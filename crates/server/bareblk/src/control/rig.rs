@@ -10,7 +10,7 @@ use std::time::Duration;
 use blk_server::{AdminError, Attached, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
-use super::answers::reports::{ReloadAnswer, Waiting};
+use super::answers::reports::{Overlaid, ReloadAnswer, Waiting};
 use super::disk_names::KnownDisk;
 use super::protocol::verbs::LiveUpgrade;
 use super::{Control, Refused};
@@ -134,6 +134,11 @@ impl Control for Told {
         hold();
         self.note("continue".into());
         Ok(Duration::from_millis(7))
+    }
+
+    fn overlay(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Overlaid, Refused> {
+        self.note(format!("overlay {files:?} {timeout:?}"));
+        Ok(Overlaid { paused: Duration::from_nanos(7), keys: vec!["image=/s".to_owned()] })
     }
 
     fn snapshot(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Duration, Refused> {

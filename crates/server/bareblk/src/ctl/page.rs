@@ -82,10 +82,14 @@ pub fn health(answer: &HealthAnswer) -> String {
     text
 }
 
-/// One line for each cloned file, and one for the length of the pause.
-pub fn snapshots(files: &[SnapshotFile], ok: &Value) -> String {
+/// One line for each new file, and one for the length of the pause. After an overlay, also what the next start needs.
+pub fn snapshots(files: &[SnapshotFile], overlay: bool, ok: &Value) -> String {
     let paused_us = ok["paused_ns"].as_u64().unwrap_or_default() / 1000;
     let line = |file: &SnapshotFile| format!("{}: {}\n", plain(&file.disk), plain(&file.file));
     let lines: String = files.iter().map(line).collect();
-    format!("{lines}the disks were paused for {paused_us} µs\n")
+    let mut text = format!("{lines}the disks were paused for {paused_us} µs\n");
+    for keys in ok["keys"].as_array().into_iter().flatten().filter_map(Value::as_str).filter(|_| overlay) {
+        let _ = writeln!(text, "before the next start, configure: {}", plain(keys));
+    }
+    text
 }

@@ -14,6 +14,7 @@ pub(crate) mod descriptors;
 pub(crate) mod limits;
 pub(crate) mod open_disk;
 pub(crate) mod open_watch;
+mod overlay;
 pub(crate) mod remote_access;
 pub(crate) mod running_server;
 pub(crate) mod serve;

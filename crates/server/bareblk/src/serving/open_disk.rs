@@ -40,7 +40,8 @@ pub struct EngineSources {
 }
 
 impl EngineSources {
-    fn source(&self, chosen: &Arc<Chosen>, config: &EngineConfig) -> Arc<EngineSource> {
+    /// The source of engines that were chosen in this way.
+    pub fn source(&self, chosen: &Arc<Chosen>, config: &EngineConfig) -> Arc<EngineSource> {
         // A raw disk must not get the engine of a mapped one, nor the other way round.
         let key = format!("{:?} {} {config:?}", chosen.options, chosen.is_mapped);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);

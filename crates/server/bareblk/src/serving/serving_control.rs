@@ -16,7 +16,7 @@ use tracing::{error, info};
 use crate::config::config_file;
 use crate::config::difference::Applied;
 use crate::control::Control;
-use crate::control::answers::reports::{NotChanged, ReloadAnswer, Waiting};
+use crate::control::answers::reports::{NotChanged, Overlaid, ReloadAnswer, Waiting};
 use crate::control::disk_names::KnownDisk;
 use crate::control::protocol::answer::ns;
 use crate::control::protocol::verbs::LiveUpgrade;
@@ -146,6 +146,10 @@ impl Control for ServingControl {
     fn pause(&self, name: &str, timeout: Duration, hold: &mut dyn FnMut()) -> Result<Duration, Refused> {
         let names = [name.to_owned()];
         Ok(self.serving.with_server(|server| server.while_paused(&names, timeout, hold))??)
+    }
+
+    fn overlay(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Overlaid, Refused> {
+        Ok(self.serving.overlay(files, timeout)?)
     }
 
     fn snapshot(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Duration, Refused> {

@@ -47,7 +47,7 @@ impl Serving {
     }
 }
 
-fn check(wanted: &[(String, PathBuf)]) -> Result<()> {
+pub(super) fn check(wanted: &[(String, PathBuf)]) -> Result<()> {
     if wanted.is_empty() {
         bail!("a snapshot needs at least one disk, with a file for its clone");
     }
@@ -63,7 +63,7 @@ fn check(wanted: &[(String, PathBuf)]) -> Result<()> {
     Ok(())
 }
 
-fn create(opener: &Arc<dyn Opener>, path: &Path) -> Result<File> {
+pub(super) fn create(opener: &Arc<dyn Opener>, path: &Path) -> Result<File> {
     let request = OpenRequest { access: Access::ReadWrite, direct: false, create: Some(0), exclusive: false };
     let shown = path.display();
     match opener.open_image(path, &request) {

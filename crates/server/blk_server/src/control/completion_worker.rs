@@ -30,7 +30,8 @@ impl WorkerSet {
     ) -> Result<(), AdminError> {
         let deadline = self.deadline(timeout);
         let _admin = self.admin(&deadline)?;
-        let placed = disk.engine().and_then(|source| Some((source, source.placed_engines()?)));
+        let source = disk.engine();
+        let placed = source.as_ref().and_then(|source| Some((source, source.placed_engines()?)));
         let (source, engines) =
             placed.ok_or_else(|| AdminError::NotPlaced { disk: disk.name().to_owned() })?;
         if let Some(id) = worker.filter(|id| !self.has_worker(*id)) {

@@ -85,7 +85,7 @@ impl Export {
             failed: disk.has_failed(),
             refused: disk.is_refused(),
             park: self.disk.park_policy(),
-            engine: disk.engine().map_or(engine, |engine| &engine.name).to_owned(),
+            engine: disk.engine().map_or_else(|| engine.to_owned(), |engine| engine.name.clone()),
             placement: disk.engine().map(|engine| engine.placement_report()).unwrap_or_default(),
             throttling: throttling.report(disk.name()),
             sessions: self.sessions.count(),
@@ -168,7 +168,7 @@ impl Exports {
             return Err(ServerError::Depth { depth: engine.depth, min: MIN_DEPTH });
         }
         let mut disk = Disk::new(disk, &self.opener, &self.budget)?;
-        disk.start_metadata_thread().map_err(ServerError::Thread)?;
+        disk.start_storage().map_err(ServerError::Thread)?;
         let disk = Arc::new(disk);
         disk.set_throttle(self.throttling.throttle(disk.name()));
         let socket = Socket::bind(&self.opener, socket)?;

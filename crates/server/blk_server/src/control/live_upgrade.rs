@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use disk_image::WeakBacking;
+use disk_image::{Image, WeakBacking};
 use sandbox::Role;
 use serde::{Deserialize, Serialize};
 use tracing::{error, info};
@@ -86,6 +86,7 @@ pub struct Offer {
     pub facts: Vec<Fact>,
     /// The size, which must not shrink.
     pub capacity_sectors: u64,
+    opened: Arc<Image>,
     export: Arc<Export>,
 }
 
@@ -93,13 +94,13 @@ impl Offer {
     /// The image, with its lock; `None` for a disk that the other server opens itself.
     #[must_use]
     pub fn file(&self) -> Option<&Arc<File>> {
-        self.export.disk.image().file_with_lock()
+        self.opened.file_with_lock()
     }
 
     /// The descriptor that claims a block device, so that the kernel does not use the device.
     #[must_use]
     pub fn claim(&self) -> Option<&OwnedFd> {
-        self.export.disk.image().claim()
+        self.opened.claim()
     }
 
     /// The socket to which front-ends connect.
@@ -197,14 +198,18 @@ impl Server {
     #[must_use]
     pub fn offers(&self) -> Vec<Offer> {
         let (exports, _) = self.parts();
-        let offers = exports.all().into_iter().map(|export| Offer {
-            name: export.disk.name().to_owned(),
-            image: export.disk.image().path().to_owned(),
-            socket: export.socket.path().to_owned(),
-            socket_is_managed: export.socket.is_managed(),
-            facts: facts(&export.disk),
-            capacity_sectors: export.disk.image().capacity_sectors(),
-            export,
+        let offers = exports.all().into_iter().map(|export| {
+            let opened = export.disk.image();
+            Offer {
+                name: export.disk.name().to_owned(),
+                image: opened.path().to_owned(),
+                socket: export.socket.path().to_owned(),
+                socket_is_managed: export.socket.is_managed(),
+                facts: facts(&export.disk),
+                capacity_sectors: opened.capacity_sectors(),
+                opened,
+                export,
+            }
         });
         offers.collect()
     }
@@ -244,42 +249,64 @@ impl Server {
         let (exports, workers) = self.parts();
         let changes = workers.hold_changes(timeout).inspect_err(|_| resume(exports))?;
         let disks = exports.pause_accepting();
-        let mut frozen = Frozen {
-            exports,
-            disks,
-            parts: Vec::new(),
-            asked: Vec::new(),
-            given_up: false,
-            changes: Some(changes),
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        for (at, export) in frozen.disks.iter().enumerate() {
-            for session in export.sessions.all() {
-                let (answer, answered) = sync_channel(1);
-                let (verdict, told) = sync_channel(1);
-                session.order(Order { timeout: left, frozen: answer, verdict: told });
-                frozen.asked.push(Asked { disk: at, session, verdict: Some(verdict), answered });
-            }
-        }
-        let mut sessions: Vec<Vec<Handed>> = frozen.disks.iter().map(|_| Vec::new()).collect();
-        for asked in &frozen.asked {
-            match asked.answer(deadline + LAST_ANSWERS) {
-                Ok(Some(handed)) => sessions[asked.disk].push(handed),
-                Ok(None) => {}
-                Err(why) => {
-                    let disk = frozen.disks[asked.disk].disk.name().to_owned();
-                    return Err(LiveUpgradeError::Stays { disk, why });
-                }
-            }
-        }
-        frozen.parts = frozen
-            .disks
-            .iter()
-            .zip(sessions)
-            .map(|(export, handed)| part(exports, &export.disk, handed))
-            .collect();
-        Ok(frozen)
+        freeze(exports, changes, disks, deadline)
     }
+
+    /// The same for some disks. The others continue, and cannot be changed meanwhile.
+    pub(crate) fn freeze_these(
+        &self,
+        disks: Vec<Arc<Export>>,
+        timeout: Duration,
+    ) -> Result<Frozen<'_>, LiveUpgradeError> {
+        let deadline = deadline_in(timeout);
+        let (exports, workers) = self.parts();
+        let changes = workers.hold_changes(timeout)?;
+        exports.pause_accepting_for(&disks);
+        freeze(exports, changes, disks, deadline)
+    }
+}
+
+fn freeze<'a>(
+    exports: &'a Exports,
+    changes: Changes<'a>,
+    disks: Vec<Arc<Export>>,
+    deadline: Instant,
+) -> Result<Frozen<'a>, LiveUpgradeError> {
+    let mut frozen = Frozen {
+        exports,
+        disks,
+        parts: Vec::new(),
+        asked: Vec::new(),
+        given_up: false,
+        changes: Some(changes),
+    };
+    let left = deadline.saturating_duration_since(Instant::now());
+    for (at, export) in frozen.disks.iter().enumerate() {
+        for session in export.sessions.all() {
+            let (answer, answered) = sync_channel(1);
+            let (verdict, told) = sync_channel(1);
+            session.order(Order { timeout: left, frozen: answer, verdict: told });
+            frozen.asked.push(Asked { disk: at, session, verdict: Some(verdict), answered });
+        }
+    }
+    let mut sessions: Vec<Vec<Handed>> = frozen.disks.iter().map(|_| Vec::new()).collect();
+    for asked in &frozen.asked {
+        match asked.answer(deadline + LAST_ANSWERS) {
+            Ok(Some(handed)) => sessions[asked.disk].push(handed),
+            Ok(None) => {}
+            Err(why) => {
+                let disk = frozen.disks[asked.disk].disk.name().to_owned();
+                return Err(LiveUpgradeError::Stays { disk, why });
+            }
+        }
+    }
+    frozen.parts = frozen
+        .disks
+        .iter()
+        .zip(sessions)
+        .map(|(export, handed)| part(exports, &export.disk, handed))
+        .collect();
+    Ok(frozen)
 }
 
 /// A session that was ordered to freeze.

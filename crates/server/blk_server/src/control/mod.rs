@@ -7,6 +7,7 @@ pub(crate) mod capacity;
 mod completion_worker;
 pub(crate) mod exports;
 pub(crate) mod live_upgrade;
+pub(crate) mod overlay;
 pub(crate) mod pause;
 pub(crate) mod removal;
 pub(crate) mod server;

@@ -20,7 +20,7 @@ pub(crate) fn flush_disk(export: &Export, timeout: Duration) -> Result<(), Admin
     flush_now(&export.disk, deadline_in(timeout))
 }
 
-fn flush_now(disk: &Arc<Disk>, deadline: Instant) -> Result<(), AdminError> {
+pub(crate) fn flush_now(disk: &Arc<Disk>, deadline: Instant) -> Result<(), AdminError> {
     flush(disk, deadline).map_err(|source| AdminError::FlushFailed { disk: disk.name().to_owned(), source })
 }
 

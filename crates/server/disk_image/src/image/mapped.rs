@@ -68,8 +68,21 @@ impl Image {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Locks {
+    /// Refuses a file with which another opener's locks conflict.
     On,
+    /// This process has the conflicting lock itself.
+    Joined,
     Off,
+}
+
+/// Opens an image over one that this process serves, whose writes have ended.
+pub(super) fn open_over(
+    opener: &dyn Opener,
+    options: &ImageOptions,
+    table_cache_bytes: u64,
+    served: &Path,
+) -> Result<Image, ImageError> {
+    open_chain(opener, options, table_cache_bytes, Locks::On, Some(served))
 }
 
 fn open(
@@ -77,6 +90,16 @@ fn open(
     options: &ImageOptions,
     table_cache_bytes: u64,
     locks: Locks,
+) -> Result<Image, ImageError> {
+    open_chain(opener, options, table_cache_bytes, locks, None)
+}
+
+fn open_chain(
+    opener: &dyn Opener,
+    options: &ImageOptions,
+    table_cache_bytes: u64,
+    locks: Locks,
+    served: Option<&Path>,
 ) -> Result<Image, ImageError> {
     refuse_impossible(options)?;
     if options.create_bytes.is_some() {
@@ -89,7 +112,7 @@ fn open(
     let real = opener.canonical_path(&options.path);
     let what = "the real path";
     let real = real.map_err(|source| ImageError::Inspect { path: options.path.clone(), what, source })?;
-    let mut files = ChainFiles { opener, options, locks, top: Some(top) };
+    let mut files = ChainFiles { opener, options, locks, served, top: Some(top) };
     let chain = Chain::open(&options.path, DiskFormat::Qcow2, &mut files)
         .map_err(|source| chain_error(options, source))?;
     let size_bytes = chain.size_bytes();
@@ -141,6 +164,8 @@ struct ChainFiles<'a> {
     opener: &'a dyn Opener,
     options: &'a ImageOptions,
     locks: Locks,
+    /// An image that this process serves. The operator has named it.
+    served: Option<&'a Path>,
     /// The image itself, which is open.
     top: Option<OpenFile>,
 }
@@ -163,8 +188,9 @@ impl ChainFiles<'_> {
     fn open_named(&self, path: &Path) -> io::Result<OpenFile> {
         let real = self.opener.canonical_path(path)?;
         self.allow(&real)?;
+        let locks = if self.served == Some(&real) { Locks::Joined } else { self.locks };
         let options = ImageOptions { path: real, access: Access::ReadOnly, ..self.options.clone() };
-        let file = OpenFile::open(self.opener, &options, self.locks).map_err(io::Error::other)?;
+        let file = OpenFile::open(self.opener, &options, locks).map_err(io::Error::other)?;
         // Another process may have changed a link after the check.
         if let Some(opened) = self.opener.path_of(file.file.as_fd())? {
             self.allow(&opened)?;
@@ -176,7 +202,7 @@ impl ChainFiles<'_> {
         let allows = |folder: &PathBuf| {
             self.opener.canonical_path(folder).is_ok_and(|folder| real.starts_with(folder))
         };
-        if self.options.backing_folders.iter().any(allows) {
+        if self.served == Some(real) || self.options.backing_folders.iter().any(allows) {
             return Ok(());
         }
         let text = "it must be in a folder of --backing-folders";
@@ -218,8 +244,8 @@ impl OpenFile {
         let kind = accept_kind(&options.path, metadata.file_type().into())?;
         let id = FileId::from(&metadata);
         let adopted = locks == Locks::On && opener.comes_locked(&options.path);
-        if adopted {
-            // As for a raw image: the previous server's open file descriptions do not conflict.
+        if adopted || locks == Locks::Joined {
+            // As for a raw image: the open file descriptions of the previous server, or of this process, do not conflict.
             lock::join(&file, options.access)
                 .map_err(|source| ImageError::Lock { path: options.path.clone(), source })?;
         } else if locks == Locks::On {

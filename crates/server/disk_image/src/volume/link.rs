@@ -151,10 +151,10 @@ pub struct Link {
 
 /// The disk is about to be used, or is not used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
-    /// The tables must be as the file has them.
+pub enum Use {
+    /// Before a guest's requests begin: the thread reads the tables, unless it has them.
     Begins,
-    /// The file must be left as others may use it.
+    /// After a guest's last request: everything in the file is durable, nothing is leaked, and others may use it.
     Ends,
 }
 
@@ -266,11 +266,8 @@ impl Link {
         peers.retain(|peer| !peer.shared.has_left.load(Ordering::Acquire));
     }
 
-    /// Gives the metadata thread an order, and waits for its answer.
-    ///
-    /// # Errors
-    /// The thread's; it has ended.
-    pub(crate) fn order(&self, what: Use) -> Result<(), String> {
+    /// Gives the metadata thread an order. Returns where its answer arrives; nothing arrives if it has ended.
+    pub(crate) fn order(&self, what: Use) -> Receiver<Result<(), String>> {
         let (done, answer) = sync_channel(1);
         let mut engines = lock(&self.engines);
         // If it is closed later, `refuse` takes the lock afterwards, and drops the order.
@@ -280,7 +277,7 @@ impl Link {
         }
         drop(engines);
         self.wake_thread();
-        answer.recv().unwrap_or_else(|_| Err("the disk's metadata thread has ended".to_owned()))
+        answer
     }
 
     /// The next order for the metadata thread.
@@ -495,32 +492,17 @@ mod tests {
     }
 
     #[test]
-    fn order_waits_for_its_answer_and_fails_when_the_thread_ends() {
+    fn order_is_answered_unless_the_thread_ends() {
         let (link, _member, _) = joined();
-        let ask = |what| {
-            std::thread::spawn({
-                let link = Arc::clone(&link);
-                move || link.order(what)
-            })
-        };
-        let next = || loop {
-            if let Some(order) = link.next_order() {
-                break order;
-            }
-            std::thread::yield_now();
-        };
-        let asked = ask(Use::Begins);
-        let order = next();
-        assert_eq!(order.what, Use::Begins);
+        let answer = link.order(Use::Begins);
+        let order = link.next_order().unwrap();
+        assert_eq!((order.what, answer.try_recv().is_err()), (Use::Begins, true));
         order.answer(Err("no".to_owned()));
-        assert_eq!(asked.join().unwrap(), Err("no".to_owned()));
-        let asked = ask(Use::Ends);
-        let order = next();
-        drop(order);
-        assert!(asked.join().unwrap().unwrap_err().contains("has ended"));
+        assert_eq!(answer.recv(), Ok(Err("no".to_owned())));
+        let answer = link.order(Use::Ends);
         link.close(Ok(()));
-        assert!(link.order(Use::Begins).unwrap_err().contains("has ended"));
-        assert!(link.next_order().is_none());
+        assert!(answer.recv().is_err() && link.next_order().is_none());
+        assert!(link.order(Use::Begins).recv().is_err() && link.next_order().is_none());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
 
 use qcow2::{RawL2Entry, ReadAt, Writer};
 
@@ -19,22 +20,15 @@ impl Volume {
         self.top_file().into_iter().for_each(|file| file.grow(len_bytes));
     }
 
-    /// To be called before a guest's requests begin. Each call needs a call of [`Volume::end_use`]. Waits for the metadata
-    /// thread, which must have been started.
+    /// Tells the metadata thread of a writable disk that a guest's requests begin or have ended; each beginning needs an
+    /// end. The thread must have been started. Returns where its answer arrives: nothing arrives if it has ended. `None`:
+    /// the disk is read-only.
     ///
-    /// # Errors
-    /// The tables cannot be read, or are no longer those of this disk.
-    pub(crate) fn begin_use(&self) -> io::Result<()> {
-        self.link().map_or(Ok(()), |link| link.order(Use::Begins).map_err(io::Error::other))
-    }
-
-    /// To be called after a guest's last request. The file is then as another server may use it, without leaks, and
-    /// everything in it is durable.
-    ///
-    /// # Errors
-    /// The image could not be closed: it has leaks, and no other damage.
-    pub(crate) fn end_use(&self) -> io::Result<()> {
-        self.link().map_or(Ok(()), |link| link.order(Use::Ends).map_err(io::Error::other))
+    /// The answer to [`Use::Begins`] is an error if the tables cannot be read, or are no longer those of this disk, and
+    /// there is no use to end. That to [`Use::Ends`], if the image has leaks.
+    #[must_use]
+    pub fn order(&self, what: Use) -> Option<Receiver<Result<(), String>>> {
+        self.link().map(|link| link.order(what))
     }
 
     /// For the metadata thread: reads the top layer's tables, which another server may have changed, again. No op is in

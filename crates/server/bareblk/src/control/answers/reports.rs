@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
+use std::time::Duration;
 
 use blk_server::{
     AdminError, DiskReport, QueueCounters, QueueReport, ServerReport, WorkerCounters, WorkerId, WorkerReport,
@@ -24,6 +25,15 @@ use super::latency::DiskLatency;
 use super::placement::Placement;
 use super::slow::milliseconds;
 use super::throttling::DiskThrottling;
+
+/// What an overlay has changed.
+#[derive(Debug)]
+pub struct Overlaid {
+    /// How long the disks were paused.
+    pub paused: Duration,
+    /// For each disk: the keys with which the next start must serve it.
+    pub keys: Vec<String>,
+}
 
 /// The answer to `list`.
 #[derive(Debug, Default, Serialize, Deserialize)]

@@ -171,6 +171,7 @@ mod tests {
             Verb::Unpause,
             Verb::Snapshot(Snapshot {
                 files: vec![SnapshotFile { disk: disk(), file: "/f".into() }],
+                overlay: false,
                 timeout_ms,
             }),
             Verb::Reload,

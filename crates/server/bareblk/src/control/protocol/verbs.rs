@@ -248,6 +248,9 @@ pub struct Pause {
 #[serde(deny_unknown_fields)]
 pub struct Snapshot {
     pub files: Vec<SnapshotFile>,
+    /// Whether the guests go on in the new files.
+    #[serde(default)]
+    pub overlay: bool,
     #[serde(default)]
     pub timeout_ms: TimeoutMs,
 }

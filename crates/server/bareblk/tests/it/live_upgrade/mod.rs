@@ -12,6 +12,7 @@
 mod broken;
 mod cut;
 mod mapped;
+mod overlay;
 mod remote;
 
 use std::path::PathBuf;

@@ -23,7 +23,7 @@ impl WorkerSet {
         let Some(worker) = table.address(id).filter(|_| Some(id) != table.leaving) else { return };
         drop(table);
         // A worker that is ending drops the command. The source works without the extra engine.
-        let _ = worker.send(Command::StartEngine(Arc::clone(source), None));
+        let _ = worker.send(Command::StartEngine(source, None));
     }
 
     /// Starts the engine of a source on `worker`, even if the worker serves no queue of that source. Returns `None` if

@@ -11,6 +11,7 @@ pub(crate) mod log_limit;
 pub(crate) mod ring_lease;
 pub(crate) mod session_link;
 pub(crate) mod slow_requests;
+pub(crate) mod storage_answer;
 pub(crate) mod storage_thread;
 pub(crate) mod totals;
 pub(crate) mod write_cache;
@@ -22,7 +23,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use disk_image::volume::metadata::MetadataThread;
-use disk_image::{Backing, Image, Opener};
+use disk_image::{Backing, CacheMode, Image, Opener};
 use guest_mem::{Budget, Quota};
 use io_engine::Durability;
 use sandbox::Role;
@@ -137,14 +138,58 @@ struct LeaseState {
     retired: bool,
 }
 
+/// What holds a disk's data. An overlay replaces it while the queues are frozen (`control/overlay.rs`).
+#[derive(Debug)]
+pub(crate) struct Storage {
+    pub(crate) image: Arc<Image>,
+    /// `None`: the disk uses the server's engine.
+    pub(crate) engine: Option<Arc<EngineSource>>,
+    /// Only of a writable mapped disk.
+    metadata: Option<Arc<MetadataThread>>,
+}
+
+impl Storage {
+    fn new(image: Image, engine: Option<Arc<EngineSource>>) -> Self {
+        Self { image: Arc::new(image), engine, metadata: None }
+    }
+
+    /// Storage that is ready for a guest's requests.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub(crate) fn started(disk: &str, image: Image, engine: Option<Arc<EngineSource>>) -> io::Result<Self> {
+        let mut storage = Self::new(image, engine);
+        storage.start_metadata_thread(disk)?;
+        Ok(storage)
+    }
+
+    /// Starts the thread that changes the tables of a writable mapped disk.
+    fn start_metadata_thread(&mut self, disk: &str) -> io::Result<()> {
+        let disk = disk.to_owned();
+        let enter = move || {
+            let entered = sandbox::enter(Role::Metadata);
+            if let Err(error) = &entered {
+                error!(
+                    disk,
+                    "the disk's metadata thread cannot run, and requests fail: {}",
+                    error_line(error)
+                );
+            }
+            entered.is_ok()
+        };
+        self.metadata = self.image.backing().start_metadata_thread(enter)?.map(Arc::new);
+        Ok(())
+    }
+}
+
 /// One disk.
 #[derive(Debug)]
 pub(crate) struct Disk {
     id: u64,
     name: String,
-    image: Image,
-    /// Only of a writable mapped disk.
-    metadata: Option<MetadataThread>,
+    storage: Mutex<Storage>,
+    /// That of every image that the disk ever has.
+    cache: CacheMode,
     opener: Arc<dyn Opener>,
     serial: DeviceId,
     queues: u16,
@@ -159,7 +204,6 @@ pub(crate) struct Disk {
     slow_log_limit: Mutex<LogLimit>,
     failed: AtomicBool,
     flush_turns: Arc<FlushTurns>,
-    engine: Option<Arc<EngineSource>>,
     /// 0: no limit.
     most_workers: AtomicUsize,
     coalescing: Option<Coalescing>,
@@ -183,12 +227,12 @@ impl Disk {
         config.check()?;
         let DiskConfig { name, image, serial, queues, queue_size, wce, engine, workers, coalescing, park } =
             config;
-        let start = start_mode(&image);
+        let start = start_mode(image.cache());
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             name,
-            image,
-            metadata: None,
+            cache: image.cache(),
+            storage: Mutex::new(Storage::new(image, engine)),
             opener: Arc::clone(opener),
             serial: DeviceId::new(&serial),
             queues,
@@ -203,7 +247,6 @@ impl Disk {
             slow_log_limit: Mutex::new(LogLimit::new(Instant::now())),
             failed: AtomicBool::new(false),
             flush_turns: Arc::default(),
-            engine,
             most_workers: AtomicUsize::new(workers.map_or(0, NonZeroUsize::get)),
             coalescing,
             park,
@@ -214,28 +257,25 @@ impl Disk {
         })
     }
 
-    /// Starts the thread that changes the tables of a writable mapped disk. To be called before the first session.
-    pub(crate) fn start_metadata_thread(&mut self) -> io::Result<()> {
-        let name = self.name.clone();
-        let enter = move || {
-            let entered = sandbox::enter(Role::Metadata);
-            if let Err(error) = &entered {
-                error!(
-                    disk = name,
-                    "the disk's metadata thread cannot run, and requests fail: {}",
-                    error_line(error)
-                );
-            }
-            entered.is_ok()
-        };
-        self.metadata = self.image.backing().start_metadata_thread(enter)?;
-        Ok(())
+    /// Starts the threads that the disk's storage needs. To be called before the first session.
+    pub(crate) fn start_storage(&mut self) -> io::Result<()> {
+        let storage = self.storage.get_mut().unwrap_or_else(PoisonError::into_inner);
+        storage.start_metadata_thread(&self.name)
+    }
+
+    fn storage(&self) -> MutexGuard<'_, Storage> {
+        self.storage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the storage, and returns the old one. No queue of the disk has a worker meanwhile.
+    pub(crate) fn replace_storage(&self, storage: Storage) -> Storage {
+        std::mem::replace(&mut self.storage(), storage)
     }
 
     /// After the last request: waits until the metadata thread has returned the space that it reserved, at least
     /// [`CLOSE_AT_LEAST`]. Without it, as after a kill, the image has leaked clusters.
     pub(crate) fn close_tables(&self, deadline: Instant) {
-        let Some(metadata) = &self.metadata else { return };
+        let Some(metadata) = self.storage().metadata.clone() else { return };
         let timeout = deadline.saturating_duration_since(Instant::now()).max(CLOSE_AT_LEAST);
         if let Err(error) = metadata.close(timeout) {
             warn!(
@@ -255,13 +295,14 @@ impl Disk {
         &self.name
     }
 
-    pub(crate) fn image(&self) -> &Image {
-        &self.image
+    /// The present image. A running queue has its own reference.
+    pub(crate) fn image(&self) -> Arc<Image> {
+        Arc::clone(&self.storage().image)
     }
 
     /// `None`: the disk uses the server's engine.
-    pub(crate) fn engine(&self) -> Option<&Arc<EngineSource>> {
-        self.engine.as_ref()
+    pub(crate) fn engine(&self) -> Option<Arc<EngineSource>> {
+        self.storage().engine.clone()
     }
 
     /// How the queues coalesce interrupts.
@@ -290,7 +331,7 @@ impl Disk {
         // Relaxed: no other data depends on it.
         let most = Some(self.most_workers.load(Ordering::Relaxed)).filter(|most| *most > 0);
         let placed = self.engine().and_then(|source| source.most_workers());
-        most.into_iter().chain(placed).chain(self.image.backing().most_workers()).min()
+        most.into_iter().chain(placed).chain(self.image().backing().most_workers()).min()
     }
 
     /// Applies to queues that start from now on. The caller moves running queues.
@@ -303,7 +344,7 @@ impl Disk {
     /// would succeed although data was lost. All descriptions share the locks.
     pub(crate) fn backing_for(&self, worker: WorkerId) -> Backing {
         if self.takes_own_file(worker) {
-            return self.image.backing().clone();
+            return self.image().backing().clone();
         }
         self.reopen_image().unwrap_or_else(|error| {
             let disk = &self.name;
@@ -313,13 +354,13 @@ impl Disk {
                 "cannot open the image again, so its workers share one file description: {}",
                 error_line(&error)
             );
-            self.image.backing().clone()
+            self.image().backing().clone()
         })
     }
 
     /// Opens the image again, with a file description of its own.
     pub(crate) fn reopen_image(&self) -> io::Result<Backing> {
-        self.image.reopen(self.opener.as_ref())
+        self.image().reopen(self.opener.as_ref())
     }
 
     /// Whether this worker uses the first file description, which belongs to the first worker that calls this. No file
@@ -382,7 +423,7 @@ impl Disk {
 
     /// Whether flushes do nothing: `--cache unsafe`.
     pub(crate) fn ignores_flushes(&self) -> bool {
-        self.image.cache().ignores_flushes()
+        self.cache.ignores_flushes()
     }
 
     pub(crate) fn wce(&self) -> Wce {
@@ -390,11 +431,16 @@ impl Disk {
     }
 
     pub(crate) fn device_features(&self) -> u64 {
+        self.device_features_with(&self.image())
+    }
+
+    /// The features that the disk offers if this is its image.
+    pub(crate) fn device_features_with(&self, image: &Image) -> u64 {
         device_features(&Offer {
-            read_only: self.image.read_only(),
-            discard: self.image.discard_limits().is_some(),
-            write_zeroes: self.image.write_zeroes_limits().is_some(),
-            write_cache: start_mode(&self.image),
+            read_only: image.read_only(),
+            discard: image.discard_limits().is_some(),
+            write_zeroes: image.write_zeroes_limits().is_some(),
+            write_cache: start_mode(image.cache()),
             cache_is_settable: self.wce == Wce::Guest,
             num_queues: self.queues,
         })
@@ -402,7 +448,7 @@ impl Disk {
 
     /// The current configuration space.
     pub(crate) fn device_config(&self, cache: WriteCache) -> DeviceConfig {
-        let image = &self.image;
+        let image = self.image();
         let topology = image.topology();
         let discard = image.discard_limits();
         let zeroes = image.write_zeroes_limits();
@@ -478,7 +524,7 @@ impl Disk {
     /// Whether EIO from a durable write may refer to the data of other writes: whichever sync comes first gets the
     /// kernel's report of all pages that the page cache has lost.
     pub(crate) fn shares_errors(&self) -> bool {
-        !self.image.cache().is_direct()
+        !self.cache.is_direct()
     }
 
     /// Records a failed sync. Kernel and device forget which data they lost, so a later successful sync proves nothing.
@@ -505,8 +551,8 @@ impl Disk {
         );
     }
 
-    /// Whether the disk accepts no more writes: a sync failed, or its storage refuses this server.
-    #[inline]
+    /// Whether the disk accepts no more writes: a sync failed, or its storage refuses this server. A queue asks its own
+    /// image.
     pub(crate) fn has_failed(&self) -> bool {
         self.sync_has_failed() || self.is_refused()
     }
@@ -522,7 +568,8 @@ impl Disk {
 
     /// Makes all writes durable and visible to other clients of the storage.
     pub(crate) fn sync_for_others(&self) -> io::Result<()> {
-        if self.image.read_only() { Ok(()) } else { self.sync_of(self.image.backing()) }
+        let image = self.image();
+        if image.read_only() { Ok(()) } else { self.sync_of(image.backing()) }
     }
 
     /// Whether a sync failed, so that acknowledged writes may be lost.
@@ -532,9 +579,8 @@ impl Disk {
     }
 
     /// Whether the disk's storage refuses this server for good.
-    #[inline]
     pub(crate) fn is_refused(&self) -> bool {
-        self.image.backing().is_refused()
+        self.image().backing().is_refused()
     }
 
     pub(crate) fn flush_turns(&self) -> &Arc<FlushTurns> {
@@ -543,6 +589,6 @@ impl Disk {
 }
 
 /// The initial cache mode of a guest.
-fn start_mode(image: &Image) -> WriteCache {
-    if image.cache().starts_writethrough() { WriteCache::Writethrough } else { WriteCache::Writeback }
+fn start_mode(cache: CacheMode) -> WriteCache {
+    if cache.starts_writethrough() { WriteCache::Writethrough } else { WriteCache::Writeback }
 }

@@ -2,18 +2,21 @@
 //!
 //! `lease → begin_use: the storage's lock is taken → rings run → end_use: writes are durable, the lock is released`
 //!
-//! Storage on another machine may not answer, and tables of a writable image are read and closed. So these calls run on a
-//! thread of their own (`storage_thread.rs`).
+//! Storage on another machine may not answer, so its calls run on a thread of their own (`storage_thread.rs`). The tables of
+//! a writable image are read and closed by its metadata thread.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use disk_image::volume::Volume;
+use disk_image::volume::link::Use;
 use tracing::warn;
 
 use crate::data_path::disk::Disk;
 use crate::data_path::disk::session_link::SessionLink;
-use crate::data_path::disk::storage_thread::{StorageError, StorageThread};
+use crate::data_path::disk::storage_answer::{StorageError, wait_begun, wait_ended};
+use crate::data_path::disk::storage_thread::StorageThread;
 
 /// How long a session waits for another session to stop its rings. The other session's front-end may have disconnected
 /// with I/O in flight, or may be about to migrate away.
@@ -36,9 +39,11 @@ pub(crate) enum LeaseError {
 #[derive(Debug)]
 pub(crate) struct RingLease {
     disk: Arc<Disk>,
-    /// `None`: the storage need not be told.
+    /// `None`: the disk is on this host.
     storage: Option<Arc<StorageThread>>,
     uses_storage: bool,
+    /// The tables that this lease uses.
+    volume: Option<Arc<Volume>>,
 }
 
 impl From<StorageError> for LeaseError {
@@ -80,10 +85,11 @@ impl RingLease {
         if !lease.users.contains(&session.id()) {
             lease.users.push(session.id());
         }
-        Ok(Self { disk: Arc::clone(disk), storage, uses_storage: false })
+        Ok(Self { disk: Arc::clone(disk), storage, uses_storage: false, volume: None })
     }
 
-    /// Takes the storage's lock, within `limit` if there is one. To be called before a ring starts.
+    /// Takes the storage's lock, and lets the metadata thread read the tables, within `limit` if there is one. To be called
+    /// before a ring starts.
     pub fn begin_use(
         &mut self,
         session: &SessionLink,
@@ -94,16 +100,30 @@ impl RingLease {
             storage.begin(session, front_end, limit)?;
         }
         self.uses_storage = true;
+        if self.volume.is_some() {
+            return Ok(());
+        }
+        // Another image may have replaced that of the last use.
+        let volume = self.disk.image().backing().volume().cloned();
+        if let Some((volume, begun)) =
+            volume.and_then(|volume| Some((volume.clone(), volume.order(Use::Begins)?)))
+        {
+            // An order is carried out, also if nobody waits.
+            let give_up = || _ = volume.order(Use::Ends);
+            wait_begun(&begun, session, front_end, limit, give_up)?;
+            self.volume = Some(volume);
+        }
         Ok(())
     }
 
-    /// Makes all writes durable, and releases the storage's lock. To be called when no request is in flight, before another
-    /// process starts rings.
+    /// Makes all writes durable, lets the metadata thread close the tables, and releases the storage's lock. To be called
+    /// when no request is in flight, before another process starts rings.
     pub fn end_use(&mut self, timeout: Duration) -> Result<(), LeaseError> {
         if let (Some(storage), true) = (&self.storage, std::mem::take(&mut self.uses_storage)) {
             storage.end(timeout)?;
         }
-        Ok(())
+        let ended = self.volume.take().and_then(|volume| volume.order(Use::Ends));
+        Ok(ended.map_or(Ok(()), |ended| wait_ended(&ended, timeout))?)
     }
 }
 

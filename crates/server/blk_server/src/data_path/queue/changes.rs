@@ -34,6 +34,7 @@ impl Queue {
             "a quiet queue has no pending interrupt: see `publish`"
         );
         (self.id, self.file, self.watch) = (id, file, watch);
+        self.image = self.disk.image();
         self.counted.moves += 1;
         // The limits may have changed during the move.
         self.renew_gate();

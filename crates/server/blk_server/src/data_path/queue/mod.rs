@@ -27,6 +27,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use disk_image::Image;
 use guest_mem::{GuestMemory, MemoryView};
 use io_engine::{Completion, FileId, OpError, WatchId, signal_shared};
 use rustix::io::Errno;
@@ -87,6 +88,8 @@ enum State {
 /// One running queue.
 pub(crate) struct Queue {
     disk: Arc<Disk>,
+    /// The disk's image since the worker has had the queue.
+    image: Arc<Image>,
     session: Arc<SessionLink>,
     index: u16,
     /// The worker's id for this queue, which is part of every op's token.
@@ -139,6 +142,7 @@ impl Queue {
         let ring = ring.with_indirect_limit(longest);
         Ok(Self {
             disk: Arc::clone(&start.disk),
+            image,
             session: Arc::clone(&start.session),
             index: start.index,
             id,
@@ -175,6 +179,11 @@ impl Queue {
 
     pub(crate) fn note_kick(&mut self) {
         self.counted.kicks += 1;
+    }
+
+    /// Whether the disk accepts no more writes.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.disk.sync_has_failed() || self.image.backing().is_refused()
     }
 
     pub(crate) fn disk(&self) -> &Arc<Disk> {
@@ -265,6 +274,7 @@ impl Queue {
         let token = u64::from(self.id) << 16 | u64::from(tag);
         let starter = Starter {
             disk: &self.disk,
+            image: &self.image,
             view: &self.view,
             in_flight: &mut self.in_flight,
             parked: &mut self.parked,
@@ -409,7 +419,7 @@ impl Queue {
         // If memory was lost, zeroes may have been written instead of the guest's data.
         let lost_memory = self.view.is_poisoned() && info.kind != RequestKind::Read;
         // The kernel reports lost pages only once, and a concurrent sync may have received the report.
-        let lost_pages = info.durability != RequestDurability::Done && self.disk.has_failed();
+        let lost_pages = info.durability != RequestDurability::Done && self.has_failed();
         if lost_memory || lost_pages { Status::IoErr } else { Status::Ok }
     }
 

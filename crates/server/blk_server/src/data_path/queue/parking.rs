@@ -33,7 +33,7 @@ impl Queue {
         let RequestInfo { kind, .. } = finished.info;
         let wanted = self.parked.policy().is_some_and(|policy| policy.wants(error));
         // No retry restores the data that a failed sync lost. Without the guest's memory there is no data to write.
-        let hopeless = kind == RequestKind::Flush || kind != RequestKind::Read && self.disk.has_failed();
+        let hopeless = kind == RequestKind::Flush || kind != RequestKind::Read && self.has_failed();
         let may_wait = !self.ends || self.leaves_parked;
         wanted && !hopeless && may_wait && !self.view.is_poisoned()
     }
@@ -100,7 +100,7 @@ impl Queue {
 
     /// Returns whether to retry parked requests now.
     pub(crate) fn look_at_parked(&mut self, now: Instant) -> bool {
-        self.parked.look(now, self.disk.has_failed());
+        self.parked.look(now, self.has_failed());
         self.has_retries()
     }
 
@@ -171,6 +171,7 @@ impl Queue {
     ) -> Starter<'s, 'w, 'l> {
         Starter {
             disk: &self.disk,
+            image: &self.image,
             view: &self.view,
             in_flight: &mut self.in_flight,
             parked: &mut self.parked,

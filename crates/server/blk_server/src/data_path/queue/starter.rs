@@ -2,7 +2,7 @@
 //!
 //! `Request → checked range of the image → in-flight slot → op(s), pushed`
 
-use disk_image::CheckedRange;
+use disk_image::{CheckedRange, Image};
 use guest_mem::{IoVecs, MemoryView};
 use io_engine::{Durability, FileId, Op, OpKind, Unmap};
 use virtio_blk::{Data, Request, Segment, SegmentBuffer, Segments, Status};
@@ -30,6 +30,7 @@ pub(super) enum Outcome {
 /// The parts of a queue and its worker that are needed to start a request.
 pub(super) struct Starter<'q, 'w, 'l> {
     pub(super) disk: &'q Disk,
+    pub(super) image: &'q Image,
     pub(super) view: &'q MemoryView,
     pub(super) in_flight: &'q mut InFlight,
     pub(super) parked: &'q mut ParkedRequests,
@@ -59,16 +60,21 @@ impl Starter<'_, '_, '_> {
     /// Returns the durability that success guarantees to the guest.
     #[inline]
     fn check_writable(&self, kind: RequestKind) -> Result<RequestDurability, Refusal> {
-        if self.disk.image().read_only() {
+        if self.image.read_only() {
             return Err(Refusal::ReadOnly { kind });
         }
-        if self.disk.has_failed() {
+        if self.has_failed() {
             return Err(Refusal::DiskFailed { kind });
         }
         Ok(match self.durability {
             Durability::Cached => RequestDurability::Done,
             Durability::Durable => RequestDurability::Durable,
         })
+    }
+
+    #[inline]
+    fn has_failed(&self) -> bool {
+        self.disk.sync_has_failed() || self.image.backing().is_refused()
     }
 
     #[inline]
@@ -97,7 +103,7 @@ impl Starter<'_, '_, '_> {
         op_kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
     ) -> Result<Outcome, Refusal> {
         // Step 4: turn the sectors into a range of the image.
-        let range = self.disk.image().check(info.sector, info.bytes)?;
+        let range = self.image.check(info.sector, info.bytes)?;
         if info.bytes == 0 {
             return Ok(NOTHING_TO_DO);
         }
@@ -146,7 +152,7 @@ impl Starter<'_, '_, '_> {
         buffers: IoVecs,
         op_kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
     ) -> Result<Outcome, Refusal> {
-        let whole = self.disk.image().check(info.sector, info.bytes)?;
+        let whole = self.image.check(info.sector, info.bytes)?;
         let done_bytes = info.bytes.saturating_sub(buffers.remaining_bytes());
         let rest = whole.after(done_bytes).filter(|_| buffers.remaining_bytes() > 0);
         let Some(range) = rest else { return Err(Refusal::LostBuffers { kind: info.kind }) };
@@ -159,7 +165,7 @@ impl Starter<'_, '_, '_> {
         if self.disk.ignores_flushes() {
             return Ok(NOTHING_TO_DO);
         }
-        if self.disk.has_failed() {
+        if self.has_failed() {
             return Err(Refusal::DiskFailed { kind: RequestKind::Flush });
         }
         let info = RequestInfo {
@@ -181,7 +187,7 @@ impl Starter<'_, '_, '_> {
     #[inline(never)]
     fn discard(mut self, segments: Segments<'_>) -> Result<Outcome, Refusal> {
         let durability = self.check_writable(RequestKind::Discard)?;
-        let Some(limits) = self.disk.image().discard_limits() else { return Ok(UNSUPPORTED) };
+        let Some(limits) = self.image.discard_limits() else { return Ok(UNSUPPORTED) };
         let op_kind = |range, _: &Segment, durability| OpKind::Discard { range, durability };
         self.segments((RequestKind::Discard, durability), &segments, limits.max_sectors, op_kind)
     }
@@ -189,7 +195,7 @@ impl Starter<'_, '_, '_> {
     #[inline(never)]
     fn write_zeroes(mut self, segments: Segments<'_>) -> Result<Outcome, Refusal> {
         let durability = self.check_writable(RequestKind::WriteZeroes)?;
-        let Some(limits) = self.disk.image().write_zeroes_limits() else { return Ok(UNSUPPORTED) };
+        let Some(limits) = self.image.write_zeroes_limits() else { return Ok(UNSUPPORTED) };
         let op_kind = |range, segment: &Segment, durability| {
             let unmap = if segment.unmap && limits.may_unmap { Unmap::Allowed } else { Unmap::Forbidden };
             OpKind::WriteZeroes { range, unmap, durability }
@@ -205,7 +211,7 @@ impl Starter<'_, '_, '_> {
         max_sectors: u32,
         op_kind: impl Fn(CheckedRange, &Segment, Durability) -> OpKind,
     ) -> Result<Outcome, Refusal> {
-        let image = self.disk.image();
+        let image = self.image;
         let mut ranges = [None; MAX_OPS];
         let (mut ops, mut bytes) = (0, 0);
         for (slot, segment) in ranges.iter_mut().zip(segments.iter()) {

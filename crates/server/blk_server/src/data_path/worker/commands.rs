@@ -171,7 +171,7 @@ impl Worker {
 
     /// Finds the engine, attaches the image and watches the kick. Undoes these steps if a later one fails.
     fn prepare(&mut self, disk: &Disk, kick: &Arc<OwnedFd>, id: u32) -> Result<Prepared, String> {
-        let engine = self.engines.enter(disk.engine());
+        let engine = self.engines.enter(disk.engine().as_ref());
         let engine = engine.map_err(|error| format!("its engine cannot be started: {error}"))?;
         let file = self.engines.attach(engine, disk).map_err(|error| {
             self.engines.leave(engine);

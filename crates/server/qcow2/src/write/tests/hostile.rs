@@ -1,8 +1,5 @@
 //! Images that lie: nothing panics, and no table is overwritten.
 
-use std::cell::{Cell, RefCell};
-use std::io;
-
 use proptest::prelude::*;
 use xtask::sizes::Size;
 
@@ -11,63 +8,9 @@ use crate::tables::RawL2Entry;
 use crate::tables::refcounts::store_refcount;
 use crate::write::error::WriteError;
 use crate::write::tests::images::{Kind, Made, make};
+use crate::write::tests::plain::Plain;
 use crate::write::tests::world::{Seen, Under};
 use crate::write::writer::Writer;
-
-/// A file without a model.
-#[derive(Debug, Default)]
-pub struct Plain {
-    pub bytes: RefCell<Vec<u8>>,
-    /// No call succeeds.
-    pub is_away: Cell<bool>,
-}
-
-impl Plain {
-    fn check(&self) -> io::Result<()> {
-        if self.is_away.get() { Err(io::ErrorKind::NotConnected.into()) } else { Ok(()) }
-    }
-}
-
-/// A hostile image must not make the file longer than this.
-const MAX_BYTES: u64 = 64 << 20;
-
-impl crate::ReadAt for Plain {
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        self.check()?;
-        self.bytes.borrow().as_slice().read_at(offset, buffer)
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.bytes.borrow().len() as u64)
-    }
-}
-
-impl crate::WriteAt for Plain {
-    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.check()?;
-        let bytes = &mut *self.bytes.borrow_mut();
-        let end = offset as usize + data.len();
-        bytes.resize(bytes.len().max(end), 0);
-        bytes[offset as usize..end].copy_from_slice(data);
-        Ok(())
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.check()
-    }
-
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        if len_bytes > MAX_BYTES {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        self.bytes.borrow_mut().resize(len_bytes as usize, 0);
-        Ok(())
-    }
-
-    fn punch_hole(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
-        crate::WriteAt::write_at(self, offset, &vec![0; len_bytes as usize])
-    }
-}
 
 pub fn open(bytes: Vec<u8>) -> Result<Writer<Plain>, WriteError> {
     let plain = Plain { bytes: bytes.into(), ..Plain::default() };

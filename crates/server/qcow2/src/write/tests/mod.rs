@@ -14,6 +14,7 @@ mod hostile;
 pub(crate) mod images;
 mod limits;
 mod model;
+pub(crate) mod plain;
 mod qemu;
 mod steps;
 mod world;

@@ -1,0 +1,107 @@
+//! Puts other images under running guests: the disks' queues are frozen, all disks get new storage or none does, and the
+//! queues go on.
+//!
+//! `disks' turns → flushed → sessions frozen → synced → opened, compared → storage replaced → sessions go on`
+//!
+//! - The sessions freeze as for a live upgrade, so they have closed their tables, and open those of the new image.
+//! - Until all new images are open, an error changes nothing. Afterwards nothing can fail.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use disk_image::Image;
+use tracing::info;
+
+use crate::control::exports::{Export, Turn};
+use crate::control::live_upgrade::{Frozen, LiveUpgradeError};
+use crate::control::pause::flush_now;
+use crate::control::server::Server;
+use crate::data_path::assignment::deadline::deadline_in;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::disk::{Disk, Storage};
+use crate::error::AdminError;
+
+/// An image that is to replace another one, with the engine for it.
+#[derive(Debug)]
+pub struct Replacement {
+    /// Open and locked.
+    pub image: Image,
+    /// The engine.
+    pub engine: Arc<EngineSource>,
+}
+
+impl Server {
+    /// The disk's present image.
+    ///
+    /// # Errors
+    /// [`AdminError::NoDisk`].
+    pub fn image(&self, disk: &str) -> Result<Arc<Image>, AdminError> {
+        Ok(self.parts().0.find(disk)?.disk.image())
+    }
+
+    /// Replaces the images of these disks, all at one instant. `open` is called with a disk's index and image when all
+    /// its writes are durable, and none is in flight. Returns how long the disks were paused.
+    ///
+    /// # Errors
+    /// [`AdminError`], [`LiveUpgradeError`], and those of `open`. No disk has changed.
+    pub fn replace_images<E: From<AdminError> + From<LiveUpgradeError>>(
+        &self,
+        names: &[String],
+        timeout: Duration,
+        mut open: impl FnMut(usize, &Image) -> Result<Replacement, E>,
+    ) -> Result<Duration, E> {
+        let (exports, _) = self.parts();
+        let found: Vec<Arc<Export>> =
+            names.iter().map(|name| exports.find(name)).collect::<Result<_, _>>()?;
+        let _turns: Vec<Turn> = found.iter().map(Export::take_turn).collect::<Result<_, _>>()?;
+        let deadline = deadline_in(timeout);
+        // Twice, so that little is left to sync while the guests pause.
+        let flushed = || found.iter().map(|export| &export.disk).filter(|disk| !disk.ignores_flushes());
+        flushed().try_for_each(|disk| flush_now(disk, deadline))?;
+        let begin = Instant::now();
+        let frozen = self.freeze_these(found.clone(), timeout)?;
+        flushed().try_for_each(|disk| flush_now(disk, deadline))?;
+        let mut replacements = Vec::new();
+        for (index, export) in found.iter().enumerate() {
+            let disk = &export.disk;
+            let Replacement { image, engine } = open(index, &disk.image())?;
+            check_same(disk, &image)?;
+            let system = |source| AdminError::System {
+                action: format!("start a thread for disk `{}`", disk.name().escape_debug()),
+                source,
+            };
+            let storage = Storage::started(disk.name(), image, Some(engine)).map_err(system)?;
+            replacements.push((Arc::clone(disk), storage));
+        }
+        let paused = replace(replacements, frozen, begin);
+        info!(disks = names.join(", "), ?paused, "the disks resume with other images");
+        Ok(paused)
+    }
+}
+
+fn replace(replacements: Vec<(Arc<Disk>, Storage)>, frozen: Frozen<'_>, begin: Instant) -> Duration {
+    let replaced = replacements.into_iter().map(|(disk, storage)| disk.replace_storage(storage));
+    let old: Vec<Storage> = replaced.collect();
+    drop(frozen);
+    let paused = begin.elapsed();
+    // Closing files may wait.
+    drop(old);
+    paused
+}
+
+/// A guest must not notice the new image.
+fn check_same(disk: &Disk, image: &Image) -> Result<(), AdminError> {
+    let old = disk.image();
+    let differs = |what: &'static str| {
+        let disk = disk.name().to_owned();
+        Err(AdminError::OtherImage { disk, what })
+    };
+    match () {
+        () if old.capacity_sectors() != image.capacity_sectors() => differs("size"),
+        () if old.block_size() != image.block_size() => differs("block size"),
+        () if old.read_only() != image.read_only() => differs("access"),
+        () if old.cache() != image.cache() => differs("cache mode"),
+        () if disk.device_features_with(&old) & !disk.device_features_with(image) != 0 => differs("features"),
+        () => Ok(()),
+    }
+}

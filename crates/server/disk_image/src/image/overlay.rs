@@ -1,0 +1,69 @@
+//! New qcow2 images over an image that a guest uses: snapshots by overlay.
+//!
+//! `write_overlay: an empty file → an image without data over this one`, `open_overlay: that image, and this one for reading`
+//!
+//! - The caller stops all writes to this image, and makes them durable, before the overlay is opened.
+//! - This image stays open and locked. The overlay opens it again, for reading, with a lock that allows readers only. When
+//!   this image is dropped, other programs may read the file, and still not write it.
+
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use qcow2::{DiskFormat, NewOverlay, create_overlay};
+
+use super::{Image, ImageOptions, mapped};
+use crate::backing::Backing;
+use crate::error::ImageError;
+use crate::geometry::Alignment;
+use crate::opener::Opener;
+use crate::volume::TABLE_CACHE_BYTES;
+use crate::volume::table_file::TableFile;
+
+impl Image {
+    /// Why no overlay can be made of this image.
+    ///
+    /// # Errors
+    /// [`ImageError::NoOverlay`].
+    pub fn check_overlay(&self) -> Result<DiskFormat, ImageError> {
+        let refused = |why| Err(ImageError::NoOverlay { path: self.path.clone(), why });
+        match &self.backing {
+            _ if self.read_only() => refused("it is served read-only"),
+            Backing::File(_) => Ok(DiskFormat::Raw),
+            Backing::Mapped(_) => Ok(DiskFormat::Qcow2),
+            Backing::Nbd(_) | Backing::Rbd(_) => {
+                refused("it is on another machine, which makes snapshots itself")
+            }
+        }
+    }
+
+    /// Makes an image without data over this one, in an empty file, and syncs it.
+    ///
+    /// # Errors
+    /// [`ImageError::NoOverlay`], [`ImageError::Overlay`].
+    pub fn write_overlay(&self, file: File) -> Result<(), ImageError> {
+        let new = NewOverlay {
+            size_bytes: self.bounds.capacity_bytes(),
+            backing_name: self.path.as_os_str().as_bytes(),
+            backing_format: self.check_overlay()?,
+        };
+        let file = TableFile::new(Arc::new(file), Alignment::BUFFERED);
+        create_overlay(&file, &new)
+            .map_err(|source| ImageError::Overlay { path: self.path.clone(), source: Box::new(source) })
+    }
+
+    /// Opens the overlay at `options.path`. The guest sees the same block size.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn open_overlay(&self, opener: &dyn Opener, options: &ImageOptions) -> Result<Self, ImageError> {
+        let options = ImageOptions {
+            block_size: Some(self.block_size()),
+            access: self.access,
+            cache: self.cache,
+            create_bytes: None,
+            ..options.clone()
+        };
+        mapped::open_over(opener, &options, TABLE_CACHE_BYTES, &self.path)
+    }
+}
