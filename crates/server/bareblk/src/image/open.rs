@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use disk_image::{Access, FileKind, HostOpener, OpenRequest, Opener, lock};
+use disk_image::{Access, FileId, FileKind, HostOpener, LockHolder, OpenRequest, Opener, lock};
 use qcow2::Image;
 
 /// Opens an image that other programs may write.
@@ -17,21 +17,58 @@ pub fn open(path: &Path) -> Result<Image<File>> {
 /// them.
 pub fn open_unwritten(path: &Path) -> Result<Image<File>> {
     let file = file(path)?;
-    let locked = lock::acquire(&file, Access::ReadOnly, Duration::ZERO, || {});
-    if !locked.with_context(|| format!("image {} cannot be locked", path.display()))? {
+    if !is_locked(&file, Access::ReadOnly, path)? {
         bail!("image {} is in use by a program that may write it: stop that program first", path.display());
     }
     image(file, path)
 }
 
+/// Opens a file that no other program uses as long as it is open, and locks it as `bareblk serve` does.
+pub fn open_for_repair(path: &Path) -> Result<File> {
+    let kind = kind(path)?;
+    if kind != FileKind::Regular {
+        bail!("image {} is a {kind}: only a file can be repaired", path.display());
+    }
+    let file = open_as(path, Access::ReadWrite)?;
+    if !is_locked(&file, Access::ReadWrite, path)? {
+        bail!("image {} is in use by {}: stop that program first", path.display(), holders(&file));
+    }
+    Ok(file)
+}
+
+fn is_locked(file: &File, access: Access, path: &Path) -> Result<bool> {
+    let locked = lock::acquire(file, access, Duration::ZERO, || {});
+    locked.with_context(|| format!("image {} cannot be locked", path.display()))
+}
+
+/// The programs that hold the lock, as far as this user may see them.
+fn holders(file: &File) -> String {
+    let metadata = file.metadata().ok();
+    let holders = metadata.map(|metadata| HostOpener.lock_holders(FileId::from(&metadata)));
+    let names: Vec<String> = holders.iter().flatten().map(LockHolder::to_string).collect();
+    if names.is_empty() { "a program that /proc does not show".to_owned() } else { names.join(", ") }
+}
+
 fn file(path: &Path) -> Result<File> {
-    let cannot = || format!("image {} cannot be opened", path.display());
-    let kind = FileKind::from(std::fs::metadata(path).with_context(cannot)?.file_type());
+    let kind = kind(path)?;
     if !matches!(kind, FileKind::Regular | FileKind::BlockDevice) {
         bail!("image {} is a {kind}: give a file or a block device", path.display());
     }
-    let request = OpenRequest { access: Access::ReadOnly, direct: false, create: None, exclusive: false };
-    Ok(HostOpener.open_image(path, &request).with_context(cannot)?.into())
+    open_as(path, Access::ReadOnly)
+}
+
+fn kind(path: &Path) -> Result<FileKind> {
+    let metadata = std::fs::metadata(path).with_context(|| cannot_open(path))?;
+    Ok(FileKind::from(metadata.file_type()))
+}
+
+fn open_as(path: &Path, access: Access) -> Result<File> {
+    let request = OpenRequest { access, direct: false, create: None, exclusive: false };
+    Ok(HostOpener.open_image(path, &request).with_context(|| cannot_open(path))?.into())
+}
+
+fn cannot_open(path: &Path) -> String {
+    format!("image {} cannot be opened", path.display())
 }
 
 fn image(file: File, path: &Path) -> Result<Image<File>> {

@@ -101,6 +101,113 @@ fn check_exits_like_qemu_img_check() {
     );
 }
 
+/// Exit code and JSON of a repair.
+fn repair(path: &Path, what: &str) -> (i32, Value) {
+    let run = image("check", path, &["--json", "--repair", what]).output().unwrap();
+    (run.status.code().unwrap(), serde_json::from_slice(&run.stdout).unwrap())
+}
+
+/// The exit code of QEMU's check, which changes nothing.
+fn qemu_check(path: &Path) -> i32 {
+    Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(path).output().unwrap().status.code().unwrap()
+}
+
+/// An image with data.
+fn written(place: &Place) -> Option<PathBuf> {
+    let path = created(place, &[], "10M")?;
+    let write = ["-f", "qcow2", "-c", "write -P 7 0 256k"];
+    assert!(Command::new("qemu-io").args(write).arg(&path).output().unwrap().status.success());
+    Some(path)
+}
+
+fn change(path: &Path, at: u64, bytes: &[u8]) {
+    std::fs::File::options().write(true).open(path).unwrap().write_all_at(bytes, at).unwrap();
+}
+
+/// Where the count of a cluster is: the refcount block is the third cluster.
+const fn count_at(cluster: u64) -> u64 {
+    (2 << 16) + cluster * 2
+}
+
+#[test]
+fn repair_of_leaks_leaves_an_image_without_leaks() {
+    let place = Place::new();
+    let Some(path) = written(&place) else { return };
+    change(&path, count_at(6), &[0, 2]);
+    change(&path, count_at(1), &[0, 3]);
+    let (code, both) = repair(&path, "leaks");
+    assert_eq!((code, &both["before"]["leaks"], &both["after"]["leaks"]), (0, &json!(2), &json!(0)));
+    // A copied bit does not fit as long as a count is 2.
+    let repaired = json!({"leaks_freed": 2, "corruptions_repaired": 1, "notes": []});
+    assert_eq!((qemu_check(&path), &both["repair"]), (0, &repaired));
+    change(&path, count_at(6), &[0, 0]);
+    change(&path, count_at(1), &[0, 3]);
+    let run = image("check", &path, &["--repair", "leaks"]).output().unwrap();
+    let text = String::from_utf8(run.stdout).unwrap();
+    assert_eq!((run.status.code(), qemu_check(&path)), (Some(2), 2));
+    let lines = ["leak: cluster 1: refcount 3, references 1\n", "1 leaks freed, 0 corruptions repaired\n"];
+    assert_says(&text, &lines);
+    assert_says(text.split_once("repaired").unwrap().1, &["cluster 6: refcount 0", "0 leaked clusters"]);
+}
+
+/// `abort` ends qemu-io without a word to the image.
+#[test]
+fn image_that_qemu_left_dirty_is_repaired() {
+    let place = Place::new();
+    let Some(path) = created(&place, &["-o", "lazy_refcounts=on"], "10M") else { return };
+    let crash = ["-f", "qcow2", "-c", "write -P 7 0 256k", "-c", "flush", "-c", "abort"];
+    Command::new("qemu-io").args(crash).arg(&path).output().unwrap();
+    assert_eq!(info(&path)["dirty"], true);
+    let (code, both) = repair(&path, "all");
+    assert_eq!((code, qemu_check(&path), &info(&path)["dirty"]), (0, 0, &json!(false)), "{both}");
+    assert_eq!(both["after"]["corruptions"], 0);
+    let read = ["-f", "qcow2", "-c", "read -P 7 0 256k"];
+    let read = Command::new("qemu-io").args(read).arg(&path).output().unwrap();
+    assert!(!String::from_utf8(read.stdout).unwrap().contains("failed"));
+}
+
+#[test]
+fn repair_of_everything_builds_a_refcount_table_that_qemu_accepts() {
+    let place = Place::new();
+    let Some(path) = written(&place) else { return };
+    // The refcount table is the second cluster.
+    change(&path, 1 << 16, &[0; 8]);
+    let (code, both) = repair(&path, "all");
+    assert_eq!((code, qemu_check(&path)), (0, 0), "{both}");
+    assert_says(both["repair"]["notes"][0].as_str().unwrap(), &["all reference counts are new"]);
+    let (code, both) = repair(&path, "all");
+    assert_eq!((code, &both["repair"]["corruptions_repaired"]), (0, &json!(0)));
+}
+
+/// QEMU frees what the damaged entry meant.
+#[test]
+fn what_cannot_be_repaired_is_left_and_says_so() {
+    let place = Place::new();
+    let Some(path) = written(&place) else { return };
+    // The L1 table is the fourth cluster.
+    change(&path, 3 << 16, &(1_u64 << 40).to_be_bytes());
+    let (code, both) = repair(&path, "all");
+    assert_eq!((code, &both["after"]["leaks"]), (2, &both["before"]["leaks"]));
+    assert_says(both["repair"]["notes"][0].as_str().unwrap(), &["5 leaked clusters are kept"]);
+    change(&path, 1 << 16, &[0; 8]);
+    let run = image("check", &path, &["--repair", "all"]).output().unwrap();
+    assert_eq!(run.status.code(), Some(1));
+    assert_says(&String::from_utf8(run.stdout).unwrap(), &["past the end of the file"]);
+    assert_says(&String::from_utf8(run.stderr).unwrap(), &["`qemu-img check -r all` does it"]);
+}
+
+#[test]
+fn wrong_repairs_are_refused() {
+    let place = Place::new();
+    let raw = place.image("disk.raw", 1 << 20);
+    let repair = |path: &Path, what| image("check", path, &["--repair", what]);
+    assert_says(&refusal(repair(&raw, "all")), &["disk.raw: not a qcow2 image"]);
+    assert_says(&refusal(repair(&place.path(""), "all")), &["is a directory: only a file can be repaired"]);
+    let usage = repair(&raw, "some").output().unwrap();
+    assert_eq!(usage.status.code(), Some(2));
+    assert_says(&String::from_utf8(usage.stderr).unwrap(), &["--repair", "leaks", "all"]);
+}
+
 #[test]
 fn other_files_are_refused() {
     let place = Place::new();
@@ -124,7 +231,10 @@ fn image_that_a_program_may_write_is_not_checked() {
     let before = size();
     crate::rig::eventually("a write", || (size() > before).then_some(()));
     let line = refusal(image("check", &path, &[]));
+    let repair = refusal(image("check", &path, &["--repair", "leaks"]));
+    let pid = format!("(pid {}): stop that program first", writer.id());
     writer.kill().unwrap();
     writer.wait().unwrap();
     assert_says(&line, &["disk.qcow2 is in use by a program that may write it"]);
+    assert_says(&repair, &["disk.qcow2 is in use by qemu-io ", &pid]);
 }

@@ -14,11 +14,11 @@ const AUTOCLEAR: usize = 88;
 
 /// A program that changes an image clears the bits that it does not know.
 pub(super) fn clear_unknown_autoclear<F: WriteAt>(file: &F) -> Result<(), RepairError> {
-    change(file, |header| keep_bits(header, AUTOCLEAR, KNOWN_AUTOCLEAR))
+    change(file, |header| keep_bits(header, AUTOCLEAR, KNOWN_AUTOCLEAR)).map(drop)
 }
 
-/// Clears the bits that say that tables may be wrong.
-pub(super) fn clear_marks<F: WriteAt>(file: &F) -> Result<(), RepairError> {
+/// Clears the bits that say that tables may be wrong. Returns whether one was set.
+pub(super) fn clear_marks<F: WriteAt>(file: &F) -> Result<bool, RepairError> {
     change(file, |header| keep_bits(header, INCOMPATIBLE, !(DIRTY | CORRUPT)))
 }
 
@@ -28,6 +28,7 @@ pub(super) fn name_refcount_table<F: WriteAt>(file: &F, at: TableAt) -> Result<(
         header[REFCOUNT_TABLE_OFFSET..][..8].copy_from_slice(&at.offset.to_be_bytes());
         header[REFCOUNT_TABLE_OFFSET + 8..][..4].copy_from_slice(&at.count.to_be_bytes());
     })
+    .map(drop)
 }
 
 /// Version 2 has no feature bits.
@@ -38,14 +39,15 @@ fn keep_bits(header: &mut [u8; SECTOR_BYTES], at: usize, kept: u64) {
     }
 }
 
-/// Writes the header's first sector if it changes, and syncs it.
-fn change<F: WriteAt>(file: &F, change: impl FnOnce(&mut [u8; SECTOR_BYTES])) -> Result<(), RepairError> {
+/// Writes the header's first sector if it changes, and syncs it. Returns whether it does.
+fn change<F: WriteAt>(file: &F, change: impl FnOnce(&mut [u8; SECTOR_BYTES])) -> Result<bool, RepairError> {
     let old = read(file, "header", 0, SECTOR_BYTES as u64)?;
     let mut new = [0; SECTOR_BYTES];
     new.copy_from_slice(&old);
     change(&mut new);
-    if write_changed(file, "header", 0, &old, &new)? {
+    let is_changed = write_changed(file, "header", 0, &old, &new)?;
+    if is_changed {
         sync(file)?;
     }
-    Ok(())
+    Ok(is_changed)
 }

@@ -57,8 +57,9 @@ pub fn repair<F: WriteAt>(
         }
     }
     let after = State::of(file, &mut |finding| tell(Event::Left(finding)))?.report;
-    if scope == Scope::All && after.corruptions == 0 && after.check_errors == 0 {
-        header::clear_marks(file)?;
+    let is_sound = after.corruptions == 0 && after.check_errors == 0;
+    if scope == Scope::All && is_sound && header::clear_marks(file)? {
+        tell(Event::Note(Note::MarksCleared));
     }
     Ok(Repaired {
         leaks_freed: before.report.leaks.saturating_sub(after.leaks),

@@ -49,6 +49,8 @@ pub enum Note {
         /** Of the table, and of all blocks. */
         clusters: u64,
     },
+    /// The image was marked dirty or corrupt, and is not any more.
+    MarksCleared,
 }
 
 impl fmt::Display for Note {
@@ -67,6 +69,7 @@ impl fmt::Display for Note {
                 f,
                 "all reference counts are new: {clusters} clusters, with the refcount table at {table_offset:#x}"
             ),
+            Self::MarksCleared => f.write_str("the image is not marked dirty or corrupt any more"),
         }
     }
 }

@@ -81,7 +81,7 @@ fn dirty_and_corrupt_bits_are_cleared_when_no_corruption_is_left() {
         image.set_count(image.host(SHARED), 1);
     });
     let outcome = all(&image);
-    assert_eq!(outcome.sums()[2], (0, 0));
+    assert_eq!((outcome.sums()[2], &outcome.notes[..]), ((0, 0), &[Note::MarksCleared][..]));
     let header = Header::read(&*outcome.disk.now.borrow()).unwrap();
     assert!(!header.incompatible.dirty && !header.incompatible.corrupt);
     let outcome = leaks(&damaged(|image| image.bytes[79] |= 3));
