@@ -55,6 +55,35 @@ impl TableFile {
         self.alignment.offset_bytes.max(self.alignment.memory_bytes) as usize
     }
 
+    /// Whether a call needs no other memory.
+    fn is_aligned(&self, memory: &[u8], offset: u64) -> bool {
+        let (unit, memory_unit) =
+            (u64::from(self.alignment.offset_bytes), self.alignment.memory_bytes as usize);
+        let is_multiple = |value: u64| value.is_multiple_of(unit.max(1));
+        self.is_buffered()
+            || is_multiple(offset)
+                && is_multiple(memory.len() as u64)
+                && memory.as_ptr().addr().is_multiple_of(memory_unit.max(1))
+    }
+
+    /// Reads into aligned memory.
+    fn read_direct(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let (unit, mut done) = (self.unit(), 0);
+        while done < buffer.len() {
+            match FileExt::read_at(&*self.file, &mut buffer[done..], offset + done as u64) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+                Ok(0) => break,
+                Ok(read) => done += read,
+            }
+            // The file ends inside of a block.
+            if !done.is_multiple_of(unit) {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
     /// Reads whole blocks.
     fn read_blocks(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let unit = self.unit();
@@ -82,10 +111,11 @@ impl TableFile {
 
 impl ReadAt for TableFile {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.is_buffered() {
-            return ReadAt::read_at(&*self.file, offset, buffer);
+        match self.alignment {
+            Alignment::BUFFERED => ReadAt::read_at(&*self.file, offset, buffer),
+            _ if self.is_aligned(buffer, offset) => self.read_direct(offset, buffer),
+            _ => self.read_blocks(offset, buffer),
         }
-        self.read_blocks(offset, buffer)
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
@@ -96,7 +126,7 @@ impl ReadAt for TableFile {
 /// The writer's offsets and lengths are multiples of every alignment, so only the memory must be aligned.
 impl WriteAt for TableFile {
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        if self.is_buffered() {
+        if self.is_aligned(data, offset) {
             return self.file.write_all_at(data, offset);
         }
         let mut memory = Aligned::new(self.unit());
@@ -159,6 +189,20 @@ mod tests {
         assert_eq!(read, [0; 100]);
         assert_eq!(file.read_at((1 << 20) - 50, &mut read).unwrap(), 50);
         assert_eq!(file.len_bytes().unwrap(), 1 << 20);
+        check_aligned_memory(&file);
+    }
+
+    /// What needs no copies for direct I/O, also at the end of a file that ends inside of a block.
+    fn check_aligned_memory(file: &TableFile) {
+        let mut memory = vec![7; 5 * 4096];
+        let start = memory.as_ptr().align_offset(4096);
+        let aligned = &mut memory[start..start + 4 * 4096];
+        file.write_at(4 * 4096, aligned).unwrap();
+        file.file.set_len(7 * 4096 + 100).unwrap();
+        aligned.fill(1);
+        assert_eq!(file.read_at(4 * 4096, aligned).unwrap(), 3 * 4096 + 100);
+        assert!(aligned[..3 * 4096 + 100].iter().all(|byte| *byte == 7));
+        assert_eq!(file.read_at(8 * 4096, aligned).unwrap(), 0);
     }
 
     #[test]

@@ -107,6 +107,25 @@ impl<F: WriteAt> Blocks<F> {
         Ok(())
     }
 
+    /// Changes parts of several blocks that follow each other, with one write. `change` gets all of them.
+    pub(super) fn update_all(
+        &mut self,
+        what: &'static str,
+        range: Range<u64>,
+        change: impl FnOnce(&mut [u8]),
+    ) -> Result<(), WriteError> {
+        let mut bytes = Vec::with_capacity(in_memory(range.end - range.start));
+        for offset in range.clone().step_by(BLOCK_BYTES) {
+            bytes.extend_from_slice(self.block(what, offset)?);
+        }
+        change(&mut bytes);
+        self.write(what, range.start, &bytes)?;
+        for (offset, block) in range.step_by(BLOCK_BYTES).zip(bytes.chunks(BLOCK_BYTES)) {
+            self.keep(offset, block.into());
+        }
+        Ok(())
+    }
+
     /// Writes whole blocks.
     pub(super) fn write(&mut self, what: &'static str, offset: u64, data: &[u8]) -> Result<(), WriteError> {
         let end = offset + data.len() as u64;
@@ -134,7 +153,11 @@ impl<F: WriteAt> Blocks<F> {
     }
 
     fn forget(&mut self, range: Range<u64>) {
-        self.kept.retain(|offset, _| !range.contains(offset));
+        let blocks = (range.end - range.start) / BLOCK_BYTES as u64;
+        if blocks > self.kept.len() as u64 {
+            return self.kept.retain(|offset, _| !range.contains(offset));
+        }
+        range.step_by(BLOCK_BYTES).for_each(|offset| _ = self.kept.remove(&offset));
     }
 }
 

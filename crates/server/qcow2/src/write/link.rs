@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! new L2 table: zeroes, or a copy of a table that a snapshot has, too → (sync) → L1 entry → view
-//! L2 entries: one write for all that are in the same 4 KiB → view → the old host clusters are unlinked
+//! L2 entries: one write for all that are in the same 4 KiB, or in the next ones → view → the old host clusters are unlinked
 //! ```
 //!
 //! - What an entry leads to is durable before the entry is written: reserve clusters are, and copies are synced.
@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use crate::error::Limit;
 use crate::tables::{L1Entry, RawL2Entry};
-use crate::write::blocks::{block_of, in_memory};
+use crate::write::blocks::{BLOCK_BYTES, block_of, in_memory};
 use crate::write::error::{WriteError, full};
 use crate::write::interface::{View, WriteAt};
 use crate::write::writer::Writer;
@@ -163,10 +163,8 @@ impl<F: WriteAt> Writer<F> {
                 return Err(error);
             }
         }
-        while let Some(first) = batch.changes.first() {
-            let block = self.block_of_entry(first.cluster_index);
-            let others = |change: &Change| self.block_of_entry(change.cluster_index) != block;
-            let end = batch.changes.iter().position(others).unwrap_or(batch.changes.len());
+        while !batch.changes.is_empty() {
+            let end = self.adjacent(&batch.changes);
             let group: Vec<Change> = batch.changes.drain(..end).collect();
             if let Err(error) = self.link(&group, view) {
                 self.give_back(&batch);
@@ -176,8 +174,18 @@ impl<F: WriteAt> Writer<F> {
         Ok(())
     }
 
-    fn block_of_entry(&self, cluster_index: u64) -> Option<u64> {
-        self.place(cluster_index).ok().flatten().map(block_of)
+    fn block_of_entry(&self, change: &Change) -> Option<u64> {
+        self.place(change.cluster_index).ok().flatten().map(block_of)
+    }
+
+    /// How many of the first changes are in one block of a table, or in blocks without a gap.
+    fn adjacent(&self, changes: &[Change]) -> usize {
+        let blocks: Vec<Option<u64>> = changes.iter().map(|change| self.block_of_entry(change)).collect();
+        let is_gap = |pair: &&[Option<u64>]| match pair {
+            [Some(one), Some(next)] => one != next && one + BLOCK_BYTES as u64 != *next,
+            _ => pair[0] != pair[1],
+        };
+        blocks.windows(2).position(|pair| is_gap(&pair)).map_or(changes.len(), |at| at + 1)
     }
 
     /// Lets an L1 entry name a table with the same content as the one before.
@@ -201,17 +209,18 @@ impl<F: WriteAt> Writer<F> {
         Ok(())
     }
 
-    /// Writes entries that are in the same block of a table.
+    /// Writes entries that are in blocks without a gap.
     fn link(&mut self, changes: &[Change], view: &mut dyn View) -> Result<(), WriteError> {
         let geometry = self.geometry();
         let mut places = Vec::with_capacity(changes.len());
         for change in changes {
             places.extend(self.place(change.cluster_index)?);
         }
-        let Some(first) = places.first().copied() else { return Ok(()) };
-        let written = self.blocks.update("L2 table", block_of(first), |block| {
+        let (Some(first), Some(last)) = (places.first(), places.last()) else { return Ok(()) };
+        let (start, end) = (block_of(*first), block_of(*last) + BLOCK_BYTES as u64);
+        let written = self.blocks.update_all("L2 table", start..end, |bytes| {
             for (change, at) in changes.iter().zip(&places) {
-                change.entry.store(block, in_memory(at - block_of(first)), &geometry);
+                change.entry.store(bytes, in_memory(at - start), &geometry);
             }
         });
         if let Err(error) = written {

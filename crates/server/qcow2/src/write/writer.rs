@@ -9,6 +9,7 @@ use crate::header::Header;
 use crate::image::Image;
 use crate::tables::{BadEntry, L1Entry, L2Entry, RawL2Entry, Table};
 use crate::write::blocks::{Blocks, block_of, in_memory};
+use crate::write::claim::data_run::DataRun;
 use crate::write::counts::Counts;
 use crate::write::error::WriteError;
 use crate::write::interface::{View, WriteAt};
@@ -29,8 +30,10 @@ pub struct Writer<F> {
     /// The autoclear bits are clear, and the file ends with a cluster.
     pub(super) is_prepared: bool,
     pub(super) decompressor: Decompressor,
-    /// Compressed data, and a cluster's content.
-    pub(super) scratch: [Vec<u8>; 2],
+    /// Memory for compressed data.
+    pub(super) compressed: Vec<u8>,
+    /// Memory for copies.
+    pub(super) run: DataRun,
     stopped: Option<Stop>,
 }
 
@@ -103,7 +106,8 @@ impl<F: WriteAt> Writer<F> {
             unlinked: Unlinked::default(),
             is_prepared: false,
             decompressor,
-            scratch: [Vec::new(), Vec::new()],
+            compressed: Vec::new(),
+            run: DataRun::default(),
             stopped: None,
         })
     }

@@ -35,8 +35,6 @@ use crate::error::line;
 
 /// Changes of a batch.
 const BATCH: usize = 64;
-/// Changes of one engine in a batch.
-const MOST_OF_ENGINE: usize = 16;
 /// Batches after which unlinked clusters are released although changes wait.
 const BUSY_BATCHES: u32 = 8;
 const EIO: i32 = Errno::IO.raw_os_error();
@@ -225,7 +223,7 @@ impl Metadata {
             return;
         }
         self.first_peer = (self.first_peer + 1) % engines;
-        let most = (BATCH / engines).clamp(1, MOST_OF_ENGINE);
+        let most = (BATCH / engines).max(1);
         for index in (0..engines).map(|index| (self.first_peer + index) % engines) {
             let room = most.min(BATCH - self.batch.len());
             let taken = std::iter::from_fn(|| self.peers[index].next()).take(room);

@@ -28,9 +28,9 @@ fn claims_of_a_batch_share_one_sync_and_the_writes_of_entries() {
     let mut world = world(Kind::PLAIN);
     // The first claim fills the reserve.
     world.claim(&[3]).unwrap();
-    // Nothing, shared, compressed, compressed: four copies. All entries are in one block.
+    // Nothing, shared, compressed, compressed: four copies, to adjacent clusters. All entries are in one block.
     let cost = cost(&mut world, |world| world.claim(&[0, 2, 5, 6]).unwrap());
-    assert_eq!(cost, (4 + 1, 1));
+    assert_eq!(cost, (1 + 1, 1));
 }
 
 #[test]

@@ -4,11 +4,14 @@
 //! entries that are not in place → reserve → content, where it is not zeroes, to new host clusters → one sync → entries
 //! ```
 
+pub(super) mod data_run;
+
 use std::ops::Range;
 
 use crate::error::{FormatError, read_padded};
 use crate::tables::{CompressedCluster, L2Entry, RawL2Entry, StandardCluster};
 use crate::write::blocks::{AnyOffset, in_memory};
+use crate::write::claim::data_run::DataRun;
 use crate::write::error::WriteError;
 use crate::write::interface::{Below, View, WriteAt};
 use crate::write::link::{Batch, Change};
@@ -81,23 +84,28 @@ impl<F: WriteAt> Writer<F> {
         }
         let tables = self.tables_needed(wanted.iter().map(|wanted| wanted.cluster_index))?;
         self.refill(wanted.len() + tables.len(), view)?;
+        let mut run = std::mem::take(&mut self.run);
         let batch = self.prepared(|writer, batch| {
             writer.new_tables(&tables, batch)?;
             let mut must_sync = batch.tables_have_data();
             for wanted in &wanted {
-                must_sync |= writer.place_content(wanted, below, batch)?;
+                must_sync |= writer.place_content(wanted, below, batch, &mut run)?;
             }
+            run.write(&mut writer.blocks)?;
             if must_sync { writer.blocks.sync() } else { Ok(()) }
-        })?;
-        self.publish(batch, view)
+        });
+        run.clear();
+        self.run = run;
+        self.publish(batch?, view)
     }
 
-    /// Adds the change of one cluster. Returns whether data were written for it.
+    /// Adds the change of one cluster, and its data to the run. Returns whether there are any.
     fn place_content(
         &mut self,
         wanted: &Wanted,
         below: &mut dyn Below,
         batch: &mut Batch,
+        run: &mut DataRun,
     ) -> Result<bool, WriteError> {
         let geometry = self.geometry();
         let (cluster_index, unlinks) = (wanted.cluster_index, self.host_clusters(&wanted.entry));
@@ -108,35 +116,36 @@ impl<F: WriteAt> Writer<F> {
             batch.changes.push(Change { cluster_index, entry, host: None, unlinks: 0..0 });
             return Ok(true);
         }
-        let content = self.content(wanted, below)?;
+        let cluster_bytes = geometry.cluster_bytes();
+        let content = run.slot(cluster_bytes, &mut self.blocks)?;
+        let has_data = self.read_content(wanted, below, content)?;
         let mut host = self.take_host()?;
-        host.has_data = content.is_some();
+        host.has_data = has_data;
         let offset = host.cluster << geometry.cluster_bits;
         let entry = RawL2Entry::data(offset, &geometry);
         batch.changes.push(Change { cluster_index, entry, host: Some(host), unlinks });
-        let Some(content) = content else { return Ok(false) };
-        let written = self.blocks.write("data", offset, &content);
-        self.scratch[1] = content;
-        written.map(|()| true)
+        if has_data {
+            run.add(offset, cluster_bytes, &mut self.blocks)?;
+        }
+        Ok(has_data)
     }
 
-    /// What the guest reads. `None`: zeroes. The caller gives the memory back to `scratch`.
-    fn content(&mut self, wanted: &Wanted, below: &mut dyn Below) -> Result<Option<Vec<u8>>, WriteError> {
-        let mut content = std::mem::take(&mut self.scratch[1]);
-        content.resize(in_memory(self.geometry().cluster_bytes()), 0);
+    /// Reads what the guest reads. Returns false if all of it is zeroes; `content` is then anything.
+    fn read_content(
+        &mut self,
+        wanted: &Wanted,
+        below: &mut dyn Below,
+        content: &mut [u8],
+    ) -> Result<bool, WriteError> {
         let may_have_data = match wanted.entry {
-            L2Entry::Compressed(cluster) => self.decompress(cluster, &mut content).map(|()| true),
-            L2Entry::Standard(cluster) => self.merge(&cluster, wanted.cluster_index, &mut content, below),
+            L2Entry::Compressed(cluster) => self.decompress(cluster, content).map(|()| true),
+            L2Entry::Standard(cluster) => self.merge(&cluster, wanted.cluster_index, content, below),
         }?;
-        if may_have_data && content.iter().any(|byte| *byte != 0) {
-            return Ok(Some(content));
-        }
-        self.scratch[1] = content;
-        Ok(None)
+        Ok(may_have_data && content.iter().any(|byte| *byte != 0))
     }
 
     fn decompress(&mut self, cluster: CompressedCluster, content: &mut [u8]) -> Result<(), WriteError> {
-        let (data, offset) = (&mut self.scratch[0], cluster.host_offset);
+        let (data, offset) = (&mut self.compressed, cluster.host_offset);
         data.resize(in_memory(cluster.len_bytes()), 0);
         read_padded(&AnyOffset(self.blocks.file()), "compressed cluster", offset, data)?;
         let decompressed = self.decompressor.decompress(data, content);
