@@ -53,9 +53,10 @@ pub fn needed(configuration: &Configuration) -> u64 {
     let queues = || configuration.disks.iter().map(|disk| u64::from(disk.options.queues));
     // Each worker that serves an image opens it once more; at most one worker per queue does.
     let own: u64 = queues().map(|queues| PER_DISK + workers.min(queues) + PER_SESSION).sum();
-    // Each worker has two memory files for tables and clusters of a qcow2 disk, instead of an image that is opened again.
+    // Each worker has two memory files for tables and clusters of a qcow2 disk, and a pair of sockets if the disk is
+    // writable, instead of an image that is opened again.
     let chains = configuration.disks.iter().filter(|disk| disk.options.is_qcow2());
-    let own = own + chains.map(|disk| PER_CHAIN + workers.min(disk.options.queues.into())).sum::<u64>();
+    let own = own + chains.map(|disk| PER_CHAIN + 3 * workers.min(disk.options.queues.into())).sum::<u64>();
     let passed: u64 = queues().map(|queues| PASSED + PER_QUEUE * queues).sum();
     (PROCESS + PER_WORKER * workers + own + passed).max((passed * 4).div_ceil(3))
 }

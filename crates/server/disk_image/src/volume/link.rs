@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Member::ask ─ Asked ─▶ bounded queue of the engine ─▶ Peer: the metadata thread, which `unpark` wakes
-//! Member::next_answer ◀─ Answer ─ queue of the engine ◀─┘ one write to the engine's eventfd for a queue without news
+//! Member::next_answer ◀─ Answer ─ queue of the engine ◀─┘ one write to the engine for a queue without news
 //! ```
 //!
 //! - Each engine has its own queues, with room for [`MOST_CHANGES`]. So no engine takes another one's room, and the thread
@@ -200,7 +200,7 @@ impl Link {
         }
     }
 
-    /// Adds an engine. `wake`: an eventfd that the engine watches.
+    /// Adds an engine. `wake`: eight bytes written to it wake the engine.
     pub(crate) fn join(self: &Arc<Self>, wake: Arc<OwnedFd>) -> Member {
         let (ask, changes) = sync_channel(MOST_CHANGES);
         let (answer, answers) = sync_channel(MOST_CHANGES);
@@ -314,7 +314,7 @@ impl Shared {
     fn tell(&self) {
         // Release: pairs with the acquire in `Member::take_news`.
         if !self.has_news.swap(true, Ordering::AcqRel) {
-            // It fails only if the counter is full, and then the engine is awake.
+            // It fails only if it is full, and then the engine has not looked at what is there.
             let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         }
     }

@@ -214,7 +214,8 @@ impl Volume {
         self.writable.is_some()
     }
 
-    /// Makes an engine known to the metadata thread. `wake`: an eventfd that the engine watches. `None`: the disk is
+    /// Makes an engine known to the metadata thread. `wake`: eight bytes written to it wake the engine, so an
+    /// eventfd will do. `None`: the disk is
     /// read-only.
     #[must_use]
     pub fn join(&self, wake: Arc<OwnedFd>) -> Option<Member> {

@@ -12,7 +12,7 @@ use disk_image::{CacheMode, Image};
 use guest_mem::{GuestRange, IoVecs, MemoryView};
 use io_engine::{
     Completion, Durability, Engine, EngineKind, Event, FileId, FileSpec, MappedEngine, Op, OpError, OpKind,
-    Unmap, make,
+    Unmap, WatchToken, make,
 };
 use rustix::io::Errno;
 use xtask::skip::{Reason, skip};
@@ -26,6 +26,8 @@ const SLOT_BYTES: u64 = 256 << 10;
 /// Ops in flight of a worker.
 const SLOTS: u64 = 12;
 const CLOSE: Duration = PATIENCE;
+/// An answer takes milliseconds.
+const LONGEST_SLEEP: Duration = Duration::from_secs(20);
 
 struct Rng(u64);
 
@@ -399,6 +401,47 @@ fn engine_that_is_dropped_while_changes_are_in_flight_leaves_a_good_image() {
     assert_eq!(Arc::strong_count(&memory), 1);
     metadata.close(CLOSE).unwrap();
     images.assert_consistent("a");
+}
+
+/// A worker sleeps in one engine, and watches the descriptors of the others.
+#[test]
+fn answers_end_the_sleep_of_a_worker_in_another_engine() {
+    let Some(images) = Images::new() else { return };
+    create(&images, "a", "cluster_size=4k", None, 16 << 20);
+    let (image, metadata) = images.open_writable("a", CacheMode::Writeback, 1 << 20);
+    for kind in [EngineKind::IoUring, EngineKind::Threads] {
+        let config = config();
+        let mut base = make(EngineKind::IoUring, &config).unwrap();
+        base.start().unwrap();
+        let inner = make(kind, &config).unwrap();
+        let mut engine = MappedEngine::new(inner, config.depth);
+        engine.start().unwrap();
+        let file = engine.attach_file(FileSpec::of(&image)).unwrap();
+        let descriptor = Arc::new(engine.descriptor().unwrap());
+        base.watch_own(descriptor, WatchToken(7)).unwrap();
+        let (mut events, mut completed) = (Vec::new(), 0);
+        for number in 0..200_u64 {
+            let range = image.check(number * 2 % 4096 * 8, 4096).unwrap();
+            let kind = OpKind::WriteZeroes { range, unmap: Unmap::Allowed, durability: Durability::Durable };
+            engine.push(Op { token: number, file, kind, buffers: IoVecs::with_capacity(0) }).unwrap();
+            while completed <= number {
+                if engine.arm().unwrap() {
+                    base.wait(Some(LONGEST_SLEEP)).unwrap();
+                    base.reap(&mut events);
+                    assert!(!events.is_empty(), "nothing has ended the sleep: op {number}");
+                }
+                engine.disarm().unwrap();
+                events.clear();
+                engine.reap(&mut events);
+                let is_done = |event: &&Event| matches!(event, Event::Completed(_));
+                completed += events.iter().filter(is_done).count() as u64;
+                events.clear();
+            }
+        }
+        engine.detach_file(file);
+    }
+    drop(image);
+    metadata.close(CLOSE).unwrap();
 }
 
 #[test]

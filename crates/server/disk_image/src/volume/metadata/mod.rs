@@ -12,7 +12,7 @@
 //!   reserve and the unlinked clusters to the image, and forgets the tables. So another server may use the image in between.
 //! - The thread ends when it is told to, or when the volume has gone. It refuses what was not answered.
 //! - System calls: `pread64`, `pwrite64`, `fdatasync`, `fallocate`, `ftruncate`, `fstat`, `lseek`, `futex`, and `write` to
-//!   engines' eventfds. `thread.rs` in `blk_server` chooses the role.
+//!   engines' sockets. `thread.rs` in `blk_server` chooses the role.
 //!
 //! See also: what engines ask (`link.rs`), the changes themselves (`qcow2::Writer`).
 

@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use disk_image::volume::link::Member;
 use disk_image::volume::{SLICE_BYTES, SliceId};
 use disk_image::{LayerFile, Volume};
 use guest_mem::IoVecs;
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::copies::Copies;
 use super::scratch::Scratch;
@@ -30,9 +31,9 @@ const ANSWERS: u64 = 1 << 62;
 /// A disk.
 pub(super) struct Attached {
     pub volume: Arc<Volume>,
-    /// The link to the metadata thread of a writable disk, and the watch for its answers.
+    /// The link to the metadata thread of a writable disk.
     pub member: Option<Member>,
-    watch: Option<WatchId>,
+    news: Option<News>,
     /// The volume's files in the inner engine.
     pub files: Vec<FileId>,
     pub parts: Vec<Part>,
@@ -78,6 +79,15 @@ pub(super) struct Load {
     pub buffers: IoVecs,
 }
 
+/// How the metadata thread wakes the engine: by a few bytes through a socket.
+///
+/// An eventfd would not do. If the worker sleeps in another engine, this engine's ring signals an eventfd of its own, and the
+/// kernel does not do that reliably while another eventfd is being signalled (see `descriptor` in `io_uring/mod.rs`).
+struct News {
+    socket: Arc<OwnedFd>,
+    watch: WatchId,
+}
+
 impl Load {
     fn new() -> Self {
         Self {
@@ -98,7 +108,7 @@ impl Attached {
         let slices = Scratch::new(MAX_LOADS as u64, SLICE_BYTES + 2 * MAX_BLOCK_BYTES)?;
         let copies = Copies::new(volume.most_cluster_bytes(), MAX_BLOCK_BYTES)?;
         let files = attach_files(inner, volume)?;
-        let (member, watch) = match join(inner, volume, place) {
+        let (member, news) = match join(inner, volume, place) {
             Ok(joined) => joined.unzip(),
             Err(error) => {
                 files.into_iter().for_each(|file| inner.detach_file(file));
@@ -111,7 +121,7 @@ impl Attached {
         Ok(Self {
             volume: Arc::clone(volume),
             member,
-            watch,
+            news,
             files,
             parts: (0..MAX_PARTS).map(|_| part()).collect(),
             free_parts,
@@ -126,8 +136,15 @@ impl Attached {
 }
 
 impl Attached {
+    /// Empties the socket, before the answers are taken.
+    pub fn read_news(&self) {
+        let Some(News { socket, .. }) = &self.news else { return };
+        let mut bytes = [0; 64];
+        while rustix::io::read(socket, &mut bytes).is_ok_and(|read| read == bytes.len()) {}
+    }
+
     pub fn detach(self, inner: &mut dyn Engine) {
-        self.watch.into_iter().for_each(|watch| inner.unwatch(watch));
+        self.news.into_iter().for_each(|news| inner.unwatch(news.watch));
         self.files.into_iter().for_each(|file| inner.detach_file(file));
     }
 }
@@ -151,13 +168,17 @@ fn attach_files(inner: &mut dyn Engine, volume: &Volume) -> io::Result<Vec<FileI
     Ok(files)
 }
 
-fn join(inner: &mut dyn Engine, volume: &Volume, place: usize) -> io::Result<Option<(Member, WatchId)>> {
+fn join(inner: &mut dyn Engine, volume: &Volume, place: usize) -> io::Result<Option<(Member, News)>> {
     if !volume.is_writable() {
         return Ok(None);
     }
-    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let watch = inner.watch(Arc::clone(&wake), WatchToken(ANSWERS + place as u64))?;
-    Ok(volume.join(wake).map(|member| (member, watch)))
+    let (socket, wake) = UnixStream::pair()?;
+    socket.set_nonblocking(true)?;
+    wake.set_nonblocking(true)?;
+    let socket = Arc::new(OwnedFd::from(socket));
+    let watch = inner.watch(Arc::clone(&socket), WatchToken(ANSWERS + place as u64))?;
+    let member = volume.join(Arc::new(wake.into()));
+    Ok(member.map(|member| (member, News { socket, watch })))
 }
 
 fn spec(file: &LayerFile) -> FileSpec {

@@ -55,9 +55,10 @@ impl MappedEngine {
         #[allow(clippy::cast_possible_truncation)] // each is a file's number
         let disks = self.disks.len() as u32;
         for disk in 0..disks {
-            let member = self.disks[disk as usize].as_mut().and_then(|disk| disk.member.as_mut());
-            if let Some(member) = member.filter(|member| member.has_news()) {
-                member.take_news();
+            let Some(attached) = &mut self.disks[disk as usize] else { continue };
+            if attached.member.as_ref().is_some_and(|member| member.has_news()) {
+                attached.read_news();
+                attached.member.iter_mut().for_each(disk_image::volume::link::Member::take_news);
                 self.take_answers(disk);
             }
         }
