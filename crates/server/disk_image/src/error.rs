@@ -105,6 +105,20 @@ pub enum ImageError {
         /** The reason, for people. */
         why: &'static str,
     },
+    /// A guest has gone on in an overlay of the image.
+    #[error(
+        "image {} must not be written: its guest has gone on in the overlay {}: serve that with --format qcow2 and \
+         --backing-folders, or use --readonly; after the overlay was merged: setfattr -x user.bareblk.overlay {}",
+        path.display(),
+        overlay.display(),
+        path.display()
+    )]
+    HasOverlay {
+        /** The image's path. */
+        path: PathBuf,
+        /** The overlay's path. */
+        overlay: PathBuf,
+    },
     /// An overlay cannot be written.
     #[error("the overlay of image {} cannot be written", path.display())]
     Overlay {

@@ -10,6 +10,7 @@ pub mod inspect;
 pub mod location;
 mod mapped;
 mod overlay;
+mod overlay_mark;
 mod rbd;
 mod resize;
 
@@ -180,6 +181,7 @@ impl Image {
                 .map_err(|source| ImageError::Lock { path: options.path.clone(), source })?;
         } else {
             take_lock(opener, options, &file, FileId::from(&metadata))?;
+            overlay_mark::check(opener, options, &file)?;
         }
         let claim = claim(opener, options, kind)?;
         let Layout { size_bytes, device, alignment, block_size_bytes, foreign_format } =

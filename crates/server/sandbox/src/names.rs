@@ -34,6 +34,8 @@ const NAMES: &[(i64, &str)] = names![
     SYS_fchownat,
     SYS_fcntl,
     SYS_fdatasync,
+    SYS_fgetxattr,
+    SYS_fsetxattr,
     SYS_finit_module,
     SYS_flock,
     SYS_fstatfs,

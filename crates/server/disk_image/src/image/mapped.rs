@@ -18,8 +18,8 @@ use std::sync::atomic::AtomicBool;
 use qcow2::{Chain, ChainError, DiskFormat, Header, LayerParts, MappedParts, Opened, ReadAt, Role, Writer};
 
 use super::{
-    Image, ImageOptions, accept_kind, alignment, block_size, device_under, open_file, refuse_impossible,
-    size_bytes, take_lock,
+    Image, ImageOptions, accept_kind, alignment, block_size, device_under, open_file, overlay_mark,
+    refuse_impossible, size_bytes, take_lock,
 };
 use crate::backing::Backing;
 use crate::error::ImageError;
@@ -227,6 +227,9 @@ impl OpenFile {
     /// Opens the image itself, which the previous server may have handed over with its lock.
     fn open_top(opener: &dyn Opener, options: &ImageOptions, locks: Locks) -> Result<Self, ImageError> {
         let top = Self::open(opener, options, locks)?;
+        if locks == Locks::On && !top.adopted {
+            overlay_mark::check(opener, options, &top.file)?;
+        }
         if options.access == Access::ReadWrite && !top.is_regular {
             return Err(ImageError::Qcow2OnDevice { path: options.path.clone() });
         }

@@ -11,8 +11,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use qcow2::{DiskFormat, NewOverlay, create_overlay};
+use tracing::warn;
 
-use super::{Image, ImageOptions, mapped};
+use super::{Image, ImageOptions, mapped, overlay_mark};
 use crate::backing::Backing;
 use crate::error::ImageError;
 use crate::geometry::Alignment;
@@ -52,7 +53,7 @@ impl Image {
             .map_err(|source| ImageError::Overlay { path: self.path.clone(), source: Box::new(source) })
     }
 
-    /// Opens the overlay at `options.path`. The guest sees the same block size.
+    /// Opens the overlay at `options.path`, and marks this image's file. The guest sees the same block size.
     ///
     /// # Errors
     /// [`ImageError`].
@@ -64,6 +65,14 @@ impl Image {
             create_bytes: None,
             ..options.clone()
         };
-        mapped::open_over(opener, &options, TABLE_CACHE_BYTES, &self.path)
+        let overlay = mapped::open_over(opener, &options, TABLE_CACHE_BYTES, &self.path)?;
+        let below = self.file_with_lock().filter(|_| !self.is_block_device());
+        if let Some(Err(error)) = below.map(|below| overlay_mark::mark(below, &overlay.path)) {
+            warn!(
+                image = %self.path.display(),
+                "cannot mark the image as one that has an overlay, so a later start will not refuse to write it: {error}"
+            );
+        }
+        Ok(overlay)
     }
 }

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use xtask::guest::{GuestImage, GuestOutput, RunningVm, Vm};
 pub use xtask::sizes;
 
-use crate::rig::{Place, Server, Starting, bareblk, eventually, output};
+use crate::rig::{Place, Server, Starting, bareblk, eventually, ok, output};
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
@@ -89,6 +89,18 @@ impl Served {
         let mut command = bareblk();
         command.args(["ctl", "resize", "disk.raw", size, "--control"]).arg(self.place.socket("c"));
         output(command);
+    }
+
+    /// Lets the guest go on in an overlay: a new file. The next server serves it as the command says.
+    pub fn overlay(&mut self, name: &str) {
+        let (file, disk) = (self.place.path(name), self.image.file_name().unwrap().to_str().unwrap());
+        let file_of_disk = format!("{disk}={}", file.display());
+        let answer = ok(&self.place, &["snapshot", "--overlay", &file_of_disk]);
+        println!("overlay after {} ns", answer["paused_ns"]);
+        self.image = file;
+        let keys = answer["keys"][0].as_str().unwrap().split(' ').filter_map(|key| key.split_once('='));
+        let args = keys.filter(|(key, _)| *key != "image");
+        self.args.extend(args.flat_map(|(key, value)| [format!("--{key}"), value.to_owned()]));
     }
 
     /// Serves an image on tmpfs.

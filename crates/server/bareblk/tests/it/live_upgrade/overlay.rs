@@ -149,6 +149,26 @@ fn disks_of_one_command_are_kept_as_of_one_instant() {
     assert!(server.stop(Signal::TERM).success());
 }
 
+/// A start with the old configuration would let the guest write below the overlay.
+#[test]
+fn image_below_an_overlay_is_not_served_for_writing() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let serve = |words: &[&str]| {
+        let mut command = place.serve(&image, "s");
+        command.args(["--name", "root", "--control"]).arg(place.socket("c")).args(words);
+        command
+    };
+    let server = Server::start(serve(&[]));
+    overlay(&place, "top.qcow2");
+    server.kill();
+    assert_says(&refusal(serve(&[])), &["disk.raw", "top.qcow2", "--format qcow2", "setfattr -x"]);
+    assert!(Server::start(serve(&["--readonly"])).stop(Signal::TERM).success());
+    // Without the overlay, the guest goes back to the snapshot.
+    std::fs::remove_file(place.path("top.qcow2")).unwrap();
+    assert!(Server::start(serve(&[])).stop(Signal::TERM).success());
+}
+
 #[test]
 fn overlay_that_cannot_be_made_changes_nothing() {
     let place = Place::new();
