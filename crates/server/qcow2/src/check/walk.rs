@@ -28,7 +28,7 @@ pub(crate) struct Walk<'a, F> {
     file_bytes: u64,
     pub(crate) refcounts: Refcounts<'a, F>,
     pub(super) report: CheckReport,
-    pub(super) obstacles: Obstacles,
+    pub(crate) obstacles: Obstacles,
     found: &'a mut dyn FnMut(&Finding),
 }
 
@@ -301,6 +301,7 @@ impl<'a, F: ReadAt> Walk<'a, F> {
     pub(super) fn tell_first(&mut self, finding: Finding) {
         let is_unread = matches!(finding, Finding::Broken(_) | Finding::Unreadable(_));
         self.obstacles.unknown_references |= is_unread;
+        self.obstacles.unreadable |= matches!(finding, Finding::Unreadable(_));
         if self.counts.is_first() {
             self.tell(&finding);
         }
@@ -310,7 +311,10 @@ impl<'a, F: ReadAt> Walk<'a, F> {
         match finding.severity() {
             Severity::Corruption => self.report.corruptions += 1,
             Severity::Leak => self.report.leaks += 1,
-            Severity::CheckError => self.report.check_errors += 1,
+            Severity::CheckError => {
+                self.obstacles.unreadable = true;
+                self.report.check_errors += 1;
+            }
         }
         (self.found)(finding);
     }

@@ -4,10 +4,9 @@ use crate::check::walk::Walk;
 use crate::check::{Scope, each_window};
 use crate::geometry::Geometry;
 use crate::image::Image;
-use crate::repair::error::RepairError;
-use crate::repair::sectors::{read, sync, write_changed};
+use crate::repair::error::{RepairError, expect_known, expect_read};
+use crate::repair::sectors::{Target, read, sync, write_changed};
 use crate::tables::refcounts::{refcount_at, store_refcount};
-use crate::write::WriteAt;
 
 /// Which counts are changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,10 +36,14 @@ struct Done {
 
 /// Corrects counts, for each window of clusters in this order, with a sync after each direction. Returns whether no count
 /// is left that the image's width does not allow.
-pub(super) fn correct<F: WriteAt>(file: &F, directions: &[Direction]) -> Result<bool, RepairError> {
+pub(super) fn correct<F: Target>(file: &F, directions: &[Direction]) -> Result<bool, RepairError> {
     let image = Image::open(file)?;
     let mut is_complete = true;
     each_window(&image, Scope::All, &mut |_| {}, |walk| {
+        expect_read(walk.obstacles)?;
+        if directions.contains(&Direction::Lower) {
+            expect_known(walk.obstacles)?;
+        }
         for direction in directions {
             let done = blocks(walk, *direction)?;
             is_complete &= !done.has_limit;
@@ -59,7 +62,7 @@ pub(super) const fn most(geometry: &Geometry) -> u64 {
 }
 
 /// Corrects the counts in the window.
-fn blocks<F: WriteAt>(walk: &Walk<'_, F>, direction: Direction) -> Result<Done, RepairError> {
+fn blocks<F: Target>(walk: &Walk<'_, F>, direction: Direction) -> Result<Done, RepairError> {
     let (range, bits) = (walk.counts.range(), walk.image.header().geometry.refcount_block_bits());
     let mut done = Done::default();
     for index in range.start >> bits..range.end.div_ceil(1 << bits).min(walk.refcounts.entries()) {
@@ -72,7 +75,7 @@ fn blocks<F: WriteAt>(walk: &Walk<'_, F>, direction: Direction) -> Result<Done, 
     Ok(done)
 }
 
-fn block<F: WriteAt>(
+fn block<F: Target>(
     walk: &Walk<'_, F>,
     index: u64,
     offset: u64,

@@ -5,14 +5,14 @@
 use crate::check::lenient;
 use crate::check::walk::Walk;
 use crate::check::{Scope, each_window};
+use crate::error::FormatError;
 use crate::geometry::Geometry;
 use crate::header::TableAt;
 use crate::image::Image;
-use crate::repair::error::RepairError;
+use crate::repair::error::{RepairError, expect_known, expect_read};
 use crate::repair::report::{Event, Note};
-use crate::repair::sectors::{SECTOR_BYTES, read, sync, write_changed};
+use crate::repair::sectors::{SECTOR_BYTES, Target, read, sync, write_changed};
 use crate::tables::{BadEntry, COPIED, EntryProblem, L2Entry, RawL2Entry, StandardCluster, Table};
-use crate::write::WriteAt;
 
 /// Long tables are changed in pieces, each in one cluster.
 const MAX_PIECE_BYTES: u64 = 64 << 10;
@@ -36,12 +36,13 @@ impl Bits {
 
 /// Makes clusters read as zeroes whose entries are wrong, but say that there are no data, also in snapshots. Returns
 /// whether there are any.
-pub(super) fn zero<F: WriteAt>(file: &F, tell: &mut dyn FnMut(Event<'_>)) -> Result<bool, RepairError> {
+pub(super) fn zero<F: Target>(file: &F, tell: &mut dyn FnMut(Event<'_>)) -> Result<bool, RepairError> {
     let image = Image::open(file)?;
     let mut is_changed = false;
     each_window(&image, Scope::All, &mut |_| {}, |walk| {
-        let snapshots = image.snapshots().flatten().map(|snapshot| snapshot.l1);
-        for l1 in std::iter::once(image.header().l1).chain(snapshots) {
+        expect_read(walk.obstacles)?;
+        for l1 in std::iter::once(Ok(image.header().l1)).chain(snapshot_l1_tables(&image)) {
+            let l1 = l1?;
             is_changed |= each_l2_table(walk, l1, &mut |_, table_offset, index, raw| {
                 let (new, problem) = zeroed(raw, &image.header().geometry)?;
                 let bad = BadEntry { table: Table::L2, index, value: raw.cluster, problem };
@@ -49,12 +50,20 @@ pub(super) fn zero<F: WriteAt>(file: &F, tell: &mut dyn FnMut(Event<'_>)) -> Res
                 Some(new)
             })?;
         }
-        Ok::<_, RepairError>(())
+        expect_read(walk.obstacles)
     })?;
     if is_changed {
         sync(file)?;
     }
     Ok(is_changed)
+}
+
+/// Tables that the snapshot table does not name because it is broken are left out.
+fn snapshot_l1_tables<F: Target>(image: &Image<F>) -> impl Iterator<Item = Result<TableAt, FormatError>> {
+    image.snapshots().map(|snapshot| snapshot.map(|snapshot| snapshot.l1)).filter(|l1| match l1 {
+        Ok(_) => true,
+        Err(error) => matches!(error, FormatError::Read { .. }),
+    })
 }
 
 /// What `qemu-img check` stores, too: only an offset inside of a cluster is removed.
@@ -71,11 +80,15 @@ fn zeroed(raw: RawL2Entry, geometry: &Geometry) -> Option<(RawL2Entry, EntryProb
 }
 
 /// Corrects the copied bits of the active tables, by the stored counts.
-pub(super) fn correct_copied<F: WriteAt>(file: &F, bits: Bits) -> Result<(), RepairError> {
+pub(super) fn correct_copied<F: Target>(file: &F, bits: Bits) -> Result<(), RepairError> {
     let image = Image::open(file)?;
     let (l1, geometry) = (image.header().l1, image.header().geometry);
     let mut is_changed = false;
     each_window(&image, Scope::All, &mut |_| {}, |walk| {
+        expect_read(walk.obstacles)?;
+        if bits.set {
+            expect_known(walk.obstacles)?;
+        }
         is_changed |= copied_l1(walk, l1, bits)?;
         is_changed |= each_l2_table(walk, l1, &mut |walk, _, _, raw| {
             let Some(L2Entry::Standard(StandardCluster { host_offset: Some(offset), copied, .. })) =
@@ -88,7 +101,7 @@ pub(super) fn correct_copied<F: WriteAt>(file: &F, bits: Bits) -> Result<(), Rep
             let new = RawL2Entry { cluster: raw.cluster ^ COPIED, ..raw };
             (is_own != copied && bits.allow(is_own)).then_some(new)
         })?;
-        Ok::<_, RepairError>(())
+        expect_read(walk.obstacles)
     })?;
     if is_changed {
         sync(file)?;
@@ -97,19 +110,19 @@ pub(super) fn correct_copied<F: WriteAt>(file: &F, bits: Bits) -> Result<(), Rep
 }
 
 /// Whether the stored count of a cluster is 1. `None`: it cannot be read.
-fn is_own<F: WriteAt>(walk: &mut Walk<'_, F>, offset: u64) -> Option<bool> {
+fn is_own<F: Target>(walk: &mut Walk<'_, F>, offset: u64) -> Option<bool> {
     let cluster = offset >> walk.image.header().geometry.cluster_bits();
     walk.refcounts.of(cluster).ok().map(|count| count == 1)
 }
 
 /// Whether the cluster of a table is in the window, and nothing else uses it.
-fn is_exclusive<F: WriteAt>(walk: &Walk<'_, F>, offset: u64) -> bool {
+fn is_exclusive<F: Target>(walk: &Walk<'_, F>, offset: u64) -> bool {
     let cluster = offset >> walk.image.header().geometry.cluster_bits();
     walk.counts.range().contains(&cluster) && !walk.counts.of(cluster).1
 }
 
 /// Corrects the part of the L1 table that is in the window.
-fn copied_l1<F: WriteAt>(walk: &mut Walk<'_, F>, at: TableAt, bits: Bits) -> Result<bool, RepairError> {
+fn copied_l1<F: Target>(walk: &mut Walk<'_, F>, at: TableAt, bits: Bits) -> Result<bool, RepairError> {
     let geometry = walk.image.header().geometry;
     let (piece_bytes, table_bytes) = (geometry.cluster_bytes().min(MAX_PIECE_BYTES), u64::from(at.count) * 8);
     let mut is_changed = false;
@@ -144,7 +157,7 @@ fn copied_l1<F: WriteAt>(walk: &mut Walk<'_, F>, at: TableAt, bits: Bits) -> Res
 type Change<'c, 'w, F> = dyn FnMut(&mut Walk<'w, F>, u64, u64, RawL2Entry) -> Option<RawL2Entry> + 'c;
 
 /// Changes the L2 tables in the window to which an L1 table leads. Returns whether any has changed.
-fn each_l2_table<'w, F: WriteAt>(
+fn each_l2_table<'w, F: Target>(
     walk: &mut Walk<'w, F>,
     l1: TableAt,
     change: &mut Change<'_, 'w, F>,
@@ -164,7 +177,7 @@ fn each_l2_table<'w, F: WriteAt>(
     result
 }
 
-fn l2_table<'w, F: WriteAt>(
+fn l2_table<'w, F: Target>(
     walk: &mut Walk<'w, F>,
     offset: u64,
     change: &mut Change<'_, 'w, F>,

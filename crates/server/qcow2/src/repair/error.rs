@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::check::obstacles::Obstacles;
 use crate::error::FormatError;
 
 /// Why an image is not repaired, or not to the end. It is not worse than before.
@@ -16,6 +17,9 @@ pub enum RepairError {
         /** Findings of the check. */
         count: u64,
     },
+    /// Not all references are known any more, so that clusters in use would be freed.
+    #[error("a table cannot be read any more that the check could read, so the repair stops")]
+    NoLongerReadable,
     /// New reference counts would free what damaged entries mean.
     #[error(
         "the reference counts must be built anew, but damaged entries may refer to any cluster: `qemu-img check -r all` \
@@ -41,10 +45,8 @@ pub enum RepairError {
         clusters: u64,
     },
     /// The file cannot be changed.
-    #[error("cannot {action} the {what} at {offset:#x}")]
+    #[error("cannot write the {what} at {offset:#x}")]
     Io {
-        /** `write` or `grow`. */
-        action: &'static str,
         /** Which part of the image. */
         what: &'static str,
         /** Where it begins. */
@@ -52,7 +54,25 @@ pub enum RepairError {
         /** The kernel's error. */
         source: io::Error,
     },
+    /// The file cannot become longer.
+    #[error("cannot grow the file to {len_bytes} bytes")]
+    Grow {
+        /** The new length. */
+        len_bytes: u64,
+        /** The kernel's error. */
+        source: io::Error,
+    },
     /// What was written may be lost.
     #[error("cannot sync the image")]
     Sync(#[source] io::Error),
+}
+
+/// A walk has read all tables, as the check did before.
+pub(super) fn expect_read(obstacles: Obstacles) -> Result<(), RepairError> {
+    if obstacles.unreadable { Err(RepairError::NoLongerReadable) } else { Ok(()) }
+}
+
+/// A walk knows all references, as the check did before.
+pub(super) fn expect_known(obstacles: Obstacles) -> Result<(), RepairError> {
+    if obstacles.unknown_references { Err(RepairError::NoLongerReadable) } else { expect_read(obstacles) }
 }

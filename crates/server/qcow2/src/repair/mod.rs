@@ -18,6 +18,7 @@ mod counts;
 mod entries;
 mod error;
 mod header;
+mod prepared;
 mod rebuild;
 mod report;
 mod sectors;
@@ -29,6 +30,8 @@ use crate::check::{CheckReport, Finding, survey};
 use crate::image::Image;
 use crate::repair::counts::Direction;
 use crate::repair::entries::Bits;
+use crate::repair::prepared::Prepared;
+use crate::repair::sectors::Target;
 use crate::write::WriteAt;
 
 pub use error::RepairError;
@@ -43,21 +46,21 @@ pub fn repair<F: WriteAt>(
     scope: Scope,
     tell: &mut dyn FnMut(Event<'_>),
 ) -> Result<Repaired, RepairError> {
+    let file = &Prepared::new(file);
     let before = State::of(file, &mut |finding| tell(Event::Found(finding)))?;
     tell(Event::Checked(before.report));
     let count = before.report.check_errors;
-    if count > 0 {
-        return Err(RepairError::Unreadable { count });
+    if count > 0 || before.obstacles.unreadable {
+        return Err(RepairError::Unreadable { count: count.max(1) });
     }
     if before.report.corruptions > 0 || before.report.leaks > 0 {
-        header::clear_unknown_autoclear(file)?;
         match scope {
             Scope::Leaks => leaks(file, &before, tell)?,
             Scope::All => all(file, before, tell)?,
         }
     }
-    let after = State::of(file, &mut |finding| tell(Event::Left(finding)))?.report;
-    let is_sound = after.corruptions == 0 && after.check_errors == 0;
+    let State { report: after, obstacles, .. } = State::of(file, &mut |finding| tell(Event::Left(finding)))?;
+    let is_sound = after.corruptions == 0 && after.check_errors == 0 && !obstacles.unreadable;
     if scope == Scope::All && is_sound && header::clear_marks(file)? {
         tell(Event::Note(Note::MarksCleared));
     }
@@ -78,7 +81,7 @@ struct State {
 }
 
 impl State {
-    fn of<F: WriteAt>(file: &F, found: &mut dyn FnMut(&Finding)) -> Result<Self, RepairError> {
+    fn of<F: Target>(file: &F, found: &mut dyn FnMut(&Finding)) -> Result<Self, RepairError> {
         let mut copied = 0;
         let (report, obstacles) = survey(&Image::open(file)?, &mut |finding| {
             copied += u64::from(matches!(finding, Finding::Copied { .. }));
@@ -89,7 +92,7 @@ impl State {
 }
 
 /// Lowers counts. A count that falls to 1 makes a clear copied bit wrong, so such bits are set if that is safe.
-fn leaks<F: WriteAt>(file: &F, before: &State, tell: &mut dyn FnMut(Event<'_>)) -> Result<(), RepairError> {
+fn leaks<F: Target>(file: &F, before: &State, tell: &mut dyn FnMut(Event<'_>)) -> Result<(), RepairError> {
     let Obstacles { unknown_references, unusable_counts, .. } = before.obstacles;
     if unknown_references || unusable_counts {
         tell_of_leaks(before, tell);
@@ -102,11 +105,12 @@ fn leaks<F: WriteAt>(file: &F, before: &State, tell: &mut dyn FnMut(Event<'_>)) 
     Ok(())
 }
 
-fn all<F: WriteAt>(file: &F, mut state: State, tell: &mut dyn FnMut(Event<'_>)) -> Result<(), RepairError> {
+fn all<F: Target>(file: &F, mut state: State, tell: &mut dyn FnMut(Event<'_>)) -> Result<(), RepairError> {
     if state.obstacles.unknown_references && entries::zero(file, tell)? {
         state = State::of(file, &mut |_| {})?;
+        error::expect_read(state.obstacles)?;
     }
-    let Obstacles { unknown_references, unusable_counts, missing_blocks } = state.obstacles;
+    let Obstacles { unknown_references, unusable_counts, missing_blocks, .. } = state.obstacles;
     let are_right = match (unusable_counts || missing_blocks, unknown_references) {
         (true, true) => return Err(RepairError::NotRebuilt),
         (true, false) => rebuild::rebuild(file, tell).map(|()| true)?,

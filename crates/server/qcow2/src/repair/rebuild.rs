@@ -15,25 +15,22 @@ use crate::geometry::Geometry;
 use crate::header::TableAt;
 use crate::image::Image;
 use crate::repair::counts::most;
-use crate::repair::error::RepairError;
+use crate::repair::error::{RepairError, expect_known};
 use crate::repair::header::name_refcount_table;
 use crate::repair::report::{Event, Note};
-use crate::repair::sectors::{sync, write_changed};
+use crate::repair::sectors::{Target, grow, sync, write_changed};
 use crate::tables::refcounts::store_refcount;
-use crate::write::WriteAt;
 
 /// QEMU's limit of the refcount table.
 const MAX_TABLE_BYTES: u64 = 8 << 20;
 
 /// Replaces the refcount table. All references must be known.
-pub(super) fn rebuild<F: WriteAt>(file: &F, tell: &mut dyn FnMut(Event<'_>)) -> Result<(), RepairError> {
+pub(super) fn rebuild<F: Target>(file: &F, tell: &mut dyn FnMut(Event<'_>)) -> Result<(), RepairError> {
     let image = Image::open(file)?;
     let plan = Plan::of(&image)?;
     let bits = image.header().geometry.cluster_bits();
     let len_bytes = plan.clusters.end << bits;
-    let grown = file.set_len(len_bytes);
-    let (action, what) = ("grow", "file");
-    grown.map_err(|source| RepairError::Io { action, what, offset: len_bytes, source })?;
+    grow(file, len_bytes)?;
     write_blocks(&image, &plan)?;
     let table = plan.table_bytes();
     let table_offset = plan.table_cluster() << bits;
@@ -56,7 +53,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn of<F: WriteAt>(image: &Image<F>) -> Result<Self, RepairError> {
+    fn of<F: Target>(image: &Image<F>) -> Result<Self, RepairError> {
         let geometry = image.header().geometry;
         let read = |source| FormatError::Read { what: "length", offset: 0, source };
         let file_bytes = image.file().len_bytes().map_err(read)?;
@@ -114,9 +111,10 @@ impl Plan {
 }
 
 /// The ranges of clusters that have references, ascending. Refuses counts that cannot be stored.
-fn used_blocks<F: WriteAt>(image: &Image<F>) -> Result<Vec<u64>, RepairError> {
+fn used_blocks<F: Target>(image: &Image<F>) -> Result<Vec<u64>, RepairError> {
     let (geometry, mut used) = (image.header().geometry, Vec::new());
     each_window(image, Scope::WithoutRefcounts, &mut |_| {}, |walk| {
+        expect_known(walk.obstacles)?;
         for cluster in walk.counts.range().filter(|cluster| walk.counts.is_used(*cluster)) {
             let (references, most) = (walk.counts.of(cluster).0, most(&geometry));
             if walk.counts.exact(cluster).is_none_or(|references| references > most) {
@@ -132,9 +130,10 @@ fn used_blocks<F: WriteAt>(image: &Image<F>) -> Result<Vec<u64>, RepairError> {
     Ok(used)
 }
 
-fn write_blocks<F: WriteAt>(image: &Image<F>, plan: &Plan) -> Result<(), RepairError> {
+fn write_blocks<F: Target>(image: &Image<F>, plan: &Plan) -> Result<(), RepairError> {
     let mut next = plan.blocks.iter().copied().zip(plan.clusters.start..).peekable();
     each_window(image, Scope::WithoutRefcounts, &mut |_| {}, |walk| {
+        expect_known(walk.obstacles)?;
         // The windows come in ascending order, and a block is not in two of them.
         let end = walk.counts.window_end();
         while let Some((index, cluster)) = next.next_if(|(index, _)| plan.range(*index).start < end) {
@@ -146,7 +145,7 @@ fn write_blocks<F: WriteAt>(image: &Image<F>, plan: &Plan) -> Result<(), RepairE
     next.try_for_each(|(index, cluster)| write_block(image.file(), plan, index, cluster, None))
 }
 
-fn write_block<F: WriteAt>(
+fn write_block<F: Target>(
     file: &F,
     plan: &Plan,
     index: u64,

@@ -7,6 +7,18 @@ use crate::write::WriteAt;
 /// What a disk writes as a whole.
 pub(super) const SECTOR_BYTES: usize = 512;
 
+/// A file that is changed only after [`prepare`](Self::prepare).
+pub(super) trait Target: WriteAt {
+    /// What comes before the first change. It does nothing when it is called again.
+    fn prepare(&self) -> Result<(), RepairError>;
+}
+
+impl<T: Target> Target for &T {
+    fn prepare(&self) -> Result<(), RepairError> {
+        (**self).prepare()
+    }
+}
+
 /// Reads a part of a table. What the file does not have of it is zeroes.
 pub(super) fn read<F: WriteAt>(
     file: &F,
@@ -20,7 +32,7 @@ pub(super) fn read<F: WriteAt>(
 }
 
 /// Writes from the first to the last sector that has changed. Returns whether there are any.
-pub(super) fn write_changed<F: WriteAt>(
+pub(super) fn write_changed<F: Target>(
     file: &F,
     what: &'static str,
     offset: u64,
@@ -36,13 +48,15 @@ pub(super) fn write_changed<F: WriteAt>(
     let start = first * SECTOR_BYTES;
     let part = new.get(start..end).unwrap_or_default();
     let at = offset.saturating_add(start as u64);
-    file.write_at(at, part).map_err(|source| RepairError::Io {
-        action: "write",
-        what,
-        offset: at,
-        source,
-    })?;
+    file.prepare()?;
+    file.write_at(at, part).map_err(|source| RepairError::Io { what, offset: at, source })?;
     Ok(true)
+}
+
+/// Makes the file longer.
+pub(super) fn grow<F: Target>(file: &F, len_bytes: u64) -> Result<(), RepairError> {
+    file.prepare()?;
+    file.set_len(len_bytes).map_err(|source| RepairError::Grow { len_bytes, source })
 }
 
 /// Makes durable what was written.

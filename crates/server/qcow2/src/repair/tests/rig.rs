@@ -23,6 +23,9 @@ pub struct Disk {
     pub calls: RefCell<Vec<Call>>,
     /// A read of this offset fails.
     pub unreadable: Cell<Option<u64>>,
+    /// Reads so far, and which one of them fails.
+    pub reads: Cell<usize>,
+    pub failing_read: Cell<Option<usize>>,
     /// The call with this number fails, and all after it.
     pub away: Cell<Option<usize>>,
 }
@@ -45,7 +48,8 @@ impl Disk {
 
 impl ReadAt for Disk {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.unreadable.get() == Some(offset) {
+        let read = self.reads.replace(self.reads.get() + 1);
+        if self.unreadable.get() == Some(offset) || self.failing_read.get() == Some(read) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         self.now.borrow().read_at(offset, buffer)
