@@ -74,6 +74,12 @@ pub struct Word {
 pub struct KeyValues(Box<[(Box<str>, Box<str>)]>);
 
 impl KeyValues {
+    /// Gives a key another value.
+    pub fn set(&mut self, key: &str, value: &str) {
+        let others = self.0.iter().filter(|(known, _)| **known != *key).cloned();
+        self.0 = others.chain([(key.into(), value.into())]).collect();
+    }
+
     /// The keys whose values differ, sorted.
     pub fn differing<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a str> {
         let keys: BTreeSet<&str> = self.0.iter().chain(&other.0).map(|(key, _)| &**key).collect();

@@ -3,7 +3,7 @@
 //! `new files (opened by the sandbox's helper) → overlays written → disks frozen → overlays opened → disks go on → settings`
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -30,8 +30,8 @@ impl Serving {
         let opener = self.shared_opener();
         let (mut names, mut all_settings, mut made) = (Vec::new(), Vec::new(), Vec::new());
         for (name, path) in wanted {
-            let settings = self.overlaid_settings(name, path)?;
             let image = self.with_server(|server| server.image(name))??;
+            let settings = self.overlaid_settings(name, path, &image)?;
             image.check_overlay()?;
             let file = create(&opener, path)?;
             made.push(NewImage::new(Arc::clone(&opener), path, &Arc::new(file.try_clone()?)));
@@ -46,13 +46,17 @@ impl Serving {
             let chosen = choose(settings.engine.as_ref(), &FileSpec::of(&image), config)?;
             Ok(Replacement { image, engine: self.sources.source(&Arc::new(chosen), config) })
         };
+        // A stop waits, so that the outcome is known.
+        let fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
         let paused = self.with_server(|server| server.replace_images(&names, timeout, open))??;
         made.into_iter().for_each(NewImage::keep);
+        drop(fate);
         let mut state = self.state();
         let mut keys = Vec::new();
         for (name, settings) in names.iter().zip(all_settings) {
             info!(disk = name, image = %settings.image.path.display(), ?paused, "the guest goes on in an overlay");
-            keys.push(keys_of(&settings));
+            let words = keys_of(&settings).map(|(key, value)| format!("{key}={value}"));
+            keys.push(words.join(" "));
             if let Some(disk) = state.disks.iter_mut().find(|disk| disk.name == *name) {
                 disk.settings = settings;
             }
@@ -61,7 +65,7 @@ impl Serving {
     }
 
     /// The settings of a disk with its new image. Name and serial stay what they were.
-    fn overlaid_settings(&self, name: &str, path: &Path) -> Result<DiskSettings> {
+    fn overlaid_settings(&self, name: &str, path: &Path, below: &Image) -> Result<DiskSettings> {
         let disks = self.disks();
         let Some(NamedDisk { settings, .. }) = disks.into_iter().find(|disk| disk.name == name) else {
             bail!(blk_server::AdminError::NoDisk { name: name.to_owned() })
@@ -72,29 +76,37 @@ impl Serving {
         let facts = self.with_server(|server| server.facts(name))?;
         let serial = facts.into_iter().find(|fact| fact.key == "serial").map(|fact| fact.value);
         let mut changed = settings;
-        let below = changed.image.path.parent().map(Path::to_owned).unwrap_or_default();
+        // The overlay names it by its real path.
+        let folder = below.path().parent().map(Path::to_owned).unwrap_or_default();
         let folders = &mut changed.image.backing_folders;
-        if !folders.iter().any(|folder| below.starts_with(folder)) {
-            folders.push(below);
+        if !folders.iter().any(|known| folder.starts_with(known)) {
+            folders.push(folder);
         }
+        changed.image.block_size = Some(below.block_size());
+        changed.options.block_size = Some(below.block_size());
         changed.image.path = path.to_owned();
         changed.image.create_bytes = None;
         changed.options.create = None;
         changed.options.format = Some(Format::Qcow2);
         changed.options.name = Some(name.to_owned());
         changed.options.serial = changed.options.serial.or(serial);
+        for (key, value) in keys_of(&changed) {
+            changed.words.set(key, &value);
+        }
         Ok(changed)
     }
 }
 
-/// In the words of a configuration file.
-fn keys_of(settings: &DiskSettings) -> String {
-    let folders = settings.image.backing_folders.iter().map(|folder| folder.display().to_string());
-    let folders = folders.collect::<Vec<_>>().join(",");
-    let serial = settings.options.serial.as_deref().unwrap_or_default();
-    let name = settings.options.name.as_deref().unwrap_or_default();
-    format!(
-        "image={} format=qcow2 backing-folders={folders} name={name} serial={serial}",
-        settings.image.path.display()
-    )
+/// The keys that an overlay changes, as in a configuration file.
+fn keys_of(settings: &DiskSettings) -> [(&'static str, String); 6] {
+    let (options, image) = (&settings.options, &settings.image);
+    let folders = image.backing_folders.iter().map(|folder| folder.display().to_string());
+    [
+        ("image", image.path.display().to_string()),
+        ("format", "qcow2".to_owned()),
+        ("backing-folders", folders.collect::<Vec<_>>().join(":")),
+        ("name", options.name.clone().unwrap_or_default()),
+        ("serial", options.serial.clone().unwrap_or_default()),
+        ("block-size", image.block_size.unwrap_or_default().to_string()),
+    ]
 }

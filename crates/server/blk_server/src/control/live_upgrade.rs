@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use disk_image::volume::link::Use;
 use disk_image::{Image, WeakBacking};
 use sandbox::Role;
 use serde::{Deserialize, Serialize};
@@ -300,6 +301,11 @@ fn freeze<'a>(
             }
         }
     }
+    for export in &frozen.disks {
+        wait_for_tables(&export.disk.image(), deadline + LAST_ANSWERS).map_err(|why| {
+            LiveUpgradeError::Stays { disk: export.disk.name().to_owned(), why: why.to_owned() }
+        })?;
+    }
     frozen.parts = frozen
         .disks
         .iter()
@@ -307,6 +313,20 @@ fn freeze<'a>(
         .map(|(export, handed)| part(exports, &export.disk, handed))
         .collect();
     Ok(frozen)
+}
+
+/// Waits until the metadata thread has carried out all orders: a session that has ended may not have waited until it closed
+/// the tables.
+pub(crate) fn wait_for_tables(image: &Image, deadline: Instant) -> Result<(), &'static str> {
+    let answer = image.backing().volume().and_then(|volume| volume.order(Use::Continues));
+    let left = deadline.saturating_duration_since(Instant::now());
+    match answer.map(|answer| answer.recv_timeout(left)) {
+        Some(Err(RecvTimeoutError::Timeout)) => {
+            Err("its image's tables are still being read or closed: check whether its storage hangs")
+        }
+        Some(Err(RecvTimeoutError::Disconnected)) => Err("its metadata thread has ended: restart the server"),
+        Some(Ok(_)) | None => Ok(()),
+    }
 }
 
 /// A session that was ordered to freeze.

@@ -4,7 +4,8 @@
 //! `disks' turns → flushed → sessions frozen → synced → opened, compared → storage replaced → sessions go on`
 //!
 //! - The sessions freeze as for a live upgrade, so they have closed their tables, and open those of the new image.
-//! - Until all new images are open, an error changes nothing. Afterwards nothing can fail.
+//! - Until all new images are open, an error changes nothing. Afterwards a queue fails only if its worker has no descriptors
+//!   or memory for another engine.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,11 +14,12 @@ use disk_image::Image;
 use tracing::info;
 
 use crate::control::exports::{Export, Turn};
-use crate::control::live_upgrade::{Frozen, LiveUpgradeError};
+use crate::control::live_upgrade::{Frozen, LiveUpgradeError, wait_for_tables};
 use crate::control::pause::flush_now;
 use crate::control::server::Server;
 use crate::data_path::assignment::deadline::deadline_in;
 use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::disk::flush::last_flush;
 use crate::data_path::disk::{Disk, Storage};
 use crate::error::AdminError;
 
@@ -56,11 +58,19 @@ impl Server {
         let _turns: Vec<Turn> = found.iter().map(Export::take_turn).collect::<Result<_, _>>()?;
         let deadline = deadline_in(timeout);
         // Twice, so that little is left to sync while the guests pause.
-        let flushed = || found.iter().map(|export| &export.disk).filter(|disk| !disk.ignores_flushes());
+        let flushed = || {
+            found
+                .iter()
+                .map(|export| &export.disk)
+                .filter(|disk| !disk.ignores_flushes() || disk.has_failed())
+        };
         flushed().try_for_each(|disk| flush_now(disk, deadline))?;
         let begin = Instant::now();
         let frozen = self.freeze_these(found.clone(), timeout)?;
-        flushed().try_for_each(|disk| flush_now(disk, deadline))?;
+        for disk in flushed() {
+            let failed = |source| AdminError::FlushFailed { disk: disk.name().to_owned(), source };
+            last_flush(disk, deadline).map_err(failed)?;
+        }
         let mut replacements = Vec::new();
         for (index, export) in found.iter().enumerate() {
             let disk = &export.disk;
@@ -71,6 +81,10 @@ impl Server {
                 source,
             };
             let storage = Storage::started(disk.name(), image, Some(engine)).map_err(system)?;
+            wait_for_tables(&storage.image, deadline).map_err(|why| LiveUpgradeError::Stays {
+                disk: disk.name().to_owned(),
+                why: why.to_owned(),
+            })?;
             replacements.push((Arc::clone(disk), storage));
         }
         let paused = replace(replacements, frozen, begin);

@@ -80,7 +80,7 @@ pub(super) fn open_over(
     opener: &dyn Opener,
     options: &ImageOptions,
     table_cache_bytes: u64,
-    served: &Path,
+    served: (&Path, FileId),
 ) -> Result<Image, ImageError> {
     open_chain(opener, options, table_cache_bytes, Locks::On, Some(served))
 }
@@ -99,7 +99,7 @@ fn open_chain(
     options: &ImageOptions,
     table_cache_bytes: u64,
     locks: Locks,
-    served: Option<&Path>,
+    served: Option<(&Path, FileId)>,
 ) -> Result<Image, ImageError> {
     refuse_impossible(options)?;
     if options.create_bytes.is_some() {
@@ -135,8 +135,9 @@ fn open_chain(
     let volume = volume(chain.into_parts(), options, table_cache_bytes, adopted)?;
     let cluster_bytes = volume.compression(0).map_or(0, |(_, cluster_bytes)| cluster_bytes);
     let can_discard = is_writable && options.discard && volume.can_zero(true);
-    let discard = (can_discard && limits::can_punch_holes(&top_file, volume.files()[0].len_bytes()))
-        .then(|| DiscardLimits::of_file(block_size_bytes, cluster_bytes));
+    // The previous server still writes a file that it hands over, and both offer the same.
+    let frees = || adopted || limits::can_punch_holes(&top_file, volume.files()[0].len_bytes());
+    let discard = (can_discard && frees()).then(|| DiscardLimits::of_file(block_size_bytes, cluster_bytes));
     Ok(Image {
         claim: None,
         backing: Backing::Mapped(Arc::new(volume)),
@@ -165,7 +166,7 @@ struct ChainFiles<'a> {
     options: &'a ImageOptions,
     locks: Locks,
     /// An image that this process serves. The operator has named it.
-    served: Option<&'a Path>,
+    served: Option<(&'a Path, FileId)>,
     /// The image itself, which is open.
     top: Option<OpenFile>,
 }
@@ -188,9 +189,13 @@ impl ChainFiles<'_> {
     fn open_named(&self, path: &Path) -> io::Result<OpenFile> {
         let real = self.opener.canonical_path(path)?;
         self.allow(&real)?;
-        let locks = if self.served == Some(&real) { Locks::Joined } else { self.locks };
+        let served = self.served.filter(|(served, _)| *served == real).map(|(_, id)| id);
+        let locks = if served.is_some() { Locks::Joined } else { self.locks };
         let options = ImageOptions { path: real, access: Access::ReadOnly, ..self.options.clone() };
         let file = OpenFile::open(self.opener, &options, locks).map_err(io::Error::other)?;
+        if served.is_some_and(|served| served != file.id) {
+            return Err(io::Error::other("another file has taken the name of the one that is served"));
+        }
         // Another process may have changed a link after the check.
         if let Some(opened) = self.opener.path_of(file.file.as_fd())? {
             self.allow(&opened)?;
@@ -202,7 +207,9 @@ impl ChainFiles<'_> {
         let allows = |folder: &PathBuf| {
             self.opener.canonical_path(folder).is_ok_and(|folder| real.starts_with(folder))
         };
-        if self.served == Some(real) || self.options.backing_folders.iter().any(allows) {
+        if self.served.is_some_and(|(served, _)| served == real)
+            || self.options.backing_folders.iter().any(allows)
+        {
             return Ok(());
         }
         let text = "it must be in a folder of --backing-folders";

@@ -16,6 +16,7 @@ use tracing::warn;
 use super::{Image, ImageOptions, mapped, overlay_mark};
 use crate::backing::Backing;
 use crate::error::ImageError;
+use crate::file::FileId;
 use crate::geometry::Alignment;
 use crate::opener::Opener;
 use crate::volume::TABLE_CACHE_BYTES;
@@ -30,6 +31,10 @@ impl Image {
         let refused = |why| Err(ImageError::NoOverlay { path: self.path.clone(), why });
         match &self.backing {
             _ if self.read_only() => refused("it is served read-only"),
+            // Its name may be another device's after a reboot.
+            _ if self.is_block_device() => {
+                refused("it is a block device: make a snapshot with LVM or the storage")
+            }
             Backing::File(_) => Ok(DiskFormat::Raw),
             Backing::Mapped(_) => Ok(DiskFormat::Qcow2),
             Backing::Nbd(_) | Backing::Rbd(_) => {
@@ -65,9 +70,13 @@ impl Image {
             create_bytes: None,
             ..options.clone()
         };
-        let overlay = mapped::open_over(opener, &options, TABLE_CACHE_BYTES, &self.path)?;
-        let below = self.file_with_lock().filter(|_| !self.is_block_device());
-        if let Some(Err(error)) = below.map(|below| overlay_mark::mark(below, &overlay.path)) {
+        let no_overlay = |why| ImageError::NoOverlay { path: self.path.clone(), why };
+        let below = self.file_with_lock().ok_or_else(|| no_overlay("its file is not open for writing"))?;
+        let what = "the identity";
+        let inspect = |source| ImageError::Inspect { path: self.path.clone(), what, source };
+        let id = FileId::from(&below.metadata().map_err(inspect)?);
+        let overlay = mapped::open_over(opener, &options, TABLE_CACHE_BYTES, (&self.path, id))?;
+        if let Err(error) = overlay_mark::mark(below, &overlay.path) {
             warn!(
                 image = %self.path.display(),
                 "cannot mark the image as one that has an overlay, so a later start will not refuse to write it: {error}"

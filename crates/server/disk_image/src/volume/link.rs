@@ -156,6 +156,8 @@ pub enum Use {
     Begins,
     /// After a guest's last request: everything in the file is durable, nothing is leaked, and others may use it.
     Ends,
+    /// Only the answer matters: all earlier orders have been carried out.
+    Continues,
 }
 
 /// A [`Use`] that the metadata thread must answer.
@@ -241,6 +243,10 @@ impl Link {
     pub(crate) fn is_dirty(&self) -> bool {
         // Acquire and release: an engine that sees a changed entry sees that it is not durable.
         self.is_dirty.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn has_sync_failed(&self) -> bool {
+        self.has_sync_failed.load(Ordering::Acquire)
     }
 
     pub(crate) fn note_failed_sync(&self) {
@@ -400,7 +406,7 @@ impl Member {
     #[inline]
     #[must_use]
     pub fn has_sync_failed(&self) -> bool {
-        self.link.has_sync_failed.load(Ordering::Acquire)
+        self.link.has_sync_failed()
     }
 
     /// Whether changes that were answered may not be durable.

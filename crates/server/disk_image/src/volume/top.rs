@@ -52,6 +52,12 @@ impl Volume {
         Ok(writer)
     }
 
+    /// Whether the metadata thread could not sync the file: acknowledged writes may be lost.
+    #[must_use]
+    pub fn has_sync_failed(&self) -> bool {
+        self.link().is_some_and(|link| link.has_sync_failed())
+    }
+
     fn top_file(&self) -> Option<&LayerFile> {
         self.layers.first().and_then(|layer| self.files.get(layer.file))
     }

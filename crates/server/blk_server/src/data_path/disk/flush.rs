@@ -54,7 +54,11 @@ fn sync_on_a_thread(
 }
 
 fn sync(disk: &Disk, backing: fn(&Disk) -> io::Result<Backing>) -> io::Result<()> {
-    disk.sync_of(&backing(disk)?)?;
+    let backing = backing(disk)?;
+    disk.sync_of(&backing)?;
+    if backing.volume().is_some_and(|volume| volume.has_sync_failed()) {
+        disk.mark_failed();
+    }
     match disk.sync_has_failed() {
         true => Err(io::Error::other("an earlier sync failed, so data may be lost")),
         false => Ok(()),

@@ -110,7 +110,8 @@ impl RingLease {
         {
             // An order is carried out, also if nobody waits.
             let give_up = || _ = volume.order(Use::Ends);
-            wait_begun(&begun, session, front_end, limit, give_up)?;
+            // Without a limit: the session's end, and its front-end's, end the wait.
+            wait_begun(&begun, session, front_end, None, give_up)?;
             self.volume = Some(volume);
         }
         Ok(())
@@ -122,8 +123,13 @@ impl RingLease {
         if let (Some(storage), true) = (&self.storage, std::mem::take(&mut self.uses_storage)) {
             storage.end(timeout)?;
         }
-        let ended = self.volume.take().and_then(|volume| volume.order(Use::Ends));
-        Ok(ended.map_or(Ok(()), |ended| wait_ended(&ended, timeout))?)
+        let Some(volume) = self.volume.take() else { return Ok(()) };
+        let ended = volume.order(Use::Ends).map_or(Ok(()), |ended| wait_ended(&ended, timeout));
+        // Another server, or another image, must know.
+        if volume.has_sync_failed() {
+            self.disk.mark_failed();
+        }
+        Ok(ended?)
     }
 }
 

@@ -213,6 +213,7 @@ impl Metadata {
                 self.users = self.users.saturating_sub(1);
                 if self.users == 0 { self.close_tables() } else { Ok(()) }
             }
+            Use::Continues => Ok(()),
         }
     }
 
