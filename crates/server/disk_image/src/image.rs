@@ -181,7 +181,7 @@ impl Image {
                 .map_err(|source| ImageError::Lock { path: options.path.clone(), source })?;
         } else {
             take_lock(opener, options, &file, FileId::from(&metadata))?;
-            overlay_mark::check(opener, options, &file)?;
+            overlay_mark::check(opener, &options.path, options.access, &file)?;
         }
         let claim = claim(opener, options, kind)?;
         let Layout { size_bytes, device, alignment, block_size_bytes, foreign_format } =

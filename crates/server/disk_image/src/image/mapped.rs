@@ -109,9 +109,8 @@ fn open_chain(
     let (adopted, top_alignment, top_file) = (top.adopted, top.alignment, Arc::clone(&top.file));
     let block_size_bytes = block_size(options, &top.file, top.alignment, None)?;
     let fs_block_bytes = geometry::fs_block_bytes(&top.file);
-    let real = opener.canonical_path(&options.path);
-    let what = "the real path";
-    let real = real.map_err(|source| ImageError::Inspect { path: options.path.clone(), what, source })?;
+    let unreal = |source| ImageError::Inspect { path: options.path.clone(), what: "the real path", source };
+    let real = opener.canonical_path(&options.path).map_err(unreal)?;
     let mut files = ChainFiles { opener, options, locks, served, top: Some(top) };
     let chain = Chain::open(&options.path, DiskFormat::Qcow2, &mut files)
         .map_err(|source| chain_error(options, source))?;
@@ -235,7 +234,7 @@ impl OpenFile {
     fn open_top(opener: &dyn Opener, options: &ImageOptions, locks: Locks) -> Result<Self, ImageError> {
         let top = Self::open(opener, options, locks)?;
         if locks == Locks::On && !top.adopted {
-            overlay_mark::check(opener, options, &top.file)?;
+            overlay_mark::check(opener, &options.path, options.access, &top.file)?;
         }
         if options.access == Access::ReadWrite && !top.is_regular {
             return Err(ImageError::Qcow2OnDevice { path: options.path.clone() });

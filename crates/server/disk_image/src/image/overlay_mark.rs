@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
 
-use super::ImageOptions;
 use crate::error::ImageError;
 use crate::file::Access;
 use crate::opener::Opener;
@@ -35,15 +34,15 @@ fn overlay_of(file: &File) -> Option<PathBuf> {
 ///
 /// # Errors
 /// [`ImageError::HasOverlay`].
-pub(super) fn check(opener: &dyn Opener, options: &ImageOptions, file: &File) -> Result<(), ImageError> {
-    if options.access == Access::ReadOnly {
+pub(super) fn check(opener: &dyn Opener, path: &Path, access: Access, file: &File) -> Result<(), ImageError> {
+    if access == Access::ReadOnly {
         return Ok(());
     }
     let overlay = overlay_of(file).filter(
         |overlay| !matches!(opener.file_kind(overlay), Err(error) if error.kind() == io::ErrorKind::NotFound),
     );
     match overlay {
-        Some(overlay) => Err(ImageError::HasOverlay { path: options.path.clone(), overlay }),
+        Some(overlay) => Err(ImageError::HasOverlay { path: path.to_owned(), overlay }),
         None => Ok(()),
     }
 }
