@@ -3,12 +3,14 @@
 /// 64 MiB of counters.
 const WINDOW_CLUSTERS: u64 = 1 << 24;
 /// The lower bits of a counter are the number of references, the upper ones what refers to the cluster.
-const COUNT_MASK: u32 = (1 << 28) - 1;
+const COUNT_MASK: u32 = (1 << 27) - 1;
 
 /// What refers to a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum User {
-    /// A table that nothing may share.
+    /// The refcount table or a refcount block, which nothing may share.
+    Refcounts,
+    /// Another table that nothing may share.
     Table,
     /// L1 entries. Snapshots share L2 tables.
     L2Table,
@@ -21,6 +23,7 @@ pub(super) enum User {
 impl User {
     const fn bit(self) -> u32 {
         1 << match self {
+            Self::Refcounts => 27,
             Self::Table => 28,
             Self::L2Table => 29,
             Self::Data => 30,
@@ -106,10 +109,20 @@ impl Counts {
 
     /// The number of references, and whether something uses the cluster that must not share it.
     pub(crate) fn of(&self, cluster: u64) -> (u64, bool) {
+        let (count, users) = self.counter(cluster);
+        let is_shared_table = users & (User::Refcounts.bit() | User::Table.bit()) != 0 && count > 1;
+        (count.into(), is_shared_table || users.count_ones() > 1)
+    }
+
+    /// Whether a cluster has users of this kind. Only in the window.
+    pub(super) fn has(&self, cluster: u64, user: User) -> bool {
+        self.range().contains(&cluster) && self.counter(cluster).1 & user.bit() != 0
+    }
+
+    /// The number of references, and the bits of the users.
+    fn counter(&self, cluster: u64) -> (u32, u32) {
         let at = usize::try_from(cluster - self.start).unwrap_or(usize::MAX);
         let counter = self.counters.get(at).copied().unwrap_or_default();
-        let (count, users) = (counter & COUNT_MASK, counter & !COUNT_MASK);
-        let is_shared_table = users & User::Table.bit() != 0 && count > 1;
-        (count.into(), is_shared_table || users.count_ones() > 1)
+        (counter & COUNT_MASK, counter & !COUNT_MASK)
     }
 }

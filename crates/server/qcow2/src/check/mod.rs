@@ -16,7 +16,7 @@ mod counts;
 mod finding;
 pub(crate) mod lenient;
 pub(crate) mod obstacles;
-mod refcounts;
+pub(crate) mod refcounts;
 pub(crate) mod walk;
 
 use crate::error::FormatError;

@@ -3,8 +3,8 @@
 /// Each is `false` if the image does not have it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Obstacles {
-    /// A table or an entry may refer to any cluster: it leads past the end of the file, cannot be read or decoded. So a
-    /// cluster without known references may be in use.
+    /// A table or an entry may refer to any cluster: it leads past the end of the file or to another one's cluster, cannot
+    /// be read or decoded. So a cluster without known references may be in use.
     pub(crate) unknown_references: bool,
     /// A table could not be read, which may be different the next time.
     pub(crate) unreadable: bool,

@@ -24,7 +24,7 @@ pub(crate) struct Refcounts<'a, F> {
 
 impl<'a, F: ReadAt> Refcounts<'a, F> {
     /// Reads the table. What the file does not have of it is empty.
-    pub(super) fn read(file: &'a F, header: &Header, file_bytes: u64) -> (Self, Option<FormatError>) {
+    pub(crate) fn read(file: &'a F, header: &Header, file_bytes: u64) -> (Self, Option<FormatError>) {
         let (at, geometry) = (header.refcount_table, header.geometry);
         let table_bytes = u64::from(at.count) * geometry.cluster_bytes();
         let there = table_bytes.min(file_bytes.saturating_sub(at.offset));
@@ -38,7 +38,7 @@ impl<'a, F: ReadAt> Refcounts<'a, F> {
         self.table.len() as u64 / 8
     }
 
-    pub(super) fn entry(&self, index: u64) -> u64 {
+    pub(crate) fn entry(&self, index: u64) -> u64 {
         usize::try_from(index).map_or(0, |index| u64_at(&self.table, index * 8))
     }
 

@@ -58,12 +58,12 @@ impl<'a, F: ReadAt> Walk<'a, F> {
     pub(super) fn refcount_references(&mut self) {
         let (at, cluster_bytes) = (self.image.header().refcount_table, self.geometry.cluster_bytes());
         let table_bytes = u64::from(at.count) * cluster_bytes;
-        let mut is_usable = self.refer_only("refcount table", at.offset, table_bytes, User::Table);
+        let mut is_usable = self.refer_only("refcount table", at.offset, table_bytes, User::Refcounts);
         for index in 0..self.refcounts.entries() {
             let value = self.refcounts.entry(index);
             is_usable &= match RefcountTableEntry::decode(value, &self.geometry).map(|entry| entry.block) {
                 Ok(None) => true,
-                Ok(Some(block)) => self.refer_only("refcount block", block, cluster_bytes, User::Table),
+                Ok(Some(block)) => self.refer_only("refcount block", block, cluster_bytes, User::Refcounts),
                 Err(problem) => {
                     self.bad(at.offset, BadEntry { table: Table::Refcount, index, value, problem });
                     false
@@ -100,6 +100,9 @@ impl<'a, F: ReadAt> Walk<'a, F> {
             let Some(L1Entry { l2_table: Some(table), copied }) = entry else { return };
             if active {
                 walk.copied(Table::L1, index, value, copied, table);
+                // Two entries for one table: where the other table is, is not known.
+                let cluster = table >> walk.geometry.cluster_bits;
+                walk.obstacles.unknown_references |= walk.counts.has(cluster, User::L2Table);
             }
             if walk.refer("L2 table", table, walk.geometry.cluster_bytes(), User::L2Table) {
                 walk.l2_table(table, index, active);
@@ -269,6 +272,8 @@ impl<'a, F: ReadAt> Walk<'a, F> {
 
     fn compare_one(&mut self, cluster: u64) {
         let (references, is_overlap) = self.counts.of(cluster);
+        // An entry leads to the wrong cluster, unless it is one of the refcount table, which can be built anew.
+        self.obstacles.unknown_references |= is_overlap && !self.counts.has(cluster, User::Refcounts);
         let refcount = match self.refcounts.of(cluster) {
             Ok(refcount) => refcount,
             Err(error) => return self.tell(&Finding::Unreadable(error)),

@@ -96,13 +96,24 @@ impl Extensions {
         Ok(extensions)
     }
 
+    /// It names clusters that nothing else names, so its image is not read without it.
+    pub(super) fn refuse_encryption(&self) -> Result<(), FormatError> {
+        if self.unknown.iter().any(|extension| extension.kind == ENCRYPTION) {
+            return Err(wrong(
+                name(ENCRYPTION),
+                "present with crypt_method 0, allowed is only 2 (LUKS)".into(),
+            ));
+        }
+        Ok(())
+    }
+
     fn take(&mut self, kind: u32, data: &[u8], cluster_bits: u32) -> Result<(), FormatError> {
         match kind {
             BACKING_FORMAT => self.backing_format = Some(format_name(data)?),
             FEATURE_NAMES => self.feature_names = features(data)?,
             DATA_FILE => self.data_file = Some(file_name(data)?),
             BITMAPS => self.bitmaps = Some(bitmaps(data, cluster_bits)?),
-            // Its image is refused because of `crypt_method`.
+            // Also encryption, whose image is refused because of `crypt_method`.
             _ => self.unknown.push(UnknownExtension { kind, data: data.to_vec() }),
         }
         Ok(())

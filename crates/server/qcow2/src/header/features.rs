@@ -60,7 +60,7 @@ pub(super) fn parse(
         return Err(FormatError::UnknownFeatures { names });
     }
     match fields.crypt_method {
-        0 => {}
+        0 => extensions.refuse_encryption()?,
         method @ 1..=2 => return Err(FormatError::Encrypted { method }),
         other => Limit::AtMost(2).check("crypt_method", other.into())?,
     }

@@ -26,6 +26,12 @@ pub enum RepairError {
          does it, and frees what they may mean"
     )]
     NotRebuilt,
+    /// A power loss would leave old counts that lead to the new ones.
+    #[error(
+        "the reference counts must be built anew behind the end of the file, where the damaged ones lead to: \
+         `qemu-img check -r all` does it"
+    )]
+    Overtaken,
     /// A count of the image's width cannot be so high.
     #[error(
         "cluster {cluster} has {references} references, but a reference count of this image is at most {most}"
@@ -37,6 +43,12 @@ pub enum RepairError {
         references: u64,
         /** With all bits set. */
         most: u64,
+    },
+    /// The check counts up to a limit.
+    #[error("cluster {cluster} has more references than a check counts")]
+    Uncountable {
+        /** The host cluster's number. */
+        cluster: u64,
     },
     /// The file is longer than a refcount table can describe.
     #[error("a refcount table for {clusters} clusters would be longer than 8 MiB")]

@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use crate::check::refcounts::Refcounts;
 use crate::check::walk::Walk;
 use crate::check::{Scope, each_window};
 use crate::error::FormatError;
@@ -19,7 +20,7 @@ use crate::repair::error::{RepairError, expect_known};
 use crate::repair::header::name_refcount_table;
 use crate::repair::report::{Event, Note};
 use crate::repair::sectors::{Target, grow, sync, write_changed};
-use crate::tables::refcounts::store_refcount;
+use crate::tables::refcounts::{RefcountTableEntry, store_refcount};
 
 /// QEMU's limit of the refcount table.
 const MAX_TABLE_BYTES: u64 = 8 << 20;
@@ -28,6 +29,7 @@ const MAX_TABLE_BYTES: u64 = 8 << 20;
 pub(super) fn rebuild<F: Target>(file: &F, tell: &mut dyn FnMut(Event<'_>)) -> Result<(), RepairError> {
     let image = Image::open(file)?;
     let plan = Plan::of(&image)?;
+    expect_nothing_there(&image, &plan)?;
     let bits = image.header().geometry.cluster_bits();
     let len_bytes = plan.clusters.end << bits;
     grow(file, len_bytes)?;
@@ -58,6 +60,8 @@ impl Plan {
         let read = |source| FormatError::Read { what: "length", offset: 0, source };
         let file_bytes = image.file().len_bytes().map_err(read)?;
         let start = file_bytes.div_ceil(geometry.cluster_bytes());
+        // Before the ranges are in memory, of which there may be as many as entries of the table.
+        expect_room(&geometry, start + 1)?;
         Self::place(geometry, start, &used_blocks(image)?)
     }
 
@@ -67,14 +71,8 @@ impl Plan {
         let (mut block_count, mut table_clusters) = (0, 1);
         loop {
             let end = start + block_count + table_clusters;
-            let too_long = RepairError::TooLong { clusters: end };
-            if end >= 1 << (63 - geometry.cluster_bits()) {
-                return Err(too_long);
-            }
+            expect_room(&geometry, end)?;
             let own = start >> block_bits..=(end - 1) >> block_bits;
-            if own.end() / per_cluster >= (MAX_TABLE_BYTES / geometry.cluster_bytes()).max(1) {
-                return Err(too_long);
-            }
             let before = used.iter().copied().filter(|index| index < own.start());
             let blocks: Vec<u64> = before.chain(own.clone()).collect();
             let need = (blocks.len() as u64, own.end() / per_cluster + 1);
@@ -110,24 +108,62 @@ impl Plan {
     }
 }
 
+/// Whether a table may describe a file of so many clusters.
+fn expect_room(geometry: &Geometry, clusters: u64) -> Result<(), RepairError> {
+    let last = (clusters - 1) >> geometry.refcount_block_bits();
+    let last = last / (geometry.cluster_bytes() / 8);
+    let most = (MAX_TABLE_BYTES / geometry.cluster_bytes()).max(1);
+    if clusters >= 1 << (63 - geometry.cluster_bits()) || last >= most {
+        return Err(RepairError::TooLong { clusters });
+    }
+    Ok(())
+}
+
+/// A file that is longer may have what the old table and its entries lead to, until the header names the new table. A
+/// power loss would leave it there.
+fn expect_nothing_there<F: Target>(image: &Image<F>, plan: &Plan) -> Result<(), RepairError> {
+    let (at, geometry) = (image.header().refcount_table, plan.geometry);
+    let (old, failed) =
+        Refcounts::read(image.file(), image.header(), plan.clusters.start << geometry.cluster_bits());
+    failed.map_or(Ok(()), Err)?;
+    let table = at.offset >> geometry.cluster_bits();
+    let blocks = (0..old.entries()).filter_map(|index| {
+        let block = RefcountTableEntry::decode(old.entry(index), &geometry).ok()?.block?;
+        Some(block >> geometry.cluster_bits())
+    });
+    let mut clusters = (table..table + u64::from(at.count)).chain(blocks);
+    if clusters.any(|cluster| plan.clusters.contains(&cluster)) {
+        Err(RepairError::Overtaken)
+    } else {
+        Ok(())
+    }
+}
+
 /// The ranges of clusters that have references, ascending. Refuses counts that cannot be stored.
 fn used_blocks<F: Target>(image: &Image<F>) -> Result<Vec<u64>, RepairError> {
     let (geometry, mut used) = (image.header().geometry, Vec::new());
     each_window(image, Scope::WithoutRefcounts, &mut |_| {}, |walk| {
         expect_known(walk.obstacles)?;
         for cluster in walk.counts.range().filter(|cluster| walk.counts.is_used(*cluster)) {
-            let (references, most) = (walk.counts.of(cluster).0, most(&geometry));
-            if walk.counts.exact(cluster).is_none_or(|references| references > most) {
-                return Err(RepairError::TooManyReferences { cluster, references, most });
-            }
+            expect_storable(cluster, walk.counts.exact(cluster), most(&geometry))?;
             let index = cluster >> geometry.refcount_block_bits();
             if used.last() != Some(&index) {
                 used.push(index);
             }
         }
-        Ok(())
+        Ok::<_, RepairError>(())
     })?;
     Ok(used)
+}
+
+pub(super) fn expect_storable(cluster: u64, references: Option<u64>, most: u64) -> Result<(), RepairError> {
+    match references {
+        None => Err(RepairError::Uncountable { cluster }),
+        Some(references) if references > most => {
+            Err(RepairError::TooManyReferences { cluster, references, most })
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 fn write_blocks<F: Target>(image: &Image<F>, plan: &Plan) -> Result<(), RepairError> {

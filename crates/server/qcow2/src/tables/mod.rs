@@ -11,7 +11,7 @@ const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 /// Bit 63: the reference count is exactly one.
 pub(crate) const COPIED: u64 = 1 << 63;
 /// Bit 62 of an L2 entry.
-const COMPRESSED: u64 = 1 << 62;
+pub(crate) const COMPRESSED: u64 = 1 << 62;
 /// Bit 0 of a standard L2 entry.
 const ZERO: u64 = 1;
 /// The unit in which an entry counts the data of a compressed cluster.

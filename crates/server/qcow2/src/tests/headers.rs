@@ -223,6 +223,8 @@ fn extensions_that_are_not_as_they_should_be_are_refused() {
     extension_refused(DATA_FILE, b"a\0b", "data file name: 'a\\x00b' contains a zero byte");
     extension_refused(BITMAPS, &[0; 23], "bitmaps: 23 bytes, allowed is 24");
     extension_refused(BITMAPS, &[0; 24], "bitmaps: nb_bitmaps is 0, allowed is 1 to 65535");
+    let problem = "encryption: present with crypt_method 0, allowed is only 2 (LUKS)";
+    extension_refused(0x0537_be77, &[0; 16], problem);
     let twice = extended(&[extension(FORMAT, b"raw"), extension(FORMAT, b"raw")]).parse().map(|_| ());
     assert_eq!(twice, Err("header extension backing file format: present twice, allowed is once".to_owned()));
     let mut long = extension(9, b"");

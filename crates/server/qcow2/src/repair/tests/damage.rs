@@ -115,7 +115,7 @@ pub const STRUCTURES: [(&str, Damage); 7] = [
     ("a table is the block", |image| image.put(TABLE, 0, image.at(SHARED_L2))),
     ("the table is past the end", |image| {
         let clusters = image.clusters();
-        let offset = image.at(clusters + 5);
+        let offset = image.at(clusters + 50);
         image.bytes[48..56].copy_from_slice(&offset.to_be_bytes());
     }),
 ];

@@ -1,8 +1,9 @@
 //! New refcount tables, and files that are larger than a window of counters.
 
 use crate::header::Header;
+use crate::repair::rebuild::expect_storable;
 use crate::repair::tests::damage::{DATA, Damaged, L2, SHARED, STRUCTURES, TABLE};
-use crate::repair::tests::rig::{assert_not_worse, run};
+use crate::repair::tests::rig::{Disk, assert_not_worse, run, run_on};
 use crate::repair::{Note, RepairError, Scope};
 use crate::write::WriteAt;
 use crate::write::tests::disk::{Content, Item};
@@ -59,6 +60,46 @@ fn table_is_not_built_with_counts_that_its_width_does_not_allow() {
     assert_eq!(outcome.disk.calls.borrow().len(), 0);
 }
 
+/// The new block and the new table would be there, before the header names them.
+#[test]
+fn table_is_not_built_where_the_old_one_leads_to() {
+    let damages = [(0, true), (1, true), (2, false), (0, false)];
+    for (behind, is_block) in damages {
+        let mut image = Damaged::new(Kind { autoclear: 1 << 5, ..Kind::PLAIN });
+        let offset = image.at(image.clusters() + behind);
+        if is_block {
+            image.put(TABLE, 0, offset);
+        } else {
+            image.bytes[48..56].copy_from_slice(&offset.to_be_bytes());
+        }
+        let outcome = run(image.content(), Scope::All);
+        let is_refused = matches!(outcome.result, Err(RepairError::Overtaken));
+        assert_eq!(is_refused, behind < 2, "{:?}", outcome.result);
+        assert_eq!(outcome.disk.calls.borrow().is_empty(), behind < 2);
+    }
+}
+
+/// The length is known before references are counted, which may need as much memory as the table.
+#[test]
+fn length_is_checked_before_references() {
+    let mut image = Damaged::new(Kind { refcount_order: 0, snapshot: false, ..Kind::PLAIN });
+    image.put(TABLE, 0, 0);
+    image.put(L2, SHARED, image.word(L2, DATA));
+    let disk = Disk::of(image.content());
+    WriteAt::set_len(&disk, 1 << 48).unwrap();
+    let outcome = run_on(disk, Scope::All);
+    assert!(matches!(outcome.result, Err(RepairError::TooLong { .. })), "{:?}", outcome.result);
+}
+
+#[test]
+fn counts_that_cannot_be_stored_are_named() {
+    let text = |references| expect_storable(5, references, 3).map_err(|error| error.to_string());
+    let high = "cluster 5 has 4 references, but a reference count of this image is at most 3";
+    let uncounted = "cluster 5 has more references than a check counts";
+    let expected = [Ok(()), Err(high.to_owned()), Err(uncounted.to_owned())];
+    assert_eq!([Some(3), Some(4), None].map(text), expected);
+}
+
 /// An image with clusters of 512 bytes, so that a window of counters covers 8 GiB. The guest's first cluster is at 9 GiB.
 fn far(refcount_entry: u64) -> Content {
     const GIB: u64 = 1 << 30;
@@ -97,9 +138,9 @@ fn references_in_several_windows_are_counted() {
 #[test]
 fn file_that_no_table_can_describe_is_refused() {
     let content = far(0);
-    let disk = crate::repair::tests::rig::Disk::of(content);
+    let disk = Disk::of(content);
     // 8 MiB are entries for 2^20 blocks, of 256 clusters of 512 bytes each.
     WriteAt::set_len(&disk, 1 << 37).unwrap();
-    let outcome = crate::repair::tests::rig::run_on(disk, Scope::All);
+    let outcome = run_on(disk, Scope::All);
     assert!(matches!(outcome.result, Err(RepairError::TooLong { .. })), "{:?}", outcome.result);
 }
