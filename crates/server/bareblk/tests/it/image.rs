@@ -97,7 +97,7 @@ fn check_exits_like_qemu_img_check() {
     let text = String::from_utf8(image("check", &path, &[]).output().unwrap().stdout).unwrap();
     assert_says(
         &text,
-        &["corruption: cluster 2: refcount 0, references 1\n", "1 corruptions, 1 leaked clusters"],
+        &["corruption: cluster 2: refcount 0, references 1\n", "corruptions: 1, leaked clusters: 1"],
     );
 }
 
@@ -145,9 +145,11 @@ fn repair_of_leaks_leaves_an_image_without_leaks() {
     let run = image("check", &path, &["--repair", "leaks"]).output().unwrap();
     let text = String::from_utf8(run.stdout).unwrap();
     assert_eq!((run.status.code(), qemu_check(&path)), (Some(2), 2));
-    let lines = ["leak: cluster 1: refcount 3, references 1\n", "1 leaks freed, 0 corruptions repaired\n"];
-    assert_says(&text, &lines);
-    assert_says(text.split_once("repaired").unwrap().1, &["cluster 6: refcount 0", "0 leaked clusters"]);
+    let lines = ["leak: cluster 1: refcount 3, references 1\n", "leaks freed: 1, corruptions repaired: 0\n"];
+    let (before, after) = text.split_once("after the repair:\n").unwrap();
+    assert_says(before, &lines);
+    assert!(before.starts_with("before the repair:\n"), "{text}");
+    assert_says(after, &["cluster 6: refcount 0", "leaked clusters: 0"]);
 }
 
 /// `abort` ends qemu-io without a word to the image.
@@ -188,12 +190,35 @@ fn what_cannot_be_repaired_is_left_and_says_so() {
     change(&path, 3 << 16, &(1_u64 << 40).to_be_bytes());
     let (code, both) = repair(&path, "all");
     assert_eq!((code, &both["after"]["leaks"]), (2, &both["before"]["leaks"]));
-    assert_says(both["repair"]["notes"][0].as_str().unwrap(), &["5 leaked clusters are kept"]);
+    assert_says(both["repair"]["notes"][0].as_str().unwrap(), &["leaked clusters that are kept", ": 5"]);
     change(&path, 1 << 16, &[0; 8]);
     let run = image("check", &path, &["--repair", "all"]).output().unwrap();
     assert_eq!(run.status.code(), Some(1));
     assert_says(&String::from_utf8(run.stdout).unwrap(), &["past the end of the file"]);
     assert_says(&String::from_utf8(run.stderr).unwrap(), &["`qemu-img check -r all` does it"]);
+}
+
+/// An entry is changed before the refcount table turns out to be one that is not built.
+#[test]
+fn what_was_changed_before_an_error_is_said() {
+    let place = Place::new();
+    let Some(path) = written(&place) else { return };
+    let damage = || {
+        // The refcount table is the second cluster, the first L2 table the fifth.
+        change(&path, 1 << 16, &[0; 8]);
+        change(&path, 4 << 16, &(1_u64 << 40).to_be_bytes());
+        change(&path, (4 << 16) + 512, &((9_u64 << 16) + 513).to_be_bytes());
+    };
+    damage();
+    let (code, both) = repair(&path, "all");
+    assert_eq!((code, &both["after"], &both["repair"]["leaks_freed"]), (1, &Value::Null, &Value::Null));
+    let said = ["L2 entry 64 ", "it had no data, and has no offset any more"];
+    assert_says(both["repair"]["notes"][0].as_str().unwrap(), &said);
+    damage();
+    let run = image("check", &path, &["--repair", "all"]).output().unwrap();
+    assert_eq!(run.status.code(), Some(1));
+    assert_says(&String::from_utf8(run.stdout).unwrap(), &said);
+    assert_says(&String::from_utf8(run.stderr).unwrap(), &["the reference counts must be built anew"]);
 }
 
 #[test]
@@ -232,7 +257,7 @@ fn image_that_a_program_may_write_is_not_checked() {
     crate::rig::eventually("a write", || (size() > before).then_some(()));
     let line = refusal(image("check", &path, &[]));
     let repair = refusal(image("check", &path, &["--repair", "leaks"]));
-    let pid = format!("(pid {}): stop that program first", writer.id());
+    let pid = format!("(pid {}): stop it first", writer.id());
     writer.kill().unwrap();
     writer.wait().unwrap();
     assert_says(&line, &["disk.qcow2 is in use by a program that may write it"]);

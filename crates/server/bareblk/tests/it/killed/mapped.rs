@@ -1,10 +1,12 @@
 //! Kills of servers whose disk is a qcow2 image that grows: what a killed server leaves has leaks at most, and every
 //! acknowledged write.
 
-use super::{Copies, Disk, kills, random};
-use crate::killed::load::{Overlap, Rings};
+use std::sync::{Arc, Mutex};
+
+use super::{Copies, Disk, MIB, kills, random, survives};
+use crate::killed::load::{Load, Overlap, Rings};
 use crate::qcow2::{assert_consistent, content_in, folder, tool};
-use crate::rig::Place;
+use crate::rig::{Place, ok};
 
 #[test]
 fn nothing_is_lost_with_servers_that_are_killed_while_a_qcow2_image_grows() {
@@ -34,5 +36,50 @@ fn nothing_is_lost_with_servers_that_are_killed_while_a_qcow2_image_grows() {
             })),
         );
         kills(&mut disk, rings, overlap, Copies::No, &mut random);
+    }
+}
+
+/// The guest goes on in an overlay, the server is killed at any instant afterwards, and the next one serves the overlay.
+#[test]
+fn nothing_is_lost_with_servers_that_are_killed_after_the_guest_has_gone_on_in_an_overlay() {
+    let mut random = random();
+    for rings in [Rings::Split, Rings::Packed] {
+        let place = Place::new();
+        if tool(&place, "qemu-img", &["--version"]).is_none() {
+            return;
+        }
+        let (image, folder) = (place.image("disk.raw", 4 * MIB), folder(&place));
+        let control = place.socket("c").display().to_string();
+        let top = Arc::new(Mutex::new(String::new()));
+        let content_top = Arc::clone(&top);
+        let contents = move || {
+            let top = content_top.lock().unwrap();
+            assert_consistent(&folder, &top, true);
+            content_in(&folder, &top)
+        };
+        let words = ["--workers", "2", "--control", &control];
+        let mut disk = Disk::with(place, image, &words, Some(Box::new(contents)));
+        let load = Load::connect(disk.socket(), rings, Overlap::No, random.u64(..));
+        survives(load, &mut disk, |disk, load| {
+            for count in 0..4 {
+                load.live(&mut random);
+                let name = format!("top-{count}.qcow2");
+                let file = format!("root={}", disk.place.path(&name).display());
+                let answer = ok(&disk.place, &["snapshot", "--overlay", &file]);
+                load.live(&mut random);
+                disk.kill();
+                disk.image = disk.place.path(&name);
+                let keys =
+                    answer["keys"][0].as_str().unwrap().split(' ').filter_map(|key| key.split_once('='));
+                let wanted = keys.filter(|(key, _)| ["format", "backing-folders", "serial"].contains(key));
+                disk.args.truncate(words.len());
+                disk.args.extend(wanted.flat_map(|(key, value)| [format!("--{key}"), value.to_owned()]));
+                disk.start();
+                *top.lock().unwrap() = name;
+                if random.bool() {
+                    load.verify();
+                }
+            }
+        });
     }
 }

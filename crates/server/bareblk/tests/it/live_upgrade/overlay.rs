@@ -191,6 +191,13 @@ fn overlay_that_cannot_be_made_changes_nothing() {
     refused(&["root=/usr/lib/x.qcow2"], &["/usr/lib/x.qcow2"]);
     refused(&[&at("no/folder")], &["no/folder"]);
     assert!(server.stop(Signal::TERM).success());
+    // Another file has taken the image's name.
+    let server = serve(&[]);
+    std::fs::rename(&image, place.path("moved")).unwrap();
+    std::fs::write(&image, vec![0; usize::try_from(MIB).unwrap()]).unwrap();
+    refused(&[&at("a")], &["disk.raw", "another file has taken the name"]);
+    assert!(!place.path("a").exists());
+    assert!(server.stop(Signal::TERM).success());
     let server = serve(&["--readonly"]);
     refused(&[&at("a")], &["disk.raw", "read-only"]);
     assert!(server.stop(Signal::TERM).success());
