@@ -18,7 +18,7 @@ pub fn open(path: &Path) -> Result<Image<File>> {
 pub fn open_unwritten(path: &Path) -> Result<Image<File>> {
     let file = file(path)?;
     if !is_locked(&file, Access::ReadOnly, path)? {
-        bail!("image {} is in use by a program that may write it: stop that program first", path.display());
+        bail!("image {} is in use by a program that may write it: stop it first", path.display());
     }
     image(file, path)
 }
@@ -31,7 +31,9 @@ pub fn open_for_repair(path: &Path) -> Result<File> {
     }
     let file = open_as(path, Access::ReadWrite)?;
     if !is_locked(&file, Access::ReadWrite, path)? {
-        bail!("image {} is in use by {}: stop that program first", path.display(), holders(&file));
+        let holders = holders(&file);
+        let them = if holders.len() > 1 { "them" } else { "it" };
+        bail!("image {} is in use by {}: stop {them} first", path.display(), holders.join(", "));
     }
     Ok(file)
 }
@@ -42,11 +44,11 @@ fn is_locked(file: &File, access: Access, path: &Path) -> Result<bool> {
 }
 
 /// The programs that hold the lock, as far as this user may see them.
-fn holders(file: &File) -> String {
+fn holders(file: &File) -> Vec<String> {
     let metadata = file.metadata().ok();
     let holders = metadata.map(|metadata| HostOpener.lock_holders(FileId::from(&metadata)));
     let names: Vec<String> = holders.iter().flatten().map(LockHolder::to_string).collect();
-    if names.is_empty() { "a program that /proc does not show".to_owned() } else { names.join(", ") }
+    if names.is_empty() { vec!["a program that /proc does not show".to_owned()] } else { names }
 }
 
 fn file(path: &Path) -> Result<File> {

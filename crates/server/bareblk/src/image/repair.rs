@@ -48,7 +48,7 @@ impl WriteAt for ImageFile {
     }
 }
 
-/// All of it, or what there was before an error.
+/// All of it, or what there was before an error; there are notes also then.
 #[derive(Debug, Default, Serialize)]
 struct Both {
     before: Option<Report>,
@@ -56,10 +56,10 @@ struct Both {
     after: Option<Report>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Sums {
-    leaks_freed: u64,
-    corruptions_repaired: u64,
+    leaks_freed: Option<u64>,
+    corruptions_repaired: Option<u64>,
     /// What the sums do not say; the first of them.
     notes: Vec<String>,
 }
@@ -88,7 +88,7 @@ fn repaired(
     both: &mut Both,
 ) -> Result<Repaired, RepairError> {
     let (mut found, mut left) = (Findings::default(), Findings::default());
-    let mut notes: Vec<String> = Vec::new();
+    let mut sums = Sums::default();
     let scope = match what {
         Repair::Leaks => Scope::Leaks,
         Repair::All => Scope::All,
@@ -98,13 +98,16 @@ fn repaired(
         Event::Checked(report) => {
             both.before = Some(Report::new(&args.path, report, std::mem::take(&mut found)));
         }
-        Event::Note(note) => note_of(note, &mut notes),
+        Event::Note(note) => note_of(note, &mut sums.notes),
         Event::Left(finding) => left.note(finding),
-    })?;
-    let Repaired { leaks_freed, corruptions_repaired, after } = result;
-    both.repair = Some(Sums { leaks_freed, corruptions_repaired, notes });
-    both.after = Some(Report::new(&args.path, after, left));
-    Ok(result)
+    });
+    if let Ok(Repaired { leaks_freed, corruptions_repaired, after }) = &result {
+        sums.leaks_freed = Some(*leaks_freed);
+        sums.corruptions_repaired = Some(*corruptions_repaired);
+        both.after = Some(Report::new(&args.path, *after, left));
+    }
+    both.repair = Some(sums);
+    result
 }
 
 fn note_of(note: Note, notes: &mut Vec<String>) {
@@ -114,10 +117,18 @@ fn note_of(note: Note, notes: &mut Vec<String>) {
 }
 
 fn text(both: &Both) -> String {
-    let mut text = both.before.as_ref().map(Report::text).unwrap_or_default();
+    let mut text = String::new();
+    if let Some(before) = &both.before {
+        let _ = write!(text, "before the repair:\n{}", before.text());
+    }
     if let Some(Sums { leaks_freed, corruptions_repaired, notes }) = &both.repair {
         notes.iter().for_each(|note| _ = writeln!(text, "note: {note}"));
-        let _ = writeln!(text, "{leaks_freed} leaks freed, {corruptions_repaired} corruptions repaired");
+        if let (Some(leaks), Some(corruptions)) = (leaks_freed, corruptions_repaired) {
+            let _ = writeln!(text, "leaks freed: {leaks}, corruptions repaired: {corruptions}");
+        }
     }
-    text + &both.after.as_ref().map(Report::text).unwrap_or_default()
+    if let Some(after) = &both.after {
+        let _ = write!(text, "after the repair:\n{}", after.text());
+    }
+    text
 }

@@ -81,7 +81,9 @@ impl Report {
         }
         let verdict = match (corruptions, leaks, check_errors) {
             (0, 0, 0) => "no errors".to_owned(),
-            _ => format!("{corruptions} corruptions, {leaks} leaked clusters, {check_errors} check errors"),
+            _ => {
+                format!("corruptions: {corruptions}, leaked clusters: {leaks}, check errors: {check_errors}")
+            }
         };
         let Self { image, total_clusters, allocated_clusters, .. } = self;
         let _ = writeln!(text, "{}: {verdict}", plain(image));

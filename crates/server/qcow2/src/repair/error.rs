@@ -12,7 +12,7 @@ pub enum RepairError {
     #[error(transparent)]
     Format(#[from] FormatError),
     /// The check could not read everything.
-    #[error("{count} tables cannot be read, so nothing is repaired")]
+    #[error("nothing is repaired, because tables cannot be read: {count}")]
     Unreadable {
         /** Findings of the check. */
         count: u64,
@@ -67,7 +67,7 @@ pub enum RepairError {
         source: io::Error,
     },
     /// The file cannot become longer.
-    #[error("cannot grow the file to {len_bytes} bytes")]
+    #[error("cannot grow the file to {len_bytes:#x}")]
     Grow {
         /** The new length. */
         len_bytes: u64,

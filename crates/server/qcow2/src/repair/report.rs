@@ -30,7 +30,8 @@ pub enum Event<'a> {
 /// What the sums of a repair do not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Note {
-    /// A cluster that has no data reads as zeroes, because its entry was wrong.
+    /// The entry of a cluster without data was wrong, and has no offset any more. The cluster reads as zeroes, or as the
+    /// backing file where an extended entry does not say zeroes.
     Zeroed {
         /** Where its table is. */
         table_offset: u64,
@@ -57,12 +58,12 @@ impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Zeroed { table_offset, bad } => {
-                write!(f, "table at {table_offset:#x}: {bad}; it had no data, and reads as zeroes now")
+                write!(f, "table at {table_offset:#x}: {bad}; it had no data, and has no offset any more")
             }
             Self::LeaksKept { leaks } => {
                 write!(
                     f,
-                    "{leaks} leaked clusters are kept, because a damaged entry or table may refer to them"
+                    "leaked clusters that are kept, because a damaged entry or table may refer to them: {leaks}"
                 )
             }
             Self::Rebuilt { table_offset, clusters } => write!(
