@@ -12,7 +12,9 @@
 //!   cluster. `qemu-img` frees what such an entry meant.
 //! - A table is changed only if nothing else uses its clusters.
 //! - Writes are multiples of 512 bytes at multiples of 512 bytes: the file must not be open for direct I/O.
-//! - Memory: that of the check, two L2 tables or refcount blocks, and 8 MiB for a new refcount table.
+//! - Before the first change, all that the check has read is made durable.
+//! - Memory: that of the check, two L2 tables or refcount blocks, and up to 32 MiB for a new refcount table: which blocks
+//!   there are, before and after the new ones are placed, the table, and its old content.
 
 mod counts;
 mod entries;
