@@ -154,7 +154,7 @@ macro_rules! models {
 models! {
     fifo_0: Handing<0>, Preempted(5, 6);
     fifo_1: Handing<1>, Preempted(5, 5);
-    fair_1_0: ServingTheAwake<1, 0>, Preempted(3, 3);
+    fair_1_0: ServingTheAwake<1, 0>, Preempted(2, 3);
     fair_1_1: ServingTheAwake<1, 1>, Preempted(3, 3);
     hybrid_1_0: Passing<1, 0>, Preempted(3, 3);
     hybrid_1_1: Passing<1, 1>, Preempted(3, 3);
@@ -162,5 +162,5 @@ models! {
     hybrid_naps: Napping<1>, Preempted(3, 3);
     hybrid_looks: Looking<1>, Preempted(3, 3);
     ahead_0: Ahead<0>, Preempted(3, 4);
-    ahead_1: Ahead<1>, Preempted(3, 3);
+    ahead_1: Ahead<1>, Preempted(2, 3);
 }
