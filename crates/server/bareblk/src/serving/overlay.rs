@@ -3,10 +3,11 @@
 //! `new files (opened by the sandbox's helper) → overlays written → disks frozen → overlays opened → disks go on → settings`
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use blk_server::{Placement, Replacement};
 use disk_image::{Image, NewImage};
 use io_engine::{FileSpec, choose};
@@ -39,12 +40,16 @@ impl Serving {
             names.push(name.clone());
             all_settings.push(settings);
         }
-        let open = |index: usize, below: &Image| -> Result<Replacement> {
-            let Some(settings) = all_settings.get(index) else { bail!("a disk without settings") };
-            let image = below.open_overlay(opener.as_ref(), &settings.image)?;
-            let config = &settings.engine_config;
-            let chosen = choose(settings.engine.as_ref(), &FileSpec::of(&image), config)?;
-            Ok(Replacement { image, engine: self.sources.source(&Arc::new(chosen), config) })
+        let open = |index: usize, below: Arc<Image>| -> Result<Replacement> {
+            let Some(settings) = all_settings.get(index).cloned() else { bail!("a disk without settings") };
+            let (opener, sources) = (Arc::clone(&opener), Arc::clone(&self.sources));
+            // The guests are paused, and a stop waits.
+            on_a_thread(timeout, move || {
+                let image = below.open_overlay(opener.as_ref(), &settings.image)?;
+                let config = &settings.engine_config;
+                let chosen = choose(settings.engine.as_ref(), &FileSpec::of(&image), config)?;
+                Ok(Replacement { image, engine: sources.source(&Arc::new(chosen), config) })
+            })
         };
         // A stop waits, so that the outcome is known.
         let fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,6 +100,21 @@ impl Serving {
         }
         Ok(changed)
     }
+}
+
+/// Runs `open`, which may hang in a file system. If it ends late, what it has opened is closed.
+fn on_a_thread<T: Send + 'static>(
+    timeout: Duration,
+    open: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (done, ready) = sync_channel(1);
+    let thread = std::thread::Builder::new().name("bareblk-open".into());
+    let run = move || _ = done.send(open());
+    thread.spawn(run).context("cannot start the thread that opens the overlay")?;
+    let seconds = timeout.as_secs_f64();
+    ready.recv_timeout(timeout).unwrap_or_else(|_| {
+        bail!("the overlay and the images below could not be opened within {seconds} s: check their file systems")
+    })
 }
 
 /// The keys that an overlay changes, as in a configuration file.

@@ -50,7 +50,7 @@ impl Server {
         &self,
         names: &[String],
         timeout: Duration,
-        mut open: impl FnMut(usize, &Image) -> Result<Replacement, E>,
+        mut open: impl FnMut(usize, Arc<Image>) -> Result<Replacement, E>,
     ) -> Result<Duration, E> {
         let (exports, _) = self.parts();
         let found: Vec<Arc<Export>> =
@@ -74,7 +74,7 @@ impl Server {
         let mut replacements = Vec::new();
         for (index, export) in found.iter().enumerate() {
             let disk = &export.disk;
-            let Replacement { image, engine } = open(index, &disk.image())?;
+            let Replacement { image, engine } = open(index, disk.image())?;
             check_same(disk, &image)?;
             let system = |source| AdminError::System {
                 action: format!("start a thread for disk `{}`", disk.name().escape_debug()),
