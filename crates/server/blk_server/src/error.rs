@@ -261,7 +261,7 @@ pub enum AdminError {
         source: std::io::Error,
     },
     /// A guest would notice the other image.
-    #[error("the new image of disk `{disk}` would have another {what} for the guest", disk = disk.escape_debug())]
+    #[error("the new image of disk `{disk}` would change the {what} that the guest sees", disk = disk.escape_debug())]
     OtherImage {
         /** The disk's name. */
         disk: String,

@@ -107,8 +107,9 @@ pub enum ImageError {
     },
     /// A guest has gone on in an overlay of the image.
     #[error(
-        "image {} must not be written: its guest has gone on in the overlay {}: serve that with --format qcow2 and \
-         --backing-folders, or use --readonly; after the overlay was merged: setfattr -x user.bareblk.overlay {}",
+        "image {} must not be written: the overlay {} depends on it: serve the overlay with --format qcow2 and \
+         --backing-folders, or use --readonly; once the overlay is committed, remove it, or the mark: \
+         setfattr -x user.bareblk.overlay {}",
         path.display(),
         overlay.display(),
         path.display()

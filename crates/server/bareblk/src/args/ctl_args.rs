@@ -46,8 +46,9 @@ Examples:
   bareblk ctl pause data -- cp data.raw copy.raw
       copies an image while its guest waits, for at most 60 s
   bareblk ctl snapshot root=/images/root.snap data=/images/data.snap
-  bareblk ctl snapshot --overlay root=/images/root-2.qcow2
       both disks as of one instant
+  bareblk ctl snapshot --overlay root=/images/root-2.qcow2
+      the guest goes on in a new qcow2 image
   bareblk ctl health && echo well
   bareblk ctl remove data
   bareblk ctl stats --json | jq .ok.workers

@@ -51,7 +51,7 @@ impl Serving {
                 Ok(Replacement { image, engine: sources.source(&Arc::new(chosen), config) })
             })
         };
-        // A stop waits, so that the outcome is known.
+        // A stop waits until the outcome is known.
         let fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
         let paused = self.with_server(|server| server.replace_images(&names, timeout, open))??;
         made.into_iter().for_each(NewImage::keep);
@@ -81,7 +81,7 @@ impl Serving {
         let facts = self.with_server(|server| server.facts(name))?;
         let serial = facts.into_iter().find(|fact| fact.key == "serial").map(|fact| fact.value);
         let mut changed = settings;
-        // The overlay names it by its real path.
+        // The overlay stores the real path of its backing file.
         let folder = below.path().parent().map(Path::to_owned).unwrap_or_default();
         let folders = &mut changed.image.backing_folders;
         if !folders.iter().any(|known| folder.starts_with(known)) {
@@ -117,7 +117,7 @@ fn on_a_thread<T: Send + 'static>(
     })
 }
 
-/// The keys that an overlay changes, as in a configuration file.
+/// The keys that an overlay changes, with their values.
 fn keys_of(settings: &DiskSettings) -> [(&'static str, String); 6] {
     let (options, image) = (&settings.options, &settings.image);
     let folders = image.backing_folders.iter().map(|folder| folder.display().to_string());

@@ -4,7 +4,7 @@
 //! `disks' turns → flushed → sessions frozen → synced → opened, compared → storage replaced → sessions go on`
 //!
 //! - The sessions freeze as for a live upgrade, so they have closed their tables, and open those of the new image.
-//! - Until all new images are open, an error changes nothing. Afterwards a queue fails only if its worker has no descriptors
+//! - Until all new images are open, an error changes no disk. Afterwards a queue fails only if its worker has no descriptors
 //!   or memory for another engine.
 
 use std::sync::Arc;
@@ -41,8 +41,8 @@ impl Server {
         Ok(self.parts().0.find(disk)?.disk.image())
     }
 
-    /// Replaces the images of these disks, all at one instant. `open` is called with a disk's index and image when all
-    /// its writes are durable, and none is in flight. Returns how long the disks were paused.
+    /// Replaces the images of these disks, all at one instant. `open` is called with a disk's index and image when no
+    /// write is in flight, and all are durable (with `--cache unsafe`, only complete). Returns how long the disks were paused.
     ///
     /// # Errors
     /// [`AdminError`], [`LiveUpgradeError`], and those of `open`. No disk has changed.

@@ -3,7 +3,7 @@
 //! `path → header → names of backing files and data files → allowed? → open, lock → can it be written? → Volume → Image`
 //!
 //! - The author of an image has chosen the names in it. They count only below folders that the operator has named.
-//! - A relative name is relative to the folder by which the image is named, as in QEMU; links count when it is checked.
+//! - A relative name is relative to the folder by which the image is named, as in QEMU; symbolic links are resolved for the folder check.
 //! - Only the image itself is opened for writing, with the lock of a raw image. Every file that an image names is opened for
 //!   reading only.
 //! - Nothing is written here. The first change is the metadata thread's (`Backing::start_metadata_thread`).
@@ -68,7 +68,7 @@ impl Image {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Locks {
-    /// Refuses a file with which another opener's locks conflict.
+    /// Refuses a file on which another opener holds a conflicting lock.
     On,
     /// This process has the conflicting lock itself.
     Joined,
@@ -117,8 +117,8 @@ fn open_chain(
     let size_bytes = chain.size_bytes();
     let is_writable = options.access == Access::ReadWrite;
     let block_size_bytes = match options.block_size {
-        // A disk that does not consist of such blocks is served in smaller ones. A write must consist of whole blocks of
-        // the file.
+        // If the size is not a multiple of the block size, the smallest possible block is used. A write must consist of
+        // whole blocks of the file.
         None if !size_bytes.is_multiple_of(block_size_bytes.into()) => {
             MIN_BLOCK_SIZE_BYTES.max(if is_writable { top_alignment.offset_bytes } else { 1 })
         }
@@ -134,7 +134,7 @@ fn open_chain(
     let volume = volume(chain.into_parts(), options, table_cache_bytes, adopted)?;
     let cluster_bytes = volume.compression(0).map_or(0, |(_, cluster_bytes)| cluster_bytes);
     let can_discard = is_writable && options.discard && volume.can_zero(true);
-    // The previous server still writes a file that it hands over, and both offer the same.
+    // The previous server still writes a file that it hands over, so it is not probed; that server made the same offer.
     let frees = || adopted || limits::can_punch_holes(&top_file, volume.files()[0].len_bytes());
     let discard = (can_discard && frees()).then(|| DiscardLimits::of_file(block_size_bytes, cluster_bytes));
     Ok(Image {

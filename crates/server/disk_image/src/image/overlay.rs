@@ -1,10 +1,10 @@
 //! New qcow2 images over an image that a guest uses: snapshots by overlay.
 //!
-//! `write_overlay: an empty file → an image without data over this one`, `open_overlay: that image, and this one for reading`
+//! `write_overlay: empty file → image without data over this one`, `open_overlay: that image, this one for reading`
 //!
 //! - The caller stops all writes to this image, and makes them durable, before the overlay is opened.
-//! - This image stays open and locked. The overlay opens it again, for reading, with a lock that allows readers only. When
-//!   this image is dropped, other programs may read the file, and still not write it.
+//! - This image stays open and locked. The overlay opens it again, for reading, with a lock that allows readers only.
+//!   When this image is dropped, other programs may read the file, but still may not write it.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -79,7 +79,8 @@ impl Image {
         if let Err(error) = overlay_mark::mark(below, &overlay.path) {
             warn!(
                 image = %self.path.display(),
-                "cannot mark the image as one that has an overlay, so a later start will not refuse to write it: {error}"
+                "cannot mark the image, so a start with the old configuration will not be refused, and would make the overlay \
+                 useless: {error}"
             );
         }
         Ok(overlay)

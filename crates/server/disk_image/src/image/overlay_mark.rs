@@ -1,5 +1,5 @@
-//! A mark on an image over which an overlay was put, so that nobody serves it for writing by mistake: an extended attribute of its
-//! file with the overlay's path. File systems without such attributes, and block devices, have no mark.
+//! A mark on an image that has an overlay, so that no server writes it by mistake: an extended attribute of its file with
+//! the overlay's path. File systems without such attributes have no mark.
 
 use std::ffi::OsString;
 use std::fs::File;

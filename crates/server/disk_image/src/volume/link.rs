@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Member::ask ─ Asked ─▶ bounded queue of the engine ─▶ Peer: the metadata thread, which `unpark` wakes
-//! Member::next_answer ◀─ Answer ─ queue of the engine ◀─┘ one write to the engine for a queue without news
+//! Member::next_answer ◀─ Answer ─ queue of the engine ◀─┘ one write to the engine, unless one is already pending
 //! ```
 //!
 //! - Each engine has its own queues, with room for [`MOST_CHANGES`]. So no engine takes another one's room, and the thread
@@ -384,7 +384,7 @@ impl Member {
         self.shared.has_news.load(Ordering::Relaxed)
     }
 
-    /// To be called before the answers are taken, which news from then on announce again.
+    /// To be called before the answers are taken: later answers set the flag again.
     pub fn take_news(&mut self) {
         self.shared.has_news.swap(false, Ordering::AcqRel);
     }
@@ -425,7 +425,7 @@ impl Drop for Member {
         engines.all.retain(|shared| !Arc::ptr_eq(shared, &self.shared));
         engines.new.retain(|peer| !Arc::ptr_eq(&peer.shared, &self.shared));
         drop(engines);
-        // It drops its end.
+        // So that it drops its `Peer`.
         self.link.wake_thread();
     }
 }

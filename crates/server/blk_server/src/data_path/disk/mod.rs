@@ -188,7 +188,7 @@ pub(crate) struct Disk {
     id: u64,
     name: String,
     storage: Mutex<Storage>,
-    /// That of every image that the disk ever has.
+    /// Never changes: a new image must have the same mode.
     cache: CacheMode,
     opener: Arc<dyn Opener>,
     serial: DeviceId,
@@ -267,7 +267,7 @@ impl Disk {
         self.storage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the storage, and returns the old one. No queue of the disk has a worker meanwhile.
+    /// Replaces the storage, and returns the old one. To be called only while no worker runs a queue of the disk.
     pub(crate) fn replace_storage(&self, storage: Storage) -> Storage {
         std::mem::replace(&mut self.storage(), storage)
     }
@@ -280,7 +280,8 @@ impl Disk {
         if let Err(error) = metadata.close(timeout) {
             warn!(
                 disk = self.name,
-                "the image's tables were not closed: it may have leaked clusters, which `qemu-img check -r leaks` frees: {}",
+                "the image's tables were not closed, so the image may have leaked clusters: `bareblk image check --repair leaks` \
+                 frees them: {}",
                 error_line(&error)
             );
         }
@@ -551,8 +552,8 @@ impl Disk {
         );
     }
 
-    /// Whether the disk accepts no more writes: a sync failed, or its storage refuses this server. A queue asks its own
-    /// image.
+    /// Whether the disk accepts no more writes: a sync failed, or its storage refuses this server. A running queue asks
+    /// the image that it holds instead.
     pub(crate) fn has_failed(&self) -> bool {
         self.sync_has_failed() || self.is_refused()
     }

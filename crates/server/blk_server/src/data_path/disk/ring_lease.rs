@@ -88,8 +88,8 @@ impl RingLease {
         Ok(Self { disk: Arc::clone(disk), storage, uses_storage: false, volume: None })
     }
 
-    /// Takes the storage's lock, and lets the metadata thread read the tables, within `limit` if there is one. To be called
-    /// before a ring starts.
+    /// Takes the storage's lock, within `limit` if there is one, and then lets the metadata thread read the tables. To be
+    /// called before a ring starts.
     pub fn begin_use(
         &mut self,
         session: &SessionLink,
@@ -108,7 +108,7 @@ impl RingLease {
         if let Some((volume, begun)) =
             volume.and_then(|volume| Some((volume.clone(), volume.order(Use::Begins)?)))
         {
-            // An order is carried out, also if nobody waits.
+            // The thread carries the order out even if nobody waits, so undo it.
             let give_up = || _ = volume.order(Use::Ends);
             // Without a limit: the session's end, and its front-end's, end the wait.
             wait_begun(&begun, session, front_end, None, give_up)?;
@@ -125,7 +125,7 @@ impl RingLease {
         }
         let Some(volume) = self.volume.take() else { return Ok(()) };
         let ended = volume.order(Use::Ends).map_or(Ok(()), |ended| wait_ended(&ended, timeout));
-        // Another server, or another image, must know.
+        // The failure must survive a change of server or image.
         if volume.has_sync_failed() {
             self.disk.mark_failed();
         }
@@ -136,7 +136,10 @@ impl RingLease {
 impl Drop for RingLease {
     fn drop(&mut self) {
         if let Err(error) = self.end_use(END_TIMEOUT) {
-            warn!(disk = self.disk.name(), "after the guest's last request: {error}");
+            warn!(
+                disk = self.disk.name(),
+                "cannot close the storage after the guest's last request: {error}"
+            );
         }
         self.disk.lease().holder = None;
         self.disk.lease_free.notify_all();

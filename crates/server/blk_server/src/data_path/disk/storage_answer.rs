@@ -40,7 +40,7 @@ pub(crate) fn wait_begun(
         let is_late = end.is_some_and(|end| Instant::now() >= end);
         if is_late || session.end_reason().is_some() || is_gone(front_end) {
             give_up();
-            let late = || StorageError::Failed("it does not answer".to_owned());
+            let late = || StorageError::Failed("no answer within the limit".to_owned());
             return Err(if is_late { late() } else { StorageError::Ending });
         }
     }
@@ -58,7 +58,7 @@ pub(crate) fn wait_ended(ended: &Answer, timeout: Duration) -> Result<(), Storag
 }
 
 pub(crate) fn no_thread() -> StorageError {
-    StorageError::Failed("the thread that calls it could not be started, or has ended".to_owned())
+    StorageError::Failed("its thread could not be started, or has ended".to_owned())
 }
 
 fn is_gone(front_end: &OwnedFd) -> bool {

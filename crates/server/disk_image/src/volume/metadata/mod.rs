@@ -39,7 +39,7 @@ const BATCH: usize = 64;
 const BUSY_BATCHES: u32 = 8;
 const EIO: i32 = Errno::IO.raw_os_error();
 const ENOSPC: i32 = Errno::NOSPC.raw_os_error();
-/// When to look again whether the ops have ended that may know unlinked clusters.
+/// How often to check whether the ops that may use unlinked clusters have ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A disk's metadata thread. Tells the thread to end when it is dropped.
@@ -101,7 +101,7 @@ impl Drop for MetadataThread {
     }
 }
 
-/// A thread that panics answers nothing any more.
+/// If the thread panics, closes the link, so that its callers get an error.
 struct CloseOnDrop(Arc<Link>);
 
 impl Drop for CloseOnDrop {
@@ -124,7 +124,7 @@ struct Metadata {
     first_peer: usize,
     /// With the engine's index.
     batch: Vec<(usize, Asked)>,
-    /// Clusters that are released when all ops are of this epoch.
+    /// Clusters that are released once every op in flight began in this epoch or later.
     unlinked: Option<(u64, Unlinked)>,
     busy_batches: u32,
     is_told: bool,
@@ -420,7 +420,7 @@ impl Metadata {
         self.link.refuse();
         let closed = self.close_tables();
         let link = Arc::clone(&self.link);
-        // The file's lock must be free when the others learn of the end.
+        // Releases the file's lock before waiters learn that the thread has ended.
         drop(self);
         link.close(closed);
     }

@@ -79,7 +79,7 @@ pub(super) struct Load {
     pub buffers: IoVecs,
 }
 
-/// How the metadata thread wakes the engine: by a few bytes through a socket.
+/// The wake-up of the engine by the metadata thread: eight bytes through a pair of sockets.
 ///
 /// An eventfd would not do. If the worker sleeps in another engine, this engine's ring signals an eventfd of its own, and the
 /// kernel does not do that reliably while another eventfd is being signalled (see `descriptor` in `io_uring/mod.rs`).

@@ -1,4 +1,5 @@
-//! Data for host clusters that follow each other, which one call writes. The memory is aligned, for direct I/O without copies.
+//! Collects data for adjacent host clusters, and writes it with one call. The memory is aligned, for direct I/O without
+//! copies.
 
 use crate::write::blocks::{BLOCK_BYTES, Blocks, in_memory};
 use crate::write::error::WriteError;
@@ -29,7 +30,7 @@ impl DataRun {
         let room = MOST_BYTES.max(cluster_bytes);
         if self.memory.len() < room + BLOCK_BYTES {
             self.memory = vec![0; room + BLOCK_BYTES];
-            // Not aligned at worst: then the file's calls copy.
+            // If the memory cannot be aligned, the file's calls copy.
             self.start = self.memory.as_ptr().align_offset(BLOCK_BYTES).min(BLOCK_BYTES);
         }
         if self.filled + cluster_bytes > room {

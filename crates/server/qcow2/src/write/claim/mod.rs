@@ -99,7 +99,7 @@ impl<F: WriteAt> Writer<F> {
         self.publish(batch?, view)
     }
 
-    /// Adds the change of one cluster, and its data to the run. Returns whether there are any.
+    /// Adds the change of one cluster, and its data to the run. Returns whether a sync must come before the entry changes.
     fn place_content(
         &mut self,
         wanted: &Wanted,
@@ -189,7 +189,7 @@ impl<F: WriteAt> Writer<F> {
     }
 }
 
-/// The host cluster of zeroes that are to have a place: nobody reads it, and it belongs only to the active table.
+/// The host cluster of a preallocated zero cluster (QEMU: ZERO_ALLOC) that only the active table uses.
 fn kept_zeroes(entry: &L2Entry, extended_l2: bool) -> Option<u64> {
     let all = if extended_l2 { u32::MAX } else { 1 };
     match entry {
