@@ -75,12 +75,32 @@ enum Locks {
     Off,
 }
 
+/// An image that this process serves, and over which another one is opened. The operator has named it.
+#[derive(Clone, Copy)]
+pub(super) struct Served<'a> {
+    pub path: &'a Path,
+    pub id: FileId,
+    /// `None`: it is raw.
+    pub volume: Option<&'a Volume>,
+}
+
+impl Served<'_> {
+    /// One of the files below the image, which is open for reading already.
+    fn below(&self, path: &Path) -> Option<io::Result<OpenFile>> {
+        let volume = self.volume?;
+        let written =
+            |file: &LayerFile| volume.writable_file().is_some_and(|top| Arc::ptr_eq(top, file.file()));
+        let found = volume.files().iter().find(|file| file.path() == path && !written(file))?;
+        Some(OpenFile::again(found))
+    }
+}
+
 /// Opens an image over one that this process serves, whose writes have ended.
 pub(super) fn open_over(
     opener: &dyn Opener,
     options: &ImageOptions,
     table_cache_bytes: u64,
-    served: (&Path, FileId),
+    served: Served<'_>,
 ) -> Result<Image, ImageError> {
     open_chain(opener, options, table_cache_bytes, Locks::On, Some(served))
 }
@@ -99,7 +119,7 @@ fn open_chain(
     options: &ImageOptions,
     table_cache_bytes: u64,
     locks: Locks,
-    served: Option<(&Path, FileId)>,
+    served: Option<Served<'_>>,
 ) -> Result<Image, ImageError> {
     refuse_impossible(options)?;
     if options.create_bytes.is_some() {
@@ -164,8 +184,7 @@ struct ChainFiles<'a> {
     opener: &'a dyn Opener,
     options: &'a ImageOptions,
     locks: Locks,
-    /// An image that this process serves. The operator has named it.
-    served: Option<(&'a Path, FileId)>,
+    served: Option<Served<'a>>,
     /// The image itself, which is open.
     top: Option<OpenFile>,
 }
@@ -176,7 +195,10 @@ impl qcow2::Opener for ChainFiles<'_> {
     fn open(&mut self, path: &Path, role: Role) -> io::Result<Opened<OpenFile>> {
         let file = match self.top.take() {
             Some(top) if role == Role::Top => top,
-            _ => self.open_named(path)?,
+            _ => match self.served.and_then(|served| served.below(path)) {
+                Some(open) => open?,
+                None => self.open_named(path)?,
+            },
         };
         let id = qcow2::FileId { device: file.id.dev, inode: file.id.ino };
         Ok(Opened { file, id })
@@ -188,7 +210,7 @@ impl ChainFiles<'_> {
     fn open_named(&self, path: &Path) -> io::Result<OpenFile> {
         let real = self.opener.canonical_path(path)?;
         self.allow(&real)?;
-        let served = self.served.filter(|(served, _)| *served == real).map(|(_, id)| id);
+        let served = self.served.filter(|served| served.path == real).map(|served| served.id);
         let locks = if served.is_some() { Locks::Joined } else { self.locks };
         let options = ImageOptions { path: real, access: Access::ReadOnly, ..self.options.clone() };
         let file = OpenFile::open(self.opener, &options, locks).map_err(io::Error::other)?;
@@ -206,7 +228,7 @@ impl ChainFiles<'_> {
         let allows = |folder: &PathBuf| {
             self.opener.canonical_path(folder).is_ok_and(|folder| real.starts_with(folder))
         };
-        if self.served.is_some_and(|(served, _)| served == real)
+        if self.served.is_some_and(|served| served.path == real)
             || self.options.backing_folders.iter().any(allows)
         {
             return Ok(());
@@ -240,6 +262,20 @@ impl OpenFile {
             return Err(ImageError::Qcow2OnDevice { path: options.path.clone() });
         }
         Ok(top)
+    }
+
+    /// A file that is open already.
+    fn again(file: &LayerFile) -> io::Result<Self> {
+        let metadata = file.file().metadata()?;
+        Ok(Self {
+            path: file.path().to_owned(),
+            file: Arc::clone(file.file()),
+            id: FileId::from(&metadata),
+            alignment: file.alignment(),
+            len_bytes: file.len_bytes(),
+            is_regular: metadata.is_file(),
+            adopted: false,
+        })
     }
 
     fn table_file(&self) -> TableFile {

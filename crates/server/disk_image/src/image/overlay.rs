@@ -3,7 +3,8 @@
 //! `write_overlay: empty file → image without data over this one`, `open_overlay: that image, this one for reading`
 //!
 //! - The caller stops all writes to this image, and makes them durable, before the overlay is opened.
-//! - This image stays open and locked. The overlay opens it again, for reading, with a lock that allows readers only.
+//! - This image stays open and locked. The overlay opens it again, for reading, with a lock that allows readers only, and
+//!   uses the files below it as they are open.
 //!   When this image is dropped, other programs may read the file, but still may not write it.
 
 use std::fs::File;
@@ -13,7 +14,8 @@ use std::sync::Arc;
 use qcow2::{DiskFormat, NewOverlay, create_overlay};
 use tracing::warn;
 
-use super::{Image, ImageOptions, mapped, overlay_mark};
+use super::mapped::{self, Served};
+use super::{Image, ImageOptions, overlay_mark};
 use crate::backing::Backing;
 use crate::error::ImageError;
 use crate::file::FileId;
@@ -75,7 +77,8 @@ impl Image {
         let what = "the identity";
         let inspect = |source| ImageError::Inspect { path: self.path.clone(), what, source };
         let id = FileId::from(&below.metadata().map_err(inspect)?);
-        let overlay = mapped::open_over(opener, &options, TABLE_CACHE_BYTES, (&self.path, id))?;
+        let served = Served { path: &self.path, id, volume: self.backing.volume().map(|volume| &**volume) };
+        let overlay = mapped::open_over(opener, &options, TABLE_CACHE_BYTES, served)?;
         if let Err(error) = overlay_mark::mark(below, &overlay.path) {
             warn!(
                 image = %self.path.display(),
