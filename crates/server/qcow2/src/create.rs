@@ -4,6 +4,7 @@
 
 use crate::error::FormatError;
 use crate::header::Header;
+use crate::header::extensions::BACKING_FORMAT;
 use crate::write::{WriteAt, WriteError};
 use crate::{DiskFormat, Limit};
 
@@ -15,7 +16,6 @@ const REFCOUNT_ORDER: u32 = 4;
 /// Clusters before the L1 table.
 const L1_CLUSTER: u64 = 3;
 const HEADER_BYTES: u32 = 112;
-const BACKING_FORMAT: u32 = 0xe279_2aca;
 
 /// What lies below the new image.
 #[derive(Debug, Clone, Copy)]

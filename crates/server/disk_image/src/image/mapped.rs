@@ -3,7 +3,8 @@
 //! `path → header → names of backing files and data files → allowed? → open, lock → can it be written? → Volume → Image`
 //!
 //! - The author of an image has chosen the names in it. They count only below folders that the operator has named.
-//! - A relative name is relative to the folder by which the image is named, as in QEMU; symbolic links are resolved for the folder check.
+//! - A relative name is relative to the folder by which the image is named, as in QEMU. Symbolic links are resolved only to
+//!   check the folder.
 //! - Only the image itself is opened for writing, with the lock of a raw image. Every file that an image names is opened for
 //!   reading only.
 //! - Nothing is written here. The first change is the metadata thread's (`Backing::start_metadata_thread`).

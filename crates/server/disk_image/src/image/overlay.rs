@@ -3,9 +3,9 @@
 //! `write_overlay: empty file → image without data over this one`, `open_overlay: that image, this one for reading`
 //!
 //! - The caller stops all writes to this image, and makes them durable, before the overlay is opened.
-//! - This image stays open and locked. The overlay opens it again, for reading, with a lock that allows readers only, and
-//!   uses the files below it as they are open.
-//!   When this image is dropped, other programs may read the file, but still may not write it.
+//! - This image stays open and locked. The overlay opens it again, for reading, with a lock that allows readers only. When
+//!   this image is dropped, other programs may read the file, but still may not write it.
+//! - The overlay shares the open files below this image.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +25,7 @@ use crate::volume::TABLE_CACHE_BYTES;
 use crate::volume::table_file::TableFile;
 
 impl Image {
-    /// Why no overlay can be made of this image.
+    /// The format under which an overlay names this image.
     ///
     /// # Errors
     /// [`ImageError::NoOverlay`].
@@ -82,8 +82,8 @@ impl Image {
         if let Err(error) = overlay_mark::mark(below, &overlay.path) {
             warn!(
                 image = %self.path.display(),
-                "cannot mark the image, so a start with the old configuration will not be refused, and would make the overlay \
-                 useless: {error}"
+                "cannot mark the image, so a start with the old configuration will not be refused, and would make the \
+                 overlay useless: {error}"
             );
         }
         Ok(overlay)

@@ -169,7 +169,7 @@ pub(crate) struct Order {
 
 impl Order {
     pub fn answer(self, outcome: Result<(), String>) {
-        // Who gave the order waits.
+        // It fails if the caller of `order` waits no longer.
         let _ = self.done.send(outcome);
     }
 }
@@ -320,7 +320,7 @@ impl Shared {
     fn tell(&self) {
         // Release: pairs with the acquire in `Member::take_news`.
         if !self.has_news.swap(true, Ordering::AcqRel) {
-            // It fails only if it is full, and then the engine has not looked at what is there.
+            // It fails only if there is no room, and then the engine has not read what is there.
             let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         }
     }

@@ -214,9 +214,8 @@ impl Volume {
         self.writable.is_some()
     }
 
-    /// Makes an engine known to the metadata thread. `wake`: eight bytes written to it wake the engine, so an
-    /// eventfd will do. `None`: the disk is
-    /// read-only.
+    /// Makes an engine known to the metadata thread. `wake`: eight bytes written to it wake the engine. `None`: the disk
+    /// is read-only.
     #[must_use]
     pub fn join(&self, wake: Arc<OwnedFd>) -> Option<Member> {
         self.writable.as_ref().map(|writable| writable.link.join(wake))

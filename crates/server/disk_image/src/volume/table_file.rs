@@ -47,10 +47,6 @@ impl TableFile {
         Self { file, alignment }
     }
 
-    fn is_buffered(&self) -> bool {
-        self.alignment == Alignment::BUFFERED
-    }
-
     fn unit(&self) -> usize {
         self.alignment.offset_bytes.max(self.alignment.memory_bytes) as usize
     }
@@ -59,14 +55,12 @@ impl TableFile {
     fn is_aligned(&self, memory: &[u8], offset: u64) -> bool {
         let (unit, memory_unit) =
             (u64::from(self.alignment.offset_bytes), self.alignment.memory_bytes as usize);
-        let is_multiple = |value: u64| value.is_multiple_of(unit.max(1));
-        self.is_buffered()
-            || is_multiple(offset)
-                && is_multiple(memory.len() as u64)
-                && memory.as_ptr().addr().is_multiple_of(memory_unit.max(1))
+        offset.is_multiple_of(unit)
+            && (memory.len() as u64).is_multiple_of(unit)
+            && memory.as_ptr().addr().is_multiple_of(memory_unit)
     }
 
-    /// Reads into aligned memory.
+    /// Reads into memory that needs no copies.
     fn read_direct(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let (unit, mut done) = (self.unit(), 0);
         while done < buffer.len() {
@@ -111,10 +105,10 @@ impl TableFile {
 
 impl ReadAt for TableFile {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        match self.alignment {
-            Alignment::BUFFERED => ReadAt::read_at(&*self.file, offset, buffer),
-            _ if self.is_aligned(buffer, offset) => self.read_direct(offset, buffer),
-            _ => self.read_blocks(offset, buffer),
+        if self.is_aligned(buffer, offset) {
+            self.read_direct(offset, buffer)
+        } else {
+            self.read_blocks(offset, buffer)
         }
     }
 

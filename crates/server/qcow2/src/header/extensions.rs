@@ -4,7 +4,7 @@ use crate::big_endian::u32_at;
 use crate::error::FormatError;
 
 const END: u32 = 0;
-const BACKING_FORMAT: u32 = 0xe279_2aca;
+pub(crate) const BACKING_FORMAT: u32 = 0xe279_2aca;
 const FEATURE_NAMES: u32 = 0x6803_f857;
 const BITMAPS: u32 = 0x2385_2875;
 const ENCRYPTION: u32 = 0x0537_be77;

@@ -41,7 +41,7 @@ pub struct Writer<F> {
 #[derive(Debug)]
 struct Stop {
     reason: String,
-    /// What was written may be lost, or nobody knows which tables count.
+    /// Earlier writes may be lost, or it is unknown which refcount table the header names.
     is_lost: bool,
 }
 

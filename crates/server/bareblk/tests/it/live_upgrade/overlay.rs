@@ -135,7 +135,7 @@ fn disks_of_one_command_are_kept_as_of_one_instant() {
                 ["one", "two"].iter().zip(&next).map(|(name, path)| format!("{name}={}", path.display()));
             let words: Vec<String> = words.collect();
             output(ctl(&place, &["snapshot", "--overlay", &words[0], &words[1]]));
-            // The images below do not change any more, and anybody may read them.
+            // The images below do not change any more, and other programs may read them.
             let numbers = below.each_ref().map(|path| match path.extension().unwrap() == "raw" {
                 true => number(&std::fs::read(path).unwrap()),
                 false => number(&content_in(&folder(&place), path.file_name().unwrap().to_str().unwrap())),

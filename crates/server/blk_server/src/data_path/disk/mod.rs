@@ -552,10 +552,15 @@ impl Disk {
         );
     }
 
-    /// Whether the disk accepts no more writes: a sync failed, or its storage refuses this server. A running queue asks
-    /// the image that it holds instead.
+    /// Whether the disk accepts no more writes: a sync failed, or its storage refuses this server.
     pub(crate) fn has_failed(&self) -> bool {
-        self.sync_has_failed() || self.is_refused()
+        self.has_failed_with(&self.image())
+    }
+
+    /// The same for a running queue, which has a reference to the disk's image.
+    #[inline]
+    pub(crate) fn has_failed_with(&self, image: &Image) -> bool {
+        self.sync_has_failed() || image.backing().is_refused()
     }
 
     /// Makes the writes of `backing`, one of this disk's, durable. Records if writes may be lost.

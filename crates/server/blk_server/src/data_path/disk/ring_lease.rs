@@ -88,7 +88,7 @@ impl RingLease {
         Ok(Self { disk: Arc::clone(disk), storage, uses_storage: false, volume: None })
     }
 
-    /// Takes the storage's lock, within `limit` if there is one, and then lets the metadata thread read the tables. To be
+    /// Takes the storage's lock, then lets the metadata thread read the tables, each within `limit` if there is one. To be
     /// called before a ring starts.
     pub fn begin_use(
         &mut self,
@@ -108,10 +108,9 @@ impl RingLease {
         if let Some((volume, begun)) =
             volume.and_then(|volume| Some((volume.clone(), volume.order(Use::Begins)?)))
         {
-            // The thread carries the order out even if nobody waits, so undo it.
+            // The metadata thread carries out the first order even if the session waits no longer, so a second one undoes it.
             let give_up = || _ = volume.order(Use::Ends);
-            // Without a limit: the session's end, and its front-end's, end the wait.
-            wait_begun(&begun, session, front_end, None, give_up)?;
+            wait_begun(&begun, session, front_end, limit, give_up)?;
             self.volume = Some(volume);
         }
         Ok(())

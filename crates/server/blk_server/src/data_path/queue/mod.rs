@@ -183,7 +183,7 @@ impl Queue {
 
     /// Whether the disk accepts no more writes.
     pub(crate) fn has_failed(&self) -> bool {
-        self.disk.sync_has_failed() || self.image.backing().is_refused()
+        self.disk.has_failed_with(&self.image)
     }
 
     pub(crate) fn disk(&self) -> &Arc<Disk> {

@@ -63,18 +63,13 @@ impl Starter<'_, '_, '_> {
         if self.image.read_only() {
             return Err(Refusal::ReadOnly { kind });
         }
-        if self.has_failed() {
+        if self.disk.has_failed_with(self.image) {
             return Err(Refusal::DiskFailed { kind });
         }
         Ok(match self.durability {
             Durability::Cached => RequestDurability::Done,
             Durability::Durable => RequestDurability::Durable,
         })
-    }
-
-    #[inline]
-    fn has_failed(&self) -> bool {
-        self.disk.sync_has_failed() || self.image.backing().is_refused()
     }
 
     #[inline]
@@ -165,7 +160,7 @@ impl Starter<'_, '_, '_> {
         if self.disk.ignores_flushes() {
             return Ok(NOTHING_TO_DO);
         }
-        if self.has_failed() {
+        if self.disk.has_failed_with(self.image) {
             return Err(Refusal::DiskFailed { kind: RequestKind::Flush });
         }
         let info = RequestInfo {
