@@ -7,6 +7,8 @@
 
 pub mod connection;
 
+mod jobs;
+
 mod json_error;
 
 mod limits;
@@ -31,7 +33,7 @@ use disk_image::Location;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::args::ctl_args::{Choice, CtlArgs, CtlCommand, Timeout, WorkersCommand};
+use crate::args::ctl_args::{Choice, CtlArgs, CtlCommand, JobArgs, JobChangeArgs, Timeout, WorkersCommand};
 use crate::args::usage::Wrong;
 use crate::args::values::NewSize;
 use crate::control::answers::placement::PlacementAnswer;
@@ -39,8 +41,8 @@ use crate::control::answers::reports::{Disk, ListAnswer, StatsAnswer, WorkersAns
 use crate::control::disk_names::{self, KnownDisk};
 use crate::control::protocol::answer::ErrorKind;
 use crate::control::protocol::verbs::{
-    Add, Attach, Flush, Health, Limit, Pause, Placement, Remove, Resize, Resume, Show, Slow, Snapshot,
-    SnapshotFile, Stats, TimeoutMs, Verb, WorkersRemove,
+    Add, Attach, Flush, Health, JobCancel, JobChange, JobKind, JobStart, Limit, Pause, Placement, Remove,
+    Resize, Resume, Show, Slow, Snapshot, SnapshotFile, Stats, TimeoutMs, Verb, WorkersRemove,
 };
 use crate::control::worker_settings;
 use connection::{Connection, Reply};
@@ -73,6 +75,7 @@ fn carry_out(args: CtlArgs) -> Result<ExitCode> {
         CtlCommand::Stats { watch, .. } => watch,
         _ => None,
     };
+    let waits = matches!(&args.command, CtlCommand::Stream { job } | CtlCommand::Commit { job } if job.wait);
     let grows = matches!(args.command, CtlCommand::Resize { size: NewSize { is_growth: true, .. }, .. });
     let mut verb = verb(args.command, json)?;
     let mut server = Connection::open(&socket)?;
@@ -98,6 +101,12 @@ fn carry_out(args: CtlArgs) -> Result<ExitCode> {
         print(&names(reply.into_ok()?)?)?;
     } else {
         print(&shown(&verb, reply.into_ok()?)?)?;
+    }
+    if let (true, Verb::JobStart(started)) = (waits, &verb) {
+        let text = jobs::wait(&mut server, started)?;
+        if !json {
+            print(&text)?;
+        }
     }
     if stops {
         server.wait_gone()?;
@@ -154,9 +163,23 @@ fn verb(command: CtlCommand, json: bool) -> Result<Verb> {
             files: files.into_iter().map(snapshot_file).collect::<Result<_>>()?,
             timeout_ms: timeout_ms(timeout)?,
         }),
+        CtlCommand::Stream { job } => job_start(job, JobKind::Stream),
+        CtlCommand::Commit { job } => job_start(job, JobKind::Commit),
+        CtlCommand::Jobs => Verb::Jobs,
+        CtlCommand::Job { disk, change: JobChangeArgs { cancel: true, .. } } => {
+            Verb::JobCancel(JobCancel { disk })
+        }
+        CtlCommand::Job { disk, change: JobChangeArgs { pause, resume, rate, .. } } => {
+            Verb::JobChange(JobChange { disk, paused: (pause || resume).then_some(pause), rate })
+        }
         CtlCommand::Reload => Verb::Reload,
         CtlCommand::Shutdown => Verb::Shutdown,
     })
+}
+
+fn job_start(job: JobArgs, kind: JobKind) -> Verb {
+    let JobArgs { disk, rate, .. } = job;
+    Verb::JobStart(JobStart { disk, kind, rate: rate.unwrap_or_default(), paused: false })
 }
 
 /// Makes the path absolute: the server may run in another folder.
@@ -282,6 +305,7 @@ fn shown(verb: &Verb, ok: Value) -> Result<String> {
             let disk = tables::plain(disk);
             format!("queue {queue} of disk {disk} does not run yet: it will start on worker {worker}\n")
         }
+        Verb::Jobs => jobs::shown(&read(ok)?),
         Verb::Reload => tables::changes(&read(ok)?),
         _ => String::new(),
     })

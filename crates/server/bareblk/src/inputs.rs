@@ -11,11 +11,12 @@ use disk_image::HostOpener;
 use serde_json::{Map, Value};
 
 use crate::config::config_file;
+use crate::control::answers::jobs::JobReport;
 use crate::control::answers::reports::{Overlaid, ReloadAnswer, Waiting};
 use crate::control::disk_names::KnownDisk;
 use crate::control::protocol::answer::Answer;
 use crate::control::protocol::request::{BadLine, parse};
-use crate::control::protocol::verbs::{LiveUpgrade, Verb};
+use crate::control::protocol::verbs::{JobChange, JobStart, LiveUpgrade, Verb};
 use crate::control::refused::Refused;
 use crate::control::{Control, dispatch};
 use crate::live_upgrade::{AT_ONCE, Message, receive};
@@ -170,6 +171,22 @@ impl Control for NoDisks {
 
     fn snapshot(&self, _: &[(String, PathBuf)], _: Duration) -> Result<Duration, Refused> {
         Ok(Duration::ZERO)
+    }
+
+    fn jobs(&self) -> Vec<JobReport> {
+        Vec::new()
+    }
+
+    fn start_job(&self, job: &JobStart) -> Result<(), Refused> {
+        no_disk(&job.disk)
+    }
+
+    fn change_job(&self, change: &JobChange) -> Result<(), Refused> {
+        no_disk(&change.disk)
+    }
+
+    fn cancel_job(&self, disk: &str) -> Result<(), Refused> {
+        no_disk(disk)
     }
 
     fn reload(&self) -> Result<ReloadAnswer, Refused> {

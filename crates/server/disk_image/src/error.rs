@@ -120,6 +120,25 @@ pub enum ImageError {
         /** The overlay's path. */
         overlay: PathBuf,
     },
+    /// The image's guest has gone on in the image below it.
+    #[error(
+        "image {} was committed to {}, where its guest has gone on: serve that image, and delete this one",
+        path.display(), below.display()
+    )]
+    Committed {
+        /** The image's path. */
+        path: PathBuf,
+        /** The path of the image below. */
+        below: PathBuf,
+    },
+    /// The layers of the disk cannot be merged.
+    #[error("image {} cannot be merged: {why}", path.display())]
+    NotMerged {
+        /** The image's path. */
+        path: PathBuf,
+        /** The reason, for people. */
+        why: String,
+    },
     /// An overlay cannot be written.
     #[error("the overlay of image {} cannot be written", path.display())]
     Overlay {

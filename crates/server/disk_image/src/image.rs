@@ -9,6 +9,7 @@ mod export;
 pub mod inspect;
 pub mod location;
 mod mapped;
+mod merge;
 mod overlay;
 mod overlay_mark;
 mod rbd;
@@ -170,9 +171,9 @@ impl Image {
     }
 
     fn examine(opener: &dyn Opener, options: &ImageOptions, file: Arc<File>) -> Result<Self, ImageError> {
-        let inspect = |what| move |source| ImageError::Inspect { path: options.path.clone(), what, source };
-        let metadata = file.metadata().map_err(inspect("the type"))?;
-        let kind = accept_kind(&options.path, metadata.file_type().into())?;
+        let unknown = |source| ImageError::Inspect { path: options.path.clone(), what: "the type", source };
+        let metadata = file.metadata().map_err(unknown)?;
+        accept_kind(&options.path, metadata.file_type().into())?;
         let adopted = opener.comes_locked(&options.path);
         if adopted {
             // The lock is held by an open file description that we share with the previous server. That server's other
@@ -183,6 +184,18 @@ impl Image {
             take_lock(opener, options, &file, FileId::from(&metadata))?;
             overlay_mark::check(opener, &options.path, options.access, &file)?;
         }
+        Ok(Self { adopted, ..Self::examine_locked(opener, options, file)? })
+    }
+
+    /// `file` has its lock.
+    fn examine_locked(
+        opener: &dyn Opener,
+        options: &ImageOptions,
+        file: Arc<File>,
+    ) -> Result<Self, ImageError> {
+        let inspect = |what| move |source| ImageError::Inspect { path: options.path.clone(), what, source };
+        let metadata = file.metadata().map_err(inspect("the type"))?;
+        let kind = metadata.file_type().into();
         let claim = claim(opener, options, kind)?;
         let Layout { size_bytes, device, alignment, block_size_bytes, foreign_format } =
             Layout::read(opener, options, &file, &metadata)?;
@@ -212,7 +225,7 @@ impl Image {
             discard,
             write_zeroes: writable.then(|| WriteZeroesLimits::new(discard.is_some())),
             foreign_format,
-            adopted,
+            adopted: false,
             backing: Backing::File(file),
         })
     }

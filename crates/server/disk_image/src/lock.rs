@@ -98,6 +98,28 @@ pub(crate) fn join(file: &File, access: Access) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes the lock of a reader that of a writer. `Ok(false)`: another opener uses the file, and the lock is as before.
+///
+/// # Errors
+/// The file system has no such locks.
+pub(crate) fn raise(file: &File) -> io::Result<bool> {
+    let outcome = take_and_test(file, &Permissions::of(Access::ReadWrite));
+    if !matches!(outcome, Ok(true)) {
+        lower(file)?;
+    }
+    Ok(outcome?)
+}
+
+/// Undoes [`raise`].
+pub(crate) fn lower(file: &File) -> io::Result<()> {
+    let kept = Permissions::of(Access::ReadOnly);
+    let used = Permissions::of(Access::ReadWrite).used.iter();
+    for permission in used.filter(|permission| !kept.used.contains(permission)) {
+        set(file, libc::F_UNLCK, IN_USE_BASE + permission, 1)?;
+    }
+    Ok(())
+}
+
 fn try_acquire(file: &File, permissions: &Permissions) -> io::Result<bool> {
     let outcome = take_and_test(file, permissions);
     if !matches!(outcome, Ok(true)) {

@@ -1,8 +1,10 @@
-//! Makes an image without data over a backing file.
+//! Makes an image without data over a backing file, and separates an image from its backing file.
 //!
 //! `header, extensions, backing file's name │ refcount table │ refcount block │ L1 table`: each begins a cluster
 
-use crate::error::FormatError;
+use std::ops::Range;
+
+use crate::error::{FormatError, read_whole};
 use crate::header::Header;
 use crate::header::extensions::BACKING_FORMAT;
 use crate::write::{WriteAt, WriteError};
@@ -13,6 +15,10 @@ const CLUSTER_BITS: u32 = 16;
 const CLUSTER: u64 = 1 << CLUSTER_BITS;
 /// Counts of 16 bits.
 const REFCOUNT_ORDER: u32 = 4;
+/// The unit of writes.
+const BLOCK_BYTES: usize = 4096;
+/// Where the header's `backing_file_offset` and `backing_file_size` are.
+const BACKING_NAME: Range<usize> = 8..20;
 /// Clusters before the L1 table.
 const L1_CLUSTER: u64 = 3;
 const HEADER_BYTES: u32 = 112;
@@ -48,6 +54,19 @@ pub fn create_overlay(file: &impl WriteAt, new: &NewOverlay<'_>) -> Result<(), W
     file.write_at(2 * CLUSTER, &counts).map_err(io("write", "refcount block", 2 * CLUSTER))?;
     file.sync_data().map_err(WriteError::Sync)?;
     file.write_at(0, &header).map_err(io("write", "header", 0))?;
+    file.sync_data().map_err(WriteError::Sync)
+}
+
+/// Lets an image name no backing file, and syncs it: what it has nothing of reads as zeroes from now on. No writer may have
+/// the image open. The file has the old or the new name at any instant, because both fields are in one sector.
+///
+/// # Errors
+/// The header cannot be read or written; the image has either name.
+pub fn remove_backing(file: &impl WriteAt) -> Result<(), WriteError> {
+    let mut block = [0; BLOCK_BYTES];
+    read_whole(file, "header", 0, &mut block)?;
+    block[BACKING_NAME].fill(0);
+    file.write_at(0, &block).map_err(WriteError::Header)?;
     file.sync_data().map_err(WriteError::Sync)
 }
 
@@ -117,6 +136,16 @@ mod tests {
             let (file, ..) = image.into_parts();
             Writer::open(file).unwrap();
         }
+    }
+
+    #[test]
+    fn image_without_its_backing_file_is_sound_and_reads_as_zeroes() {
+        let file = made(1 << 30, b"/images/below.raw").unwrap();
+        remove_backing(&file).unwrap();
+        let image = Image::open(file).unwrap();
+        assert_eq!(image.header().backing, None);
+        let report = check(&image, &mut |found| panic!("{found}")).unwrap();
+        assert_eq!((report.corruptions, report.leaks), (0, 0));
     }
 
     #[test]

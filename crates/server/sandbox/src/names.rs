@@ -35,6 +35,7 @@ const NAMES: &[(i64, &str)] = names![
     SYS_fcntl,
     SYS_fdatasync,
     SYS_fgetxattr,
+    SYS_fremovexattr,
     SYS_fsetxattr,
     SYS_finit_module,
     SYS_flock,

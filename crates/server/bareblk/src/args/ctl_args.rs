@@ -9,7 +9,7 @@ use blk_server::MAX_QUEUES;
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use crate::args::values::{NewSize, new_size, number};
+use crate::args::values::{NewSize, new_size, number, size_bytes};
 use crate::args::worker_args::WorkerArgs;
 use crate::control::limits::MAX_TIMEOUT_MS;
 
@@ -49,6 +49,10 @@ Examples:
       both disks as of one instant
   bareblk ctl snapshot --overlay root=/images/root-2.qcow2
       the guest goes on in a new qcow2 image
+  bareblk ctl commit root --wait
+      merges that image into the one below it, while the guest runs
+  bareblk ctl stream root --rate 100M
+      copies everything below the image into it, at most 100 MiB/s
   bareblk ctl health && echo well
   bareblk ctl remove data
   bareblk ctl stats --json | jq .ok.workers
@@ -221,6 +225,25 @@ pub enum CtlCommand {
         #[command(flatten)]
         timeout: Timeout,
     },
+    /// Copy what lies below a disk's qcow2 image into the image, which then needs no backing file
+    Stream {
+        #[command(flatten)]
+        job: JobArgs,
+    },
+    /// Copy a disk's qcow2 image into its backing file, in which the guest goes on
+    Commit {
+        #[command(flatten)]
+        job: JobArgs,
+    },
+    /// List the jobs of `stream` and `commit`
+    Jobs,
+    /// Pause, resume or cancel a disk's job, or change its rate limit
+    Job {
+        /// The disk's name
+        disk: String,
+        #[command(flatten)]
+        change: JobChangeArgs,
+    },
     /// Print the names of the disks, for completions
     #[command(hide = true)]
     Names,
@@ -244,6 +267,39 @@ pub enum WorkersCommand {
         #[command(flatten)]
         timeout: Timeout,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct JobArgs {
+    /// The disk's name
+    pub disk: String,
+    /// The most that the job copies in a second (K, M, G: powers of 1024) [default: no limit]
+    #[arg(long, value_name = "BYTES", value_parser = size_bytes)]
+    pub rate: Option<u64>,
+    /// Wait until the job has ended, and show its progress; the job goes on if the wait is interrupted
+    #[arg(long)]
+    pub wait: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct JobChangeArgs {
+    /// Copy nothing until --resume
+    #[arg(long)]
+    pub pause: bool,
+    /// Go on
+    #[arg(long)]
+    pub resume: bool,
+    /// End the job; the guest goes on with the image that it has
+    #[arg(long)]
+    pub cancel: bool,
+    /// The most that the job copies in a second; off: no limit
+    #[arg(long, value_name = "BYTES|off", value_parser = rate)]
+    pub rate: Option<u64>,
+}
+
+fn rate(text: &str) -> Result<u64> {
+    if text == "off" { Ok(0) } else { size_bytes(text) }
 }
 
 #[derive(Clone, Copy, Debug, Args)]

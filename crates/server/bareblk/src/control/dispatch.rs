@@ -7,14 +7,15 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::info;
 
+use super::answers::jobs::JobsAnswer;
 use super::answers::placement::PlacementAnswer;
 use super::answers::reports::{HealthAnswer, ListAnswer, Overlaid, ShowAnswer, StatsAnswer, WorkersAnswer};
 use super::answers::slow::SlowAnswer;
 use super::answers::throttling::LimitAnswer;
 use super::protocol::answer::{ErrorKind, Fault, ns};
 use super::protocol::verbs::{
-    Attach, Flush, Health, Limit, Placement, Remove, Resize, Resume, Show, Slow, Snapshot, Stats, Verb,
-    WorkersRemove,
+    Attach, Flush, Health, JobCancel, Limit, Placement, Remove, Resize, Resume, Show, Slow, Snapshot, Stats,
+    Verb, WorkersRemove,
 };
 use super::refused::Refused;
 use super::{Control, disk_names, worker_settings};
@@ -29,6 +30,7 @@ pub fn execute(mut verb: Verb, control: &dyn Control) -> Result<Value, Fault> {
             let (limit, requests) = control.slow_requests(disk).map_err(Fault::from)?;
             value(&SlowAnswer::new(limit, &requests))
         }
+        Verb::Jobs => value(&JobsAnswer { jobs: control.jobs() }),
         Verb::Workers => value(&WorkersAnswer::new(&control.report())),
         Verb::Show(Show { disk }) => value(&show(disk, control)?),
         Verb::Health(Health { timeout_ms }) => {
@@ -124,6 +126,9 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
             Ok(json!({}))
         }
         Verb::Snapshot(wanted) => snapshot(wanted, control),
+        Verb::JobStart(job) => control.start_job(job).map(|()| json!({})),
+        Verb::JobChange(change) => control.change_job(change).map(|()| json!({})),
+        Verb::JobCancel(JobCancel { disk }) => control.cancel_job(disk).map(|()| json!({})),
         Verb::Reload => {
             serde_json::to_value(control.reload()?).map_err(|error| Refused::Failed(error.into()))
         }
@@ -131,6 +136,7 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
         Verb::List
         | Verb::Stats(_)
         | Verb::Slow(_)
+        | Verb::Jobs
         | Verb::Workers
         | Verb::Show(_)
         | Verb::Health(_)
@@ -232,6 +238,17 @@ mod tests {
                 r#"snapshot [("/images/long.raw", "/s")] 10s"#,
                 json!({"paused_ns": 7}),
             ),
+            (
+                r#"{"id":1,"do":"job-start","disk":"long.raw","kind":"commit","rate":5}"#,
+                r#"start_job JobStart { disk: "/images/long.raw", kind: Commit, rate: 5, paused: false }"#,
+                json!({}),
+            ),
+            (
+                r#"{"id":1,"do":"job-change","disk":"long.raw","paused":true}"#,
+                r#"change_job JobChange { disk: "/images/long.raw", paused: Some(true), rate: None }"#,
+                json!({}),
+            ),
+            (r#"{"id":1,"do":"job-cancel","disk":"long.raw"}"#, "cancel_job /images/long.raw", json!({})),
             (
                 r#"{"id":1,"do":"health","timeout_ms":5}"#,
                 "silent_workers 5ms",

@@ -46,9 +46,10 @@ use std::time::Duration;
 use blk_server::{Attached, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
+use answers::jobs::JobReport;
 use answers::reports::{Overlaid, ReloadAnswer, Waiting};
 use disk_names::KnownDisk;
-use protocol::verbs::LiveUpgrade;
+use protocol::verbs::{JobChange, JobStart, LiveUpgrade};
 use refused::Refused;
 
 /// The server, as control clients see and change it.
@@ -126,6 +127,18 @@ pub trait Control: Send + Sync {
 
     /// Puts new qcow2 images over the disks' images, at one instant.
     fn overlay(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Overlaid, Refused>;
+
+    /// The last job of each disk.
+    fn jobs(&self) -> Vec<JobReport>;
+
+    /// Starts a job that merges a disk's layers.
+    fn start_job(&self, job: &JobStart) -> Result<(), Refused>;
+
+    /// Pauses or resumes a job, or changes its rate.
+    fn change_job(&self, change: &JobChange) -> Result<(), Refused>;
+
+    /// Cancels a disk's job, and waits until it has ended.
+    fn cancel_job(&self, disk: &str) -> Result<(), Refused>;
 
     /// Reads the configuration file and the images' sizes again.
     fn reload(&self) -> Result<ReloadAnswer, Refused>;

@@ -10,9 +10,10 @@ use std::time::Duration;
 use blk_server::{AdminError, Attached, ServerReport, SlowRequest, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
+use super::answers::jobs::JobReport;
 use super::answers::reports::{Overlaid, ReloadAnswer, Waiting};
 use super::disk_names::KnownDisk;
-use super::protocol::verbs::LiveUpgrade;
+use super::protocol::verbs::{JobChange, JobStart, LiveUpgrade};
 use super::{Control, Refused};
 
 #[derive(Debug, Default)]
@@ -144,6 +145,25 @@ impl Control for Told {
     fn snapshot(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Duration, Refused> {
         self.note(format!("snapshot {files:?} {timeout:?}"));
         Ok(Duration::from_nanos(7))
+    }
+
+    fn jobs(&self) -> Vec<JobReport> {
+        Vec::new()
+    }
+
+    fn start_job(&self, job: &JobStart) -> Result<(), Refused> {
+        self.note(format!("start_job {job:?}"));
+        Ok(())
+    }
+
+    fn change_job(&self, change: &JobChange) -> Result<(), Refused> {
+        self.note(format!("change_job {change:?}"));
+        Ok(())
+    }
+
+    fn cancel_job(&self, disk: &str) -> Result<(), Refused> {
+        self.note(format!("cancel_job {disk}"));
+        Ok(())
     }
 
     fn reload(&self) -> Result<ReloadAnswer, Refused> {

@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use blk_server::{DiskState, DiskTotals, Fact, SessionState};
 use serde::{Deserialize, Serialize};
 
+use crate::control::protocol::verbs::JobStart;
+
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
     /// New: the first frame.
@@ -29,6 +31,8 @@ pub enum Message {
     Session { disk: String, frozen_ns: u64, state: SessionState },
     /// Old: the totals of a paused disk, if the new server wants this extra.
     Totals { disk: String, totals: DiskTotals },
+    /// Old: a job that the new server starts again, if it wants this extra.
+    Job(JobStart),
     /// Old: there are no more states.
     StatesEnd,
     /// New: it has rebuilt all sessions.
@@ -53,6 +57,7 @@ impl Message {
             Self::State { .. } => "State",
             Self::Session { .. } => "Session",
             Self::Totals { .. } => "Totals",
+            Self::Job(_) => "Job",
             Self::StatesEnd => "StatesEnd",
             Self::Prepared => "Prepared",
             Self::Yours => "Yours",

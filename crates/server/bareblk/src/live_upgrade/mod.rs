@@ -5,7 +5,7 @@
 //! new                                     old
 //! {"do":"take-over"} on the control socket → ok, with its extras: from here on frames (wire.rs)
 //! Begin, or BeginWith the extras wanted  → Control, Monitor, Disk …, OffersEnd (images, sockets: nothing has stopped)
-//! all open, workers and sandbox: Ready   → sessions to cut off end; queues drain; State, Session …, Totals, StatesEnd
+//! all open, workers and sandbox: Ready   → sessions to cut off end; queues drain; State, Session …, Totals, Job, StatesEnd
 //! sessions rebuilt, no ring runs: Prepared → Yours, and it ends
 //! rings run
 //! ```

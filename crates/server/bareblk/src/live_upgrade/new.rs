@@ -28,7 +28,7 @@ use crate::config::configuration::Configuration;
 use crate::config::disk_settings::{DiskSettings, real_path};
 use crate::control::disk_names::{self, KnownDisk};
 use crate::control::protocol::answer::ErrorKind;
-use crate::control::protocol::verbs::{LiveUpgrade, Verb};
+use crate::control::protocol::verbs::{JobStart, LiveUpgrade, Verb};
 use crate::ctl::connection::Connection;
 use crate::serving::Serving;
 
@@ -64,6 +64,8 @@ pub struct Taken {
     cut: Vec<String>,
     /// Disks with a front-end whose session could not be continued.
     lost: Vec<String>,
+    /// Jobs of the old server, which this server starts again.
+    pub jobs: Vec<JobStart>,
 }
 
 impl Taker {
@@ -195,7 +197,7 @@ impl Taker {
     /// Completes the live upgrade. To be called when everything is open and `server` accepts no front-end yet. After
     /// success, the old server has given up everything, and this server serves the guests.
     pub fn take(&self, server: &Server) -> Result<Taken> {
-        let prepared = self.prepare(server).map_err(|error| self.refuse(error))?;
+        let (prepared, jobs) = self.prepare(server).map_err(|error| self.refuse(error))?;
         match receive(&self.channel, None) {
             Ok((Message::Yours, _)) => {}
             Ok((Message::No { why }, _)) => bail!("the running server refused the live upgrade: {why}"),
@@ -225,15 +227,15 @@ impl Taker {
         let grown =
             |(name, _, sectors): &&(String, Vec<Fact>, u64)| server.capacity_sectors(name) != *sectors;
         self.disks.iter().filter(grown).for_each(|(name, ..)| server.announce_size(name));
-        Ok(Taken { pid: self.pid, pauses, cut: self.cut.clone(), lost })
+        Ok(Taken { pid: self.pid, pauses, cut: self.cut.clone(), lost, jobs })
     }
 
-    fn prepare(&self, server: &Server) -> Result<Vec<(String, u64, Rebuilt)>> {
+    fn prepare(&self, server: &Server) -> Result<(Vec<(String, u64, Rebuilt)>, Vec<JobStart>)> {
         self.disks
             .iter()
             .try_for_each(|(name, facts, sectors)| compare_opened(server, name, facts, *sectors))?;
         send(&self.channel, &Message::Ready, &[], AT_ONCE)?;
-        let mut prepared = Vec::new();
+        let (mut prepared, mut jobs) = (Vec::new(), Vec::new());
         loop {
             // The old server's own time limits for this step are shorter.
             let (message, fds) = receive(&self.channel, Some(READY_TIMEOUT))?;
@@ -245,6 +247,7 @@ impl Taker {
                     prepared.push((disk, frozen_ns, session));
                 }
                 Message::Totals { disk, totals } => server.restore_totals(&disk, &totals)?,
+                Message::Job(job) => jobs.push(job),
                 Message::StatesEnd => break,
                 Message::No { why } => bail!("the running server refused the live upgrade: {why}"),
                 message => bail!("the running server sent {}, but a session was expected", message.name()),
@@ -252,7 +255,7 @@ impl Taker {
         }
         prepared.iter().try_for_each(|(_, _, session)| session.wait_prepared().map_err(with_cure))?;
         send(&self.channel, &Message::Prepared, &[], AT_ONCE)?;
-        Ok(prepared)
+        Ok((prepared, jobs))
     }
 }
 

@@ -13,10 +13,11 @@ use tracing::{info, warn};
 
 use super::messages::{Listener, Message, OfferedDisk};
 use super::terms::{
-    AT_ONCE, CLOSE_TIMEOUT, CUT_TIMEOUT, DRAIN_TIMEOUT, MONITOR, PREPARE_TIMEOUT, QCOW2, QCOW2_WRITTEN,
+    AT_ONCE, CLOSE_TIMEOUT, CUT_TIMEOUT, DRAIN_TIMEOUT, JOBS, MONITOR, PREPARE_TIMEOUT, QCOW2, QCOW2_WRITTEN,
     READY_TIMEOUT, REMOTE, TOTALS, with_cure,
 };
 use super::wire::{receive, send};
+use crate::control::protocol::verbs::JobStart;
 use crate::serving::Serving;
 
 /// A control socket or monitor socket, which is handed over with the disks.
@@ -45,7 +46,7 @@ impl Listeners {
 /// Hands everything over, except for the sessions of the disks in `cut`, which end. `Ok`: this process owns nothing any
 /// more and must end.
 pub fn hand_over(
-    serving: &Serving,
+    serving: &Arc<Serving>,
     listeners: &Listeners,
     cut: &[String],
     channel: &UnixStream,
@@ -54,18 +55,20 @@ pub fn hand_over(
     let change = serving.begin_change()?;
     agree()?;
     info!("another server asks to take over the disks");
+    let mut jobs = Vec::new();
     let outcome = serving
-        .with_server(|server| converse(serving, server, listeners, cut, channel))
+        .with_server(|server| converse(serving, server, listeners, cut, channel, &mut jobs))
         .and_then(|done| done);
     if let Err(error) = &outcome {
         warn!("live upgrade failed, this server keeps its disks: {error:#}");
         // This fails if the new server has disconnected, or has refused first.
         let _ = send(channel, &Message::No { why: format!("{error:#}") }, &[], AT_ONCE);
+        drop(change);
+        serving.resume_jobs(&jobs);
+        return outcome;
     }
-    if outcome.is_ok() {
-        // Prevents all changes until the process ends.
-        std::mem::forget(change);
-    }
+    // Prevents all changes until the process ends.
+    std::mem::forget(change);
     outcome
 }
 
@@ -75,15 +78,18 @@ fn converse(
     listeners: &Listeners,
     cut: &[String],
     channel: &UnixStream,
+    jobs: &mut Vec<JobStart>,
 ) -> Result<()> {
     let extras = begin(channel)?;
     check_opened_again(serving, &extras)?;
+    // The new server cannot open an image to which a job writes.
+    jobs.append(&mut serving.suspend_jobs()?);
     offer(server, listeners, &extras, channel).context("cannot send the list of disks to the new server")?;
     expect(channel, "Ready", READY_TIMEOUT)?;
     server.cut_off(cut, CUT_TIMEOUT)?;
     let mut frozen = server.freeze(DRAIN_TIMEOUT).map_err(with_cure)?;
     let deadline = Instant::now() + PREPARE_TIMEOUT;
-    tell_all(&mut frozen, &extras, channel, deadline).context("cannot hand over the sessions")?;
+    tell_all(&mut frozen, &extras, jobs, channel, deadline).context("cannot hand over the sessions")?;
     expect(channel, "Prepared", left(deadline))?;
     serving.unless_stopping(|| {
         let leave_files = |stay| {
@@ -177,6 +183,7 @@ fn left(deadline: Instant) -> Duration {
 fn tell_all(
     frozen: &mut Frozen<'_>,
     extras: &[String],
+    jobs: &[JobStart],
     channel: &UnixStream,
     deadline: Instant,
 ) -> Result<()> {
@@ -192,6 +199,14 @@ fn tell_all(
         for (disk, totals) in frozen.totals() {
             let message = Message::Totals { disk: disk.to_owned(), totals };
             send(channel, &message, &[], left(deadline))?;
+        }
+    }
+    for job in jobs {
+        if extras.iter().any(|extra| extra == JOBS) {
+            send(channel, &Message::Job(job.clone()), &[], left(deadline))?;
+        } else {
+            let (disk, job) = (&job.disk, job.kind.word());
+            warn!(disk, job, "the new server's version cannot go on with the job: start it there again");
         }
     }
     Ok(send(channel, &Message::StatesEnd, &[], left(deadline))?)

@@ -11,15 +11,14 @@
 pub(crate) mod check;
 pub(crate) mod confined;
 pub(crate) mod descriptors;
+pub(crate) mod layers;
 pub(crate) mod limits;
 pub(crate) mod open_disk;
 pub(crate) mod open_watch;
-mod overlay;
 pub(crate) mod remote_access;
 pub(crate) mod running_server;
 pub(crate) mod serve;
 pub(crate) mod serving_control;
-pub(crate) mod snapshot;
 pub(crate) mod waiting;
 pub(crate) mod waiting_disk;
 
@@ -31,7 +30,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{AdminError, Server, ServerConfig, SocketConfig, StopReport, WorkerId, format_cpus};
 use disk_image::{NewImage, Opener, SECTOR_BYTES};
-use tracing::error;
+use tracing::{error, warn};
 
 use crate::config::config_file;
 use crate::config::configuration::{Configuration, ServerSettings};
@@ -40,6 +39,7 @@ use crate::config::difference::{
 };
 use crate::config::disk_settings::{DiskSettings, WorkerChoice};
 use crate::service::service_manager::ServiceManager;
+use crate::serving::layers::job::Jobs;
 use crate::serving::open_disk::{
     DiskLogLine, EngineSources, OpenImage, Origin, ReadyDisk, is_foreign_format, most_workers, open_image,
     open_within, prepare,
@@ -143,6 +143,7 @@ impl Opened {
             remote,
             sources,
             first: Mutex::new(Some(First { made, log_lines })),
+            jobs: Jobs::default(),
             fate: Mutex::new(()),
             changes: Mutex::new(()),
             state: Mutex::new(State { disks: named, waiting: Vec::new(), settings }),
@@ -178,6 +179,8 @@ pub struct Serving {
     remote: Arc<RemoteAccess>,
     sources: Arc<EngineSources>,
     first: Mutex<Option<First>>,
+    /// Those that merge layers.
+    jobs: Jobs,
     /// A stop and a live upgrade lock this when they begin: only one of them ends this process.
     fate: Mutex<()>,
     /// Each change holds this lock.
@@ -219,16 +222,24 @@ impl Serving {
     pub fn begin_change(&self) -> Result<MutexGuard<'_, ()>> {
         let begin = Instant::now();
         loop {
-            match self.changes.try_lock() {
-                Ok(change) => return Ok(change),
-                Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if self.is_stopping() => bail!("the server is stopping"),
-                Err(TryLockError::WouldBlock) if begin.elapsed() >= TURN_TIMEOUT => {
+            match self.try_change() {
+                Some(change) => return Ok(change),
+                None if self.is_stopping() => bail!("the server is stopping"),
+                None if begin.elapsed() >= TURN_TIMEOUT => {
                     let timeout_s = TURN_TIMEOUT.as_secs();
                     bail!("another change of the disks is still in progress after {timeout_s} s: try again")
                 }
-                Err(TryLockError::WouldBlock) => std::thread::sleep(TURN_PAUSE),
+                None => std::thread::sleep(TURN_PAUSE),
             }
+        }
+    }
+
+    /// Begins a change, unless another one runs.
+    fn try_change(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.changes.try_lock() {
+            Ok(change) => Some(change),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 
@@ -355,10 +366,12 @@ impl Serving {
     }
 
     fn unserve_disk(&self, name: &str, force: bool, timeout: Duration) -> Result<()> {
+        self.end_job(name, force)?;
         let removed = self.with_server(|server| server.remove_disk(name, force, timeout))?;
         // A disk is removed although its last flush failed.
         if matches!(removed, Ok(()) | Err(AdminError::NotFlushed { .. })) {
             self.state().disks.retain(|disk| disk.name != name);
+            self.forget_job(name);
             self.manager.status(&self.status());
         }
         Ok(removed?)
@@ -535,6 +548,10 @@ impl Serving {
     /// Stops within the stop timeout. `None`: another thread has stopped the server.
     pub fn stop(&self) -> Option<StopReport> {
         let timeout = self.state().settings.options.stop_timeout();
+        // A job in its last step ends the step first.
+        if let Err(error) = self.suspend_jobs() {
+            warn!("a job still runs while the server stops: {error:#}");
+        }
         let _fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
         // Relaxed: see `is_stopping`.
         let first = !self.stopping.swap(true, Ordering::Relaxed);

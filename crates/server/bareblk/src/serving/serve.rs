@@ -79,6 +79,7 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     descriptors::warn_if_short(limit, needed);
     let answer = watchdog::start(&manager, &serving)?;
     if let Some(taken) = taken {
+        serving.resume_jobs(&taken.jobs);
         taken.log();
         announce(&taken.lines());
     }

@@ -16,10 +16,11 @@ use tracing::{error, info};
 use crate::config::config_file;
 use crate::config::difference::Applied;
 use crate::control::Control;
+use crate::control::answers::jobs::JobReport;
 use crate::control::answers::reports::{NotChanged, Overlaid, ReloadAnswer, Waiting};
 use crate::control::disk_names::KnownDisk;
 use crate::control::protocol::answer::ns;
-use crate::control::protocol::verbs::LiveUpgrade;
+use crate::control::protocol::verbs::{JobChange, JobStart, LiveUpgrade};
 use crate::control::refused::Refused;
 use crate::live_upgrade::{self, Listeners, VERSION};
 use crate::serving::Serving;
@@ -154,6 +155,22 @@ impl Control for ServingControl {
 
     fn snapshot(&self, files: &[(String, PathBuf)], timeout: Duration) -> Result<Duration, Refused> {
         Ok(self.serving.snapshot(files, timeout)?)
+    }
+
+    fn jobs(&self) -> Vec<JobReport> {
+        self.serving.jobs()
+    }
+
+    fn start_job(&self, job: &JobStart) -> Result<(), Refused> {
+        Ok(self.serving.start_job(job)?)
+    }
+
+    fn change_job(&self, change: &JobChange) -> Result<(), Refused> {
+        Ok(self.serving.change_job(change)?)
+    }
+
+    fn cancel_job(&self, disk: &str) -> Result<(), Refused> {
+        Ok(self.serving.cancel_job(disk)?)
     }
 
     fn reload(&self) -> Result<ReloadAnswer, Refused> {

@@ -1,7 +1,7 @@
 //! Puts other images under running guests: the disks' queues are frozen, all disks get new storage or none does, and the
 //! queues go on.
 //!
-//! `disks' turns → flushed → sessions frozen → synced → opened, compared → storage replaced → sessions go on`
+//! `disks' turns → flushed → sessions frozen → synced → opened, compared → settled → storage replaced → sessions go on`
 //!
 //! - The sessions freeze as for a live upgrade, so they have closed their tables, and open those of the new image.
 //! - Until all new images are open, an error changes no disk. Afterwards a queue fails only if its worker has no descriptors
@@ -42,15 +42,17 @@ impl Server {
     }
 
     /// Replaces the images of these disks, all at one instant. `open` is called with a disk's index and image when no
-    /// write is in flight, and all are durable (with `--cache unsafe`, only complete). Returns how long the disks were paused.
+    /// write is in flight, and all are durable (with `--cache unsafe`, only complete). `settle` is called with all new images
+    /// when only it can still fail. Returns how long the disks were paused.
     ///
     /// # Errors
-    /// [`AdminError`], [`LiveUpgradeError`], and those of `open`. No disk has changed.
+    /// [`AdminError`], [`LiveUpgradeError`], and those of `open` and `settle`. No disk has changed.
     pub fn replace_images<E: From<AdminError> + From<LiveUpgradeError>>(
         &self,
         names: &[String],
         timeout: Duration,
         mut open: impl FnMut(usize, Arc<Image>) -> Result<Replacement, E>,
+        settle: impl FnOnce(&[Arc<Image>]) -> Result<(), E>,
     ) -> Result<Duration, E> {
         let (exports, _) = self.parts();
         let found: Vec<Arc<Export>> =
@@ -87,6 +89,9 @@ impl Server {
             })?;
             replacements.push((Arc::clone(disk), storage));
         }
+        let images: Vec<Arc<Image>> =
+            replacements.iter().map(|(_, storage)| Arc::clone(&storage.image)).collect();
+        settle(&images)?;
         let paused = replace(replacements, frozen, begin);
         info!(disks = names.join(", "), ?paused, "the disks resume with other images");
         Ok(paused)

@@ -31,10 +31,9 @@ use crate::lock;
 use crate::opener::Opener;
 use crate::range::Bounds;
 use crate::volume::table_file::TableFile;
-use crate::volume::{Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Tables, Volume, divide};
-
-/// The least memory for the tables of a writable image: several ops at a time need a slice each.
-const LEAST_WRITABLE_CACHE_BYTES: u64 = 16 * 4096;
+use crate::volume::{
+    LEAST_WRITABLE_CACHE_BYTES, Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Tables, Volume, divide,
+};
 
 impl Image {
     /// Opens a qcow2 image and all files that it needs. The names in images count only below `options.backing_folders`.

@@ -1,5 +1,8 @@
-//! A mark on an image that has an overlay, so that no server writes it by mistake: an extended attribute of its file with
-//! the overlay's path. File systems without such attributes have no mark.
+//! Marks on images that must not be served by mistake: extended attributes of their files. File systems without such
+//! attributes have no marks.
+//!
+//! - An image that has an overlay is not written. The mark has the overlay's path.
+//! - An image that was committed is not served: its guest has gone on in the image below it. The mark has that one's path.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -7,38 +10,62 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
+use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
+use tracing::warn;
 
 use crate::error::ImageError;
 use crate::file::Access;
 use crate::opener::Opener;
 
-const NAME: &str = "user.bareblk.overlay";
+const OVERLAY: &str = "user.bareblk.overlay";
+const COMMITTED: &str = "user.bareblk.committed";
 /// As long as a path may be.
 const MAX_BYTES: usize = 4096;
 
 /// # Errors
 /// The file cannot have the mark.
 pub(super) fn mark(file: &File, overlay: &Path) -> io::Result<()> {
-    Ok(fsetxattr(file, NAME, overlay.as_os_str().as_bytes(), XattrFlags::empty())?)
+    Ok(fsetxattr(file, OVERLAY, overlay.as_os_str().as_bytes(), XattrFlags::empty())?)
 }
 
-fn overlay_of(file: &File) -> Option<PathBuf> {
+/// Removes the mark, if it names this overlay.
+pub(super) fn unmark(file: &File, overlay: &Path) {
+    if path_in(file, OVERLAY).is_some_and(|marked| marked == overlay)
+        && let Err(error) = fremovexattr(file, OVERLAY)
+    {
+        warn!(
+            overlay = %overlay.display(),
+            "cannot remove the mark of the image that was below the overlay (setfattr -x {OVERLAY} does): {error}"
+        );
+    }
+}
+
+/// # Errors
+/// The file cannot have the mark.
+pub(super) fn mark_committed(file: &File, below: &Path) -> io::Result<()> {
+    Ok(fsetxattr(file, COMMITTED, below.as_os_str().as_bytes(), XattrFlags::empty())?)
+}
+
+fn path_in(file: &File, name: &str) -> Option<PathBuf> {
     let mut path = vec![0; MAX_BYTES];
-    let len = fgetxattr(file, NAME, &mut path[..]).ok()?;
+    let len = fgetxattr(file, name, &mut path[..]).ok()?;
     path.truncate(len);
     Some(OsString::from_vec(path).into())
 }
 
-/// Refuses an image for writing whose guest has gone on in an overlay. A mark whose overlay has gone does not count.
+/// Refuses an image that was committed, and for writing one whose guest has gone on in an overlay. A mark whose overlay has
+/// gone does not count.
 ///
 /// # Errors
-/// [`ImageError::HasOverlay`].
+/// [`ImageError::HasOverlay`], [`ImageError::Committed`].
 pub(super) fn check(opener: &dyn Opener, path: &Path, access: Access, file: &File) -> Result<(), ImageError> {
+    if let Some(below) = path_in(file, COMMITTED) {
+        return Err(ImageError::Committed { path: path.to_owned(), below });
+    }
     if access == Access::ReadOnly {
         return Ok(());
     }
-    let overlay = overlay_of(file).filter(
+    let overlay = path_in(file, OVERLAY).filter(
         |overlay| !matches!(opener.file_kind(overlay), Err(error) if error.kind() == io::ErrorKind::NotFound),
     );
     match overlay {

@@ -19,6 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 
+use super::commit_target::CommitTarget;
 use super::epochs::{Begun, Epochs, Oldest};
 
 /// Changes of one engine that are not answered yet.
@@ -43,6 +44,24 @@ pub enum Change {
     },
     /// All changes that were answered are made durable.
     Sync,
+    /// A step of a job that merges layers. No guest waits for it.
+    Merge(MergeStep),
+}
+
+/// A step of a job that merges layers (`merge.rs`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MergeStep {
+    /// Copies what lies below the top into it.
+    Pull {
+        /** A guest's offset, from which the thread looks for clusters that the top lacks. */
+        from: u64,
+    },
+    /// Takes over the image that [`Link::give_target`] gave, into which the top is to be copied.
+    BeginCommit,
+    /// Copies what the top has into that image.
+    Commit,
+    /// Returns the image, for [`Link::take_target`]. Guests' writes need no more claims than without the job.
+    EndCommit,
 }
 
 /// The answer to a change.
@@ -73,6 +92,21 @@ pub enum Done {
     },
     /// A sync.
     Synced,
+    /// A step of a job. An error ends the job, and is for people.
+    Merged(Result<Merged, String>),
+}
+
+/// How far a job has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Merged {
+    /// The guest's offset up to which the job has looked for what it must copy.
+    pub to: u64,
+    /// What the step has copied.
+    pub copied_bytes: u64,
+    /// What has been found, and must be copied before the job can end.
+    pub left_bytes: u64,
+    /// The step must wait for requests that began before: ask again soon.
+    pub must_wait: bool,
 }
 
 /// Why a change was not made.
@@ -144,6 +178,8 @@ pub struct Link {
     is_closed: AtomicBool,
     thread: OnceLock<Thread>,
     engines: Mutex<Engines>,
+    /// On its way between a job and the metadata thread.
+    target: Mutex<Option<Box<CommitTarget>>>,
     /// How the metadata thread has ended.
     outcome: Mutex<Option<Result<(), String>>>,
     has_ended: Condvar,
@@ -197,6 +233,7 @@ impl Link {
             is_closed: AtomicBool::new(false),
             thread: OnceLock::new(),
             engines: Mutex::default(),
+            target: Mutex::default(),
             outcome: Mutex::new(None),
             has_ended: Condvar::new(),
         }
@@ -284,6 +321,16 @@ impl Link {
         drop(engines);
         self.wake_thread();
         answer
+    }
+
+    /// Gives the metadata thread the image into which it is to copy the top.
+    pub(crate) fn give_target(&self, target: Box<CommitTarget>) {
+        *lock(&self.target) = Some(target);
+    }
+
+    /// What [`Link::give_target`] gave.
+    pub(crate) fn take_target(&self) -> Option<Box<CommitTarget>> {
+        lock(&self.target).take()
     }
 
     /// The next order for the metadata thread.

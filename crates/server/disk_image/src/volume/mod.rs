@@ -11,12 +11,15 @@
 //!
 //! See also: opening (`image/mapped.rs`), the format (`qcow2`).
 
+pub(crate) mod commit_target;
 mod epochs;
 #[cfg(all(test, loom))]
 mod epochs_model;
 mod layer_file;
 pub mod link;
+pub mod merge;
 pub mod metadata;
+mod parts;
 mod slices;
 pub(crate) mod table_file;
 mod top;
@@ -41,6 +44,8 @@ use self::table_file::TableFile;
 pub const TABLE_CACHE_BYTES: u64 = 64 << 20;
 /// The most bytes of an L2 table that are read and kept together.
 pub const SLICE_BYTES: u64 = 4096;
+/// The least memory for the tables of a writable image: several ops at a time need a slice each.
+pub(crate) const LEAST_WRITABLE_CACHE_BYTES: u64 = 16 * SLICE_BYTES;
 
 /// The most clusters that are looked up in a layer with others below it. A run there may be long while those below are
 /// short, and each of the short ones looks it up again.
@@ -132,9 +137,9 @@ impl Lookup {
         Self { layer: 0, len_bytes }
     }
 
-    /// From the layer below the top on.
-    fn below_top(len_bytes: u64) -> Self {
-        Self { layer: 1, len_bytes }
+    /// From this layer on.
+    fn from_layer(layer: usize, len_bytes: u64) -> Self {
+        Self { layer, len_bytes }
     }
 }
 

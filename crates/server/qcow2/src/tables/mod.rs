@@ -187,8 +187,9 @@ impl RawL2Entry {
         Self { cluster: self.cluster | bit, subclusters: self.subclusters }
     }
 
-    /// The same entry for a cluster that others have, too.
-    pub(crate) const fn shared(self) -> Self {
+    /// The same entry for a cluster that must be claimed before it is written.
+    #[must_use]
+    pub const fn shared(self) -> Self {
         if self.cluster & COMPRESSED != 0 { self } else { Self { cluster: self.cluster & !COPIED, ..self } }
     }
 

@@ -3,6 +3,7 @@
 //! ```text
 //! claim.rs ─┐ reserve.rs, refill.rs: host clusters with durable counts, which read as zeroes
 //! zero.rs  ─┴▶ link.rs: L1 and L2 entries, then the view ─▶ unlinked ─▶ release.rs: sync, punch, counts
+//! claim/merge.rs: whole clusters for jobs that merge layers
 //! counts.rs: refcounts; metadata.rs: what is a table; blocks.rs: the file in blocks of 4 KiB
 //! ```
 //!
@@ -11,7 +12,7 @@
 //!   no repair.
 //! - **An allocation never changes what the guest reads**: old content is copied and synced before an entry leads to it,
 //!   or is zeroes and the new cluster durably reads as zeroes.
-//! - The guest's data are not written here: their writer looks up the entry after the claim.
+//! - The guest's data are not written here, except by `claim/merge.rs`: their writer looks up the entry after the claim.
 //! - The format's promises are not trusted. An entry that leads into a table, a count that is too low or a table that
 //!   is not the active table's own ends all changes ([`WriteError::Damaged`]). What a wrong copied bit of the guest's
 //!   data harms is that image's data.
@@ -34,6 +35,7 @@ pub(crate) mod tests;
 mod writer;
 mod zero;
 
+pub use claim::merge::Has;
 pub use error::WriteError;
 pub use interface::{Below, View, WriteAt};
 pub use writer::{Unlinked, Writer};

@@ -3,6 +3,7 @@
 //! `ServerReport (blk_server) → answer → JSON`. `reports.golden.json` lists the fields on which clients may rely.
 
 pub mod balance;
+pub mod jobs;
 pub mod latency;
 pub mod placement;
 pub mod reports;

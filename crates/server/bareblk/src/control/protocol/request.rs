@@ -27,7 +27,7 @@ pub fn line(id: u64, verb: &impl Serialize) -> serde_json::Result<Vec<u8>> {
 }
 
 /// All verbs, for the error about an unknown one.
-const VERBS: &str = "list, stats, slow, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, limit, flush, show, health, pause, unpause, snapshot, reload, shutdown, take-over";
+const VERBS: &str = "list, stats, slow, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, limit, flush, show, health, pause, unpause, snapshot, jobs, job-start, job-change, job-cancel, reload, shutdown, take-over";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -89,6 +89,10 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
         "pause" => read(name, fields).map(Verb::Pause),
         "unpause" => read(name, fields).map(without_fields(Verb::Unpause)),
         "snapshot" => read(name, fields).map(Verb::Snapshot),
+        "jobs" => read(name, fields).map(without_fields(Verb::Jobs)),
+        "job-start" => read(name, fields).map(Verb::JobStart),
+        "job-change" => read(name, fields).map(Verb::JobChange),
+        "job-cancel" => read(name, fields).map(Verb::JobCancel),
         "reload" => read(name, fields).map(without_fields(Verb::Reload)),
         "shutdown" => read(name, fields).map(without_fields(Verb::Shutdown)),
         "take-over" => read(name, fields).map(Verb::LiveUpgrade),

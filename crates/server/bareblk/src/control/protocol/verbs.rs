@@ -30,6 +30,10 @@ pub enum Verb {
     Pause(Pause),
     Unpause,
     Snapshot(Snapshot),
+    Jobs,
+    JobStart(JobStart),
+    JobChange(JobChange),
+    JobCancel(JobCancel),
     Reload,
     Shutdown,
     #[serde(rename = "take-over")]
@@ -40,9 +44,13 @@ impl Verb {
     /// Whether the verb changes nothing. The monitor socket accepts only such verbs.
     pub fn only_shows(&self) -> bool {
         match self {
-            Self::List | Self::Stats(_) | Self::Slow(_) | Self::Workers | Self::Show(_) | Self::Health(_) => {
-                true
-            }
+            Self::List
+            | Self::Stats(_)
+            | Self::Slow(_)
+            | Self::Workers
+            | Self::Show(_)
+            | Self::Health(_)
+            | Self::Jobs => true,
             Self::Limit(Limit { set, .. }) => set.is_empty(),
             _ => false,
         }
@@ -61,6 +69,9 @@ impl Verb {
             | Self::Flush(Flush { disk, .. })
             | Self::Show(Show { disk })
             | Self::Slow(Slow { disk })
+            | Self::JobStart(JobStart { disk, .. })
+            | Self::JobChange(JobChange { disk, .. })
+            | Self::JobCancel(JobCancel { disk })
             | Self::Pause(Pause { disk, .. }) => vec![disk],
             Self::Snapshot(Snapshot { files, .. }) => files.iter_mut().map(|file| &mut file.disk).collect(),
             Self::List
@@ -70,6 +81,7 @@ impl Verb {
             | Self::WorkersAdd(_)
             | Self::WorkersRemove(_)
             | Self::Add(_)
+            | Self::Jobs
             | Self::Reload
             | Self::Shutdown
             | Self::LiveUpgrade(_) => Vec::new(),
@@ -261,6 +273,57 @@ pub struct SnapshotFile {
     pub disk: String,
     /// The new file.
     pub file: String,
+}
+
+/// What a job does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum JobKind {
+    /// Copies what the layers below have into the image, which then needs them no more.
+    Stream,
+    /// Copies the image into the one below it, in which the guest goes on.
+    Commit,
+}
+
+impl JobKind {
+    /// As in commands.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Commit => "commit",
+        }
+    }
+}
+
+/// A job to start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobStart {
+    pub disk: String,
+    pub kind: JobKind,
+    /// The most bytes that it copies in a second; 0: no limit.
+    #[serde(default)]
+    pub rate: u64,
+    #[serde(default)]
+    pub paused: bool,
+}
+
+/// A missing field does not change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobChange {
+    pub disk: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+    /// 0: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobCancel {
+    pub disk: String,
 }
 
 /// After its answer, the connection carries another protocol (`live_upgrade`).

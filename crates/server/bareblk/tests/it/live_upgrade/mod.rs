@@ -12,6 +12,7 @@
 mod broken;
 mod cut;
 mod mapped;
+mod merge;
 mod overlay;
 mod remote;
 

@@ -1,4 +1,4 @@
-//! What lies below a writable image, for copies: the layers of the volume, through the slices that workers use, too.
+//! What lies below an image, for copies: the lower layers of the volume, through the slices that workers use, too.
 //!
 //! `extent → data of a file | a decompressed cluster | zeroes | a slice to read, and again`
 
@@ -20,10 +20,12 @@ pub(super) struct Memory {
     decompressors: Vec<Option<Decompressor>>,
 }
 
-/// The layers below the top.
+/// The layers from `first` on.
 #[derive(Debug)]
 pub(super) struct Lower<'a> {
     pub volume: &'a Volume,
+    /// 1: those below the top.
+    pub first: usize,
     pub memory: &'a mut Memory,
 }
 
@@ -45,13 +47,13 @@ impl Below for Lower<'_> {
     }
 
     fn is_zero(&mut self) -> bool {
-        self.volume.layers() == 1
+        self.volume.layers() <= self.first
     }
 }
 
 impl Lower<'_> {
-    fn extent(&mut self, at: u64, len_bytes: u64) -> io::Result<Extent> {
-        let mut lookup = Lookup::below_top(len_bytes);
+    pub(super) fn extent(&mut self, at: u64, len_bytes: u64) -> io::Result<Extent> {
+        let mut lookup = Lookup::from_layer(self.first, len_bytes);
         let mut loaded: Option<SliceId> = None;
         loop {
             let words = loaded.map(|id| LoadedSlice { id, words: &self.memory.words });

@@ -1,7 +1,7 @@
 //! The metadata thread of a writable disk: the only one that changes the tables, in the file and in memory.
 //!
 //! ```text
-//! changes of all engines → batch: slices │ claims, together │ zeroes, a turn of each │ syncs → answers
+//! changes of all engines → batch: slices │ claims, together │ zeroes, a turn of each │ syncs │ a job's step → answers
 //!                                        └ unlinked host clusters → grace (epochs.rs) → released
 //! ```
 //!
@@ -14,9 +14,11 @@
 //! - System calls: `pread64`, `pwrite64`, `fdatasync`, `fallocate`, `ftruncate`, `fstat`, `lseek`, `futex`, and `write` to
 //!   engines' sockets. `thread.rs` in `blk_server` chooses the role.
 //!
-//! See also: what engines ask (`link.rs`), the changes themselves (`qcow2::Writer`).
+//! See also: jobs (`pull.rs`, `commit.rs`), what engines ask (`link.rs`), the changes themselves (`qcow2::Writer`).
 
 mod below;
+mod commit;
+mod pull;
 
 use std::io;
 use std::ops::Range;
@@ -28,7 +30,8 @@ use rustix::io::Errno;
 use tracing::{debug, error};
 
 use self::below::{Lower, Memory};
-use super::link::{Asked, Change, ChangeError, Done, Link, Peer, Use};
+use self::commit::Commit;
+use super::link::{Asked, Change, ChangeError, Done, Link, MergeStep, Merged, Peer, Use};
 use super::table_file::TableFile;
 use super::{Tables, Volume};
 use crate::error::line;
@@ -119,6 +122,8 @@ struct Metadata {
     writer: Option<Writer<TableFile>>,
     users: usize,
     below: Memory,
+    /// A job that copies the top into the layer below it.
+    commit: Option<Commit>,
     peers: Vec<Peer>,
     /// The engine whose changes are taken first.
     first_peer: usize,
@@ -134,6 +139,7 @@ struct Metadata {
 struct Shown<'a> {
     volume: &'a Volume,
     link: &'a Link,
+    commit: Option<&'a mut Commit>,
 }
 
 impl View for Shown<'_> {
@@ -147,6 +153,9 @@ impl View for Shown<'_> {
     }
 
     fn l2_changed(&mut self, cluster_index: u64, entry: RawL2Entry) {
+        if let Some(commit) = &mut self.commit {
+            commit.changed(cluster_index);
+        }
         self.link.set_dirty(true);
         self.volume.set_l2(cluster_index, entry);
     }
@@ -164,6 +173,7 @@ impl Metadata {
             writer,
             users: 0,
             below: Memory::default(),
+            commit: None,
             peers: Vec::new(),
             first_peer: 0,
             batch: Vec::with_capacity(BATCH),
@@ -239,6 +249,7 @@ impl Metadata {
             self.claim(&mut writer, volume, &batch);
             self.zero(&mut writer, volume, &batch);
             self.sync(&mut writer, &batch);
+            self.merge(&mut writer, volume, &batch);
             self.writer = Some(writer);
         } else {
             batch.iter().for_each(|(peer, asked)| {
@@ -280,9 +291,12 @@ impl Metadata {
         }
         let (first, count) = volume.clusters_of_slice(slice);
         let mut entries = vec![RawL2Entry::default(); count];
-        let mut view = Shown { volume, link: &self.link };
+        let mut view = Shown { volume, link: &self.link, commit: self.commit.as_mut() };
         let read = writer.slice(first, &mut entries, &mut view);
         read.map_err(|error| self.failed(volume, &error))?;
+        if let Some(commit) = &self.commit {
+            commit.protect_read(first, &mut entries);
+        }
         let extended = volume.has_extended_l2();
         let words = entries.iter().flat_map(|entry| {
             [Some(entry.cluster), extended.then_some(entry.subclusters)].into_iter().flatten()
@@ -322,8 +336,8 @@ impl Metadata {
         volume: &Volume,
         ranges: &[Range<u64>],
     ) -> Result<(), ChangeError> {
-        let mut lower = Lower { volume, memory: &mut self.below };
-        let mut view = Shown { volume, link: &self.link };
+        let mut lower = Lower { volume, first: 1, memory: &mut self.below };
+        let mut view = Shown { volume, link: &self.link, commit: self.commit.as_mut() };
         let claimed = writer.claim(ranges, &mut lower, &mut view);
         claimed.map_err(|error| self.failed(volume, &error))
     }
@@ -331,8 +345,8 @@ impl Metadata {
     fn zero(&mut self, writer: &mut Writer<TableFile>, volume: &Volume, batch: &[(usize, Asked)]) {
         for (peer, asked) in batch {
             let Change::Zero { range, unmap } = &asked.change else { continue };
-            let mut lower = Lower { volume, memory: &mut self.below };
-            let mut view = Shown { volume, link: &self.link };
+            let mut lower = Lower { volume, first: 1, memory: &mut self.below };
+            let mut view = Shown { volume, link: &self.link, commit: self.commit.as_mut() };
             let zeroed = writer.zero(range.clone(), *unmap, &mut lower, &mut view);
             let result = zeroed.map(|to| Done::Zeroed { to }).map_err(|error| self.failed(volume, &error));
             self.answer(*peer, asked.token, result);
@@ -357,6 +371,48 @@ impl Metadata {
                 other => other,
             });
             self.answer(*peer, asked.token, result);
+        }
+    }
+
+    fn merge(&mut self, writer: &mut Writer<TableFile>, volume: &Volume, batch: &[(usize, Asked)]) {
+        for (peer, asked) in batch {
+            let Change::Merge(step) = asked.change else { continue };
+            let merged = self.merge_step(writer, volume, step);
+            self.answer(*peer, asked.token, Ok(Done::Merged(merged)));
+            self.note_unlinked(writer);
+        }
+    }
+
+    fn merge_step(
+        &mut self,
+        writer: &mut Writer<TableFile>,
+        volume: &Volume,
+        step: MergeStep,
+    ) -> Result<Merged, String> {
+        match step {
+            MergeStep::Pull { from } => {
+                let mut lower = Lower { volume, first: 1, memory: &mut self.below };
+                let mut view = Shown { volume, link: &self.link, commit: None };
+                let pulled = pull::pull(writer, &mut lower, &mut view, from);
+                pulled.inspect_err(|error| self.note_failed_sync(error)).map_err(|error| line(&error))
+            }
+            MergeStep::BeginCommit => {
+                let target = self.link.take_target().ok_or("there is no image to commit to")?;
+                self.commit = Some(Commit::new(target, writer));
+                Ok(Merged::default())
+            }
+            MergeStep::Commit => {
+                // An engine that has joined meanwhile may know what guests read before.
+                self.link.update(&mut self.peers);
+                let commit = self.commit.as_mut().ok_or("no commit runs")?;
+                commit.step(writer, volume, &self.link.epochs, &self.peers, &mut self.below)
+            }
+            MergeStep::EndCommit => {
+                if let Some(commit) = self.commit.take() {
+                    self.link.give_target(commit.into_target());
+                }
+                Ok(Merged::default())
+            }
         }
     }
 
@@ -418,6 +474,11 @@ impl Metadata {
     fn close(mut self) {
         // No op looks anything up any more that a change could free.
         self.link.refuse();
+        if let Some(commit) = self.commit.take()
+            && let Err(why) = commit.into_target().close()
+        {
+            debug!("a commit has ended early, and its image has leaks: {why}");
+        }
         let closed = self.close_tables();
         let link = Arc::clone(&self.link);
         // Releases the file's lock before waiters learn that the thread has ended.

@@ -95,7 +95,7 @@ impl MappedEngine {
                 op.begin_piece(done_bytes);
             }
             Ok(Done::Synced) => op.is_synced = true,
-            Ok(Done::Claimed) => {}
+            Ok(Done::Claimed | Done::Merged(_)) => {}
             Err(error) => {
                 op.sync_failed |= matches!(error, ChangeError::SyncFailed(_));
                 op.fail(op.begun_bytes, op_error(error));

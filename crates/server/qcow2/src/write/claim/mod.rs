@@ -5,6 +5,7 @@
 //! ```
 
 pub(super) mod data_run;
+pub(super) mod merge;
 
 use std::ops::Range;
 
@@ -20,10 +21,10 @@ use crate::write::writer::Writer;
 /// Clusters of one batch.
 pub(super) const MAX_BATCH: usize = 1024;
 
-/// A cluster that is not in place.
-struct Wanted {
-    cluster_index: u64,
-    entry: L2Entry,
+/// A cluster whose content is wanted.
+pub(super) struct Wanted {
+    pub(super) cluster_index: u64,
+    pub(super) entry: L2Entry,
 }
 
 impl<F: WriteAt> Writer<F> {
@@ -131,7 +132,7 @@ impl<F: WriteAt> Writer<F> {
     }
 
     /// Reads what the guest reads. Returns false if all of it is zeroes; `content` is then anything.
-    fn read_content(
+    pub(super) fn read_content(
         &mut self,
         wanted: &Wanted,
         below: &mut dyn Below,

@@ -13,6 +13,7 @@ mod growth;
 mod hostile;
 pub(crate) mod images;
 mod limits;
+mod merge;
 mod model;
 pub(crate) mod plain;
 mod qemu;

@@ -1,0 +1,60 @@
+//! The answer to `jobs`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::control::protocol::verbs::JobKind;
+
+/// The last job of each disk, also those that have ended.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobsAnswer {
+    pub jobs: Vec<JobReport>,
+}
+
+/// A job that merges a disk's layers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JobReport {
+    pub disk: String,
+    pub kind: JobKind,
+    pub state: JobState,
+    /// The disk's size.
+    pub size_bytes: u64,
+    /// Up to which offset of the guest the job has looked for what it must copy.
+    pub looked_bytes: u64,
+    /// What it has found and not copied.
+    pub left_bytes: u64,
+    /// What it has copied; a commit copies again what the guest overwrites.
+    pub copied_bytes: u64,
+    /// Bytes per second; missing: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
+    /// Why it has failed, or that it was cancelled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The keys with which the disk's next start must serve it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<String>,
+}
+
+/// What a job does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum JobState {
+    Running,
+    Paused,
+    Ended,
+    /// Also: cancelled.
+    Failed,
+}
+
+impl JobState {
+    /// As in tables.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Ended => "ended",
+            Self::Failed => "failed",
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Changes of what lies behind a disk while guests use it: snapshots, overlays, and jobs that merge layers.
+//!
+//! ```text
+//! ctl snapshot            → snapshot.rs: clones          │ overlay.rs: new qcow2 images over the present ones
+//! ctl stream, ctl commit  → job.rs: a thread for each job ─▶ stream.rs │ commit.rs: small steps, then another image
+//! new_settings.rs: the settings of a disk with another image
+//! ```
+
+mod commit;
+pub(crate) mod job;
+mod new_settings;
+mod overlay;
+mod snapshot;
+mod stream;

@@ -1,0 +1,232 @@
+//! Jobs that merge the layers of a disk (`ctl stream`, `ctl commit`): guests notice nothing.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::{Disk, MIB, notices_nothing};
+use crate::killed::load::{Load, Overlap, Rings};
+use crate::qcow2::{assert_consistent, content_in, folder, tool};
+use crate::rig::{Place, Server, assert_says, ctl, eventually, ok, output, refusal};
+
+/// A disk whose contents are read from its present image.
+fn disk(place: Place, image: PathBuf, args: &[&str]) -> (Disk, Arc<Mutex<PathBuf>>) {
+    let top = Arc::new(Mutex::new(image.clone()));
+    let (folder, shared) = (folder(&place), Arc::clone(&top));
+    let contents = move || content_of(&folder, &shared.lock().unwrap());
+    (Disk::start(place, image, args, Some(Box::new(contents))), top)
+}
+
+pub fn content_of(folder: &Path, image: &Path) -> Vec<u8> {
+    if image.extension().unwrap() == "raw" {
+        return std::fs::read(image).unwrap();
+    }
+    let name = image.file_name().unwrap().to_str().unwrap();
+    assert_consistent(folder, name, true);
+    content_in(folder, name)
+}
+
+/// Serves the disk from now on as these words say.
+fn configure(disk: &mut Disk, top: &Mutex<PathBuf>, keys: &str) {
+    let words: Vec<(&str, &str)> = keys.split(' ').filter_map(|key| key.split_once('=')).collect();
+    let wanted = words.iter().filter(|(key, _)| ["format", "backing-folders", "serial"].contains(key));
+    disk.args.truncate(2);
+    disk.args.extend(wanted.flat_map(|(key, value)| [format!("--{key}"), (*value).to_owned()]));
+    disk.image = words.iter().find(|(key, _)| *key == "image").unwrap().1.into();
+    top.lock().unwrap().clone_from(&disk.image);
+}
+
+fn overlay(disk: &mut Disk, top: &Mutex<PathBuf>, name: &str) {
+    let file = format!("root={}", disk.place.path(name).display());
+    let answer = ok(&disk.place, &["snapshot", "--overlay", &file]);
+    configure(disk, top, answer["keys"][0].as_str().unwrap());
+}
+
+fn job(place: &Place) -> Value {
+    ok(place, &["jobs"])["jobs"][0].clone()
+}
+
+/// Waits until the disk's job has ended well.
+fn ended(place: &Place) -> Value {
+    eventually("the job's end", || {
+        let job = job(place);
+        assert_ne!(job["state"], "failed", "{job}");
+        (job["state"] == "ended").then_some(job)
+    })
+}
+
+fn commit(disk: &mut Disk, top: &Mutex<PathBuf>) {
+    output(ctl(&disk.place, &["commit", "root"]));
+    let job = ended(&disk.place);
+    configure(disk, top, job["keys"].as_str().unwrap());
+}
+
+fn pauses(disk: &Disk) {
+    let log = std::io::read_to_string(disk.server.as_ref().unwrap().log_file()).unwrap();
+    let resumed = log.lines().filter(|line| line.contains("resume with other images"));
+    resumed.for_each(|line| println!("  {}", line.split("paused=").nth(1).unwrap_or(line)));
+}
+
+/// Overlays, each merged into the image below it, with a live upgrade during the last commit.
+fn commits_under_load(mut disk: Disk, top: &Mutex<PathBuf>, rings: Rings, log: bool) {
+    let load = Load::connect_with(disk.socket(), rings, Overlap::No, log, fastrand::u64(..));
+    let below = disk.image.clone();
+    notices_nothing(load, &mut disk, |disk| {
+        for count in 1..=3 {
+            overlay(disk, top, &format!("top-{count}.qcow2"));
+            std::thread::sleep(Duration::from_millis(fastrand::u64(..80)));
+            commit(disk, top);
+            assert_eq!(disk.image, below);
+            pauses(disk);
+        }
+        overlay(disk, top, "last.qcow2");
+        output(ctl(&disk.place, &["commit", "root", "--rate", "64K"]));
+        output(ctl(&disk.place, &["job", "root", "--pause"]));
+        disk.hand_on();
+        assert_eq!(job(&disk.place)["state"], "paused", "the new server has the job");
+        output(ctl(&disk.place, &["job", "root", "--rate", "off"]));
+        output(ctl(&disk.place, &["job", "root", "--resume"]));
+        let ended = ended(&disk.place);
+        configure(disk, top, ended["keys"].as_str().unwrap());
+        disk.hand_on();
+    });
+}
+
+#[test]
+fn overlays_are_committed_to_a_raw_image_under_load() {
+    let place = Place::new();
+    let image = place.image("disk.raw", 4 * MIB);
+    let (disk, top) = disk(place, image, &["--workers", "2"]);
+    commits_under_load(disk, &top, Rings::Split, true);
+}
+
+#[test]
+fn overlays_are_committed_to_a_qcow2_image_with_a_backing_file_under_load() {
+    let place = Place::new();
+    place.image("base.raw", 3 * MIB);
+    // Clusters of the image below are partly hidden by the overlay's.
+    let words = [
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-o",
+        "cluster_size=256k",
+        "-b",
+        "base.raw",
+        "-F",
+        "raw",
+        "a.qcow2",
+        "4M",
+    ];
+    if tool(&place, "qemu-img", &words).is_none() {
+        return;
+    }
+    let (image, folders) = (place.path("a.qcow2"), folder(&place).display().to_string());
+    let words = ["--workers", "2", "--format", "qcow2", "--backing-folders", &folders];
+    let (disk, top) = disk(place, image, &words);
+    commits_under_load(disk, &top, Rings::Packed, false);
+}
+
+#[test]
+fn image_gets_all_that_lies_below_it_under_load() {
+    let place = Place::new();
+    let image = place.image("disk.raw", 4 * MIB);
+    if tool(&place, "qemu-img", &["--version"]).is_none() {
+        return;
+    }
+    let (mut disk, top) = disk(place, image.clone(), &["--workers", "2"]);
+    let load = Load::connect_with(disk.socket(), Rings::Split, Overlap::No, true, fastrand::u64(..));
+    notices_nothing(load, &mut disk, |disk| {
+        for count in 1..=3 {
+            std::thread::sleep(Duration::from_millis(fastrand::u64(..80)));
+            overlay(disk, &top, &format!("top-{count}.qcow2"));
+        }
+        output(ctl(&disk.place, &["stream", "root", "--rate", "64K"]));
+        disk.hand_on();
+        output(ctl(&disk.place, &["job", "root", "--rate", "off"]));
+        ended(&disk.place);
+        pauses(disk);
+        let shown = ok(&disk.place, &["list"]);
+        assert_eq!(shown["disks"][0]["layers"], 1, "{shown}");
+        // The image needs nothing else any more.
+        ["top-1.qcow2", "top-2.qcow2"]
+            .iter()
+            .for_each(|name| std::fs::remove_file(disk.place.path(name)).unwrap());
+        std::fs::remove_file(&image).unwrap();
+        disk.hand_on();
+    });
+}
+
+/// A start with the old configuration would let the guest see old data.
+#[test]
+fn committed_image_is_not_served_again() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let serve = |image: &Path, words: &[&str]| {
+        let mut command = place.serve(image, "s");
+        command.args(["--name", "root", "--control"]).arg(place.socket("c")).args(words);
+        command
+    };
+    let server = Server::start(serve(&image, &[]));
+    let top = place.path("top.qcow2");
+    output(ctl(&place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+    assert_says(
+        &output(ctl(&place, &["commit", "root", "--wait"])),
+        &["before the next start", "disk.raw format=raw"],
+    );
+    assert_says(&output(ctl(&place, &["jobs"])), &["root", "commit", "ended", "100%", "disk.raw"]);
+    server.kill();
+    let folder = folder(&place).display().to_string();
+    let old = refusal(serve(&top, &["--format", "qcow2", "--backing-folders", &folder]));
+    assert_says(&old, &["top.qcow2 was committed to", "disk.raw", "delete this one"]);
+    assert!(Server::start(serve(&image, &[])).stop(Signal::TERM).success());
+}
+
+#[test]
+fn jobs_that_cannot_be_done_are_refused_and_change_nothing() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let folder = folder(&place).display().to_string();
+    let serve = |image: &Path, words: &[&str]| {
+        let mut command = place.serve(image, "s");
+        command.args(["--name", "root", "--control"]).arg(place.socket("c")).args(words);
+        Server::start(command)
+    };
+    let refused = |words: &[&str], says: &[&str]| assert_says(&refusal(ctl(&place, words)), says);
+    let server = serve(&image, &[]);
+    refused(&["commit", "root"], &["disk.raw", "no backing file"]);
+    refused(&["stream", "root"], &["disk.raw", "no backing file"]);
+    refused(&["stream", "other"], &["other"]);
+    refused(&["job", "root", "--cancel"], &["root", "no running job"]);
+    let top = place.path("top.qcow2");
+    output(ctl(&place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+    output(ctl(&place, &["stream", "root", "--rate", "1"]));
+    output(ctl(&place, &["job", "root", "--pause"]));
+    refused(&["commit", "root"], &["root", "has a running job (stream)", "--cancel"]);
+    refused(&["snapshot", "--overlay", &format!("root={folder}/x.qcow2")], &["has a running job"]);
+    refused(&["remove", "root"], &["has a running job"]);
+    output(ctl(&place, &["job", "root", "--cancel"]));
+    assert_eq!(job(&place)["error"], "cancelled");
+    assert_eq!(ok(&place, &["list"])["disks"][0]["layers"], 2);
+    assert!(server.stop(Signal::TERM).success());
+    // Another program needs the image below as it is.
+    let server = serve(&top, &["--format", "qcow2", "--backing-folders", &folder]);
+    let words = ["create", "-q", "-f", "qcow2", "-b", "disk.raw", "-F", "raw", "clone.qcow2"];
+    if tool(&place, "qemu-img", &words).is_some() {
+        let clone = place.path("clone.qcow2");
+        let words =
+            [format!("image={}", clone.display()), format!("socket={}", place.socket("s2").display())];
+        let format = ["name=clone", "format=qcow2", &format!("backing-folders={folder}")].map(str::to_owned);
+        let words: Vec<&str> = words.iter().chain(&format).map(String::as_str).collect();
+        output(ctl(&place, &[&["add"], &words[..]].concat()));
+        refused(&["commit", "root", "--wait"], &["disk.raw is locked by"]);
+        assert_eq!(job(&place)["state"], "failed");
+        output(ctl(&place, &["remove", "clone"]));
+        output(ctl(&place, &["commit", "root", "--wait"]));
+    }
+    assert!(server.stop(Signal::TERM).success());
+}

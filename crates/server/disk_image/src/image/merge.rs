@@ -1,0 +1,263 @@
+//! Images after their layers were merged: the top without those below it, or the layer below without the top.
+//!
+//! ```text
+//! stream: Merge::pull … → without_backing (the image to serve) → separate: the header names no backing file
+//! commit: begin_commit: the image below is opened for writing → Merge::commit … → end_commit (the image to serve) →
+//!         give_up_for: marks │ or abandon_commit: nothing has changed for guests
+//! ```
+//!
+//! - The image below is opened for writing only if no other opener has a lock on it: other overlays of it would become
+//!   useless.
+//! - The caller stops all requests before the new image is made, and serves it only after the last step.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use qcow2::{DiskFormat, ReadAt, Writer, remove_backing};
+use tracing::warn;
+
+use super::{Image, ImageOptions, alignment, device_under, open_file, overlay_mark};
+use crate::backing::Backing;
+use crate::error::{ImageError, line};
+use crate::file::{Access, FileId, FileKind};
+use crate::limits::{self, DiscardLimits, WriteZeroesLimits};
+use crate::lock;
+use crate::opener::Opener;
+use crate::range::Bounds;
+use crate::volume::commit_target::{CommitTarget, TargetKind};
+use crate::volume::merge::Merge;
+use crate::volume::table_file::TableFile;
+use crate::volume::{LayerFile, Volume};
+
+impl Image {
+    /// The volume with the layers to merge.
+    ///
+    /// # Errors
+    /// [`ImageError::NotMerged`]: there is nothing to merge.
+    pub fn check_merge(&self) -> Result<&Arc<Volume>, ImageError> {
+        match &self.backing {
+            Backing::Mapped(_) if self.read_only() => Err(self.not_merged("it is served read-only")),
+            Backing::Mapped(volume) if volume.layers() > 1 => Ok(volume),
+            _ => Err(self.not_merged("it has no backing file")),
+        }
+    }
+
+    fn not_merged(&self, why: impl Into<String>) -> ImageError {
+        ImageError::NotMerged { path: self.path.clone(), why: why.into() }
+    }
+
+    /// The path and the format of the image below this one.
+    ///
+    /// # Errors
+    /// [`ImageError::NotMerged`]: there is none.
+    pub fn image_below(&self) -> Result<(PathBuf, DiskFormat), ImageError> {
+        let volume = self.check_merge()?;
+        let below = volume.file_below_top().ok_or_else(|| self.not_merged("it has no backing file"))?;
+        let format = if volume.is_mapped_below_top() { DiskFormat::Qcow2 } else { DiskFormat::Raw };
+        Ok((below.path().to_owned(), format))
+    }
+
+    /// This image without those below it, of which it needs nothing any more. The files below are closed with this image.
+    ///
+    /// # Errors
+    /// [`ImageError::NotMerged`].
+    pub fn without_backing(&self) -> Result<Self, ImageError> {
+        let alone = self.check_merge()?.without_lower_layers();
+        Ok(self.with_volume(
+            &self.path,
+            alone.ok_or_else(|| self.not_merged("it is served read-only"))?,
+            self.discard,
+        ))
+    }
+
+    fn with_volume(&self, path: &Path, volume: Volume, discard: Option<DiscardLimits>) -> Self {
+        Self {
+            claim: None,
+            path: path.to_owned(),
+            backing: Backing::Mapped(Arc::new(volume)),
+            access: self.access,
+            cache: self.cache,
+            kind: FileKind::Regular,
+            bounds: Bounds::new(self.bounds.capacity_bytes(), self.block_size()),
+            alignment: self.alignment,
+            topology: self.topology,
+            discard,
+            write_zeroes: Some(WriteZeroesLimits::new(discard.is_some())),
+            foreign_format: None,
+            adopted: self.adopted,
+        }
+    }
+
+    /// Removes the backing file's name from the header, and the mark from that file. No metadata thread may have the tables.
+    ///
+    /// # Errors
+    /// [`ImageError::NotMerged`]: the header has either name, and both are right.
+    pub fn separate(&self) -> Result<(), ImageError> {
+        let volume = self.check_merge()?;
+        let Some(file) = volume.files().first() else { return Err(self.not_merged("it has no file")) };
+        remove_backing(&TableFile::new(Arc::clone(file.file()), file.alignment()))
+            .map_err(|error| self.not_merged(line(&error)))?;
+        if let Some(below) = volume.file_below_top() {
+            overlay_mark::unmark(below.file(), &self.path);
+        }
+        Ok(())
+    }
+
+    /// Opens the image below this one for writing, and gives it to the metadata thread. `options`: this disk's.
+    ///
+    /// # Errors
+    /// [`ImageError`]: the image cannot be written, or another opener needs it as it is.
+    pub fn begin_commit(
+        &self,
+        opener: &dyn Opener,
+        options: &ImageOptions,
+        merge: &mut Merge,
+    ) -> Result<(), ImageError> {
+        let volume = self.check_merge()?;
+        let Some(below) = volume.file_below_top() else {
+            return Err(self.not_merged("it has no backing file"));
+        };
+        if volume.size_below_top() != self.bounds.capacity_bytes() {
+            let (size_bytes, own_bytes) = (volume.size_below_top(), self.bounds.capacity_bytes());
+            return Err(self.not_merged(format!(
+                "its backing file {} has {size_bytes} bytes, and the disk has {own_bytes}",
+                below.path().display()
+            )));
+        }
+        let options = self.options_below(below, options);
+        let inspect =
+            |source| ImageError::Inspect { path: options.path.clone(), what: "the identity", source };
+        let file = open_file(opener, &options)?;
+        let (metadata, known) =
+            (file.metadata().map_err(inspect)?, below.file().metadata().map_err(inspect)?);
+        if FileId::from(&metadata) != FileId::from(&known) {
+            return Err(self.not_merged(format!(
+                "another file has the name of its backing file {}",
+                below.path().display()
+            )));
+        }
+        if !metadata.is_file() {
+            return Err(self.not_merged("its backing file is a block device"));
+        }
+        let lock = |source| ImageError::Lock { path: options.path.clone(), source };
+        if !lock::raise(below.file()).map_err(lock)? {
+            let holders = opener.lock_holders(FileId::from(&metadata));
+            return Err(ImageError::Locked { path: options.path.clone(), holders, waited: Duration::ZERO });
+        }
+        let opened = self.open_target(opener, &options, file, volume.is_mapped_below_top());
+        let begun = opened
+            .and_then(|target| merge.begin_commit(Box::new(target)).map_err(|why| self.not_merged(why)));
+        begun.inspect_err(|_| self.abandon_commit(merge))
+    }
+
+    fn options_below(&self, below: &LayerFile, options: &ImageOptions) -> ImageOptions {
+        ImageOptions {
+            path: below.path().to_owned(),
+            block_size: Some(self.block_size()),
+            access: Access::ReadWrite,
+            cache: self.cache,
+            create_bytes: None,
+            ..options.clone()
+        }
+    }
+
+    fn open_target(
+        &self,
+        opener: &dyn Opener,
+        options: &ImageOptions,
+        file: File,
+        is_mapped: bool,
+    ) -> Result<CommitTarget, ImageError> {
+        let path = || options.path.clone();
+        lock::join(&file, Access::ReadWrite).map_err(|source| ImageError::Lock { path: path(), source })?;
+        let inspect = |source| ImageError::Inspect { path: path(), what: "the size", source };
+        let metadata = file.metadata().map_err(inspect)?;
+        let device = device_under(opener, FileKind::Regular, &metadata);
+        let alignment = alignment(options, &file, metadata.len(), device.as_ref())?;
+        if alignment.offset_bytes > self.block_size() {
+            let (block_size_bytes, needed_bytes) = (self.block_size(), alignment.offset_bytes);
+            return Err(ImageError::BlockSizeTooSmall { path: path(), block_size_bytes, needed_bytes });
+        }
+        let file = Arc::new(file);
+        let table_file = TableFile::new(Arc::clone(&file), alignment);
+        let kind = if is_mapped {
+            let unwritable = |source| ImageError::Qcow2Unwritable { path: path(), source: Box::new(source) };
+            TargetKind::Qcow2(Box::new(Writer::open(table_file).map_err(unwritable)?))
+        } else {
+            TargetKind::Raw { file: table_file, frees: options.discard }
+        };
+        Ok(CommitTarget { path: path(), file, alignment, kind })
+    }
+
+    /// Makes the image below this one durable, and returns it. Nothing may be left to commit, and no request in flight.
+    ///
+    /// # Errors
+    /// [`ImageError`]. The commit is over, and guests can go on with this image.
+    pub fn end_commit(
+        &self,
+        opener: &dyn Opener,
+        options: &ImageOptions,
+        merge: &mut Merge,
+    ) -> Result<Self, ImageError> {
+        let volume = self.check_merge()?;
+        let Some(mut target) = merge.end_commit() else {
+            return Err(self.not_merged("the commit has ended"));
+        };
+        let (Some(below), synced) = (volume.file_below_top(), target.sync()) else {
+            return Err(self.not_merged("it has no backing file"));
+        };
+        synced.map_err(|why| {
+            let _ = target.close();
+            self.not_merged(why)
+        })?;
+        let options = self.options_below(below, options);
+        let CommitTarget { file, alignment, kind, .. } = *target;
+        match kind {
+            TargetKind::Raw { .. } => Self::examine_locked(opener, &options, file),
+            TargetKind::Qcow2(writer) => {
+                let len_bytes = writer.file().len_bytes();
+                let len_bytes = len_bytes.map_err(|error| self.not_merged(error.to_string()))?;
+                let cluster_bytes = writer.header().geometry.cluster_bytes();
+                let layer = LayerFile::new(options.path.clone(), Arc::clone(&file), alignment, len_bytes);
+                let lower = volume.below_top(layer, writer);
+                let lower = lower.ok_or_else(|| self.not_merged("it has no backing file"))?;
+                let can_discard = options.discard && lower.can_zero(true);
+                let discard = (can_discard && limits::can_punch_holes(&file, len_bytes))
+                    .then(|| DiscardLimits::of_file(self.block_size(), cluster_bytes));
+                Ok(self.with_volume(&options.path, lower, discard))
+            }
+        }
+    }
+
+    /// Ends a commit before its end. For guests, nothing has changed.
+    pub fn abandon_commit(&self, merge: &mut Merge) {
+        if let Some(Err(why)) = merge.end_commit().map(|mut target| target.close()) {
+            warn!(image = %self.path.display(), "the image below has leaked clusters after a commit that did not end: {why}");
+        }
+        if let Some(below) = self.backing.volume().and_then(|volume| volume.file_below_top())
+            && let Err(error) = lock::lower(below.file())
+        {
+            warn!(image = %below.path().display(), "cannot let other programs read the image again: {error}");
+        }
+    }
+
+    /// Marks this image as one that must not be served again, and removes the mark of `successor`, the image below it: its
+    /// guest goes on there.
+    ///
+    /// # Errors
+    /// [`ImageError::NotMerged`]: this image cannot be marked.
+    pub fn give_up_for(&self, successor: &Self) -> Result<(), ImageError> {
+        let (Some(file), Some(below)) = (self.file_with_lock(), successor.file_with_lock()) else {
+            return Err(self.not_merged("the images are not open for writing"));
+        };
+        overlay_mark::mark_committed(file, &successor.path).map_err(|error| {
+            self.not_merged(format!(
+                "it cannot be marked as committed, so that no start serves it again: {error}"
+            ))
+        })?;
+        overlay_mark::unmark(below, &self.path);
+        Ok(())
+    }
+}

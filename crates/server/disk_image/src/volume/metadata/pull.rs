@@ -1,0 +1,67 @@
+//! A step of a job that makes the top independent of the layers below it.
+//!
+//! `clusters that the top lacks → is there data below? → claimed`; what reads as zeroes stays unallocated
+//!
+//! A cluster that the top has keeps what it has. So the job needs no second look at what guests change meanwhile.
+
+use std::io;
+use std::ops::Range;
+
+use qcow2::{Has, View, WriteError, Writer};
+
+use super::below::Lower;
+use super::joined;
+use crate::volume::Place;
+use crate::volume::link::Merged;
+use crate::volume::table_file::TableFile;
+
+/// What one step copies. A guest's request waits for at most one step.
+pub(super) const STEP_BYTES: u64 = 1 << 20;
+/// Clusters that one step looks up.
+pub(super) const STEP_CLUSTERS: u64 = 4096;
+
+/// Copies the first clusters from `from` on that the top lacks.
+pub(super) fn pull(
+    writer: &mut Writer<TableFile>,
+    lower: &mut Lower<'_>,
+    view: &mut dyn View,
+    from: u64,
+) -> Result<Merged, WriteError> {
+    let (cluster_bytes, size_bytes) = (writer.header().geometry.cluster_bytes(), writer.header().size_bytes);
+    let (mut at, mut found, mut zero_to) = (from, Vec::new(), from);
+    let last = from.saturating_add(STEP_CLUSTERS * cluster_bytes).min(size_bytes);
+    let mut copied_bytes = 0;
+    while at < last && copied_bytes < STEP_BYTES {
+        let end = (at - at % cluster_bytes + cluster_bytes).min(size_bytes);
+        let (has, _) = writer.has(at / cluster_bytes)?;
+        if matches!(has, Has::Nothing | Has::Data { needs_below: true })
+            && (matches!(has, Has::Data { .. }) || has_data(lower, at..end, &mut zero_to)?)
+        {
+            found.push(at..end);
+            copied_bytes += end - at;
+        }
+        at = end;
+    }
+    if !found.is_empty() {
+        writer.claim(&joined(found), lower, view)?;
+    }
+    Ok(Merged { to: at, copied_bytes, ..Merged::default() })
+}
+
+/// Whether the layers below have more than zeroes in a range. `zero_to`: up to here they have nothing else.
+fn has_data(lower: &mut Lower<'_>, range: Range<u64>, zero_to: &mut u64) -> Result<bool, WriteError> {
+    let mut at = range.start.max(*zero_to);
+    while at < range.end {
+        let extent = lower.extent(at, lower.volume.size_bytes() - at).map_err(unreadable(at))?;
+        if extent.place != Place::Zeroes {
+            return Ok(true);
+        }
+        at += extent.len_bytes;
+        *zero_to = at;
+    }
+    Ok(false)
+}
+
+fn unreadable(offset: u64) -> impl FnOnce(io::Error) -> WriteError {
+    move |source| qcow2::FormatError::Read { what: "backing file", offset, source }.into()
+}

@@ -1,0 +1,109 @@
+//! Volumes made of layers of another one, whose files stay open.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use qcow2::{Header, Writer};
+
+use super::table_file::TableFile;
+use super::{Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Tables, Volume, divide};
+
+/// The layers of a new volume.
+#[derive(Default)]
+struct Parts {
+    files: Vec<LayerFile>,
+    layers: Vec<Layer>,
+}
+
+impl Volume {
+    /// The top alone, with a new metadata thread to come. The header must name no backing file before that thread reads
+    /// the tables. `None`: the disk is read-only.
+    pub(crate) fn without_lower_layers(&self) -> Option<Self> {
+        let header = Header { backing: None, ..self.writable.as_ref()?.header.clone() };
+        let mut parts = Parts::default();
+        parts.copy(self, 0..1, &self.shares(0));
+        Some(Self::new(parts.files, parts.layers, Some((header, Tables::Theirs))))
+    }
+
+    /// The layers below the top. `writer` has the tables of the first of them, whose file is open for writing.
+    pub(crate) fn below_top(&self, file: LayerFile, writer: Box<Writer<TableFile>>) -> Option<Self> {
+        let old = self.layers.get(1)?;
+        let shares = self.shares(1);
+        let share = shares.first().copied().unwrap_or_default();
+        let header = writer.header().clone();
+        let layer = Layer {
+            path: old.path.clone(),
+            size_bytes: header.size_bytes,
+            file: 0,
+            data: 0,
+            mapping: Some(Mapping::new(header.geometry, header.compression, writer.l1(), share)),
+            is_told: AtomicBool::new(false),
+        };
+        let mut parts = Parts { files: vec![file], layers: vec![layer] };
+        parts.copy(self, 2..self.layers.len(), shares.get(1..).unwrap_or_default());
+        Some(Self::new(parts.files, parts.layers, Some((header, Tables::Read(writer)))))
+    }
+
+    /// The file of the layer below the top. `None`: there is none.
+    pub(crate) fn file_below_top(&self) -> Option<&LayerFile> {
+        self.files.get(self.layers.get(1)?.file)
+    }
+
+    /// Whether the layer below the top has tables.
+    pub(crate) fn is_mapped_below_top(&self) -> bool {
+        self.layers.get(1).is_some_and(|layer| layer.mapping.is_some())
+    }
+
+    /// What the layer below the top describes.
+    pub(crate) fn size_below_top(&self) -> u64 {
+        self.layers.get(1).map_or(0, |layer| layer.size_bytes)
+    }
+
+    /// Memory for the tables of the layers from `first` on.
+    fn shares(&self, first: usize) -> Vec<u64> {
+        let need = |layer: &Layer| {
+            let mapping = layer.mapping.as_ref();
+            mapping.map_or(0, |mapping| {
+                (mapping.l1.len() as u64).saturating_mul(mapping.geometry.cluster_bytes())
+            })
+        };
+        let needs: Vec<u64> = self.layers.iter().skip(first).map(need).collect();
+        let mut shares = divide(TABLE_CACHE_BYTES, &needs);
+        if let Some(share) = shares.first_mut() {
+            *share = (*share).max(super::LEAST_WRITABLE_CACHE_BYTES);
+        }
+        shares
+    }
+}
+
+impl Parts {
+    fn copy(&mut self, from: &Volume, range: Range<usize>, shares: &[u64]) {
+        let layers = from.layers.get(range).unwrap_or_default();
+        for (layer, share) in layers.iter().zip(shares) {
+            let file = self.copy_file(from, layer.file);
+            let data = if layer.data == layer.file { file } else { self.copy_file(from, layer.data) };
+            let mapping = layer.mapping.as_ref().map(|mapping| {
+                let l1: Vec<u64> = mapping.l1.iter().map(|entry| entry.load(Ordering::Acquire)).collect();
+                Mapping::new(mapping.geometry, mapping.compression, &l1, *share)
+            });
+            let (path, size_bytes) = (layer.path.clone(), layer.size_bytes);
+            self.layers.push(Layer {
+                path,
+                size_bytes,
+                file,
+                data,
+                mapping,
+                is_told: AtomicBool::new(false),
+            });
+        }
+    }
+
+    fn copy_file(&mut self, from: &Volume, index: usize) -> usize {
+        if let Some(file) = from.files.get(index) {
+            let (path, open) = (file.path().to_owned(), Arc::clone(file.file()));
+            self.files.push(LayerFile::new(path, open, file.alignment(), file.len_bytes()));
+        }
+        self.files.len() - 1
+    }
+}

@@ -1,0 +1,119 @@
+//! What jobs need that merge an image with those below it: what the image itself has, and whole clusters of content.
+//!
+//! ```text
+//! stream: clusters that need what lies below → claim
+//! commit: has → read_cluster ─▶ the image below: overwrite | zero
+//! ```
+
+use std::ops::Range;
+
+use crate::error::Limit;
+use crate::tables::{L2Entry, RawL2Entry, StandardCluster};
+use crate::write::blocks::{BLOCK_BYTES, in_memory};
+use crate::write::claim::Wanted;
+use crate::write::error::WriteError;
+use crate::write::interface::{Below, View, WriteAt};
+use crate::write::writer::Writer;
+
+/// What an image itself has of a guest's cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Has {
+    /// All of it comes from below.
+    Nothing,
+    /// All of it reads as zeroes.
+    Zeroes,
+    /// Data; of extended L2 entries perhaps only a part.
+    Data {
+        /** A part comes from below. */
+        needs_below: bool,
+    },
+}
+
+impl<F: WriteAt> Writer<F> {
+    /// What the image itself has of a guest's cluster, and the entry for the view.
+    ///
+    /// # Errors
+    /// A table cannot be read, or breaks the format.
+    pub fn has(&mut self, cluster_index: u64) -> Result<(Has, RawL2Entry), WriteError> {
+        self.change(|writer| {
+            let (raw, entry) = writer.entry(cluster_index)?;
+            let all = u32::MAX >> (u32::BITS - writer.geometry().subclusters());
+            let has = match entry {
+                L2Entry::Standard(StandardCluster { allocated: 0, zero: 0, .. }) => Has::Nothing,
+                L2Entry::Standard(cluster) if cluster.zero == all => Has::Zeroes,
+                L2Entry::Standard(cluster) => {
+                    Has::Data { needs_below: cluster.allocated | cluster.zero != all }
+                }
+                L2Entry::Compressed(_) => Has::Data { needs_below: false },
+            };
+            Ok((has, raw))
+        })
+    }
+
+    /// Reads what the guest reads of one cluster, with zeroes past the disk's end. `content`: one cluster.
+    ///
+    /// # Errors
+    /// The image or what lies below it cannot be read.
+    pub fn read_cluster(
+        &mut self,
+        cluster_index: u64,
+        below: &mut dyn Below,
+        content: &mut [u8],
+    ) -> Result<(), WriteError> {
+        self.change(|writer| {
+            let (_, entry) = writer.entry(cluster_index)?;
+            if !writer.read_content(&Wanted { cluster_index, entry }, below, content)? {
+                content.fill(0);
+            }
+            let inside = writer.header.size_bytes.saturating_sub(writer.guest_offset(cluster_index));
+            if let Some(past) = content.get_mut(in_memory(inside)..) {
+                past.fill(0);
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes the guest's bytes, and claims their clusters first. Offset and length are multiples of 4 KiB; the last block of
+    /// the disk may reach past its end.
+    ///
+    /// # Errors
+    /// The image or what lies below it fails. Each sector has its old or its new content.
+    pub fn overwrite(
+        &mut self,
+        guest_offset: u64,
+        data: &[u8],
+        below: &mut dyn Below,
+        view: &mut dyn View,
+    ) -> Result<(), WriteError> {
+        let end = self.header.size_bytes.next_multiple_of(BLOCK_BYTES as u64);
+        let range = guest_offset..end.min(guest_offset + data.len() as u64);
+        self.claim(std::slice::from_ref(&range), below, view)?;
+        self.change(|writer| writer.write_claimed(range, data))
+    }
+
+    fn write_claimed(&mut self, range: Range<u64>, data: &[u8]) -> Result<(), WriteError> {
+        let cluster_bytes = self.geometry().cluster_bytes();
+        let (mut at, mut rest) = (range.start, data);
+        while at < range.end {
+            let (cluster_index, in_cluster) = (at / cluster_bytes, at % cluster_bytes);
+            let len = (cluster_bytes - in_cluster).min(range.end - at);
+            let (raw, entry) = self.entry(cluster_index)?;
+            let host = match entry {
+                L2Entry::Standard(cluster) if raw.is_in_place(&self.geometry()) => cluster.host_offset,
+                _ => None,
+            };
+            let Some(host) = host else {
+                return Err(WriteError::Damaged {
+                    field: "L2 entry of the guest's cluster",
+                    place: self.guest_offset(cluster_index),
+                    value: raw.cluster,
+                    limit: Limit::Words("the entry that was just written"),
+                });
+            };
+            let (part, after) = rest.split_at_checked(in_memory(len)).unwrap_or((rest, &[]));
+            self.blocks.write("data", host + in_cluster, part)?;
+            (at, rest) = (at + len, after);
+        }
+        Ok(())
+    }
+}

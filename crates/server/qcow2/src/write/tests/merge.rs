@@ -1,0 +1,104 @@
+//! Clusters that are read from one image and written to the one below it.
+
+use super::plain::Plain;
+use crate::DiskFormat;
+use crate::check::check;
+use crate::create::{NewOverlay, create_overlay, remove_backing};
+use crate::image::Image;
+use crate::tables::RawL2Entry;
+use crate::write::{Below, Has, View, Writer};
+
+const CLUSTER: u64 = 64 << 10;
+/// The last cluster ends inside of a block.
+const SIZE: u64 = 9 * CLUSTER + 512;
+
+struct NoView;
+
+impl View for NoView {
+    fn file_grew(&mut self, _: u64) {}
+    fn l1_changed(&mut self, _: u64, _: u64) {}
+    fn l2_changed(&mut self, _: u64, _: RawL2Entry) {}
+    fn l2_unknown(&mut self, _: u64) {}
+}
+
+/// A backing file of one byte value.
+struct All(u8);
+
+impl Below for All {
+    fn read_at(&mut self, _: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        buffer.fill(self.0);
+        Ok(())
+    }
+
+    fn is_zero(&mut self) -> bool {
+        self.0 == 0
+    }
+}
+
+fn new_image() -> Writer<Plain> {
+    let file = Plain::default();
+    let new = NewOverlay { size_bytes: SIZE, backing_name: b"below", backing_format: DiskFormat::Raw };
+    create_overlay(&file, &new).unwrap();
+    Writer::open(file).unwrap()
+}
+
+fn read(writer: &mut Writer<Plain>, cluster: u64, below: u8) -> Vec<u8> {
+    let mut content = vec![0xee; CLUSTER as usize];
+    writer.read_cluster(cluster, &mut All(below), &mut content).unwrap();
+    content
+}
+
+fn sound(mut writer: Writer<Plain>) -> Plain {
+    writer.close().unwrap();
+    let image = Image::open(writer.file()).unwrap();
+    let report = check(&image, &mut |found| panic!("{found}")).unwrap();
+    assert_eq!((report.corruptions, report.leaks), (0, 0));
+    let bytes = writer.file().bytes.borrow().clone();
+    Plain { bytes: bytes.into(), ..Plain::default() }
+}
+
+#[test]
+fn each_kind_of_cluster_arrives_in_the_image_below() {
+    let (mut top, mut base) = (new_image(), new_image());
+    top.overwrite(CLUSTER, &vec![1; 2 * CLUSTER as usize], &mut All(5), &mut NoView).unwrap();
+    top.overwrite(9 * CLUSTER, &vec![3; CLUSTER as usize], &mut All(5), &mut NoView).unwrap();
+    top.zero(4 * CLUSTER..5 * CLUSTER, true, &mut All(5), &mut NoView).unwrap();
+    base.overwrite(2 * CLUSTER, &[7; 4096], &mut All(9), &mut NoView).unwrap();
+    for cluster in 0..10 {
+        match top.has(cluster).unwrap().0 {
+            Has::Nothing => assert!([0, 3, 5, 6, 7, 8].contains(&cluster), "{cluster}"),
+            Has::Zeroes => {
+                assert_eq!(cluster, 4);
+                let range = cluster * CLUSTER..(cluster + 1) * CLUSTER;
+                base.zero(range, false, &mut All(9), &mut NoView).unwrap();
+            }
+            Has::Data { needs_below } => {
+                assert!(!needs_below && [1, 2, 9].contains(&cluster), "{cluster}");
+                let content = read(&mut top, cluster, 5);
+                base.overwrite(cluster * CLUSTER, &content, &mut All(9), &mut NoView).unwrap();
+            }
+        }
+    }
+    for (cluster, value) in [(0, 9), (1, 1), (2, 1), (3, 9), (4, 0), (8, 9)] {
+        assert_eq!(read(&mut base, cluster, 9), vec![value; CLUSTER as usize], "{cluster}");
+    }
+    let last = read(&mut base, 9, 9);
+    assert!(last[..512].iter().all(|byte| *byte == 3) && last[512..].iter().all(|byte| *byte == 0));
+    sound(top);
+    sound(base);
+}
+
+#[test]
+fn part_of_a_cluster_keeps_the_rest_of_what_lies_below() {
+    let mut image = new_image();
+    image.overwrite(CLUSTER + 4096, &[1; 8192], &mut All(5), &mut NoView).unwrap();
+    let content = read(&mut image, 1, 0);
+    assert!(content[..4096].iter().all(|byte| *byte == 5));
+    assert!(content[4096..12_288].iter().all(|byte| *byte == 1));
+    assert!(content[12_288..].iter().all(|byte| *byte == 5));
+    let file = sound(image);
+    remove_backing(&file).unwrap();
+    let mut image = Writer::open(file).unwrap();
+    assert_eq!(read(&mut image, 1, 0), content);
+    assert_eq!(read(&mut image, 0, 0), vec![0; CLUSTER as usize]);
+}
