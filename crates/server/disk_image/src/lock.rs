@@ -98,16 +98,24 @@ pub(crate) fn join(file: &File, access: Access) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the lock of a reader that of a writer. `Ok(false)`: another opener uses the file, and the lock is as before.
+/// Makes the lock of a reader that of a writer, and waits up to `timeout` for other users of the file. `Ok(false)`: another
+/// opener still uses it, and the lock is as before.
 ///
 /// # Errors
 /// The file system has no such locks.
-pub(crate) fn raise(file: &File) -> io::Result<bool> {
-    let outcome = take_and_test(file, &Permissions::of(Access::ReadWrite));
-    if !matches!(outcome, Ok(true)) {
+pub(crate) fn raise(file: &File, timeout: Duration) -> io::Result<bool> {
+    let start = Instant::now();
+    loop {
+        let outcome = take_and_test(file, &Permissions::of(Access::ReadWrite));
+        if matches!(outcome, Ok(true)) {
+            return Ok(true);
+        }
         lower(file)?;
+        if !outcome? && start.elapsed() >= timeout {
+            return Ok(false);
+        }
+        std::thread::sleep(RETRY_INTERVAL);
     }
-    Ok(outcome?)
 }
 
 /// Undoes [`raise`].

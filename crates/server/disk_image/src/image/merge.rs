@@ -13,7 +13,6 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use qcow2::{DiskFormat, ReadAt, Writer, remove_backing};
 use tracing::warn;
@@ -105,7 +104,8 @@ impl Image {
         Ok(())
     }
 
-    /// Opens the image below this one for writing, and gives it to the metadata thread. `options`: this disk's.
+    /// Opens the image below this one for writing, and gives it to the metadata thread. `options`: this disk's. Waits up to
+    /// `options.lock_timeout` for other users of the image below.
     ///
     /// # Errors
     /// [`ImageError`]: the image cannot be written, or another opener needs it as it is.
@@ -142,9 +142,13 @@ impl Image {
             return Err(self.not_merged("its backing file is a block device"));
         }
         let lock = |source| ImageError::Lock { path: options.path.clone(), source };
-        if !lock::raise(below.file()).map_err(lock)? {
+        if !lock::raise(below.file(), options.lock_timeout).map_err(lock)? {
             let holders = opener.lock_holders(FileId::from(&metadata));
-            return Err(ImageError::Locked { path: options.path.clone(), holders, waited: Duration::ZERO });
+            return Err(ImageError::Locked {
+                path: options.path.clone(),
+                holders,
+                waited: options.lock_timeout,
+            });
         }
         let opened = self.open_target(opener, &options, file, volume.is_mapped_below_top());
         let begun = opened

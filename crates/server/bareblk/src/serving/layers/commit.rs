@@ -4,7 +4,7 @@
 //! the guest goes on in the image below → settings`
 
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use blk_server::Replacement;
@@ -25,11 +25,15 @@ const LAST_BYTES: u64 = 16 << 20;
 pub(super) fn run(serving: &Arc<Serving>, job: &Job, image: Arc<Image>) -> Result<String> {
     let volume = Arc::clone(image.check_merge()?);
     job.begin(volume.size_bytes());
-    let settings = serving.settings_of(&job.disk)?;
+    let mut options = serving.settings_of(&job.disk)?.image;
+    if !job.goes_on {
+        // Another user of the image below will not go away.
+        options.lock_timeout = Duration::ZERO;
+    }
     let mut merge = Merge::begin(&volume, LAST_STEP_TIMEOUT).map_err(|why| anyhow!(why))?;
     drop(volume);
     let opener = serving.shared_opener();
-    image.begin_commit(opener.as_ref(), &settings.image, &mut merge)?;
+    image.begin_commit(opener.as_ref(), &options, &mut merge)?;
     let done = copy(job, &image, &mut merge).and_then(|()| go_on_below(serving, job, &image, &mut merge));
     if done.is_err() {
         image.abandon_commit(&mut merge);
@@ -45,7 +49,7 @@ fn copy(job: &Job, image: &Image, merge: &mut Merge) -> Result<()> {
     loop {
         let step = merge.commit().map_err(|why| anyhow!(why))?;
         job.note(&step)?;
-        if step.to == size_bytes && step.left_bytes <= LAST_BYTES {
+        if step.to == size_bytes && step.left_bytes <= LAST_BYTES && !step.must_wait {
             // So that little is left to sync while the guest pauses.
             return merge.sync_commit().map_err(|why| anyhow!(why));
         }

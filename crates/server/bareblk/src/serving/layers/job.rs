@@ -28,6 +28,8 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long to wait for requests that a step must wait for.
 const SOON: Duration = Duration::from_millis(1);
+/// The longest sleep of a job that nothing wakes.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// How long the guest's requests may take before the last step, which the guest waits for.
 pub(super) const LAST_STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -40,6 +42,8 @@ pub struct Jobs(Mutex<BTreeMap<String, Arc<Job>>>);
 pub struct Job {
     pub disk: String,
     pub kind: JobKind,
+    /// It ran in another server, which may hold locks for a moment.
+    pub goes_on: bool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -63,7 +67,7 @@ struct State {
 pub(super) struct Cancelled;
 
 impl Job {
-    fn new(new: &JobStart) -> Self {
+    fn new(new: &JobStart, goes_on: bool) -> Self {
         let state = State {
             rate: new.rate,
             is_paused: new.paused,
@@ -74,7 +78,7 @@ impl Job {
             outcome: None,
         };
         let (disk, kind) = (new.disk.clone(), new.kind);
-        Self { disk, kind, state: Mutex::new(state), changed: Condvar::new() }
+        Self { disk, kind, goes_on, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -87,26 +91,30 @@ impl Job {
 
     /// Notes a step, and waits until the next one may begin.
     pub(super) fn note(&self, step: &Merged) -> Result<(), Cancelled> {
-        let begin = Instant::now();
         let mut state = self.state();
         state.progress = *step;
         state.copied_bytes += step.copied_bytes;
-        loop {
-            let limited = time_of(step.copied_bytes, state.rate);
-            let wanted = if step.must_wait { limited.max(SOON) } else { limited };
-            let wait = match wanted.saturating_sub(begin.elapsed()) {
-                _ if state.is_cancelled => return Err(Cancelled),
-                _ if state.is_paused => Duration::MAX,
-                Duration::ZERO => return Ok(()),
-                wait => wait,
-            };
-            let waited = self.changed.wait_timeout(state, wait.min(Duration::from_secs(60)));
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        drop(state);
+        if step.must_wait {
+            std::thread::sleep(SOON);
         }
+        self.wait(step.copied_bytes)
     }
 
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.state().is_cancelled
+    /// Waits as long as the rate limit requires after this many bytes, and while the job is paused.
+    fn wait(&self, copied_bytes: u64) -> Result<(), Cancelled> {
+        let begin = Instant::now();
+        let mut state = self.state();
+        loop {
+            let left = time_of(copied_bytes, state.rate).saturating_sub(begin.elapsed());
+            match left {
+                _ if state.is_cancelled => return Err(Cancelled),
+                Duration::ZERO if !state.is_paused => return Ok(()),
+                _ => {}
+            }
+            let left = if state.is_paused { LONGEST_WAIT } else { left.min(LONGEST_WAIT) };
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     fn is_running(&self) -> bool {
@@ -221,11 +229,15 @@ impl Serving {
     /// # Errors
     /// The disk has nothing to merge, or a job already.
     pub fn start_job(self: &Arc<Self>, new: &JobStart) -> Result<()> {
+        self.start(new, false)
+    }
+
+    fn start(self: &Arc<Self>, new: &JobStart, goes_on: bool) -> Result<()> {
         let _change = self.begin_change()?;
         self.refuse_job(&new.disk)?;
         let image = self.with_server(|server| server.image(&new.disk))??;
         image.check_merge()?;
-        let job = Arc::new(Job::new(new));
+        let job = Arc::new(Job::new(new, goes_on));
         let (serving, own) = (Arc::clone(self), Arc::clone(&job));
         let run = move || {
             let outcome = match own.kind {
@@ -305,18 +317,16 @@ impl Serving {
     /// Starts jobs again after [`Serving::suspend_jobs`], or of another server.
     pub fn resume_jobs(self: &Arc<Self>, jobs: &[JobStart]) {
         for job in jobs {
-            if let Err(why) = self.start_job(job) {
+            if let Err(why) = self.start(job, true) {
                 error!(disk = job.disk, job = job.kind.word(), "cannot start the job again: {why:#}");
             }
         }
     }
 
-    /// Waits until no other change runs, or the job is cancelled.
-    pub(super) fn begin_last_step(&self, job: &Job) -> Result<MutexGuard<'_, ()>> {
+    /// Waits until the job is not paused, and no other change runs.
+    pub(super) fn begin_last_step(&self, job: &Job) -> Result<MutexGuard<'_, ()>, Cancelled> {
         loop {
-            if job.is_cancelled() {
-                bail!(Cancelled);
-            }
+            job.wait(0)?;
             match self.try_change() {
                 Some(change) => return Ok(change),
                 None => std::thread::sleep(LOOK_AGAIN),
