@@ -66,7 +66,7 @@ fn verified_writes_go_on_while_servers_are_stopped_and_started() {
 
 /// QEMU is not configured to reconnect, so a lost connection would make the disk fail.
 #[test]
-fn verified_writes_go_on_while_servers_take_over_from_each_other_and_in_overlays() {
+fn verified_writes_go_on_while_servers_take_over_from_each_other_and_images_change() {
     let mut disks = [(); 2].map(|()| Served::with_control(16 * MIB));
     let vm = disks[0].vm(VERIFIED_UNTIL_TOLD).disk_socket(disks[1].socket(), 2);
     let mut vm = spawn(&vm.disk_args("queue-size=1024,packed=on"));
@@ -85,6 +85,13 @@ fn verified_writes_go_on_while_servers_take_over_from_each_other_and_in_overlays
         line(&mut vm, starts);
         disk.wait_writing();
         disk.overlay("overlay.qcow2");
+        disk.hand_on();
+    }
+    // It goes back to the first one, which gets all that was written meanwhile.
+    for (disk, starts) in disks.iter_mut().zip(["on /dev/vda starts", "on /dev/vdb starts"]) {
+        line(&mut vm, starts);
+        disk.wait_writing();
+        disk.commit();
         disk.hand_on();
     }
     line(&mut vm, "on /dev/vdb starts");

@@ -38,6 +38,9 @@ impl Image {
     pub fn check_merge(&self) -> Result<&Arc<Volume>, ImageError> {
         match &self.backing {
             Backing::Mapped(_) if self.read_only() => Err(self.not_merged("it is served read-only")),
+            Backing::Mapped(volume) if volume.has_snapshots() => Err(self.not_merged(
+                "it has internal snapshots, which need its backing file: delete them first (qemu-img snapshot -d)",
+            )),
             Backing::Mapped(volume) if volume.layers() > 1 => Ok(volume),
             _ => Err(self.not_merged("it has no backing file")),
         }

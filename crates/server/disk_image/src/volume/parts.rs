@@ -55,6 +55,11 @@ impl Volume {
         self.layers.get(1).is_some_and(|layer| layer.mapping.is_some())
     }
 
+    /// Whether the top of a writable disk has internal snapshots.
+    pub(crate) fn has_snapshots(&self) -> bool {
+        self.writable.as_ref().is_some_and(|writable| writable.header.snapshots.count > 0)
+    }
+
     /// What the layer below the top describes.
     pub(crate) fn size_below_top(&self) -> u64 {
         self.layers.get(1).map_or(0, |layer| layer.size_bytes)

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use xtask::guest::{GuestImage, GuestOutput, RunningVm, Vm};
 pub use xtask::sizes;
 
-use crate::rig::{Place, Server, Starting, bareblk, eventually, ok, output};
+use crate::rig::{Place, Server, Starting, bareblk, ctl, eventually, ok, output};
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
@@ -97,10 +97,30 @@ impl Served {
         let file_of_disk = format!("{disk}={}", file.display());
         let answer = ok(&self.place, &["snapshot", "--overlay", &file_of_disk]);
         println!("overlay after {} ns", answer["paused_ns"]);
-        self.image = file;
-        let keys = answer["keys"][0].as_str().unwrap().split(' ').filter_map(|key| key.split_once('='));
-        let args = keys.filter(|(key, _)| *key != "image");
-        self.args.extend(args.flat_map(|(key, value)| [format!("--{key}"), value.to_owned()]));
+        self.serve_from_now_on(answer["keys"][0].as_str().unwrap());
+    }
+
+    /// Merges the overlay into the image below it, in which the guest goes on.
+    pub fn commit(&mut self) {
+        let name = ok(&self.place, &["list"])["disks"][0]["name"].as_str().unwrap().to_owned();
+        output(ctl(&self.place, &["commit", &name, "--wait"]));
+        let jobs = ok(&self.place, &["jobs"]);
+        println!("committed: {}", jobs["jobs"][0]);
+        self.serve_from_now_on(jobs["jobs"][0]["keys"].as_str().unwrap());
+    }
+
+    /// The next server serves the disk as these keys say.
+    fn serve_from_now_on(&mut self, keys: &str) {
+        for (key, value) in keys.split(' ').filter_map(|key| key.split_once('=')) {
+            let option = format!("--{key}");
+            if key == "image" {
+                self.image = value.into();
+            } else if let Some(at) = self.args.iter().position(|arg| *arg == option) {
+                self.args[at + 1] = value.to_owned();
+            } else {
+                self.args.extend([option, value.to_owned()]);
+            }
+        }
     }
 
     /// Serves an image on tmpfs.

@@ -1,12 +1,16 @@
 //! Kills of servers whose disk is a qcow2 image that grows: what a killed server leaves has leaks at most, and every
 //! acknowledged write.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use xtask::sizes;
 
 use super::{Copies, Disk, MIB, kills, random, survives};
 use crate::killed::load::{Load, Overlap, Rings};
 use crate::qcow2::{assert_consistent, content_in, folder, tool};
-use crate::rig::{Place, ok};
+use crate::rig::{Place, ctl, ok, output};
 
 #[test]
 fn nothing_is_lost_with_servers_that_are_killed_while_a_qcow2_image_grows() {
@@ -80,6 +84,58 @@ fn nothing_is_lost_with_servers_that_are_killed_after_the_guest_has_gone_on_in_a
                     load.verify();
                 }
             }
+        });
+    }
+}
+
+/// The image that a start must serve: a committed one is refused.
+fn present(top: &Path, below: &Path) -> PathBuf {
+    let is_committed = rustix::fs::getxattr(top, "user.bareblk.committed", &mut [0_u8; 4096][..]).is_ok();
+    if is_committed { below.to_owned() } else { top.to_owned() }
+}
+
+/// Overlays are committed, or get what lies below them; the server is killed meanwhile or soon afterwards.
+#[test]
+fn nothing_is_lost_with_servers_that_are_killed_while_layers_are_merged() {
+    let mut random = random();
+    for (rings, job) in [(Rings::Split, "commit"), (Rings::Packed, "commit"), (Rings::Split, "stream")] {
+        let place = Place::new();
+        if tool(&place, "qemu-img", &["--version"]).is_none() {
+            return;
+        }
+        let (raw, folder) = (place.image("disk.raw", 4 * MIB), folder(&place));
+        let folders = folder.display().to_string();
+        let control = place.socket("c").display().to_string();
+        let served = Arc::new(Mutex::new(raw.clone()));
+        let content_of = Arc::clone(&served);
+        let contents = move || crate::live_upgrade::merge::content_of(&folder, &content_of.lock().unwrap());
+        let words = ["--workers", "2", "--control", &control, "--serial", "x"];
+        let mut disk = Disk::with(place, raw.clone(), &words, Some(Box::new(contents)));
+        let load = Load::connect(disk.socket(), rings, Overlap::No, random.u64(..));
+        survives(load, &mut disk, |disk, load| {
+            let (mut below, mut switched) = (raw, 0);
+            // A chain has at most 16 layers.
+            let kills = sizes::OTHER_KILLS.now().min(14);
+            for count in 0..kills {
+                let top = disk.place.path(&format!("top-{count}.qcow2"));
+                output(ctl(&disk.place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+                load.live(&mut random);
+                output(ctl(&disk.place, &[job, "root"]));
+                std::thread::sleep(Duration::from_micros(random.u64(..60_000)));
+                disk.kill();
+                disk.image = present(&top, &below);
+                switched += u32::from(disk.image == below);
+                below.clone_from(&disk.image);
+                disk.args.truncate(words.len());
+                if disk.image.extension().unwrap() == "qcow2" {
+                    let format = ["--format", "qcow2", "--backing-folders", &folders];
+                    disk.args.extend(format.map(str::to_owned));
+                }
+                disk.start();
+                served.lock().unwrap().clone_from(&disk.image);
+                load.verify();
+            }
+            println!("  {job}: {switched} of {kills} had switched");
         });
     }
 }

@@ -217,7 +217,7 @@ fn jobs_that_cannot_be_done_are_refused_and_change_nothing() {
     assert_eq!(job(&place)["error"], "cancelled");
     assert_eq!(ok(&place, &["list"])["disks"][0]["layers"], 2);
     assert!(server.stop(Signal::TERM).success());
-    // Another program needs the image below as it is.
+    // Another disk needs the image below as it is.
     let server = serve(&top, &["--format", "qcow2", "--backing-folders", &folder]);
     let words = ["create", "-q", "-f", "qcow2", "-b", "disk.raw", "-F", "raw", "clone.qcow2"];
     if tool(&place, "qemu-img", &words).is_some() {
@@ -233,4 +233,12 @@ fn jobs_that_cannot_be_done_are_refused_and_change_nothing() {
         output(ctl(&place, &["commit", "root", "--wait"]));
     }
     assert!(server.stop(Signal::TERM).success());
+    // Internal snapshots need the image below.
+    let words = ["create", "-q", "-f", "qcow2", "-b", "disk.raw", "-F", "raw", "kept.qcow2"];
+    if tool(&place, "qemu-img", &words).is_some() {
+        tool(&place, "qemu-img", &["snapshot", "-c", "one", "kept.qcow2"]).unwrap();
+        let server = serve(&place.path("kept.qcow2"), &["--format", "qcow2", "--backing-folders", &folder]);
+        refused(&["stream", "root"], &["kept.qcow2", "internal snapshots", "qemu-img snapshot -d"]);
+        assert!(server.stop(Signal::TERM).success());
+    }
 }

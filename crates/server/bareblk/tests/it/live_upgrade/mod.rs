@@ -12,7 +12,7 @@
 mod broken;
 mod cut;
 mod mapped;
-mod merge;
+pub mod merge;
 mod overlay;
 mod remote;
 
