@@ -393,10 +393,10 @@ pub enum ResizeError {
         /** The image's logical block size. */
         block_size_bytes: u32,
     },
-    /// The size is in the image's header.
+    /// A disk that is served read-only keeps its size.
     #[error(
-        "disk {} has {size_bytes} bytes, not {wanted_bytes}: the size of a qcow2 disk cannot be changed while it is served \
-         (qemu-img resize changes it)",
+        "disk {} has {size_bytes} bytes, not {wanted_bytes}: a qcow2 image that is served read-only is not resized (qemu-img \
+         resize changes it)",
         path.display()
     )]
     Qcow2 {
@@ -406,6 +406,30 @@ pub enum ResizeError {
         size_bytes: u64,
         /** The requested size. */
         wanted_bytes: u64,
+    },
+    /// A qcow2 disk only grows while it is served.
+    #[error(
+        "disk {} has {from_bytes} bytes, not {wanted_bytes}: a qcow2 disk that is served can only grow: stop the server, and use \
+         qemu-img resize --shrink",
+        path.display()
+    )]
+    Qcow2Smaller {
+        /** The image's path. */
+        path: PathBuf,
+        /** The disk's size. */
+        from_bytes: u64,
+        /** The requested size. */
+        wanted_bytes: u64,
+    },
+    /// The tables of a qcow2 image cannot be changed.
+    #[error("image {} cannot be made {wanted_bytes} bytes long", path.display())]
+    Qcow2Write {
+        /** The image's path. */
+        path: PathBuf,
+        /** The requested size. */
+        wanted_bytes: u64,
+        /** Why. */
+        source: Box<qcow2::WriteError>,
     },
     /// The data beyond the wanted size would be lost.
     #[error(

@@ -365,36 +365,6 @@ impl Image {
         let digest = Sha256::digest(self.path.as_os_str().as_bytes());
         digest.iter().take(SERIAL_HASH_BYTES).map(|byte| format!("{byte:02x}")).collect()
     }
-
-    /// The size now, which another program may have changed.
-    fn stored_bytes(&self) -> io::Result<u64> {
-        match &self.backing {
-            Backing::File(file) => size_bytes(file, self.kind),
-            Backing::Nbd(export) => export.refresh_size().map_err(io::Error::other),
-            Backing::Rbd(image) => image.refresh_size(),
-            Backing::Mapped(volume) => Ok(volume.size_bytes()),
-        }
-    }
-
-    /// Reads the image's size again. Growth takes effect at once, in whole blocks; shrinking is only
-    /// reported.
-    ///
-    /// # Errors
-    /// [`ImageError::Inspect`] if the size cannot be read.
-    pub fn refresh_capacity(&self) -> Result<CapacityChange, ImageError> {
-        let size_bytes = self.stored_bytes().map_err(|source| ImageError::Inspect {
-            path: self.path.clone(),
-            what: "the size",
-            source,
-        })?;
-        let from = self.bounds.grow(size_bytes) / SECTOR_BYTES;
-        let to = self.bounds.whole_blocks(size_bytes) / SECTOR_BYTES;
-        Ok(match to.cmp(&from) {
-            std::cmp::Ordering::Equal => CapacityChange::Unchanged,
-            std::cmp::Ordering::Greater => CapacityChange::Grown { from, to },
-            std::cmp::Ordering::Less => CapacityChange::Shrunk { from, to },
-        })
-    }
 }
 
 /// Properties that an open file's contents and file system determine.

@@ -239,6 +239,21 @@ mod tests {
                 json!({"paused_ns": 7}),
             ),
             (
+                r#"{"id":1,"do":"health","timeout_ms":5}"#,
+                "silent_workers 5ms",
+                json!({"healthy": false, "workers": 0, "disks": 0, "silent_workers": [5], "failed_disks": [], "refused_disks": [], "waiting_disks": [], "holding_disks": []}),
+            ),
+            (r#"{"id":1,"do":"reload"}"#, "reload", json!(ReloadAnswer::default())),
+        ];
+        for (line, call, answer) in lines {
+            assert_eq!(done(line), (Ok(answer), vec![call.to_owned()]), "{line}");
+        }
+    }
+
+    #[test]
+    fn jobs_reach_the_server_with_their_values() {
+        let lines = [
+            (
                 r#"{"id":1,"do":"job-start","disk":"long.raw","kind":"commit","rate":5}"#,
                 r#"start_job JobStart { disk: "/images/long.raw", kind: Commit, rate: 5, paused: false }"#,
                 json!({}),
@@ -249,12 +264,6 @@ mod tests {
                 json!({}),
             ),
             (r#"{"id":1,"do":"job-cancel","disk":"long.raw"}"#, "cancel_job /images/long.raw", json!({})),
-            (
-                r#"{"id":1,"do":"health","timeout_ms":5}"#,
-                "silent_workers 5ms",
-                json!({"healthy": false, "workers": 0, "disks": 0, "silent_workers": [5], "failed_disks": [], "refused_disks": [], "waiting_disks": [], "holding_disks": []}),
-            ),
-            (r#"{"id":1,"do":"reload"}"#, "reload", json!(ReloadAnswer::default())),
         ];
         for (line, call, answer) in lines {
             assert_eq!(done(line), (Ok(answer), vec![call.to_owned()]), "{line}");

@@ -83,7 +83,7 @@ fn converse(
     let extras = begin(channel)?;
     check_opened_again(serving, &extras)?;
     // The new server cannot open an image to which a job writes.
-    jobs.append(&mut serving.suspend_jobs()?);
+    serving.suspend_jobs(jobs)?;
     offer(server, listeners, &extras, channel).context("cannot send the list of disks to the new server")?;
     expect(channel, "Ready", READY_TIMEOUT)?;
     server.cut_off(cut, CUT_TIMEOUT)?;

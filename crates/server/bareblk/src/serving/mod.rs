@@ -380,6 +380,10 @@ impl Serving {
     /// Resizes a disk; `force` allows a smaller size.
     pub fn resize(&self, name: &str, bytes: u64, force: bool) -> Result<()> {
         let _change = self.begin_change()?;
+        let image = self.with_server(|server| server.image(name))??;
+        if image.backing().volume().is_some_and(|volume| volume.is_writable()) {
+            return self.grow_qcow2(name, bytes);
+        }
         Ok(self.with_server(|server| server.resize_disk(name, bytes, force))??)
     }
 
@@ -549,7 +553,7 @@ impl Serving {
     pub fn stop(&self) -> Option<StopReport> {
         let timeout = self.state().settings.options.stop_timeout();
         // A job in its last step ends the step first.
-        if let Err(error) = self.suspend_jobs() {
+        if let Err(error) = self.suspend_jobs(&mut Vec::new()) {
             warn!("a job still runs while the server stops: {error:#}");
         }
         let _fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);

@@ -83,7 +83,7 @@ impl Server {
                 source,
             };
             let storage = Storage::started(disk.name(), image, Some(engine)).map_err(system)?;
-            wait_for_tables(&storage.image, deadline).map_err(|why| LiveUpgradeError::Stays {
+            wait_for_tables(&storage.image, deadline_in(timeout)).map_err(|why| LiveUpgradeError::Stays {
                 disk: disk.name().to_owned(),
                 why: why.to_owned(),
             })?;
@@ -92,7 +92,14 @@ impl Server {
         let images: Vec<Arc<Image>> =
             replacements.iter().map(|(_, storage)| Arc::clone(&storage.image)).collect();
         settle(&images)?;
+        let has_grown = |((_, storage), export): &(&(Arc<Disk>, Storage), &Arc<Export>)| {
+            storage.image.capacity_sectors() > export.disk.image().capacity_sectors()
+        };
+        let grown = replacements.iter().zip(&found).filter(has_grown);
+        let grown: Vec<Arc<Export>> = grown.map(|(_, export)| Arc::clone(export)).collect();
         let paused = replace(replacements, frozen, begin);
+        let sessions = grown.iter().flat_map(|export| export.sessions.all());
+        sessions.for_each(|session| session.announce_config_change());
         info!(disks = names.join(", "), ?paused, "the disks resume with other images");
         Ok(paused)
     }
@@ -108,7 +115,7 @@ fn replace(replacements: Vec<(Arc<Disk>, Storage)>, frozen: Frozen<'_>, begin: I
     paused
 }
 
-/// A guest must not notice the new image.
+/// A guest must not notice the new image, unless it is larger.
 fn check_same(disk: &Disk, image: &Image) -> Result<(), AdminError> {
     let old = disk.image();
     let differs = |what: &'static str| {
@@ -116,7 +123,7 @@ fn check_same(disk: &Disk, image: &Image) -> Result<(), AdminError> {
         Err(AdminError::OtherImage { disk, what })
     };
     match () {
-        () if old.capacity_sectors() != image.capacity_sectors() => differs("size"),
+        () if old.capacity_sectors() > image.capacity_sectors() => differs("size"),
         () if old.block_size() != image.block_size() => differs("block size"),
         () if old.read_only() != image.read_only() => differs("access"),
         () if old.cache() != image.cache() => differs("cache mode"),

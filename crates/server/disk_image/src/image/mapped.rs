@@ -6,7 +6,7 @@
 //! - A relative name is relative to the folder by which the image is named, as in QEMU. Symbolic links are resolved only to
 //!   check the folder.
 //! - Only the image itself is opened for writing, with the lock of a raw image. Every file that an image names is opened for
-//!   reading only.
+//!   reading only (`ctl commit` opens the one below again, `image/merge.rs`).
 //! - Nothing is written here. The first change is the metadata thread's (`Backing::start_metadata_thread`).
 
 use std::fs::File;
@@ -30,9 +30,10 @@ use crate::limits::{self, DiscardLimits, WriteZeroesLimits};
 use crate::lock;
 use crate::opener::Opener;
 use crate::range::Bounds;
+use crate::volume::parts::divide;
 use crate::volume::table_file::TableFile;
 use crate::volume::{
-    LEAST_WRITABLE_CACHE_BYTES, Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Tables, Volume, divide,
+    LEAST_WRITABLE_CACHE_BYTES, Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Tables, Volume,
 };
 
 impl Image {
@@ -214,6 +215,7 @@ impl ChainFiles<'_> {
         let locks = if served.is_some() { Locks::Joined } else { self.locks };
         let options = ImageOptions { path: real, access: Access::ReadOnly, ..self.options.clone() };
         let file = OpenFile::open(self.opener, &options, locks).map_err(io::Error::other)?;
+        overlay_mark::check_committed(path, &file.file).map_err(io::Error::other)?;
         if served.is_some_and(|served| served != file.id) {
             return Err(io::Error::other("another file has taken the name of the one that is served"));
         }

@@ -11,6 +11,7 @@
 //! - The caller stops all requests before the new image is made, and serves it only after the last step.
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ impl Image {
         ))
     }
 
-    fn with_volume(&self, path: &Path, volume: Volume, discard: Option<DiscardLimits>) -> Self {
+    pub(super) fn with_volume(&self, path: &Path, volume: Volume, discard: Option<DiscardLimits>) -> Self {
         Self {
             claim: None,
             path: path.to_owned(),
@@ -144,6 +145,11 @@ impl Image {
         if !metadata.is_file() {
             return Err(self.not_merged("its backing file is a block device"));
         }
+        overlay_mark::check_committed(below.path(), &file)?;
+        overlay_mark::check_other_overlay(opener, below.path(), &file, Some(&self.path))?;
+        if let Some(top) = self.file_with_lock() {
+            overlay_mark::probe(top).map_err(|error| self.cannot_mark(&error))?;
+        }
         let lock = |source| ImageError::Lock { path: options.path.clone(), source };
         if !lock::raise(below.file(), options.lock_timeout).map_err(lock)? {
             let holders = opener.lock_holders(FileId::from(&metadata));
@@ -191,7 +197,12 @@ impl Image {
         let table_file = TableFile::new(Arc::clone(&file), alignment);
         let kind = if is_mapped {
             let unwritable = |source| ImageError::Qcow2Unwritable { path: path(), source: Box::new(source) };
-            TargetKind::Qcow2(Box::new(Writer::open(table_file).map_err(unwritable)?))
+            let writer = Writer::open(table_file).map_err(unwritable)?;
+            // Workers read its tables meanwhile, and an entry of two words is not read in one piece.
+            if writer.header().geometry.has_extended_l2() {
+                return Err(self.not_merged("its backing file has extended L2 entries: use qemu-img commit"));
+            }
+            TargetKind::Qcow2(Box::new(writer))
         } else {
             TargetKind::Raw { file: table_file, frees: options.discard }
         };
@@ -243,6 +254,11 @@ impl Image {
         if let Some(Err(why)) = merge.end_commit().map(|mut target| target.close()) {
             warn!(image = %self.path.display(), "the image below has leaked clusters after a commit that did not end: {why}");
         }
+        self.free_below();
+    }
+
+    /// Lets other programs read the image below this one again, after a commit that has ended without effect.
+    pub fn free_below(&self) {
         if let Some(below) = self.backing.volume().and_then(|volume| volume.file_below_top())
             && let Err(error) = lock::lower(below.file())
         {
@@ -259,12 +275,28 @@ impl Image {
         let (Some(file), Some(below)) = (self.file_with_lock(), successor.file_with_lock()) else {
             return Err(self.not_merged("the images are not open for writing"));
         };
-        overlay_mark::mark_committed(file, &successor.path).map_err(|error| {
-            self.not_merged(format!(
-                "it cannot be marked as committed, so that no start serves it again: {error}"
-            ))
-        })?;
+        if let Err(error) = overlay_mark::mark_committed(file, &successor.path) {
+            self.take_back();
+            return Err(self.cannot_mark(&error));
+        }
         overlay_mark::unmark(below, &self.path);
         Ok(())
+    }
+
+    /// Undoes [`Image::give_up_for`] for this image: its guest has not gone on elsewhere.
+    pub fn take_back(&self) {
+        let unmarked = self.file_with_lock().map_or(Ok(()), |file| overlay_mark::unmark_committed(file));
+        if let Err(error) = unmarked {
+            warn!(
+                image = %self.path.display(),
+                "cannot remove the mark with which no start serves the image (setfattr -x user.bareblk.committed does): {error}"
+            );
+        }
+    }
+
+    fn cannot_mark(&self, error: &io::Error) -> ImageError {
+        self.not_merged(format!(
+            "it cannot be marked as committed (by an extended attribute), so a later start might serve it again: {error}"
+        ))
     }
 }

@@ -22,16 +22,27 @@ const COMMITTED: &str = "user.bareblk.committed";
 /// As long as a path may be.
 const MAX_BYTES: usize = 4096;
 
+/// Whether the file can have marks.
+///
+/// # Errors
+/// It cannot.
+pub(super) fn probe(file: &File) -> io::Result<()> {
+    const PROBE: &str = "user.bareblk.probe";
+    fsetxattr(file, PROBE, b"1", XattrFlags::empty())?;
+    Ok(fremovexattr(file, PROBE)?)
+}
+
 /// # Errors
 /// The file cannot have the mark.
 pub(super) fn mark(file: &File, overlay: &Path) -> io::Result<()> {
     Ok(fsetxattr(file, OVERLAY, overlay.as_os_str().as_bytes(), XattrFlags::empty())?)
 }
 
-/// Removes the mark, if it names this overlay.
+/// Removes the mark, if it names this overlay, and makes that durable.
 pub(super) fn unmark(file: &File, overlay: &Path) {
+    let remove = || fremovexattr(file, OVERLAY).map_err(io::Error::from).and_then(|()| file.sync_all());
     if path_in(file, OVERLAY).is_some_and(|marked| marked == overlay)
-        && let Err(error) = fremovexattr(file, OVERLAY)
+        && let Err(error) = remove()
     {
         warn!(
             overlay = %overlay.display(),
@@ -40,10 +51,30 @@ pub(super) fn unmark(file: &File, overlay: &Path) {
     }
 }
 
+/// Marks a committed image, durably.
+///
 /// # Errors
-/// The file cannot have the mark.
+/// The file may have the mark.
 pub(super) fn mark_committed(file: &File, below: &Path) -> io::Result<()> {
-    Ok(fsetxattr(file, COMMITTED, below.as_os_str().as_bytes(), XattrFlags::empty())?)
+    fsetxattr(file, COMMITTED, below.as_os_str().as_bytes(), XattrFlags::empty())?;
+    file.sync_all()
+}
+
+/// # Errors
+/// The file may have the mark.
+pub(super) fn unmark_committed(file: &File) -> io::Result<()> {
+    Ok(fremovexattr(file, COMMITTED)?)
+}
+
+/// Refuses an image whose guest has gone on in the image below it.
+///
+/// # Errors
+/// [`ImageError::Committed`].
+pub(super) fn check_committed(path: &Path, file: &File) -> Result<(), ImageError> {
+    match path_in(file, COMMITTED) {
+        Some(below) => Err(ImageError::Committed { path: path.to_owned(), below }),
+        None => Ok(()),
+    }
 }
 
 fn path_in(file: &File, name: &str) -> Option<PathBuf> {
@@ -59,15 +90,25 @@ fn path_in(file: &File, name: &str) -> Option<PathBuf> {
 /// # Errors
 /// [`ImageError::HasOverlay`], [`ImageError::Committed`].
 pub(super) fn check(opener: &dyn Opener, path: &Path, access: Access, file: &File) -> Result<(), ImageError> {
-    if let Some(below) = path_in(file, COMMITTED) {
-        return Err(ImageError::Committed { path: path.to_owned(), below });
+    check_committed(path, file)?;
+    match access {
+        Access::ReadOnly => Ok(()),
+        Access::ReadWrite => check_other_overlay(opener, path, file, None),
     }
-    if access == Access::ReadOnly {
-        return Ok(());
-    }
-    let overlay = path_in(file, OVERLAY).filter(
-        |overlay| !matches!(opener.file_kind(overlay), Err(error) if error.kind() == io::ErrorKind::NotFound),
-    );
+}
+
+/// Refuses an image that has an overlay, except `own`. A mark whose overlay has gone does not count.
+///
+/// # Errors
+/// [`ImageError::HasOverlay`].
+pub(super) fn check_other_overlay(
+    opener: &dyn Opener,
+    path: &Path,
+    file: &File,
+    own: Option<&Path>,
+) -> Result<(), ImageError> {
+    let has_gone = |overlay: &Path| matches!(opener.file_kind(overlay), Err(error) if error.kind() == io::ErrorKind::NotFound);
+    let overlay = path_in(file, OVERLAY).filter(|overlay| Some(&**overlay) != own && !has_gone(overlay));
     match overlay {
         Some(overlay) => Err(ImageError::HasOverlay { path: path.to_owned(), overlay }),
         None => Ok(()),

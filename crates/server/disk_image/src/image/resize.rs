@@ -12,13 +12,72 @@
 
 use std::io;
 
-use super::Image;
+use super::{CapacityChange, Image, size_bytes};
 use crate::backing::Backing;
-use crate::error::ResizeError;
+use crate::error::{ImageError, ResizeError};
 use crate::file::FileKind;
-use crate::range::SECTOR_BYTES;
+use crate::range::{Bounds, SECTOR_BYTES};
 
 impl Image {
+    /// The same qcow2 image with a larger disk. No request may be in flight, and no metadata thread have the tables. This image
+    /// stays valid.
+    ///
+    /// # Errors
+    /// [`ResizeError`]; the disk may have the new size in the file.
+    pub fn grown(&self, wanted_bytes: u64) -> Result<Self, ResizeError> {
+        let (path, from_bytes) = (self.path.clone(), self.bounds.capacity_bytes());
+        let block_size_bytes = self.block_size();
+        let Some(volume) = self.backing.volume().filter(|volume| volume.is_writable()) else {
+            return Err(ResizeError::ReadOnly { path });
+        };
+        if !wanted_bytes.is_multiple_of(block_size_bytes.into()) {
+            return Err(ResizeError::Ragged { path, wanted_bytes, block_size_bytes });
+        }
+        if wanted_bytes < from_bytes {
+            return Err(ResizeError::Qcow2Smaller { path, from_bytes, wanted_bytes });
+        }
+        let grown = volume.grown(wanted_bytes);
+        let grown = grown.map_err(|source| ResizeError::Qcow2Write {
+            path,
+            wanted_bytes,
+            source: Box::new(source),
+        })?;
+        Ok(Self {
+            bounds: Bounds::new(wanted_bytes, block_size_bytes),
+            ..self.with_volume(&self.path, grown, self.discard)
+        })
+    }
+
+    /// The size now, which another program may have changed.
+    fn stored_bytes(&self) -> io::Result<u64> {
+        match &self.backing {
+            Backing::File(file) => size_bytes(file, self.kind),
+            Backing::Nbd(export) => export.refresh_size().map_err(io::Error::other),
+            Backing::Rbd(image) => image.refresh_size(),
+            Backing::Mapped(volume) => Ok(volume.size_bytes()),
+        }
+    }
+
+    /// Reads the image's size again. Growth takes effect at once, in whole blocks; shrinking is only
+    /// reported.
+    ///
+    /// # Errors
+    /// [`ImageError::Inspect`] if the size cannot be read.
+    pub fn refresh_capacity(&self) -> Result<CapacityChange, ImageError> {
+        let size_bytes = self.stored_bytes().map_err(|source| ImageError::Inspect {
+            path: self.path.clone(),
+            what: "the size",
+            source,
+        })?;
+        let from = self.bounds.grow(size_bytes) / SECTOR_BYTES;
+        let to = self.bounds.whole_blocks(size_bytes) / SECTOR_BYTES;
+        Ok(match to.cmp(&from) {
+            std::cmp::Ordering::Equal => CapacityChange::Unchanged,
+            std::cmp::Ordering::Greater => CapacityChange::Grown { from, to },
+            std::cmp::Ordering::Less => CapacityChange::Shrunk { from, to },
+        })
+    }
+
     /// Sets the image's size with immediate effect. Shrinks only with `force`. Returns the previous capacity, in
     /// sectors of 512 bytes.
     ///

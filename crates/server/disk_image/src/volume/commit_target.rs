@@ -1,7 +1,8 @@
 //! The image below a disk's top, open for writing, into which a job copies the top.
 //!
 //! - A raw file is written in place. Of a qcow2 image this is the only writer; its guest's view is made anew afterwards.
-//! - Clusters that its entries lose are not freed before the end: the volume's workers keep entries of this layer.
+//! - The volume's workers go on reading this layer, and keep entries of it. So they learn at once how long its file is, and
+//!   clusters that entries lose are not freed before the end.
 
 use std::fs::File;
 use std::ops::Range;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 use qcow2::{Below, RawL2Entry, View, WriteAt, WriteError, Writer};
 
+use super::LayerFile;
 use super::table_file::TableFile;
 use crate::error::line;
 use crate::geometry::Alignment;
@@ -34,11 +36,13 @@ pub(crate) enum TargetKind {
     Qcow2(Box<Writer<TableFile>>),
 }
 
-/// The target's tables have no view: guests read the old volume until the job's end.
-struct NoView;
+/// The target's file, as workers know it. Its tables have no other view: guests see none of the changes.
+struct Length<'a>(Option<&'a LayerFile>);
 
-impl View for NoView {
-    fn file_grew(&mut self, _: u64) {}
+impl View for Length<'_> {
+    fn file_grew(&mut self, len_bytes: u64) {
+        self.0.into_iter().for_each(|file| file.grow(len_bytes));
+    }
 
     fn l1_changed(&mut self, _: u64, _: u64) {}
 
@@ -48,11 +52,17 @@ impl View for NoView {
 }
 
 impl CommitTarget {
-    /// Writes guest data. `data`: of the top's cluster size, with zeroes past the disk's end.
+    /// Writes guest data. `known`: the file, as the volume's workers know it. `data`: of the top's cluster size, with zeroes past the disk's end.
     ///
     /// # Errors
     /// For people.
-    pub fn write(&mut self, offset: u64, data: &[u8], below: &mut dyn Below) -> Result<(), String> {
+    pub fn write(
+        &mut self,
+        offset: u64,
+        data: &[u8],
+        known: Option<&LayerFile>,
+        below: &mut dyn Below,
+    ) -> Result<(), String> {
         let written = match &mut self.kind {
             TargetKind::Raw { file, .. } => {
                 let size_bytes = qcow2::ReadAt::len_bytes(file);
@@ -63,7 +73,7 @@ impl CommitTarget {
                 })
             }
             TargetKind::Qcow2(writer) => {
-                let written = writer.overwrite(offset, data, below, &mut NoView);
+                let written = writer.overwrite(offset, data, below, &mut Length(known));
                 return written.map_err(|error| failed(&self.path, &error));
             }
         };
@@ -74,7 +84,12 @@ impl CommitTarget {
     ///
     /// # Errors
     /// For people.
-    pub fn zero(&mut self, range: Range<u64>, below: &mut dyn Below) -> Result<(), String> {
+    pub fn zero(
+        &mut self,
+        range: Range<u64>,
+        known: Option<&LayerFile>,
+        below: &mut dyn Below,
+    ) -> Result<(), String> {
         if let TargetKind::Raw { file, frees: true } = &self.kind {
             let punched = file.punch_hole(range.start, range.end - range.start);
             return punched.map_err(|error| failed(&self.path, &error));
@@ -84,7 +99,7 @@ impl CommitTarget {
                 (writer.header().geometry.cluster_bytes(), writer.header().size_bytes);
             let is_whole = |at: u64| at.is_multiple_of(cluster_bytes) || at == size_bytes;
             if is_whole(range.start) && is_whole(range.end) {
-                match self.zero_clusters(range.clone(), below) {
+                match self.zero_clusters(range.clone(), known, below) {
                     Err(WriteError::NoZeroFlag) => {}
                     done => return done.map_err(|error| failed(&self.path, &error)),
                 }
@@ -92,14 +107,19 @@ impl CommitTarget {
         }
         let zeroes =
             vec![0; usize::try_from(range.end - range.start).unwrap_or(usize::MAX).next_multiple_of(4096)];
-        self.write(range.start, &zeroes, below)
+        self.write(range.start, &zeroes, known, below)
     }
 
-    fn zero_clusters(&mut self, range: Range<u64>, below: &mut dyn Below) -> Result<(), WriteError> {
+    fn zero_clusters(
+        &mut self,
+        range: Range<u64>,
+        known: Option<&LayerFile>,
+        below: &mut dyn Below,
+    ) -> Result<(), WriteError> {
         let TargetKind::Qcow2(writer) = &mut self.kind else { return Err(WriteError::NoZeroFlag) };
         let mut at = range.start;
         while at < range.end {
-            at = writer.zero(at..range.end, false, below, &mut NoView)?;
+            at = writer.zero(at..range.end, false, below, &mut Length(known))?;
         }
         Ok(())
     }

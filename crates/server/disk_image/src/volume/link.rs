@@ -309,6 +309,11 @@ impl Link {
         peers.retain(|peer| !peer.shared.has_left.load(Ordering::Acquire));
     }
 
+    /// Adds the engines that have joined, behind those that the thread knows.
+    pub(crate) fn add_new(&self, peers: &mut Vec<Peer>) {
+        peers.append(&mut lock(&self.engines).new);
+    }
+
     /// Gives the metadata thread an order. Returns where its answer arrives; nothing arrives if it has ended.
     pub(crate) fn order(&self, what: Use) -> Receiver<Result<(), String>> {
         let (done, answer) = sync_channel(1);

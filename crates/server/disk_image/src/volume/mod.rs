@@ -19,7 +19,7 @@ mod layer_file;
 pub mod link;
 pub mod merge;
 pub mod metadata;
-mod parts;
+pub(crate) mod parts;
 mod slices;
 pub(crate) mod table_file;
 mod top;
@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use qcow2::{
     BadEntry, CompressedCluster, Compression, EntryProblem, Geometry, Header, L1Entry, L2Entry, RawL2Entry,
-    RunKind, Table, Writer,
+    RunKind, Table, Unlinked, Writer,
 };
 use tracing::{debug, warn};
 
@@ -68,6 +68,8 @@ pub(crate) struct Writable {
     header: Header,
     /// Until the metadata thread takes it.
     tables: Mutex<Option<Tables>>,
+    /// What a commit unlinked in this image. It is freed once a guest has gone on here.
+    unlinked: Mutex<Option<Unlinked>>,
 }
 
 /// The tables of a writable disk, before its metadata thread takes them.
@@ -207,7 +209,7 @@ impl Volume {
     pub(crate) fn new(files: Vec<LayerFile>, layers: Vec<Layer>, writable: Option<(Header, Tables)>) -> Self {
         let writable = writable.map(|(header, tables)| {
             let (link, tables) = (Arc::new(Link::new()), Mutex::new(Some(tables)));
-            Writable { link, header, tables }
+            Writable { link, header, tables, unlinked: Mutex::default() }
         });
         Self { files, layers, writable }
     }
@@ -587,26 +589,4 @@ impl From<BadEntry> for Stop {
 fn entry_in(words: &[u64], word: usize, extended: bool) -> RawL2Entry {
     let at = |word: usize| words.get(word).copied().unwrap_or_default();
     RawL2Entry { cluster: at(word), subclusters: if extended { at(word + 1) } else { 0 } }
-}
-
-/// Divides the memory for tables among the layers, by what they need at most.
-pub(crate) fn divide(cache_bytes: u64, needs_bytes: &[u64]) -> Vec<u64> {
-    let total: u128 = needs_bytes.iter().map(|need| u128::from(*need)).sum();
-    let share = |need: &u64| {
-        let share = u128::from(cache_bytes) * u128::from(*need) / total.max(1);
-        (*need).min(u64::try_from(share).unwrap_or(u64::MAX))
-    };
-    needs_bytes.iter().map(share).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tables_that_all_fit_are_all_kept_and_others_share_what_there_is() {
-        assert_eq!(divide(100, &[10, 0, 20]), [10, 0, 20]);
-        assert_eq!(divide(100, &[300, 100]), [75, 25]);
-        assert_eq!(divide(100, &[u64::MAX, u64::MAX]), [50, 50]);
-    }
 }

@@ -1,13 +1,13 @@
 //! Volumes made of layers of another one, whose files stay open.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use qcow2::{Header, Writer};
+use qcow2::{Header, Unlinked, WriteError, Writer};
 
 use super::table_file::TableFile;
-use super::{Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Tables, Volume, divide};
+use super::{Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Tables, Volume};
 
 /// The layers of a new volume.
 #[derive(Default)]
@@ -26,9 +26,23 @@ impl Volume {
         Some(Self::new(parts.files, parts.layers, Some((header, Tables::Theirs))))
     }
 
+    /// The same layers, with a larger disk. No metadata thread may have the tables.
+    pub(crate) fn grown(&self, size_bytes: u64) -> Result<Self, WriteError> {
+        let (header, l1) = super::metadata::resize::grow(self, size_bytes)?;
+        let shares = self.shares(0);
+        let mut parts = Parts::default();
+        parts.copy(self, 0..self.layers.len(), &shares);
+        if let (Some(top), Some(share)) = (parts.layers.first_mut(), shares.first()) {
+            top.size_bytes = size_bytes;
+            top.mapping = Some(Mapping::new(header.geometry, header.compression, &l1, *share));
+        }
+        Ok(Self::new(parts.files, parts.layers, Some((header, Tables::Theirs))))
+    }
+
     /// The layers below the top. `writer` has the tables of the first of them, whose file is open for writing.
-    pub(crate) fn below_top(&self, file: LayerFile, writer: Box<Writer<TableFile>>) -> Option<Self> {
-        let old = self.layers.get(1)?;
+    /// What it has unlinked is freed when a guest begins to use the new volume: until then this one may be used again.
+    pub(crate) fn below_top(&self, file: LayerFile, mut writer: Box<Writer<TableFile>>) -> Option<Self> {
+        let (old, unlinked) = (self.layers.get(1)?, writer.take_unlinked());
         let shares = self.shares(1);
         let share = shares.first().copied().unwrap_or_default();
         let header = writer.header().clone();
@@ -42,7 +56,16 @@ impl Volume {
         };
         let mut parts = Parts { files: vec![file], layers: vec![layer] };
         parts.copy(self, 2..self.layers.len(), shares.get(1..).unwrap_or_default());
-        Some(Self::new(parts.files, parts.layers, Some((header, Tables::Read(writer)))))
+        let mut volume = Self::new(parts.files, parts.layers, Some((header, Tables::Read(writer))));
+        if let Some(writable) = &mut volume.writable {
+            writable.unlinked = Mutex::new(unlinked);
+        }
+        Some(volume)
+    }
+
+    /// For the metadata thread, when a guest begins to use the volume.
+    pub(crate) fn take_unlinked(&self) -> Option<Unlinked> {
+        self.writable.as_ref()?.unlinked.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The file of the layer below the top. `None`: there is none.
@@ -110,5 +133,27 @@ impl Parts {
             self.files.push(LayerFile::new(path, open, file.alignment(), file.len_bytes()));
         }
         self.files.len() - 1
+    }
+}
+
+/// Divides the memory for tables among the layers, by what they need at most.
+pub(crate) fn divide(cache_bytes: u64, needs_bytes: &[u64]) -> Vec<u64> {
+    let total: u128 = needs_bytes.iter().map(|need| u128::from(*need)).sum();
+    let share = |need: &u64| {
+        let share = u128::from(cache_bytes) * u128::from(*need) / total.max(1);
+        (*need).min(u64::try_from(share).unwrap_or(u64::MAX))
+    };
+    needs_bytes.iter().map(share).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_that_all_fit_are_all_kept_and_others_share_what_there_is() {
+        assert_eq!(divide(100, &[10, 0, 20]), [10, 0, 20]);
+        assert_eq!(divide(100, &[300, 100]), [75, 25]);
+        assert_eq!(divide(100, &[u64::MAX, u64::MAX]), [50, 50]);
     }
 }

@@ -41,7 +41,7 @@ impl Volume {
         let table_file = TableFile::new(Arc::clone(file.file()), file.alignment());
         let len_bytes = table_file.len_bytes().map_err(|error| error.to_string())?;
         let writer = Writer::open(table_file).map_err(|error| line(&error))?;
-        if !writer.header().is_same_disk(&writable.header) || writer.l1().len() != top.l1.len() {
+        if !writer.header().is_same_disk(&writable.header) || writer.l1().len() < top.l1.len() {
             return Err("the image is not the one that was opened: restart the server".to_owned());
         }
         file.grow(len_bytes);

@@ -58,12 +58,13 @@ pub struct Header {
 }
 
 impl Header {
-    /// Whether the guest's disk is the same, and made of the same files. A writer changes the places of tables and the
-    /// autoclear bits only.
+    /// Whether `other`, a later header, has the same disk, made of the same files, which may have grown. A writer changes the
+    /// places of tables and the autoclear bits, too. An image that needs its backing file no more may have lost its name.
     #[must_use]
     pub fn is_same_disk(&self, other: &Self) -> bool {
-        let what = |header: &Self| (header.geometry, header.size_bytes, header.l1, header.compression);
-        what(self) == what(other) && self.backing == other.backing
+        let what = |header: &Self| (header.geometry, header.compression);
+        let has_same_backing = self.backing == other.backing || other.backing.is_none();
+        what(self) == what(other) && has_same_backing && self.size_bytes <= other.size_bytes
     }
 }
 

@@ -34,7 +34,7 @@ pub enum WriteError {
     /// What was written may be lost. The writer changes nothing any more.
     #[error("cannot sync the image")]
     Sync(#[source] io::Error),
-    /// It is unknown which refcount table the header names. The writer changes nothing any more.
+    /// It is unknown which table or size the header has. The writer changes nothing any more.
     #[error("cannot write the header")]
     Header(#[source] io::Error),
     /// The image contradicts itself. The writer changes nothing any more.

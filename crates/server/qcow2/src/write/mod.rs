@@ -1,10 +1,10 @@
 //! Changes an image: makes the guest's clusters writable in place, zeroes them and frees them.
 //!
 //! ```text
-//! claim.rs ─┐ reserve.rs, refill.rs: host clusters with durable counts, which read as zeroes
-//! zero.rs  ─┴▶ link.rs: L1 and L2 entries, then the view ─▶ unlinked ─▶ release.rs: sync, punch, counts
+//! claim/  ─┐ space/: host clusters with durable counts, which read as zeroes
+//! zero.rs ─┴▶ link.rs: L1 and L2 entries, then the view ─▶ unlinked ─▶ space/release.rs: sync, punch, counts
 //! claim/merge.rs: whole clusters for jobs that merge layers
-//! counts.rs: refcounts; metadata.rs: what is a table; blocks.rs: the file in blocks of 4 KiB
+//! space/counts.rs: refcounts; space/grow.rs: a larger disk; metadata.rs: what is a table; blocks.rs: the file in blocks of 4 KiB
 //! ```
 //!
 //! - **References never exceed the stored counts**, at no instant and in no subset of the unsynced writes: counts rise
@@ -21,15 +21,12 @@
 
 mod blocks;
 mod claim;
-mod counts;
 mod error;
 mod interface;
 mod link;
 mod metadata;
 mod open;
-mod refill;
-mod release;
-mod reserve;
+mod space;
 #[cfg(test)]
 pub(crate) mod tests;
 mod writer;

@@ -6,10 +6,10 @@ use crate::header::{Header, TableAt};
 use crate::snapshots::Snapshots;
 use crate::tables::{BadEntry, L1Entry, Table};
 use crate::write::blocks::{AnyOffset, Blocks};
-use crate::write::counts::Counts;
 use crate::write::error::WriteError;
 use crate::write::interface::WriteAt;
 use crate::write::metadata::Metadata;
+use crate::write::space::counts::Counts;
 
 /// The writer's blocks are part of one cluster.
 const MIN_CLUSTER_BITS: u32 = 12;

@@ -10,12 +10,12 @@ use crate::image::Image;
 use crate::tables::{BadEntry, L1Entry, L2Entry, RawL2Entry, Table};
 use crate::write::blocks::{Blocks, block_of, in_memory};
 use crate::write::claim::data_run::DataRun;
-use crate::write::counts::Counts;
 use crate::write::error::WriteError;
 use crate::write::interface::{View, WriteAt};
 use crate::write::metadata::Metadata;
 use crate::write::open;
-use crate::write::reserve::Reserve;
+use crate::write::space::counts::Counts;
+use crate::write::space::reserve::Reserve;
 
 /// The only owner of an image's tables and reference counts. Synchronous: one thread calls it.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub struct Writer<F> {
 #[derive(Debug)]
 struct Stop {
     reason: String,
-    /// Earlier writes may be lost, or it is unknown which refcount table the header names.
+    /// Earlier writes may be lost, or it is unknown what the header has.
     is_lost: bool,
 }
 
@@ -195,6 +195,15 @@ impl<F: WriteAt> Writer<F> {
         let result = change(self);
         self.stopped = result.as_ref().err().and_then(Stop::after);
         result
+    }
+
+    /// Changes fields of the header that are in one sector.
+    pub(super) fn update_header(&mut self, change: impl FnOnce(&mut [u8])) -> Result<(), WriteError> {
+        // After an error, the file has the old or the new fields.
+        self.blocks.update("header", 0, change).map_err(|error| match error {
+            WriteError::Io { source, .. } => WriteError::Header(source),
+            other => other,
+        })
     }
 
     pub(super) const fn geometry(&self) -> Geometry {

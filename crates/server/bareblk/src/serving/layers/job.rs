@@ -13,19 +13,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use disk_image::volume::link::Merged;
 use tracing::{error, info};
 
-use super::{commit, stream};
 use crate::control::answers::jobs::{JobReport, JobState};
 use crate::control::protocol::verbs::{JobChange, JobKind, JobStart};
-use crate::serving::Serving;
 
 /// How long a cancelled job may take for its last step.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a waiting job looks whether it was cancelled.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+pub(super) const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait for requests that a step must wait for.
 const SOON: Duration = Duration::from_millis(1);
 /// The longest sleep of a job that nothing wakes.
@@ -67,7 +63,7 @@ struct State {
 pub(super) struct Cancelled;
 
 impl Job {
-    fn new(new: &JobStart, goes_on: bool) -> Self {
+    pub(super) fn new(new: &JobStart, goes_on: bool) -> Self {
         let state = State {
             rate: new.rate,
             is_paused: new.paused,
@@ -102,7 +98,7 @@ impl Job {
     }
 
     /// Waits as long as the rate limit requires after this many bytes, and while the job is paused.
-    fn wait(&self, copied_bytes: u64) -> Result<(), Cancelled> {
+    pub(super) fn wait(&self, copied_bytes: u64) -> Result<(), Cancelled> {
         let begin = Instant::now();
         let mut state = self.state();
         loop {
@@ -117,11 +113,11 @@ impl Job {
         }
     }
 
-    fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         self.state().outcome.is_none()
     }
 
-    fn change(&self, change: &JobChange) {
+    pub(super) fn change(&self, change: &JobChange) {
         let mut state = self.state();
         state.is_paused = change.paused.unwrap_or(state.is_paused);
         state.rate = change.rate.unwrap_or(state.rate);
@@ -129,7 +125,7 @@ impl Job {
         self.changed.notify_all();
     }
 
-    fn end(&self, outcome: Result<Option<String>>) {
+    pub(super) fn end(&self, outcome: Result<Option<String>>) {
         let (disk, kind) = (&self.disk, self.kind.word());
         let outcome = match outcome {
             Ok(keys) => {
@@ -149,15 +145,18 @@ impl Job {
         self.changed.notify_all();
     }
 
-    /// Cancels the job, and waits until it has ended.
-    fn cancel(&self) -> Result<()> {
-        let mut state = self.state();
-        state.is_cancelled = true;
+    pub(super) fn tell_to_end(&self) {
+        self.state().is_cancelled = true;
         self.changed.notify_all();
-        let waited = self.changed.wait_timeout_while(state, CANCEL_TIMEOUT, |state| state.outcome.is_none());
+    }
+
+    /// Waits until the job has ended. Returns whether it has done its work.
+    pub(super) fn wait_ended(&self, deadline: Instant) -> Result<bool> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(self.state(), left, |state| state.outcome.is_none());
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        match state.outcome {
-            Some(_) => Ok(()),
+        match &state.outcome {
+            Some(outcome) => Ok(outcome.is_ok()),
             None => bail!(
                 "the {} of disk {} has not ended after {} s: check the storage of its images",
                 self.kind.word(),
@@ -167,7 +166,13 @@ impl Job {
         }
     }
 
-    fn report(&self) -> JobReport {
+    /// Cancels the job, and waits until it has ended. Returns whether it has done its work nevertheless.
+    pub(super) fn cancel(&self) -> Result<bool> {
+        self.tell_to_end();
+        self.wait_ended(Instant::now() + CANCEL_TIMEOUT)
+    }
+
+    pub(super) fn report(&self) -> JobReport {
         let state = self.state();
         let (progress, state_word) = (
             state.progress,
@@ -193,10 +198,21 @@ impl Job {
     }
 
     /// The same job, to be started again.
-    fn again(&self) -> JobStart {
+    pub(super) fn again(&self) -> JobStart {
         let state = self.state();
         let (disk, kind, rate) = (self.disk.clone(), self.kind, state.rate);
         JobStart { disk, kind, rate, paused: state.is_paused }
+    }
+}
+
+/// If a job's thread panics, the job has failed.
+pub(super) struct EndOnPanic<'a>(pub &'a Job);
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.end(Err(anyhow!("its thread has panicked")));
+        }
     }
 }
 
@@ -210,127 +226,15 @@ fn time_of(bytes: u64, rate: u64) -> Duration {
 }
 
 impl Jobs {
-    fn list(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Job>>> {
+    pub(super) fn list(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Job>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, disk: &str) -> Option<Arc<Job>> {
+    pub(super) fn find(&self, disk: &str) -> Option<Arc<Job>> {
         self.list().get(disk).map(Arc::clone)
     }
 
-    fn running(&self) -> Vec<Arc<Job>> {
+    pub(super) fn running(&self) -> Vec<Arc<Job>> {
         self.list().values().filter(|job| job.is_running()).map(Arc::clone).collect()
-    }
-}
-
-impl Serving {
-    /// Starts a job. `self`: the job's thread uses the server until the job's end.
-    ///
-    /// # Errors
-    /// The disk has nothing to merge, or a job already.
-    pub fn start_job(self: &Arc<Self>, new: &JobStart) -> Result<()> {
-        self.start(new, false)
-    }
-
-    fn start(self: &Arc<Self>, new: &JobStart, goes_on: bool) -> Result<()> {
-        let _change = self.begin_change()?;
-        self.refuse_job(&new.disk)?;
-        let image = self.with_server(|server| server.image(&new.disk))??;
-        image.check_merge()?;
-        let job = Arc::new(Job::new(new, goes_on));
-        let (serving, own) = (Arc::clone(self), Arc::clone(&job));
-        let run = move || {
-            let outcome = match own.kind {
-                JobKind::Stream => stream::run(&serving, &own, &image).map(|()| None),
-                JobKind::Commit => commit::run(&serving, &own, image).map(Some),
-            };
-            own.end(outcome);
-        };
-        let mut list = self.jobs.list();
-        std::thread::Builder::new()
-            .name("bareblk-job".into())
-            .spawn(run)
-            .context("cannot start the job's thread")?;
-        list.insert(new.disk.clone(), job);
-        Ok(())
-    }
-
-    /// Refuses a change of a disk that has a running job.
-    pub(super) fn refuse_job(&self, disk: &str) -> Result<()> {
-        match self.jobs.find(disk).filter(|job| job.is_running()) {
-            None => Ok(()),
-            Some(job) => bail!(
-                "disk {disk} has a running job ({}): wait until it has ended, or cancel it (bareblk ctl job {disk} --cancel)",
-                job.kind.word()
-            ),
-        }
-    }
-
-    /// All jobs, also those that have ended.
-    pub fn jobs(&self) -> Vec<JobReport> {
-        self.jobs.list().values().map(|job| job.report()).collect()
-    }
-
-    /// Changes a running job.
-    ///
-    /// # Errors
-    /// The disk has none.
-    pub fn change_job(&self, change: &JobChange) -> Result<()> {
-        self.running_job(&change.disk)?.change(change);
-        Ok(())
-    }
-
-    /// Cancels a running job, and waits until it has ended.
-    ///
-    /// # Errors
-    /// The disk has none; its storage hangs.
-    pub fn cancel_job(&self, disk: &str) -> Result<()> {
-        self.running_job(disk)?.cancel()
-    }
-
-    fn running_job(&self, disk: &str) -> Result<Arc<Job>> {
-        let running = self.jobs.find(disk).filter(|job| job.is_running());
-        running.ok_or_else(|| anyhow!("disk {disk} has no running job: bareblk ctl jobs shows all"))
-    }
-
-    /// Before a disk is removed: ends its job if that must be, else refuses.
-    pub(in crate::serving) fn end_job(&self, disk: &str, force: bool) -> Result<()> {
-        match self.jobs.find(disk).filter(|job| force && job.is_running()) {
-            Some(job) => job.cancel(),
-            None => self.refuse_job(disk),
-        }
-    }
-
-    /// After a disk was removed.
-    pub(in crate::serving) fn forget_job(&self, disk: &str) {
-        self.jobs.list().remove(disk);
-    }
-
-    /// Ends all jobs, and returns them, to be started again. The caller has begun a change, so no job starts meanwhile.
-    pub fn suspend_jobs(&self) -> Result<Vec<JobStart>> {
-        let running = self.jobs.running();
-        let new: Vec<JobStart> = running.iter().map(|job| job.again()).collect();
-        running.iter().try_for_each(|job| job.cancel())?;
-        Ok(new)
-    }
-
-    /// Starts jobs again after [`Serving::suspend_jobs`], or of another server.
-    pub fn resume_jobs(self: &Arc<Self>, jobs: &[JobStart]) {
-        for job in jobs {
-            if let Err(why) = self.start(job, true) {
-                error!(disk = job.disk, job = job.kind.word(), "cannot start the job again: {why:#}");
-            }
-        }
-    }
-
-    /// Waits until the job is not paused, and no other change runs.
-    pub(super) fn begin_last_step(&self, job: &Job) -> Result<MutexGuard<'_, ()>, Cancelled> {
-        loop {
-            job.wait(0)?;
-            match self.try_change() {
-                Some(change) => return Ok(change),
-                None => std::thread::sleep(LOOK_AGAIN),
-            }
-        }
     }
 }

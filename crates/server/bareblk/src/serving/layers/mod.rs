@@ -2,13 +2,16 @@
 //!
 //! ```text
 //! ctl snapshot            → snapshot.rs: clones          │ overlay.rs: new qcow2 images over the present ones
-//! ctl stream, ctl commit  → job.rs: a thread for each job ─▶ stream.rs │ commit.rs: small steps, then another image
+//! ctl stream, ctl commit  → jobs.rs, job.rs: a thread for each job ─▶ stream.rs │ commit.rs: small steps, then another image
+//! ctl resize              → resize.rs: qcow2 disks
 //! new_settings.rs: the settings of a disk with another image
 //! ```
 
 mod commit;
 pub(crate) mod job;
+mod jobs;
 mod new_settings;
 mod overlay;
+mod resize;
 mod snapshot;
 mod stream;

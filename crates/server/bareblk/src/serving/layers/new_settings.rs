@@ -2,8 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{SendError, sync_channel};
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use blk_server::{Placement, Replacement};
 use disk_image::Image;
 use io_engine::{FileSpec, choose};
@@ -93,4 +95,25 @@ pub(super) fn keys_of(settings: &DiskSettings) -> Vec<(&'static str, String)> {
 pub(super) fn words_of(keys: &[(&str, String)]) -> String {
     let words = keys.iter().map(|(key, value)| format!("{key}={value}"));
     words.collect::<Vec<_>>().join(" ")
+}
+
+/// Runs `work`, which may hang in a file system, on a thread. If it ends too late, `undo` gets what it has made.
+pub(super) fn within<T: Send + 'static>(
+    timeout: Duration,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+    undo: impl FnOnce(T) + Send + 'static,
+) -> Result<T> {
+    // Without room: the thread learns whether its result was taken.
+    let (done, ready) = sync_channel(0);
+    let run = move || {
+        if let Err(SendError(Ok(late))) = done.send(work()) {
+            undo(late);
+        }
+    };
+    let thread = std::thread::Builder::new().name("bareblk-open".into()).spawn(run);
+    thread.context("cannot start the thread that opens the image")?;
+    let seconds = timeout.as_secs_f64();
+    ready.recv_timeout(timeout).unwrap_or_else(|_| {
+        bail!("the images could not be opened and closed within {seconds} s: check their file systems")
+    })
 }

@@ -3,16 +3,15 @@
 //! `new files (opened by the sandbox's helper) → overlays written → disks frozen → overlays opened → disks go on → settings`
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use blk_server::Replacement;
 use disk_image::{Image, NewImage};
 use tracing::info;
 
-use super::new_settings::{keys_of, words_of};
+use super::new_settings::{keys_of, within, words_of};
 use super::snapshot::{check, create};
 use crate::args::serve_args::Format;
 use crate::config::disk_settings::DiskSettings;
@@ -44,10 +43,11 @@ impl Serving {
             let Some(settings) = all_settings.get(index).cloned() else { bail!("a disk without settings") };
             let (opener, sources) = (Arc::clone(&opener), Arc::clone(&self.sources));
             // The guests are paused, and a stop waits.
-            on_a_thread(timeout, move || {
+            let open = move || {
                 let image = below.open_overlay(opener.as_ref(), &settings.image)?;
                 sources.replacement(image, &settings)
-            })
+            };
+            within(timeout, open, drop)
         };
         // A stop waits until the outcome is known.
         let fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,19 +78,4 @@ impl Serving {
         }
         Ok(changed)
     }
-}
-
-/// Runs `open`, which may hang in a file system. If it ends late, what it has opened is closed.
-fn on_a_thread<T: Send + 'static>(
-    timeout: Duration,
-    open: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let (done, ready) = sync_channel(1);
-    let thread = std::thread::Builder::new().name("bareblk-open".into());
-    let run = move || _ = done.send(open());
-    thread.spawn(run).context("cannot start the thread that opens the overlay")?;
-    let seconds = timeout.as_secs_f64();
-    ready.recv_timeout(timeout).unwrap_or_else(|_| {
-        bail!("the overlay and the images below could not be opened within {seconds} s: check their file systems")
-    })
 }

@@ -4,13 +4,14 @@
 
 use std::sync::{Arc, PoisonError};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use blk_server::Replacement;
 use disk_image::Image;
 use disk_image::volume::merge::Merge;
 use tracing::info;
 
 use super::job::{Job, LAST_STEP_TIMEOUT};
+use super::new_settings::within;
 use crate::serving::Serving;
 
 /// Runs the job.
@@ -32,18 +33,23 @@ fn separate(serving: &Serving, job: &Job, image: &Arc<Image>, merge: Merge) -> R
     let settings = serving.settings_of(&job.disk)?;
     let mut merge = Some(merge);
     let open = |_: usize, old: Arc<Image>| -> Result<Replacement> {
-        if !Arc::ptr_eq(&old, image) {
-            bail!("the disk has another image now");
-        }
-        if let Some(merge) = merge.take() {
+        let merge = merge.take().filter(|_| Arc::ptr_eq(&old, image));
+        let merge = merge.context("the disk has another image now")?;
+        let (sources, settings) = (Arc::clone(&serving.sources), settings.clone());
+        let open = move || {
             merge.end(LAST_STEP_TIMEOUT).map_err(|why| anyhow!(why))?;
-        }
-        serving.sources.replacement(old.without_backing()?, &settings)
+            sources.replacement(old.without_backing()?, &settings)
+        };
+        within(LAST_STEP_TIMEOUT, open, drop)
+    };
+    let settle = |_: &[Arc<Image>]| {
+        let old = Arc::clone(image);
+        // If it ends late, the old image goes on, which needs the name no more.
+        within(LAST_STEP_TIMEOUT, move || Ok(old.separate()?), drop)
     };
     // A stop waits until the outcome is known.
     let _fate = serving.fate.lock().unwrap_or_else(PoisonError::into_inner);
     let names = [job.disk.clone()];
-    let settle = |_: &[Arc<Image>]| Ok(image.separate()?);
     let paused =
         serving.with_server(|server| server.replace_images(&names, LAST_STEP_TIMEOUT, open, settle))??;
     info!(disk = job.disk, ?paused, "the image needs no backing file any more");

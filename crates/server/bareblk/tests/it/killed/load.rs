@@ -72,6 +72,8 @@ pub struct Load {
     most: usize,
     random: Rng,
     pub seen: Seen,
+    /// Whether the disk may get another size.
+    pub may_grow: bool,
 }
 
 /// The time that the driver waits for a killed back-end.
@@ -110,7 +112,7 @@ impl Load {
         let sectors = if overlap == Overlap::Yes { 512 } else { 4096 };
         let (model, random, seen) = (Model::new(sectors), Rng::with_seed(seed), Seen::default());
         let (device, most) = (Arc::new(device), 1);
-        Self { device, queues, slots, model, overlap, unit, most, random, seen }
+        Self { device, queues, slots, model, overlap, unit, most, random, seen, may_grow: false }
     }
 
     /// Sends a few requests and takes completions.
@@ -197,6 +199,7 @@ impl Load {
                 self.seen.sent_again += u32::from(!report.kept_rings);
             }
             Event::Disconnected => {}
+            Event::ConfigChanged(_) if self.may_grow => {}
             other => panic!("{other:?}"),
         }
     }

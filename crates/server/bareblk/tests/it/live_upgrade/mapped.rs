@@ -6,7 +6,7 @@ use super::broken::{Hand, wait_refused};
 use super::{Disk, hand_on_under_load, notices_nothing};
 use crate::killed::load::{Load, Overlap, Rings};
 use crate::qcow2::{assert_consistent, content_in, folder, tool};
-use crate::rig::{Place, assert_says, eventually};
+use crate::rig::{Place, assert_says, ctl, eventually, ok, output, refusal};
 
 /// Small clusters, so that nearly every write changes the tables; over a backing file it copies first.
 fn written(words: &[&str], args: &[&str]) -> Option<Disk> {
@@ -50,6 +50,31 @@ fn old_server_opens_the_tables_again_when_the_new_one_says_no() {
             std::thread::sleep(Duration::from_millis(fastrand::u64(..30)));
         }
         disk.hand_on();
+    });
+}
+
+#[test]
+fn disk_grows_under_load_and_goes_from_server_to_server() {
+    let Some(mut disk) = written(&["-o", "cluster_size=4k", "-b", "base.raw", "-F", "raw"], &[]) else {
+        return;
+    };
+    let mut load = Load::connect(disk.socket(), Rings::Split, Overlap::No, fastrand::u64(..));
+    load.may_grow = true;
+    notices_nothing(load, &mut disk, |disk| {
+        // Within the L1 table, and beyond it.
+        for size in ["+3M", "9M", "+5G"] {
+            output(ctl(&disk.place, &["resize", "root", size]));
+            std::thread::sleep(Duration::from_millis(fastrand::u64(..40)));
+            disk.hand_on();
+        }
+        let shown = ok(&disk.place, &["list"]);
+        assert_eq!(shown["disks"][0]["size_bytes"], (9_u64 << 20) + (5 << 30), "{shown}");
+        assert_says(
+            &refusal(ctl(&disk.place, &["resize", "root", "1M", "--force"])),
+            &["can only grow", "--shrink"],
+        );
+        // Its L1 table would have more than 32 MiB.
+        assert_says(&refusal(ctl(&disk.place, &["resize", "root", "9T"])), &["a.qcow2", "L1 table"]);
     });
 }
 

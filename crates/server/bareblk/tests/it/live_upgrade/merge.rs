@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use blk_driver::{Device, Options};
+use rustix::fs::XattrFlags;
 use rustix::process::Signal;
 use serde_json::Value;
 
 use super::{Disk, MIB, notices_nothing};
 use crate::killed::load::{Load, Overlap, Rings};
 use crate::qcow2::{assert_consistent, content_in, folder, tool};
-use crate::rig::{Place, Server, assert_says, ctl, eventually, ok, output, refusal};
+use crate::rig::{DEADLINE, Place, Server, assert_says, ctl, eventually, ok, output, refusal};
 
 /// A disk whose contents are read from its present image.
 fn disk(place: Place, image: PathBuf, args: &[&str]) -> (Disk, Arc<Mutex<PathBuf>>) {
@@ -165,6 +167,47 @@ fn image_gets_all_that_lies_below_it_under_load() {
     });
 }
 
+/// The image below has larger clusters: when a commit writes a part of one, guests go on reading the rest of it.
+#[test]
+fn rest_of_a_larger_cluster_stays_while_a_part_of_it_is_committed() {
+    let place = Place::new();
+    std::fs::write(place.path("base.raw"), vec![0x11; 4 << 20]).unwrap();
+    let folder = folder(&place);
+    let words =
+        ["create", "-q", "-f", "qcow2", "-o", "cluster_size=2M", "-b", "base.raw", "-F", "raw", "a.qcow2"];
+    if tool(&place, "qemu-img", &words).is_none() {
+        return;
+    }
+    // So that the image has an L2 table.
+    tool(&place, "qemu-io", &["-c", "write -q -P 0x11 2M 64k", "a.qcow2"]).unwrap();
+    let words = ["create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", "top.qcow2"];
+    tool(&place, "qemu-img", &words).unwrap();
+    tool(&place, "qemu-io", &["-c", "write -q -P 0x22 64k 64k", "top.qcow2"]).unwrap();
+    let mut command = place.serve(&place.path("top.qcow2"), "s");
+    command.args(["--name", "root", "--control"]).arg(place.socket("c"));
+    command.args(["--format", "qcow2", "--backing-folders"]).arg(&folder);
+    let server = Server::start(command);
+    output(ctl(&place, &["commit", "root", "--rate", "1"]));
+    eventually("a copy", || (job(&place)["copied_bytes"] != 0).then_some(()));
+    let (_device, mut queues) = Device::connect(&Options::new(place.socket("s"))).unwrap();
+    let mut read_all = || {
+        let mut bytes = vec![0; 4 << 20];
+        for (number, part) in bytes.chunks_mut(64 << 10).enumerate() {
+            queues[0].read_blocking(number as u64 * 128, part, DEADLINE).unwrap();
+        }
+        let part = 64 << 10..128 << 10;
+        assert!(bytes[part.clone()].iter().all(|byte| *byte == 0x22));
+        assert!(bytes[..part.start].iter().chain(&bytes[part.end..]).all(|byte| *byte == 0x11));
+    };
+    read_all();
+    output(ctl(&place, &["job", "root", "--cancel"]));
+    read_all();
+    output(ctl(&place, &["commit", "root", "--wait"]));
+    read_all();
+    assert!(server.stop(Signal::TERM).success());
+    assert_consistent(&folder, "a.qcow2", true);
+}
+
 /// A start with the old configuration would let the guest see old data.
 #[test]
 fn committed_image_is_not_served_again() {
@@ -217,6 +260,23 @@ fn jobs_that_cannot_be_done_are_refused_and_change_nothing() {
     assert_eq!(job(&place)["error"], "cancelled");
     assert_eq!(ok(&place, &["list"])["disks"][0]["layers"], 2);
     assert!(server.stop(Signal::TERM).success());
+}
+
+#[test]
+fn image_below_that_others_need_is_not_changed() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let folder = folder(&place).display().to_string();
+    let serve = |image: &Path, words: &[&str]| {
+        let mut command = place.serve(image, "s");
+        command.args(["--name", "root", "--control"]).arg(place.socket("c")).args(words);
+        Server::start(command)
+    };
+    let refused = |words: &[&str], says: &[&str]| assert_says(&refusal(ctl(&place, words)), says);
+    let server = serve(&image, &[]);
+    let top = place.path("top.qcow2");
+    output(ctl(&place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+    assert!(server.stop(Signal::TERM).success());
     // Another disk needs the image below as it is.
     let server = serve(&top, &["--format", "qcow2", "--backing-folders", &folder]);
     let words = ["create", "-q", "-f", "qcow2", "-b", "disk.raw", "-F", "raw", "clone.qcow2"];
@@ -232,6 +292,18 @@ fn jobs_that_cannot_be_done_are_refused_and_change_nothing() {
         output(ctl(&place, &["remove", "clone"]));
         output(ctl(&place, &["commit", "root", "--wait"]));
     }
+    assert!(server.stop(Signal::TERM).success());
+    // Another overlay, which no program has open, needs the image below as it is.
+    let server = serve(&image, &[]);
+    let top = place.path("top-2.qcow2");
+    output(ctl(&place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+    let other = place.path("other.qcow2");
+    std::fs::write(&other, "").unwrap();
+    let mark = other.as_os_str().as_encoded_bytes();
+    rustix::fs::setxattr(&image, "user.bareblk.overlay", mark, XattrFlags::empty()).unwrap();
+    refused(&["commit", "root", "--wait"], &["disk.raw", "the overlay", "other.qcow2 depends on it"]);
+    std::fs::remove_file(&other).unwrap();
+    output(ctl(&place, &["commit", "root", "--wait"]));
     assert!(server.stop(Signal::TERM).success());
     // Internal snapshots need the image below.
     let words = ["create", "-q", "-f", "qcow2", "-b", "disk.raw", "-F", "raw", "kept.qcow2"];

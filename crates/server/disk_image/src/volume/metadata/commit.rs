@@ -20,8 +20,7 @@ use super::pull::{STEP_BYTES, STEP_CLUSTERS};
 use crate::error::line;
 use crate::volume::Volume;
 use crate::volume::commit_target::CommitTarget;
-use crate::volume::epochs::Epochs;
-use crate::volume::link::{Merged, Peer};
+use crate::volume::link::{Link, Merged, Peer};
 use crate::volume::table_file::TableFile;
 
 /// What is protected at a time before it is copied.
@@ -57,23 +56,28 @@ pub(super) struct Commit {
 }
 
 impl Commit {
-    pub fn new(target: Box<CommitTarget>, writer: &Writer<TableFile>) -> Self {
+    /// `None`: there is no memory for so large a disk. The target is closed.
+    pub fn new(mut target: Box<CommitTarget>, writer: &Writer<TableFile>) -> Option<Self> {
         let (geometry, size_bytes) = (writer.header().geometry, writer.header().size_bytes);
         let cluster_bytes = geometry.cluster_bytes();
         let clusters = size_bytes.div_ceil(cluster_bytes);
-        Self {
+        let (Some(dirty), Some(protected)) = (Clusters::new(clusters), Clusters::new(clusters)) else {
+            let _ = target.close();
+            return None;
+        };
+        Some(Self {
             target,
             cluster_bytes,
             size_bytes,
             next: 0,
-            dirty: Clusters::new(clusters),
-            protected: Clusters::new(clusters),
+            dirty,
+            protected,
             window: Vec::new(),
             since: 0,
             cursor: 0,
             changed: 0,
             content: vec![0; usize::try_from(cluster_bytes).unwrap_or(usize::MAX)],
-        }
+        })
     }
 
     pub fn into_target(self) -> Box<CommitTarget> {
@@ -103,14 +107,16 @@ impl Commit {
         &mut self,
         writer: &mut Writer<TableFile>,
         volume: &Volume,
-        epochs: &Epochs,
-        peers: &[Peer],
+        link: &Link,
+        peers: &mut Vec<Peer>,
         memory: &mut Memory,
     ) -> Result<Merged, String> {
         self.look(writer).map_err(|error| line(&error))?;
         if self.window.is_empty() {
             self.protect(writer, volume).map_err(|error| line(&error))?;
-            self.since = epochs.begin_next();
+            self.since = link.epochs.begin_next();
+            // An engine that has joined before may have an op that began before.
+            link.add_new(peers);
         }
         let must_wait = !self.window.is_empty() && !peers.iter().all(|peer| peer.is_since(self.since));
         let copied = if must_wait { 0 } else { self.copy(writer, volume, memory)? };
@@ -190,22 +196,27 @@ impl Commit {
             Has::Nothing => Ok(()),
             Has::Zeroes => {
                 let range = offset..(offset + self.cluster_bytes).min(self.size_bytes);
-                self.target.zero(range, &mut Lower { volume, first: 2, memory })
+                self.target.zero(range, volume.file_below_top(), &mut Lower { volume, first: 2, memory })
             }
             Has::Data { .. } => {
                 let mut lower = Lower { volume, first: 1, memory };
                 let read = writer.read_cluster(cluster, &mut lower, &mut self.content);
                 read.map_err(|error| line(&error))?;
-                self.target.write(offset, &self.content, &mut Lower { volume, first: 2, memory })
+                let mut lower = Lower { volume, first: 2, memory };
+                self.target.write(offset, &self.content, volume.file_below_top(), &mut lower)
             }
         }
     }
 }
 
 impl Clusters {
-    fn new(clusters: u64) -> Self {
-        let words = usize::try_from(clusters.div_ceil(64)).unwrap_or(usize::MAX);
-        Self { words: vec![0; words].into_boxed_slice(), count: 0 }
+    /// `None`: there is no memory for so many.
+    fn new(clusters: u64) -> Option<Self> {
+        let count = usize::try_from(clusters.div_ceil(64)).ok()?;
+        let mut words = Vec::new();
+        words.try_reserve_exact(count).ok()?;
+        words.resize(count, 0);
+        Some(Self { words: words.into_boxed_slice(), count: 0 })
     }
 
     fn word(&mut self, cluster: u64) -> Option<(&mut u64, u64)> {
@@ -253,7 +264,7 @@ mod tests {
 
     #[test]
     fn set_finds_its_clusters_in_order() {
-        let mut set = Clusters::new(200);
+        let mut set = Clusters::new(200).unwrap();
         for cluster in [3, 64, 130, 199, 64] {
             set.insert(cluster);
         }

@@ -19,6 +19,7 @@
 mod below;
 mod commit;
 mod pull;
+pub(super) mod resize;
 
 use std::io;
 use std::ops::Range;
@@ -31,6 +32,7 @@ use tracing::{debug, error};
 
 use self::below::{Lower, Memory};
 use self::commit::Commit;
+use self::pull::joined;
 use super::link::{Asked, Change, ChangeError, Done, Link, MergeStep, Merged, Peer, Use};
 use super::table_file::TableFile;
 use super::{Tables, Volume};
@@ -161,6 +163,9 @@ impl View for Shown<'_> {
     }
 
     fn l2_unknown(&mut self, cluster_index: u64) {
+        if let Some(commit) = &mut self.commit {
+            commit.changed(cluster_index);
+        }
         self.volume.forget_l2(cluster_index);
     }
 }
@@ -217,6 +222,12 @@ impl Metadata {
                     self.link.set_dirty(true);
                 }
                 self.users += 1;
+                // What a commit unlinked in this image: those that used it have gone.
+                if self.unlinked.is_none()
+                    && let Some(unlinked) = volume.take_unlinked()
+                {
+                    self.unlinked = Some((self.link.epochs.begin_next(), unlinked));
+                }
                 Ok(())
             }
             Use::Ends => {
@@ -398,14 +409,15 @@ impl Metadata {
             }
             MergeStep::BeginCommit => {
                 let target = self.link.take_target().ok_or("there is no image to commit to")?;
-                self.commit = Some(Commit::new(target, writer));
-                Ok(Merged::default())
+                self.commit = Commit::new(target, writer);
+                self.commit
+                    .as_ref()
+                    .map(|_| Merged::default())
+                    .ok_or("there is no memory for so large a disk".to_owned())
             }
             MergeStep::Commit => {
-                // An engine that has joined meanwhile may know what guests read before.
-                self.link.update(&mut self.peers);
                 let commit = self.commit.as_mut().ok_or("no commit runs")?;
-                commit.step(writer, volume, &self.link.epochs, &self.peers, &mut self.below)
+                commit.step(writer, volume, &self.link, &mut self.peers, &mut self.below)
             }
             MergeStep::EndCommit => {
                 if let Some(commit) = self.commit.take() {
@@ -510,19 +522,6 @@ impl Metadata {
     }
 }
 
-/// Sorts ranges, and joins those that touch.
-fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_unstable_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
-    for range in ranges {
-        match joined.last_mut() {
-            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
-    joined
-}
-
 fn change_error(error: &WriteError) -> ChangeError {
     let errno = error.io_error().and_then(|error| match error.kind() {
         io::ErrorKind::StorageFull => Some(ENOSPC),
@@ -541,13 +540,6 @@ fn change_error(error: &WriteError) -> ChangeError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranges_that_overlap_or_touch_are_one() {
-        let ranges = vec![5..6, 0..2, 1..3, 3..4, 8..9];
-        assert_eq!(joined(ranges), [0..4, 5..6, 8..9]);
-        assert_eq!(joined(Vec::new()), Vec::<Range<u64>>::new());
-    }
 
     #[test]
     fn full_file_system_reaches_the_guest_as_what_it_is() {

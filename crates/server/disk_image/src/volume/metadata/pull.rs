@@ -10,7 +10,6 @@ use std::ops::Range;
 use qcow2::{Has, View, WriteError, Writer};
 
 use super::below::Lower;
-use super::joined;
 use crate::volume::Place;
 use crate::volume::link::Merged;
 use crate::volume::table_file::TableFile;
@@ -64,4 +63,29 @@ fn has_data(lower: &mut Lower<'_>, range: Range<u64>, zero_to: &mut u64) -> Resu
 
 fn unreadable(offset: u64) -> impl FnOnce(io::Error) -> WriteError {
     move |source| qcow2::FormatError::Read { what: "backing file", offset, source }.into()
+}
+
+/// Sorts ranges, and joins those that touch.
+pub(super) fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_overlap_or_touch_are_one() {
+        let ranges = vec![5..6, 0..2, 1..3, 3..4, 8..9];
+        assert_eq!(joined(ranges), [0..4, 5..6, 8..9]);
+        assert_eq!(joined(Vec::new()), Vec::<Range<u64>>::new());
+    }
 }

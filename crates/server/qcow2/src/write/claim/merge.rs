@@ -35,19 +35,16 @@ impl<F: WriteAt> Writer<F> {
     /// # Errors
     /// A table cannot be read, or breaks the format.
     pub fn has(&mut self, cluster_index: u64) -> Result<(Has, RawL2Entry), WriteError> {
-        self.change(|writer| {
-            let (raw, entry) = writer.entry(cluster_index)?;
-            let all = u32::MAX >> (u32::BITS - writer.geometry().subclusters());
-            let has = match entry {
-                L2Entry::Standard(StandardCluster { allocated: 0, zero: 0, .. }) => Has::Nothing,
-                L2Entry::Standard(cluster) if cluster.zero == all => Has::Zeroes,
-                L2Entry::Standard(cluster) => {
-                    Has::Data { needs_below: cluster.allocated | cluster.zero != all }
-                }
-                L2Entry::Compressed(_) => Has::Data { needs_below: false },
-            };
-            Ok((has, raw))
-        })
+        // An entry that no guest has asked for must not end all changes.
+        let (raw, entry) = self.entry(cluster_index)?;
+        let all = u32::MAX >> (u32::BITS - self.geometry().subclusters());
+        let has = match entry {
+            L2Entry::Standard(StandardCluster { allocated: 0, zero: 0, .. }) => Has::Nothing,
+            L2Entry::Standard(cluster) if cluster.zero == all => Has::Zeroes,
+            L2Entry::Standard(cluster) => Has::Data { needs_below: cluster.allocated | cluster.zero != all },
+            L2Entry::Compressed(_) => Has::Data { needs_below: false },
+        };
+        Ok((has, raw))
     }
 
     /// Reads what the guest reads of one cluster, with zeroes past the disk's end. `content`: one cluster.
@@ -60,17 +57,15 @@ impl<F: WriteAt> Writer<F> {
         below: &mut dyn Below,
         content: &mut [u8],
     ) -> Result<(), WriteError> {
-        self.change(|writer| {
-            let (_, entry) = writer.entry(cluster_index)?;
-            if !writer.read_content(&Wanted { cluster_index, entry }, below, content)? {
-                content.fill(0);
-            }
-            let inside = writer.header.size_bytes.saturating_sub(writer.guest_offset(cluster_index));
-            if let Some(past) = content.get_mut(in_memory(inside)..) {
-                past.fill(0);
-            }
-            Ok(())
-        })
+        let (_, entry) = self.entry(cluster_index)?;
+        if !self.read_content(&Wanted { cluster_index, entry }, below, content)? {
+            content.fill(0);
+        }
+        let inside = self.header.size_bytes.saturating_sub(self.guest_offset(cluster_index));
+        if let Some(past) = content.get_mut(in_memory(inside)..) {
+            past.fill(0);
+        }
+        Ok(())
     }
 
     /// Writes the guest's bytes, and claims their clusters first. Offset and length are multiples of 4 KiB; the last block of

@@ -102,3 +102,19 @@ fn part_of_a_cluster_keeps_the_rest_of_what_lies_below() {
     assert_eq!(read(&mut image, 1, 0), content);
     assert_eq!(read(&mut image, 0, 0), vec![0; CLUSTER as usize]);
 }
+
+/// An entry that no guest has asked for does not end the changes of others.
+#[test]
+fn damaged_entry_fails_the_job_and_nothing_else() {
+    let mut image = new_image();
+    image.overwrite(0, &[1; 4096], &mut All(5), &mut NoView).unwrap();
+    let table = image.l1()[0] & 0x00ff_ffff_ffff_fe00;
+    let file = sound(image);
+    let entry = (1_u64 << 63 | 1 << 40).to_be_bytes();
+    let at = usize::try_from(table).unwrap() + 3 * 8;
+    file.bytes.borrow_mut()[at..at + 8].copy_from_slice(&entry);
+    let mut image = Writer::open(file).unwrap();
+    assert!(image.has(3).is_err());
+    assert!(image.read_cluster(3, &mut All(5), &mut vec![0; CLUSTER as usize]).is_err());
+    image.overwrite(CLUSTER, &[1; 4096], &mut All(5), &mut NoView).unwrap();
+}

@@ -196,6 +196,19 @@ impl World {
         found.host_offset.filter(|_| entry.is_in_place(&geometry))
     }
 
+    pub fn grow(&mut self, size_bytes: u64, below_bytes: u64) -> Done {
+        let whole = (self.cluster_bytes() / SECTOR) as usize;
+        // What is past the disk's end becomes zeroes.
+        let new: Vec<(usize, usize)> = (0..self.cells.len())
+            .flat_map(|cell| (self.sectors(cell)..whole).map(move |sector| (cell, sector)))
+            .collect();
+        new.iter().for_each(|(cell, sector)| self.model.borrow_mut().begin(*cell, *sector, 0));
+        let grown = self.writer.grow_disk(size_bytes, &mut Under(self.kind), below_bytes, &mut self.seen);
+        self.wait();
+        new.iter().for_each(|(cell, sector)| self.model.borrow_mut().end(*cell, *sector, 0));
+        grown
+    }
+
     pub fn release(&mut self) -> Done {
         if self.waiting.is_empty() {
             return Ok(());

@@ -15,47 +15,47 @@ const FIRST_CLUSTERS: usize = 64;
 const MAX_BYTES: u64 = 64 << 20;
 
 #[derive(Debug)]
-pub(super) struct Reserve {
-    pub(super) clusters: BTreeSet<u64>,
+pub(in crate::write) struct Reserve {
+    pub(in crate::write) clusters: BTreeSet<u64>,
     /// How many the next refill aims at.
-    pub(super) target: usize,
-    pub(super) most: usize,
+    pub(in crate::write) target: usize,
+    pub(in crate::write) most: usize,
     /// No cluster before this one is free.
-    pub(super) lowest_free: u64,
+    pub(in crate::write) lowest_free: u64,
     /// Where clusters begin by which the file has grown, but which are not ready. `u64::MAX`: there are none.
-    pub(super) tail: u64,
+    pub(in crate::write) tail: u64,
 }
 
 impl Reserve {
-    pub(super) fn new(geometry: &Geometry) -> Self {
+    pub(in crate::write) fn new(geometry: &Geometry) -> Self {
         let most = in_memory(MAX_BYTES / geometry.cluster_bytes());
         let target = FIRST_CLUSTERS.min(most);
         Self { clusters: BTreeSet::new(), target, most, lowest_free: 1, tail: u64::MAX }
     }
 
-    pub(super) fn contains(&self, cluster: u64) -> bool {
+    pub(in crate::write) fn contains(&self, cluster: u64) -> bool {
         self.clusters.contains(&cluster)
     }
 
     /// The lowest cluster of the reserve.
-    pub(super) fn take(&mut self) -> Option<u64> {
+    pub(in crate::write) fn take(&mut self) -> Option<u64> {
         self.clusters.pop_first()
     }
 
     /// Takes back a cluster that still reads as zeroes.
-    pub(super) fn put_back(&mut self, cluster: u64) {
+    pub(in crate::write) fn put_back(&mut self, cluster: u64) {
         self.clusters.insert(cluster);
     }
 
     /// Empties the reserve.
-    pub(super) fn take_all(&mut self) -> BTreeSet<u64> {
+    pub(in crate::write) fn take_all(&mut self) -> BTreeSet<u64> {
         self.target = FIRST_CLUSTERS.min(self.most);
         std::mem::take(&mut self.clusters)
     }
 }
 
 /// Joins adjacent clusters.
-pub(super) fn runs(clusters: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
+pub(in crate::write) fn runs(clusters: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for cluster in clusters {
         match runs.last_mut() {

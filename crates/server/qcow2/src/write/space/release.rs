@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::error::Limit;
 use crate::write::error::WriteError;
 use crate::write::interface::WriteAt;
-use crate::write::reserve::runs;
+use crate::write::space::reserve::runs;
 use crate::write::writer::{Unlinked, Writer};
 
 impl<F: WriteAt> Writer<F> {

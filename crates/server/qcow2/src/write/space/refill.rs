@@ -19,7 +19,7 @@ use crate::tables::refcounts::store_refcount;
 use crate::write::blocks::in_memory;
 use crate::write::error::{WriteError, full};
 use crate::write::interface::{View, WriteAt};
-use crate::write::reserve::runs;
+use crate::write::space::reserve::runs;
 use crate::write::writer::Writer;
 
 /// Clusters whose counts are looked at for one refill, inside of the file and past its end.
@@ -35,7 +35,7 @@ const MAX_FILE_BITS: u32 = 56;
 
 impl<F: WriteAt> Writer<F> {
     /// Makes the reserve as large as a change needs.
-    pub(super) fn refill(&mut self, need: usize, view: &mut dyn View) -> Result<(), WriteError> {
+    pub(in crate::write) fn refill(&mut self, need: usize, view: &mut dyn View) -> Result<(), WriteError> {
         let have = self.reserve.clusters.len();
         if have >= need {
             return Ok(());
@@ -132,7 +132,7 @@ impl<F: WriteAt> Writer<F> {
         Ok(range.end)
     }
 
-    fn is_free(&mut self, cluster: u64, view: &mut dyn View) -> Result<bool, WriteError> {
+    pub(super) fn is_free(&mut self, cluster: u64, view: &mut dyn View) -> Result<bool, WriteError> {
         let count = self.counts.of(&mut self.blocks, cluster)?;
         if count == 0 && self.metadata.contains(cluster) {
             let place = cluster << self.geometry().cluster_bits;
@@ -178,7 +178,7 @@ impl<F: WriteAt> Writer<F> {
     }
 
     /// Makes the file longer.
-    fn grow(&mut self, clusters: u64, view: &mut dyn View) -> Result<(), WriteError> {
+    pub(super) fn grow(&mut self, clusters: u64, view: &mut dyn View) -> Result<(), WriteError> {
         let len_bytes = clusters.checked_mul(self.geometry().cluster_bytes());
         let allowed = len_bytes.filter(|len_bytes| *len_bytes <= 1 << MAX_FILE_BITS);
         let len_bytes = allowed.ok_or_else(|| full("file"))?;
@@ -187,18 +187,18 @@ impl<F: WriteAt> Writer<F> {
         Ok(())
     }
 
-    pub(super) fn punch(&mut self, clusters: &Range<u64>) -> Result<(), WriteError> {
+    pub(in crate::write) fn punch(&mut self, clusters: &Range<u64>) -> Result<(), WriteError> {
         let bits = self.geometry().cluster_bits;
         self.blocks.punch(clusters.start << bits..clusters.end << bits)
     }
 }
 
 /// A longer refcount table, and blocks for itself, behind all that has counts.
-pub(super) struct NewTable {
+pub(in crate::write) struct NewTable {
     /// The blocks, then the table.
     clusters: Range<u64>,
     blocks: u64,
-    pub(super) entries: u64,
+    pub(in crate::write) entries: u64,
 }
 
 impl<F: WriteAt> Writer<F> {
@@ -237,7 +237,7 @@ impl<F: WriteAt> Writer<F> {
     }
 
     /// Where the longer table is: half as long again, or as long as the file needs.
-    pub(super) fn plan_table(&self, cluster: u64) -> Result<NewTable, WriteError> {
+    pub(in crate::write) fn plan_table(&self, cluster: u64) -> Result<NewTable, WriteError> {
         let geometry = self.geometry();
         let (entries_before, per_block) =
             (self.counts.table().len() as u64, geometry.refcount_block_entries());
@@ -263,14 +263,9 @@ impl<F: WriteAt> Writer<F> {
 
     fn name_table(&mut self, offset: u64, clusters: u64) -> Result<(), WriteError> {
         let count = u32::try_from(clusters).unwrap_or(u32::MAX);
-        let written = self.blocks.update("header", 0, |block| {
+        self.update_header(|block| {
             block[REFCOUNT_TABLE_OFFSET..][..8].copy_from_slice(&offset.to_be_bytes());
             block[REFCOUNT_TABLE_OFFSET + 8..][..4].copy_from_slice(&count.to_be_bytes());
-        });
-        // Either table may be the one that counts.
-        written.map_err(|error| match error {
-            WriteError::Io { source, .. } => WriteError::Header(source),
-            other => other,
         })?;
         self.header.refcount_table = TableAt { offset, count };
         Ok(())

@@ -10,7 +10,7 @@ use crate::write::error::WriteError;
 use crate::write::interface::WriteAt;
 
 #[derive(Debug)]
-pub(super) struct Counts {
+pub(in crate::write) struct Counts {
     geometry: Geometry,
     /// Offset of the refcount table.
     offset: u64,
@@ -19,7 +19,10 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    pub(super) fn read<F: WriteAt>(blocks: &Blocks<F>, header: &Header) -> Result<Self, WriteError> {
+    pub(in crate::write) fn read<F: WriteAt>(
+        blocks: &Blocks<F>,
+        header: &Header,
+    ) -> Result<Self, WriteError> {
         let (geometry, at) = (header.geometry, header.refcount_table);
         let len_bytes = u64::from(at.count) * geometry.cluster_bytes();
         let file_bytes = blocks.file_bytes();
@@ -39,27 +42,27 @@ impl Counts {
     }
 
     /// Offsets of the table's blocks. 0: none.
-    pub(super) fn table(&self) -> &[u64] {
+    pub(in crate::write) fn table(&self) -> &[u64] {
         &self.table
     }
 
     /// Where the table is, and how many clusters it has.
-    pub(super) fn place(&self) -> (u64, u64) {
+    pub(in crate::write) fn place(&self) -> (u64, u64) {
         (self.offset, self.table.len() as u64 * 8 / self.geometry.cluster_bytes())
     }
 
     /// Another table, which the file has already.
-    pub(super) fn moved_to(&mut self, offset: u64, table: Vec<u64>) {
+    pub(in crate::write) fn moved_to(&mut self, offset: u64, table: Vec<u64>) {
         (self.offset, self.table) = (offset, table);
     }
 
     /// The entry of the table that a cluster's count needs.
-    pub(super) const fn index_of(&self, cluster: u64) -> u64 {
+    pub(in crate::write) const fn index_of(&self, cluster: u64) -> u64 {
         cluster >> self.geometry.refcount_block_bits()
     }
 
     /// Whether the cluster's count has a place in the file.
-    pub(super) fn has_block(&self, cluster: u64) -> bool {
+    pub(in crate::write) fn has_block(&self, cluster: u64) -> bool {
         self.block_offset(cluster).is_some()
     }
 
@@ -77,13 +80,17 @@ impl Counts {
     }
 
     /// The stored count of a cluster; 0 where there is no block.
-    pub(super) fn of<F: WriteAt>(&self, blocks: &mut Blocks<F>, cluster: u64) -> Result<u64, WriteError> {
+    pub(in crate::write) fn of<F: WriteAt>(
+        &self,
+        blocks: &mut Blocks<F>,
+        cluster: u64,
+    ) -> Result<u64, WriteError> {
         let Some((offset, index)) = self.place_of(cluster) else { return Ok(0) };
         Ok(refcount_at(blocks.block("refcount block", offset)?, index, &self.geometry).unwrap_or_default())
     }
 
     /// Stores counts, ascending by cluster, with one write for each 4 KiB of them. Each cluster's count has a block.
-    pub(super) fn store<F: WriteAt>(
+    pub(in crate::write) fn store<F: WriteAt>(
         &self,
         blocks: &mut Blocks<F>,
         counts: &[(u64, u64)],
@@ -102,7 +109,7 @@ impl Counts {
     }
 
     /// Names a block in the table, which is long enough. The block must be durable.
-    pub(super) fn add_block<F: WriteAt>(
+    pub(in crate::write) fn add_block<F: WriteAt>(
         &mut self,
         blocks: &mut Blocks<F>,
         index: u64,
@@ -120,7 +127,7 @@ impl Counts {
     }
 
     /// Lower counts for clusters that lose so many references each, ascending.
-    pub(super) fn lowered<F: WriteAt>(
+    pub(in crate::write) fn lowered<F: WriteAt>(
         &self,
         blocks: &mut Blocks<F>,
         references: impl Iterator<Item = (u64, u64)>,

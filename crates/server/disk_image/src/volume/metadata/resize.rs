@@ -1,0 +1,34 @@
+//! Makes the disk of a qcow2 image larger, while no metadata thread has its tables.
+
+use std::sync::Arc;
+
+use qcow2::{Header, RawL2Entry, View, WriteError, Writer};
+
+use super::below::{Lower, Memory};
+use crate::volume::Volume;
+use crate::volume::table_file::TableFile;
+
+/// No worker looks anything up.
+struct NoView;
+
+impl View for NoView {
+    fn file_grew(&mut self, _: u64) {}
+
+    fn l1_changed(&mut self, _: u64, _: u64) {}
+
+    fn l2_changed(&mut self, _: u64, _: RawL2Entry) {}
+
+    fn l2_unknown(&mut self, _: u64) {}
+}
+
+/// Returns the header and the L1 table of the larger disk.
+pub(in crate::volume) fn grow(volume: &Volume, size_bytes: u64) -> Result<(Header, Vec<u64>), WriteError> {
+    let Some(file) = volume.files().first() else { unreachable!("each layer has a file") };
+    let mut writer = Writer::open(TableFile::new(Arc::clone(file.file()), file.alignment()))?;
+    let mut memory = Memory::default();
+    let mut lower = Lower { volume, first: 1, memory: &mut memory };
+    writer.grow_disk(size_bytes, &mut lower, volume.size_below_top(), &mut NoView)?;
+    let grown = (writer.header().clone(), writer.l1().to_vec());
+    writer.close()?;
+    Ok(grown)
+}

@@ -1,0 +1,7 @@
+//! The image's host clusters: which are in use, which are ready for use, and how their number grows.
+
+pub(super) mod counts;
+pub(super) mod grow;
+mod refill;
+mod release;
+pub(super) mod reserve;
