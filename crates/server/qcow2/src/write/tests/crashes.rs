@@ -12,7 +12,7 @@ const SEEDS: Size<u64> = Size { smoke: 2, full: 40 };
 /// Random operations in two lives, with a crash between them, and a clean end.
 #[track_caller]
 fn lives(kind: Kind) {
-    let made = make(kind);
+    let (made, mut all) = (make(kind), 0);
     for seed in 0..SEEDS.now() {
         let mut world = World::new(&made, seed);
         for life in 0..3 {
@@ -25,7 +25,9 @@ fn lives(kind: Kind) {
         }
         let crashes = world.model.borrow().crashes();
         assert!(crashes > STEPS.now() as u64, "{crashes} crashes");
+        all += crashes;
     }
+    println!("{kind:?}: {all} images after crashes checked");
 }
 
 #[test]
