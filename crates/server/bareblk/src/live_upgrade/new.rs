@@ -54,6 +54,9 @@ pub struct Taker {
     opener: Option<Arc<HandedOver>>,
 }
 
+/// The disk's name, the time when the old server froze the session, and the session.
+type PreparedSession = (String, u64, Rebuilt);
+
 /// The result of a live upgrade.
 #[derive(Debug)]
 pub struct Taken {
@@ -230,7 +233,7 @@ impl Taker {
         Ok(Taken { pid: self.pid, pauses, cut: self.cut.clone(), lost, jobs })
     }
 
-    fn prepare(&self, server: &Server) -> Result<(Vec<(String, u64, Rebuilt)>, Vec<JobStart>)> {
+    fn prepare(&self, server: &Server) -> Result<(Vec<PreparedSession>, Vec<JobStart>)> {
         self.disks
             .iter()
             .try_for_each(|(name, facts, sectors)| compare_opened(server, name, facts, *sectors))?;

@@ -78,7 +78,7 @@ impl<F: WriteAt> Writer<F> {
         // The rest of the last cluster.
         let whole = from.next_multiple_of(cluster_bytes);
         if from < whole {
-            self.claim(&[from..whole], below, view)?;
+            self.claim(std::slice::from_ref(&(from..whole)), below, view)?;
             let (_, entry) = self.entry(from / cluster_bytes)?;
             let mut content = vec![0; in_memory(cluster_bytes)];
             self.read_cluster(from / cluster_bytes, below, &mut content)?;
