@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Debug};
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use crate::look_up;
 use crate::negotiation::tls::Tls;
 use crate::uri::Address;
 
@@ -79,11 +80,11 @@ fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Tries all addresses of the host within `timeout`.
+/// Looks the host up, and tries all its addresses, within `timeout`.
 fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
     let deadline = Instant::now() + timeout;
     let mut latest = io::Error::new(io::ErrorKind::NotFound, format!("host {host} has no address"));
-    for address in (host, port).to_socket_addrs()? {
+    for address in look_up::addresses(host, port, timeout)? {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());

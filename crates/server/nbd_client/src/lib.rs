@@ -20,6 +20,7 @@ mod error;
 mod export;
 mod inbox;
 mod link;
+mod look_up;
 mod negotiation;
 mod pause;
 mod protocol;

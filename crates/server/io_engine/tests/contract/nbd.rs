@@ -1,13 +1,18 @@
 //! Faults of NBD servers: they end and come back, hang, refuse, and break the protocol.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::net::UdpSocket;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Command;
 use std::time::Duration;
 
 use disk_image::{ImageError, ImageOptions};
 use io_engine::{Completion, Durability, OpError, OpKind};
+use nbd_client::{Address, Dial, HostDialer};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use xtask::packages::find_program;
+use xtask::skip::{Reason, skip};
 
 use crate::bed::{Bed, IMAGE_BYTES, Storage, pattern, start};
 use crate::beds::{NbdServer, engine, open, options};
@@ -161,6 +166,56 @@ fn export_that_cannot_be_served_is_refused_with_the_reason() {
     let location = disk_image::Location::parse(&missing.path).unwrap();
     let error = refused(&ImageOptions { location, ..missing });
     assert!(matches!(error, ImageError::Unreachable { .. }), "{error:?}");
+}
+
+/// Set in the run of the test below that has a network and a name server of its own.
+const OWN_NETWORK: &str = "BAREBLK_OWN_NETWORK";
+/// Runs the program `$1`, with further arguments, in such a network. `$0` is a folder with the files of the resolver.
+const IN_OWN_NETWORK: &str = r#"ip link set lo up && mount --bind "$0/resolv.conf" /etc/resolv.conf \
+    && mount --bind "$0/nsswitch.conf" /etc/nsswitch.conf && exec "$@""#;
+
+/// The test runs itself again where it is the name server.
+#[test]
+fn name_server_that_never_answers_is_given_up_after_the_timeout() {
+    if std::env::var_os(OWN_NETWORK).is_some() {
+        return look_up_without_an_answer();
+    }
+    let mut mounts = Command::new("unshare");
+    let may_mount = mounts.args(["--mount", "--pid", "--fork", "--net", "true"]).status();
+    if !may_mount.is_ok_and(|status| status.success()) {
+        return skip(Reason::NoPrivateMounts, "");
+    }
+    if find_program("ip").is_none() {
+        return skip(Reason::NoProgram("ip".to_owned()), "");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("resolv.conf"), "nameserver 127.0.0.1\n").unwrap();
+    std::fs::write(folder.path().join("nsswitch.conf"), "hosts: dns\n").unwrap();
+    let mut again = Command::new("unshare");
+    again.args(["--mount", "--net", "sh", "-c", IN_OWN_NETWORK]).arg(folder.path());
+    again.arg(std::env::current_exe().unwrap()).args(["--exact", "--nocapture"]);
+    again.arg("nbd::name_server_that_never_answers_is_given_up_after_the_timeout").env(OWN_NETWORK, "1");
+    let output = again.output().unwrap();
+    assert!(output.status.success() && output.stdout.ends_with(b"look-up given up\n"), "{output:?}");
+}
+
+fn look_up_without_an_answer() {
+    let server = UdpSocket::bind("127.0.0.1:53").unwrap();
+    let address = Address::Tcp { host: "storage.example".to_owned(), port: 10809 };
+    for _ in 0..3 {
+        let error = HostDialer.dial(&address, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        let text = error.to_string();
+        assert!(text.contains("storage.example") && text.contains("0.05 s"), "{text}");
+    }
+    let mut question = [0; 512];
+    server.recv(&mut question).unwrap();
+    assert!(question.windows(7).any(|bytes| bytes == b"storage"));
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap());
+    assert_eq!(names.filter(|name| name == "bareblk-lookup\n").count(), 1);
+    println!("look-up given up");
+    std::process::exit(0);
 }
 
 /// What a server sends after the negotiation, for each request.
