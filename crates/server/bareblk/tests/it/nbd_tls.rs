@@ -30,6 +30,11 @@ fn verify(place: &Place, size: &str, words: &[&str]) {
     output(command);
 }
 
+/// The URI over TCP. `host` may begin with a user.
+fn tcp_uri(server: &NbdServer, host: &str, keys: &str) -> String {
+    format!("nbds://{host}:{}/?{keys}", server.port())
+}
+
 fn uri(server: &NbdServer, keys: &str) -> String {
     format!("nbds+unix:///?socket={}&{keys}", server.socket().display())
 }
@@ -53,7 +58,7 @@ fn psk_server() -> Option<(NbdServer, TempDir, PathBuf)> {
     Some((NbdServer::file(16 * MIB, &["--tls=require", &option])?, folder, file))
 }
 
-/// A CA, with the certificate of a server for `storage.example`, and with one for a client in the folder `client`.
+/// A CA, with the certificate of a server for `storage.example`, one for this host in the folder `here`, and with one for a client in the folder `client`.
 struct Pki(TempDir);
 
 impl Pki {
@@ -64,12 +69,18 @@ impl Pki {
             return None;
         }
         let pki = Self(tempfile::tempdir().unwrap());
-        std::fs::create_dir(pki.path("client")).unwrap();
+        for folder in ["client", "here"] {
+            std::fs::create_dir(pki.path(folder)).unwrap();
+        }
         pki.issue("ca", "ca\ncert_signing_key", "--generate-self-signed");
         let signed = "--generate-certificate --load-ca-certificate ca-cert.pem --load-ca-privkey ca-key.pem";
         pki.issue("server", "dns_name = \"storage.example\"\ntls_www_server\nsigning_key", signed);
+        let here = "dns_name = \"localhost\"\nip_address = \"127.0.0.1\"\ntls_www_server\nsigning_key";
+        pki.issue("here/server", here, signed);
         pki.issue("client/client", "tls_www_client\nsigning_key", signed);
-        std::fs::copy(pki.path("ca-cert.pem"), pki.path("client/ca-cert.pem")).unwrap();
+        for folder in ["client", "here"] {
+            std::fs::copy(pki.path("ca-cert.pem"), pki.path(folder).join("ca-cert.pem")).unwrap();
+        }
         Some(pki)
     }
 
@@ -93,8 +104,23 @@ impl Pki {
 
     /// nbdkit with this CA's certificate, which demands TLS.
     fn server(&self, words: &[&str]) -> Option<NbdServer> {
-        let option = format!("--tls-certificates={}", self.0.path().display());
+        let option = self.elsewhere_option();
         NbdServer::file(16 * MIB, &[&["--tls=require", &option], words].concat())
+    }
+
+    /// nbdkit's option for the certificate of `storage.example`.
+    fn elsewhere_option(&self) -> String {
+        format!("--tls-certificates={}", self.0.path().display())
+    }
+
+    /// nbdkit's option for the certificate of this host.
+    fn here_option(&self) -> String {
+        format!("--tls-certificates={}", self.path("here").display())
+    }
+
+    /// nbdkit on a TCP port with the certificate of this host, which demands one of the client.
+    fn server_over_tcp(&self) -> Option<NbdServer> {
+        NbdServer::file_over_tcp(16 * MIB, &["--tls=require", &self.here_option(), "--tls-verify-peer"])
     }
 
     /// The URI's keys of a client with a certificate.
@@ -137,6 +163,64 @@ fn export_is_served_with_certificates_for_its_host_name() {
     assert!(server.stop(Signal::TERM).success());
     let refused = refusal(serve(&place, &with(&pki.anonymous())));
     assert_says(&refused, &["no TLS connection with the NBD server at", "check"]);
+}
+
+#[test]
+fn export_is_served_over_tcp_with_certificates_for_the_uris_host() {
+    let Some(pki) = Pki::new() else { return };
+    let Some(export) = pki.server_over_tcp() else { return };
+    let place = Place::new();
+    for host in ["localhost", "127.0.0.1"] {
+        let uri = tcp_uri(&export, host, &pki.client());
+        let server = Server::start(serve(&place, &uri));
+        assert_says(&server.ready_line, &["serving nbds://", host]);
+        verify(&place, "8m", &[]);
+        assert!(server.stop(Signal::TERM).success());
+    }
+    let refused = refusal(serve(&place, &tcp_uri(&export, "localhost", &pki.anonymous())));
+    assert_says(&refused, &["no TLS connection with the NBD server at localhost:", "check"]);
+}
+
+#[test]
+fn export_is_served_over_tcp_with_a_pre_shared_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, other) = (keys(&folder, "keys.psk", KEY), keys(&folder, "other.psk", "ffff"));
+    let option = format!("--tls-psk={}", file.display());
+    let Some(export) = NbdServer::file_over_tcp(16 * MIB, &["--tls=require", &option]) else { return };
+    let place = Place::new();
+    let with = |file: &Path| tcp_uri(&export, "vm@localhost", &format!("tls-psk-file={}", file.display()));
+    let server = Server::start(serve(&place, &with(&file)));
+    verify(&place, "8m", &[]);
+    assert!(server.stop(Signal::TERM).success());
+    let refused = refusal(serve(&place, &with(&other)));
+    assert_says(&refused, &["at localhost:", "check the user name and the key"]);
+    let clear = format!("nbd://localhost:{}/", export.port());
+    assert_says(&refusal(serve(&place, &clear)), &["demands TLS", "use nbds://"]);
+}
+
+#[test]
+fn server_that_comes_back_with_a_wrong_certificate_is_not_used_and_the_load_waits() {
+    let Some(pki) = Pki::new() else { return };
+    let Some(mut export) = pki.server_over_tcp() else { return };
+    let place = Place::new();
+    let server = Server::start(serve(&place, &tcp_uri(&export, "localhost", &pki.client())));
+    let writes = || ok(&place, &["stats"])["disks"][0]["queues"][0]["writes"].as_u64().unwrap_or(0);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| verify(&place, "16m", &["--loops=10"]));
+        eventually("writes go on", || (writes() > 0).then_some(()));
+        export.kill();
+        // A certificate of the same CA, but for another host: as of a server that was put in its place.
+        export.replace_argument(&pki.here_option(), &pki.elsewhere_option());
+        export.start().unwrap();
+        server.wait_logged("it is not for the host 'localhost'");
+        assert!(!load.is_finished());
+        export.kill();
+        export.replace_argument(&pki.elsewhere_option(), &pki.here_option());
+        export.start().unwrap();
+        load.join().unwrap();
+    });
+    server.wait_logged("connected to the NBD server again");
+    assert!(server.stop(Signal::TERM).success());
 }
 
 #[test]

@@ -1,8 +1,10 @@
-//! Real NBD servers for tests: nbdkit and qemu-nbd, on Unix sockets.
+//! Real NBD servers for tests: nbdkit and qemu-nbd, on Unix sockets, and nbdkit on a TCP port.
 //!
 //! nbdkit ends with the thread that has started it.
 #![allow(dead_code)] // each test program uses only a part
 
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,10 +15,12 @@ use xtask::skip::{Reason, skip};
 /// How long a server may take to listen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An NBD server on a Unix socket, which ends with this value.
+/// An NBD server, which ends with this value.
 pub struct NbdServer {
     program: &'static str,
     arguments: Vec<String>,
+    /// Its TCP port; `None`: it has a Unix socket.
+    port: Option<u16>,
     process: Option<Child>,
     folder: TempDir,
 }
@@ -48,17 +52,38 @@ impl NbdServer {
         Self::new("nbdkit", folder, own.into_iter().chain(arguments.iter().map(|word| (*word).to_owned())))
     }
 
+    /// nbdkit's file plugin on a TCP port of this host.
+    pub fn file_over_tcp(size_bytes: u64, arguments: &[&str]) -> Option<Self> {
+        let folder = folder();
+        let file = new_file(folder.path(), size_bytes);
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let own = ["--foreground", "--ipaddr=127.0.0.1", &format!("--port={port}"), "file", &file];
+        let arguments = own.iter().chain(arguments).map(|word| (*word).to_owned()).collect();
+        let server = Self { program: "nbdkit", arguments, port: Some(port), process: None, folder };
+        server.started()
+    }
+
     fn new(
         program: &'static str,
         folder: TempDir,
         arguments: impl IntoIterator<Item = String>,
     ) -> Option<Self> {
-        let mut server = Self { program, arguments: arguments.into_iter().collect(), process: None, folder };
-        if server.start().is_err() {
-            skip(Reason::NoProgram(program.to_owned()), "");
+        let arguments = arguments.into_iter().collect();
+        Self { program, arguments, port: None, process: None, folder }.started()
+    }
+
+    fn started(mut self) -> Option<Self> {
+        if self.start().is_err() {
+            skip(Reason::NoProgram(self.program.to_owned()), "");
             return None;
         }
-        Some(server)
+        Some(self)
+    }
+
+    /// Replaces one argument, for the next start.
+    pub fn replace_argument(&mut self, old: &str, new: &str) {
+        let found = self.arguments.iter_mut().find(|argument| *argument == old);
+        new.clone_into(found.unwrap());
     }
 
     /// Starts the server, and waits until it listens.
@@ -68,11 +93,18 @@ impl NbdServer {
         let process = command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
         self.process = Some(process);
         let deadline = Instant::now() + PATIENCE;
-        while std::os::unix::net::UnixStream::connect(self.socket()).is_err() {
+        while !self.listens() {
             assert!(Instant::now() < deadline, "{} {:?} does not listen", self.program, self.arguments);
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
+    }
+
+    fn listens(&self) -> bool {
+        self.port.map_or_else(
+            || UnixStream::connect(self.socket()).is_ok(),
+            |port| TcpStream::connect(("127.0.0.1", port)).is_ok(),
+        )
     }
 
     /// Ends the server at once, as `kill -9` does.
@@ -89,6 +121,10 @@ impl NbdServer {
 
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("nbd.sock")
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port.unwrap()
     }
 
     /// The file that it exports, unless it is nbdkit with other arguments.
