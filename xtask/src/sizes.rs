@@ -103,6 +103,8 @@ pub const OTHER_KILLS: Size<u64> = size(3, 16);
 pub const TAKE_OVERS: Size<u64> = size(5, 30);
 /// Times that daemons of a Ceph cluster are killed or stopped under the driver library's load, per ring format.
 pub const CEPH_FAULTS: Size<u32> = size(2, 60);
+/// Whether a Ceph cluster is filled and emptied.
+pub const CEPH_FILLS: Size<bool> = size(false, true);
 /// Stock clients: this machine's QEMU with its defaults, or all QEMUs, firmwares, guest kernels, queue sizes and ring
 /// formats, and libvirt.
 pub const ALL_CLIENTS: Size<bool> = size(false, true);

@@ -11,9 +11,13 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::RbdError;
 use crate::in_flight_bytes::{InFlightBytes, Signal};
-use crate::lock::{Lock, check_has_lock};
+use crate::lock::{Answer, Lock, check_has_lock};
+use crate::lock_check;
 use crate::open_image::{OpenImage, OpenOptions};
 use crate::spec::RbdSpec;
+
+/// librbd's answer to a write without the lock (`EROFS`).
+const READ_ONLY: isize = 30;
 
 /// Room for one request's bytes, until it is dropped. Keeps the image open.
 #[derive(Debug)]
@@ -75,8 +79,26 @@ impl RbdImage {
     ///
     /// # Errors
     /// [`RbdError::Locked`], or librbd's error.
-    pub fn take_lock(&self, is_wanted: &dyn Fn() -> bool) -> Result<(), RbdError> {
-        self.lock.as_ref().map_or(Ok(()), |lock| lock.take(&self.opened, is_wanted))
+    pub fn take_lock(self: &Arc<Self>, is_wanted: &dyn Fn() -> bool) -> Result<(), RbdError> {
+        let Some(lock) = &self.lock else { return Ok(()) };
+        if lock.take(&self.opened, is_wanted)?
+            && let Err(error) = self.start_lock_check()
+        {
+            tracing::warn!(image = %self.spec(), "no thread can ask whether the image's lock is kept: {error}");
+        }
+        Ok(())
+    }
+
+    /// The thread keeps the image open only while it asks the cluster.
+    fn start_lock_check(self: &Arc<Self>) -> io::Result<()> {
+        let own = Arc::downgrade(self);
+        let ask =
+            move |image: &Self| image.lock.as_ref().map_or(Answer::Released, |lock| lock.ask(&image.opened));
+        self.start_thread(Box::new(move || {
+            if lock_check::is_lost(|| own.upgrade().map_or(Answer::Released, |image| ask(&image))) {
+                own.upgrade().inspect(|image| image.opened.note_lock_lost());
+            }
+        }))
     }
 
     /// Releases the lock once it was released as often as it was taken. To be called when all writes are durable. Blocks
@@ -112,7 +134,7 @@ impl RbdImage {
     ///
     /// # Errors
     /// librbd's; another client has the lock.
-    pub fn resize(&self, size_bytes: u64) -> io::Result<()> {
+    pub fn resize(self: &Arc<Self>, size_bytes: u64) -> io::Result<()> {
         self.take_lock(&|| false).map_err(io::Error::other)?;
         let image = &self.opened;
         // SAFETY: 1. the image is open.
@@ -131,7 +153,9 @@ impl RbdImage {
         if self.needs_lock() {
             return Ok(());
         }
-        self.opened.flush()
+        self.opened.flush().inspect_err(|error| {
+            self.look(error.raw_os_error().map_or(0, |errno| -(errno as isize)));
+        })
     }
 
     /// Room for a request that moves `len_bytes`. `None`: too many bytes are in flight. Then [`RbdImage::room_fd`] is
@@ -149,12 +173,21 @@ impl RbdImage {
         self.in_flight.signal.0.as_fd()
     }
 
-    /// Whether the cluster has refused a request because another client has broken this image's lock, or that of another
-    /// image on the same connection. It never ends.
+    /// Whether another client has broken or removed this image's lock, or has broken that of another image on the same
+    /// connection. It never ends.
     #[inline]
     #[must_use]
     pub fn is_refused(&self) -> bool {
         self.opened.is_refused()
+    }
+
+    /// Looks at a result of librbd for a sign that this client may no longer write.
+    pub(crate) fn look(&self, result: isize) {
+        self.opened.look(result);
+        // librbd itself has noticed that it no longer has the lock.
+        if result == -READ_ONLY && self.lock.as_ref().is_some_and(Lock::is_held) {
+            self.opened.note_lock_lost();
+        }
     }
 
     pub(crate) fn opened(&self) -> &OpenImage {

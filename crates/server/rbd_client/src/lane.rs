@@ -94,7 +94,7 @@ impl Slot {
             && let Some(reservation) = &self.reservation
         {
             let image = reservation.image();
-            image.opened().look(self.result);
+            image.look(self.result);
             // As for later requests, which do not reach librbd.
             return if image.is_refused() { -(libc::EIO as isize) } else { self.result };
         }

@@ -22,6 +22,7 @@ mod in_flight_bytes;
 mod lane;
 mod library;
 mod lock;
+mod lock_check;
 mod open_image;
 mod spec;
 

@@ -82,6 +82,7 @@ functions! {
     rbd rbd_get_id(Handle, *mut c_char, usize) -> c_int;
     rbd rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
     rbd rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
+    rbd rbd_is_exclusive_lock_owner(Handle, *mut c_int) -> c_int;
     rbd rbd_lock_break(Handle, c_int, *const c_char) -> c_int;
     rbd rbd_update_watch(Handle, *mut u64, UpdateCallback, *mut c_void) -> c_int;
     rbd rbd_update_unwatch(Handle, u64) -> c_int;

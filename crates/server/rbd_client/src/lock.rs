@@ -5,7 +5,9 @@
 //! - An attribute of the image names the process that has the lock ([`Host`](crate::Host)). A server that is started again after
 //!   SIGKILL thereby recognizes the lock of its predecessor and breaks it; the cluster then refuses everything that may
 //!   still be on its way from there. Any other client's lock is waited for.
-//! - A lock that was broken is never taken again.
+//! - The attribute is emptied before the lock is released. A client that it names without having the lock has lost it
+//!   to an administrator, and may still write: it is waited for as long as it watches the image.
+//! - A lock that was broken or removed is never taken again.
 
 use std::ffi::{CStr, CString, c_char};
 use std::io;
@@ -27,6 +29,8 @@ const RETRY: Duration = Duration::from_millis(100);
 /// The attribute of the image's header object that names the lock's owner: librbd's name for it, a space, and the process's
 /// record. librbd's own metadata would do, but setting it waits for every client that watches the image.
 const RECORD: &CStr = c"bareblk.lock-owner";
+/// The record of a process that cannot be named. Its lock is never broken.
+const UNKNOWN: &str = "unknown";
 /// Maximum length of that attribute.
 const MAX_RECORD_BYTES: usize = 1024;
 /// Maximum length of an image's id (`RBD_MAX_IMAGE_ID_LENGTH` of librbd), with the terminator.
@@ -37,17 +41,38 @@ const MAX_ID_BYTES: usize = 129;
 pub(crate) struct Lock {
     timeout: Duration,
     is_held: AtomicBool,
-    /// How often the lock was taken and not yet released. Serializes the calls that take and release it.
-    users: Mutex<u32>,
+    /// Serializes the calls that take and release the lock.
+    users: Mutex<Users>,
+}
+
+#[derive(Debug, Default)]
+struct Users {
+    /// How often the lock was taken and not yet released.
+    count: u32,
+    /// How often the cluster has given the lock to this client.
+    acquired: u64,
+    /// A thread asks for the lock (`lock_check.rs`).
+    is_checked: bool,
+}
+
+/// Whether this client still has the lock that it has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It has the lock, or the cluster does not say.
+    Yes,
+    /// The lock is another client's, or no client's, or the image is gone.
+    No,
+    /// This client has released the lock, or has noticed the loss. The question is over.
+    Released,
 }
 
 impl Lock {
     pub fn new(timeout: Duration) -> Self {
-        Self { timeout, is_held: AtomicBool::new(false), users: Mutex::new(0) }
+        Self { timeout, is_held: AtomicBool::new(false), users: Mutex::default() }
     }
 
-    /// As `RbdImage::take_lock`.
-    pub fn take(&self, image: &OpenImage, is_wanted: &dyn Fn() -> bool) -> Result<(), RbdError> {
+    /// As `RbdImage::take_lock`. Returns whether the caller has to start the thread that asks for the lock.
+    pub fn take(&self, image: &OpenImage, is_wanted: &dyn Fn() -> bool) -> Result<bool, RbdError> {
         let mut users = self.users();
         let name = || image.spec().to_string();
         let other = |source| RbdError::Other { image: name(), action: "take its exclusive lock", source };
@@ -59,6 +84,7 @@ impl Lock {
             match acquire(image) {
                 Ok(()) => {
                     self.is_held.store(true, Ordering::Relaxed);
+                    users.acquired += 1;
                     record_owner(image);
                 }
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EROFS | libc::EBUSY)) => {
@@ -70,25 +96,45 @@ impl Lock {
                 Err(error) => return Err(other(error)),
             }
         }
-        *users += 1;
-        Ok(())
+        users.count += 1;
+        Ok(!std::mem::replace(&mut users.is_checked, true))
+    }
+
+    /// Asks the cluster whether this client still has the lock. Blocks until it has answered.
+    pub fn ask(&self, image: &OpenImage) -> Answer {
+        let acquired = self.users().acquired;
+        let is_owner = is_owner(image);
+        let mut users = self.users();
+        if !self.is_held() || image.is_refused() {
+            users.is_checked = false;
+            return Answer::Released;
+        }
+        // If the lock was released and taken again meanwhile, the answer is about the time between.
+        if users.acquired == acquired && matches!(is_owner, Ok(false)) { Answer::No } else { Answer::Yes }
     }
 
     /// As `RbdImage::release_lock`.
     pub fn release(&self, image: &OpenImage) -> io::Result<()> {
         let mut users = self.users();
-        *users = users.saturating_sub(1);
-        if *users > 0 || !self.is_held() {
+        users.count = users.count.saturating_sub(1);
+        if users.count > 0 || !self.is_held() {
             return Ok(());
         }
+        let forgotten = forget_owner(image);
         // From here on, librbd refuses flushes, and the release may wait for other clients.
         self.is_held.store(false, Ordering::Relaxed);
-        // SAFETY: 1. the image is open.
-        let released = image.check(unsafe { (image.library().rbd_lock_release)(image.handle()) });
-        released.inspect_err(|_| self.is_held.store(true, Ordering::Relaxed))
+        let released = forgotten.and_then(|()| {
+            // SAFETY: 1. the image is open.
+            image.check(unsafe { (image.library().rbd_lock_release)(image.handle()) })
+        });
+        match released {
+            // A lock that was lost need not be released. What this client has written is durable: librbd has no cache.
+            Err(_) if image.is_refused() => Ok(()),
+            released => released.inspect_err(|_| self.is_held.store(true, Ordering::Relaxed)),
+        }
     }
 
-    fn users(&self) -> MutexGuard<'_, u32> {
+    fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,11 +148,23 @@ fn acquire(image: &OpenImage) -> io::Result<()> {
     // librbd asks an owner that lives for the lock, and some owners give it up although they still write. For an owner that
     // has ended, librbd waits until the cluster has noticed.
     break_lock_of_ended(image)?;
-    if owner(image)?.is_some_and(|owner| image.is_watched_by(&owner).unwrap_or(true)) {
+    let lives = |client: &str| image.is_watched_by(client).unwrap_or(true);
+    let recorded = recorded_owner(image)?;
+    let recorded = recorded.as_deref().and_then(|text| text.split_once(' ')).map(|(client, _)| client);
+    if owner(image)?.is_some_and(|owner| lives(&owner)) || recorded.is_some_and(lives) {
         return Err(io::Error::from_raw_os_error(libc::EBUSY));
     }
     // SAFETY: 1. the image is open.
     image.check(unsafe { (image.library().rbd_lock_acquire)(image.handle(), LOCK_MODE) })
+}
+
+/// Whether the cluster says that this client has the lock.
+fn is_owner(image: &OpenImage) -> io::Result<bool> {
+    let mut is_owner = 0;
+    let function = image.library().rbd_is_exclusive_lock_owner;
+    // SAFETY: 1. the image is open, and `is_owner` lives until the call returns.
+    image.check(unsafe { function(image.handle(), &raw mut is_owner) })?;
+    Ok(is_owner != 0)
 }
 
 /// Refuses an image that has no exclusive lock.
@@ -124,20 +182,10 @@ pub(crate) fn check_has_lock(image: &OpenImage) -> Result<(), RbdError> {
 
 /// Records that this process has the lock. Without the record, a next server only waits longer.
 fn record_owner(image: &OpenImage) {
-    let Some(record) = image.host().and_then(Host::own_record) else { return };
+    let record = image.host().and_then(Host::own_record).unwrap_or_else(|| UNKNOWN.to_owned());
     let recorded = owner(image).and_then(|owner| {
         let owner = owner.ok_or(io::ErrorKind::NotFound)?;
-        let (object, value) = (header(image)?, format!("{owner} {record}"));
-        // SAFETY: 1. the context is valid, and all arguments live until the call returns.
-        check(unsafe {
-            (image.library().rados_setxattr)(
-                image.pool(),
-                object.as_ptr(),
-                RECORD.as_ptr(),
-                value.as_ptr().cast(),
-                value.len(),
-            )
-        })
+        store_record(image, &format!("{owner} {record}"))
     });
     if let Err(error) = recorded {
         tracing::warn!(
@@ -146,6 +194,28 @@ fn record_owner(image: &OpenImage) {
              cluster has noticed: {error}"
         );
     }
+}
+
+/// Empties the record, if there is one.
+fn forget_owner(image: &OpenImage) -> io::Result<()> {
+    match recorded_owner(image)? {
+        Some(record) if !record.is_empty() => store_record(image, ""),
+        _ => Ok(()),
+    }
+}
+
+fn store_record(image: &OpenImage, value: &str) -> io::Result<()> {
+    let object = header(image)?;
+    // SAFETY: 1. the context is valid, and all arguments live until the call returns.
+    image.check(unsafe {
+        (image.library().rados_setxattr)(
+            image.pool(),
+            object.as_ptr(),
+            RECORD.as_ptr(),
+            value.as_ptr().cast(),
+            value.len(),
+        )
+    })
 }
 
 /// Breaks the lock if its owner is the recorded process, and that process has ended.
@@ -165,7 +235,7 @@ fn break_lock_of_ended(image: &OpenImage) -> io::Result<()> {
     match broken {
         Ok(()) => {
             tracing::info!(image = %image.spec(), owner, "broke the lock of a server of this host that has ended");
-            Ok(())
+            forget_owner(image)
         }
         // The lock is free already.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),

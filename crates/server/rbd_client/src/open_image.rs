@@ -66,6 +66,8 @@ pub(crate) struct OpenImage {
     /// The watch's number; `None` for a read-only image, which has none.
     watch: Option<u64>,
     host: Option<Arc<dyn Host>>,
+    /// The image's lock was taken from this client without a blocklist.
+    has_lost_lock: AtomicBool,
 }
 
 // SAFETY: 1. librbd's handles may be used by any thread; 2. `watched` has only atomics and a handle.
@@ -108,7 +110,8 @@ impl OpenImage {
         cluster.add(name());
         // From here on, the drop closes the image.
         let host = options.host.clone();
-        let mut opened = Self { spec: spec.clone(), cluster, pool, image, watched, watch: None, host };
+        let (spec, has_lost_lock) = (spec.clone(), AtomicBool::new(false));
+        let mut opened = Self { spec, cluster, pool, image, watched, watch: None, host, has_lost_lock };
         if !options.read_only {
             opened.watch = Some(opened.start_watch().map_err(other("watch it"))?);
         }
@@ -173,10 +176,23 @@ impl OpenImage {
         self.check(unsafe { (self.library().rbd_flush)(self.image) })
     }
 
-    /// Whether the cluster has blocklisted the connection.
+    /// Whether the cluster has blocklisted the connection, or this client has lost the image's lock.
     #[inline]
     pub fn is_refused(&self) -> bool {
-        self.cluster.is_refused()
+        // Relaxed: a flag that is only set, and orders nothing.
+        self.cluster.is_refused() || self.has_lost_lock.load(Ordering::Relaxed)
+    }
+
+    /// Records that this client has lost the lock, and logs it once.
+    #[cold]
+    pub fn note_lock_lost(&self) {
+        if !self.is_refused() && !self.has_lost_lock.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                image = %self.spec,
+                "another client has removed this image's lock, or the image itself: every request fails until the disk is \
+                 removed and added again"
+            );
+        }
     }
 
     /// As [`check`]; notes that the cluster refuses this client.

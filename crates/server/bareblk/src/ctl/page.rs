@@ -63,7 +63,7 @@ pub fn health(answer: &HealthAnswer) -> String {
     }
     for disk in failed_disks {
         let why = if refused_disks.contains(disk) {
-            "another client has broken a lock, and the cluster refuses this server until the disk is removed and added again"
+            "another client has broken or removed its lock: every request fails until the disk is removed and added again"
         } else {
             "a sync failed, so the disk accepts no writes until the server is restarted"
         };

@@ -2,12 +2,14 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rig::ceph::CephImage;
-use crate::rig::{Place, Server, assert_says, bench, ctl, eventually, ok, output, refusal, wrong_usage};
+use crate::rig::{
+    Place, Server, add_near, assert_says, bench, ctl, eventually, ok, output, refusal, wrong_usage,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -60,17 +62,19 @@ fn two_servers_serve_one_image_in_turn() {
     for place in [&places[0], &places[1], &places[0]] {
         verify(place, "s", &[]);
     }
-    std::thread::scope(|scope| {
-        let load = scope.spawn(|| verify(&places[0], "s", &["--loops=10"]));
-        eventually("the first server has a guest", || {
-            (ok(&places[0], &["stats"])["disks"][0]["queues"][0]["writes"].as_u64()? > 0).then_some(())
-        });
-        let mut second = bench();
-        second.arg("--socket").arg(places[1].socket("s")).args(["--rw=randwrite", "--size=4m"]);
-        assert!(!second.output().unwrap().status.success());
-        servers[1].wait_logged("in use by another client");
-        load.join().unwrap();
+    let mut load = bench();
+    load.arg("--socket").arg(places[0].socket("s")).args(["--rw=randwrite", "--size=4m", "--time_based"]);
+    let mut load = load.args(["--runtime=600", "--json"]).stdout(Stdio::null()).spawn().unwrap();
+    eventually("the first server has a guest", || {
+        (ok(&places[0], &["stats"])["disks"][0]["queues"][0]["writes"].as_u64()? > 0).then_some(())
     });
+    let mut second = bench();
+    second.arg("--socket").arg(places[1].socket("s")).args(["--rw=randwrite", "--size=4m"]);
+    assert!(!second.output().unwrap().status.success());
+    servers[1].wait_logged("in use by another client");
+    load.kill().unwrap();
+    load.wait().unwrap();
+    verify(&places[1], "s", &[]);
     for server in servers {
         assert!(server.stop(Signal::TERM).success());
     }
@@ -120,42 +124,95 @@ fn load_waits_for_a_stopped_storage_daemon_and_goes_on() {
     assert!(server.stop(Signal::TERM).success());
 }
 
+/// Adds a disk with this name and socket, on the shared connection.
+fn add_shared(place: &Place, name: &str, image: &CephImage) {
+    let words = [
+        format!("name={name}"),
+        format!("image={}", image.spec()),
+        format!("socket={}", place.socket(name).display()),
+        format!("rbd-conf={}", image.conf().display()),
+    ];
+    output(ctl(place, &["add", &words[0], &words[1], &words[2], &words[3], "rbd-share-connection=true"]));
+}
+
+/// Writes to the disk `far` without an end, and meanwhile runs `fault`. Returns when a write fails, or after minutes.
+fn writes_go_on(place: &Place, fault: impl FnOnce()) -> bool {
+    let writes = || ok(place, &["stats"])["disks"][0]["queues"][0]["writes"].as_u64().unwrap_or(0);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut command = bench();
+            command.arg("--socket").arg(place.socket("s")).args(["--rw=randwrite", "--size=4m"]);
+            command.args(["--runtime=600", "--time_based"]).output().unwrap().status.success()
+        });
+        eventually("writes go on", || (writes() > 0).then_some(()));
+        fault();
+        load.join().unwrap()
+    })
+}
+
+fn health(place: &Place) -> String {
+    let health = assert_cmd::Command::from_std(ctl(place, &["health"])).assert().code(1);
+    String::from_utf8_lossy(&health.get_output().stdout).into_owned()
+}
+
+/// The cluster carries out the writes of a client whose lock is gone, unless it is blocklisted, too.
+#[test]
+fn lock_removed_without_a_blocklist_ends_the_disks_writes_and_no_other_disks() {
+    let Some(image) = CephImage::new(16 * MIB) else { return };
+    let Some(other) = CephImage::new(16 * MIB) else { return };
+    let (place, next) = (Place::new(), Place::new());
+    let server = Server::start(serve(&place, &image, &["--rbd-share-connection"]));
+    add_shared(&place, "beside", &other);
+    assert!(!writes_go_on(&place, || image.remove_lock_only()), "writes go on although the lock is gone");
+    let text = health(&place);
+    assert_says(&text, &["disk far has failed: another client has broken or removed its lock"]);
+    assert!(!text.contains("beside"), "{text}");
+    assert_says(&server.log(), &["has removed this image's lock, or the image itself", "added again"]);
+    verify(&place, "beside", &[]);
+    // The guest has left, so this server writes no more.
+    let second = Server::start(serve(&next, &image, &["--lock-timeout", "0"]));
+    verify(&next, "s", &[]);
+    output(ctl(&place, &["remove", "far"]));
+    add_shared(&place, "far", &image);
+    verify(&place, "far", &[]);
+    for server in [server, second] {
+        assert!(server.stop(Signal::TERM).success());
+    }
+}
+
+#[test]
+fn image_removed_by_force_ends_its_requests_and_another_disk_goes_on() {
+    let Some(image) = CephImage::new(16 * MIB) else { return };
+    let place = Place::new();
+    let mut command = serve(&place, &image, &[]);
+    command.arg("--allow-folders").arg(place.folder());
+    let server = Server::start(command);
+    add_near(&place);
+    let removed = writes_go_on(&place, || {
+        // Ceph's tool does not remove an image that a client uses.
+        let refused = image.command("rbd", &["rm", "--no-progress", image.name()]).output().unwrap();
+        assert_says(&String::from_utf8_lossy(&refused.stderr), &["image still has watchers"]);
+        image.remove_header();
+        verify(&place, "near", &[]);
+    });
+    assert!(!removed, "writes go on although the image is gone");
+    assert_says(&server.log(), &[&image.spec(), "has removed this image's lock, or the image itself"]);
+    assert_says(&health(&place), &["disk far has failed"]);
+    verify(&place, "near", &[]);
+    output(ctl(&place, &["remove", "far"]));
+    assert!(server.stop(Signal::TERM).success());
+}
+
 #[test]
 fn broken_lock_fails_every_disk_of_its_connection_and_health_names_them() {
     let Some(image) = CephImage::new(16 * MIB) else { return };
     let Some(other) = CephImage::new(16 * MIB) else { return };
     let place = Place::new();
-    let add = |name: &str, image: &CephImage| {
-        let words = [
-            format!("name={name}"),
-            format!("image={}", image.spec()),
-            format!("socket={}", place.socket(name).display()),
-            format!("rbd-conf={}", image.conf().display()),
-        ];
-        output(ctl(
-            &place,
-            &["add", &words[0], &words[1], &words[2], &words[3], "rbd-share-connection=true"],
-        ));
-    };
+    let add = |name, image: &CephImage| add_shared(&place, name, image);
     let server = Server::start(serve(&place, &image, &["--rbd-share-connection"]));
     add("beside", &other);
-    let writes = || ok(&place, &["stats"])["disks"][0]["queues"][0]["writes"].as_u64().unwrap_or(0);
-    std::thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let mut command = bench();
-            command.arg("--socket").arg(place.socket("s")).args([
-                "--rw=randwrite",
-                "--size=4m",
-                "--runtime=600",
-            ]);
-            command.args(["--time_based"]).output().unwrap().status.success()
-        });
-        eventually("writes go on", || (writes() > 0).then_some(()));
-        image.break_lock();
-        assert!(!load.join().unwrap(), "writes go on although the lock is broken");
-    });
-    let health = assert_cmd::Command::from_std(ctl(&place, &["health"])).assert().code(1);
-    let text = String::from_utf8_lossy(&health.get_output().stdout).into_owned();
+    assert!(!writes_go_on(&place, || drop(image.break_lock())), "writes go on although the lock is broken");
+    let text = health(&place);
     assert_says(&text, &["disk far has failed: another client", "disk beside has failed: another client"]);
     let told = |image: &CephImage| {
         let about = |line: &&str| line.contains(&image.spec()) && line.contains("every request fails until");

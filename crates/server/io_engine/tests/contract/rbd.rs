@@ -194,6 +194,46 @@ fn broken_lock_ends_every_image_of_its_connection_and_the_next_image_gets_a_new_
     assert!(!again.image.backing().is_refused() && is_refused(&mut beside));
 }
 
+/// Waits until the image's client has noticed that it may no longer write.
+fn until_refused(bed: &Bed) {
+    let end = Instant::now() + PATIENCE;
+    while !bed.image.backing().is_refused() {
+        assert!(Instant::now() < end, "the lost lock is not noticed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// `rbd lock rm` without a blocklist: the cluster still carries out the old owner's writes.
+#[test]
+fn lock_that_is_removed_without_a_blocklist_ends_every_request_and_the_next_client_waits_for_its_owner() {
+    let Some(image) = CephImage::new(IMAGE_BYTES) else { return };
+    let mut bed = rbd_on(&rbd_options(&image));
+    bed.write(0, &pattern(1, 4096));
+    image.remove_lock_only();
+    // The lock is free, but its owner does not know that yet.
+    let next = open_rbd(&ImageOptions { lock_timeout: Duration::ZERO, ..rbd_options(&image) });
+    let error = next.backing().begin_use(&|| true).unwrap_err();
+    assert!(error.to_string().contains("in use by another client"), "{error}");
+    until_refused(&bed);
+    assert!(is_refused(&mut bed));
+    assert!(bed.image.backing().begin_use(&|| true).is_err(), "the lost lock is taken again");
+    drop(bed);
+    let mut next = rbd_on(&rbd_options(&image));
+    assert_eq!(next.read(0, 4096), pattern(1, 4096));
+    next.write(0, &pattern(2, 4096));
+    assert!(!next.image.backing().is_refused());
+}
+
+#[test]
+fn image_that_is_removed_by_force_ends_every_request() {
+    let Some(image) = CephImage::new(IMAGE_BYTES) else { return };
+    let mut bed = rbd_on(&rbd_options(&image));
+    bed.write(0, &pattern(1, 4096));
+    image.remove_header();
+    until_refused(&bed);
+    assert!(is_refused(&mut bed));
+}
+
 #[test]
 fn size_that_another_client_changes_is_seen_and_nothing_is_cut_off_silently() {
     let Some(image) = CephImage::new(IMAGE_BYTES) else { return };

@@ -62,6 +62,11 @@ impl Place {
         self.sockets.path().join(name)
     }
 
+    /// The disks' folder.
+    pub fn folder(&self) -> &Path {
+        self.disks.path()
+    }
+
     /// `bareblk serve IMAGE --socket SOCKET`; the caller may add options.
     pub fn serve(&self, image: &Path, socket: &str) -> Command {
         let mut command = bareblk();
@@ -104,6 +109,15 @@ pub fn ctl(place: &Place, words: &[&str]) -> Command {
 pub fn ok(place: &Place, words: &[&str]) -> Value {
     let answer: Value = serde_json::from_str(&output(ctl(place, &[&["--json"], words].concat()))).unwrap();
     answer["ok"].clone()
+}
+
+/// Adds the disk `near`, a file of 16 MiB, with the socket `near`. Needs a server with `--allow-folders` of the disks' folder.
+pub fn add_near(place: &Place) {
+    let words = [
+        format!("image={}", place.image("near.raw", 16 << 20).display()),
+        format!("socket={}", place.socket("near").display()),
+    ];
+    output(ctl(place, &["add", "name=near", &words[0], &words[1]]));
 }
 
 fn program() -> PathBuf {

@@ -70,11 +70,27 @@ impl CephImage {
 
     /// Breaks the image's lock as another client would. Returns the address that the cluster then blocklists.
     pub fn break_lock(&self) -> String {
+        self.remove_lock(&[])
+    }
+
+    /// Removes the image's lock without blocklisting its owner.
+    pub fn remove_lock_only(&self) {
+        self.remove_lock(&["--rbd_blocklist_on_break_lock=false"]);
+    }
+
+    fn remove_lock(&self, options: &[&str]) -> String {
         let locks = self.rbd(&["lock", "ls", self.name()]);
         let lock = locks.lines().find(|line| line.starts_with("client.")).unwrap();
         let words: Vec<&str> = lock.split_whitespace().collect();
-        self.rbd(&["lock", "rm", self.name(), &words[1..3].join(" "), words[0]]);
+        self.rbd(&[&["lock", "rm", self.name(), &words[1..3].join(" "), words[0]], options].concat());
         words[3].to_owned()
+    }
+
+    /// Removes the image's header as an administrator can by force: nothing asks the image's clients.
+    pub fn remove_header(&self) {
+        let info = self.rbd(&["info", self.name()]);
+        let id = info.lines().find_map(|line| line.trim().strip_prefix("id: ")).unwrap();
+        self.run("rados", &["-p", "rbd", "rm", &format!("rbd_header.{id}")]);
     }
 
     /// Runs `rbd` with these words; returns its output.
@@ -84,10 +100,17 @@ impl CephImage {
 
     /// Runs a program of the cluster; returns its output.
     pub fn run(&self, program: &str, words: &[&str]) -> String {
-        let script = format!(". {}/env && exec timeout 60 {program} \"$@\"", self.folder.display());
-        let output = Command::new("sh").args(["-c", &script, program]).args(words).output().unwrap();
+        let output = self.command(program, words).output().unwrap();
         assert!(output.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A program of the cluster.
+    pub fn command(&self, program: &str, words: &[&str]) -> Command {
+        let script = format!(". {}/env && exec timeout 60 {program} \"$@\"", self.folder.display());
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, program]).args(words);
+        command
     }
 }
 
