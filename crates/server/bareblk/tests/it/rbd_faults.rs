@@ -198,7 +198,8 @@ fn writes_to_a_full_cluster_are_parked_and_go_on_when_there_is_room() {
     }
     let mut random = random();
     let Some((cluster, _folder)) = own_cluster(Store::Memstore) else { return };
-    let image = CephImage::of(cluster.folder().to_owned(), 4 * MIB);
+    // A full cluster refuses only what needs more room. The load's write-zeroes remove small objects again and again.
+    let image = CephImage::with(cluster.folder().to_owned(), 4 * MIB, &["--object-size", "4K"]);
     let place = Place::new();
     let mut command = place.serve(Path::new(&image.spec()), "s");
     command.args(["--name", "far", "--on-error", "hold-on-enospc", "--retry-after", "1", "--rbd-conf"]);

@@ -30,10 +30,16 @@ impl CephImage {
 
     /// Makes an image in the cluster of this folder.
     pub fn of(folder: PathBuf, size_bytes: u64) -> Self {
+        Self::with(folder, size_bytes, &[])
+    }
+
+    /// Makes an image with further options of `rbd create`.
+    pub fn with(folder: PathBuf, size_bytes: u64, options: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (number, pid) = (NEXT.fetch_add(1, Ordering::Relaxed), std::process::id());
         let image = Self { folder, name: format!("rbd/test-{pid}-{number}") };
-        image.rbd(&["create", &image.name, "--size", &format!("{size_bytes}B")]);
+        let size = format!("{size_bytes}B");
+        image.rbd(&[&["create", &image.name, "--size", &size], options].concat());
         image
     }
 
