@@ -326,6 +326,18 @@ fn remote_counts_the_threads_of_disks_with_and_without_a_shared_connection() {
 }
 
 #[test]
+fn remote_measures_the_neighbour_of_a_disk_whose_server_is_in_trouble() {
+    let Some(place) = place_with_ceph() else { return };
+    let result = run_in(&place, "remote-neighbour", "0.05");
+    assert_measured(&result);
+    for workload in ["nbd-stopped", "nbd-killed", "osd-stopped"] {
+        for column in ["p50", "p99", "other"] {
+            assert!(figure(&result, workload, "trouble", column) > 0.0, "{workload}, {column}");
+        }
+    }
+}
+
+#[test]
 fn remote_without_a_way_to_get_ceph_says_so_in_one_line() {
     let place = Place::new();
     let mut command = bareblk();

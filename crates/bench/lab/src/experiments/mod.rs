@@ -74,7 +74,7 @@ mod tests {
         let parts = "qspinlock-alone, qspinlock-overcommit, qspinlock-plane, qspinlock-wakes, qspinlock-timed, \
                      qspinlock-aim7";
         let vhost = "vhost-ssd, vhost-ram, vhost-depth1, vhost-disturbed, vhost-idle";
-        let remote = "remote-nbd, remote-memstore, remote-bluestore, remote-disks";
+        let remote = "remote-nbd, remote-memstore, remote-bluestore, remote-disks, remote-neighbour";
         let expected = format!(
             "experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality, hostile, disks, \
              limits, {remote}, qcow2"

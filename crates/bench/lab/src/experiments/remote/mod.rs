@@ -2,7 +2,7 @@
 //!
 //! `bareblk lab run remote → every part, one after another, into one report`
 //!
-//! See also: the parts themselves (`nbd.rs`, `rbd.rs`, `disks.rs`), how the first two measure (`bench.rs`).
+//! See also: the parts themselves (`nbd.rs`, `rbd.rs`, `disks.rs`, `neighbour.rs`), how the first two measure (`bench.rs`).
 
 mod bench;
 
@@ -14,11 +14,13 @@ mod rbd;
 
 mod disks;
 
+mod neighbour;
+
 use crate::experiment::Experiment;
 
 /// The parts, in the order in which they run.
 pub(super) fn parts() -> Vec<Experiment> {
     let [memstore, bluestore] = rbd::experiments();
     // First the part that needs no cluster: a part that cannot run ends the run.
-    vec![nbd::experiment(), memstore, bluestore, disks::experiment()]
+    vec![nbd::experiment(), memstore, bluestore, disks::experiment(), neighbour::experiment()]
 }

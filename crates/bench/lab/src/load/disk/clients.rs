@@ -135,6 +135,7 @@ fn figures(outcome: &workload::Outcome, server: Cost) -> Figures {
         ("cpu", server.cpu_ns as f64 / 1000.0 / ios),
         ("client-cpu", client.as_nanos() as f64 / 1000.0 / ios),
         ("latency", group.mean_lat_ns() / 1000.0),
+        ("p50", spread.percentile_ns(50.0) as f64 / 1000.0),
         ("p99", spread.percentile_ns(99.0) as f64 / 1000.0),
         ("switches", server.switches as f64 / ios),
         ("kicks", outcome.queues.kicks as f64 / ios),

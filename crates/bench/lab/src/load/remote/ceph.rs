@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ceph_cluster::{Cluster, RunningCluster, Store};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::experiment::{SampleError, Setup};
@@ -40,6 +41,11 @@ impl Ceph {
 
     pub fn image<'s>(&'s self, name: &'s str) -> Storage<'s> {
         Storage::Rbd { pool: POOL, image: name, conf: &self.conf }
+    }
+
+    /// The storage daemon's process.
+    pub fn osd(&self) -> Option<Pid> {
+        self.cluster.pids().last().map(|pid| Pid::from_raw(pid.as_raw_nonzero().get()))
     }
 
     pub fn configuration(&self) -> &Path {

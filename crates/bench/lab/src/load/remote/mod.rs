@@ -4,10 +4,13 @@
 
 mod ceph;
 
+mod trouble;
+
 use std::process::Command;
 
 pub(crate) use ceph::Ceph;
 pub(crate) use ceph_cluster::Store;
+pub(crate) use trouble::{Nbdkit, Stopped};
 use workload::{Client, Mix, Order, Pattern, Progress, Watch};
 
 use crate::error::LabError;
