@@ -10,6 +10,7 @@ use std::process::Command;
 
 pub(crate) use ceph::Ceph;
 pub(crate) use ceph_cluster::Store;
+use trouble::NBDKIT_MISSING;
 pub(crate) use trouble::{Nbdkit, Stopped};
 use workload::{Client, Mix, Order, Pattern, Progress, Watch};
 
@@ -19,8 +20,6 @@ use crate::load::disk::clients;
 use crate::load::disk::test_file::TestFile;
 use crate::load::server::process::{Kind, Launch, ServerProcess, Storage};
 
-/// Tells the user how to install the NBD server.
-const NBDKIT_MISSING: &str = "nbdkit is not installed: apt install nbdkit";
 /// The image that is measured.
 const IMAGE: &str = "disk";
 

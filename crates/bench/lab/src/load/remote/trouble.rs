@@ -8,10 +8,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use super::NBDKIT_MISSING;
 use crate::experiment::SampleError;
 use crate::load::server::process::{Launch, ServerProcess};
 use crate::stop::Stop;
+
+/// Tells the user how to install the NBD server.
+pub(crate) const NBDKIT_MISSING: &str = "nbdkit is not installed: apt install nbdkit";
 
 /// nbdkit with a disk in memory, on a socket that stays the same when it is started again.
 pub(crate) struct Nbdkit {
