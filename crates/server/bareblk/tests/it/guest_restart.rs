@@ -19,7 +19,7 @@ use crate::rig::{Place, is_root};
 
 /// Verified runs on all disks, one after another, until a file tells them to stop. Each run prints a line when it
 /// starts. A background job reads the console by name, because the shell gives the job no standard input.
-const VERIFIED_UNTIL_TOLD: &str = "
+pub const VERIFIED_UNTIL_TOLD: &str = "
     (read stop < /dev/console; touch /tmp/stop) &
     number=0
     until [ -e /tmp/stop ]; do

@@ -19,6 +19,7 @@ mod guest_errors;
 mod guest_files;
 mod guest_io;
 mod guest_migration;
+mod guest_remote;
 mod guest_restart;
 mod image;
 mod killed;

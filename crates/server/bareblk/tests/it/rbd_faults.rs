@@ -37,7 +37,7 @@ const AT_ONCE: u32 = 4;
 const BROKEN_CONNECTIONS: u32 = 200;
 
 /// A cluster that this test alone uses. Its programs are those of the other tests' cluster.
-fn own_cluster(store: Store) -> Option<(RunningCluster, TempDir)> {
+pub fn own_cluster(store: Store) -> Option<(RunningCluster, TempDir)> {
     let programs = cluster()?;
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     symlink(programs.join("root"), folder.path().join("root")).unwrap();
@@ -47,7 +47,7 @@ fn own_cluster(store: Store) -> Option<(RunningCluster, TempDir)> {
 
 /// What happens to the cluster.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+pub enum Fault {
     /// The storage daemon hangs.
     OsdHangs,
     /// The storage daemon is killed and started again.
@@ -61,7 +61,7 @@ enum Fault {
 impl Fault {
     const ALL: [Self; 4] = [Self::OsdHangs, Self::OsdDies, Self::MonDies, Self::BothDie];
 
-    fn happen(self, image: &CephImage, random: &mut Rng) {
+    pub fn happen(self, image: &CephImage, random: &mut Rng) {
         let pid = |daemon| Pid::from_raw(image.pid(daemon)).unwrap();
         let dying: &[&str] = match self {
             Self::OsdHangs => {

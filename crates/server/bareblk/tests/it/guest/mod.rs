@@ -123,6 +123,12 @@ impl Served {
         }
     }
 
+    /// Serves a disk elsewhere, with a control socket.
+    pub fn elsewhere(place: Place, name: PathBuf, args: &[&str]) -> Self {
+        let control = place.socket("c").display().to_string();
+        Self::existing(place, name, &[&["--control", &control], args].concat())
+    }
+
     /// Serves an image on tmpfs.
     pub fn in_memory(size_bytes: u64, args: &[&str]) -> Self {
         let place = Place::in_memory();
@@ -215,6 +221,13 @@ impl Served {
     pub fn wait_writing(&self) {
         let before = self.written_bytes();
         eventually("the server writes", || (self.written_bytes() > before + MIB).then_some(()));
+    }
+
+    /// The same for a server with a control socket, wherever its disk is.
+    pub fn wait_requests(&self) {
+        let writes = || ok(&self.place, &["stats"])["disks"][0]["totals"]["writes"].as_u64().unwrap();
+        let before = writes();
+        eventually("the guest writes", || (writes() > before + 100).then_some(()));
     }
 
     /// Bytes that this server wrote, to storage or to the page cache.
