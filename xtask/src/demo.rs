@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn build_server(progress: &Progress) -> Result<std::path::PathBuf> {
-    progress.step("building bareblk (release)");
+    progress.step("building bareblk (release; a first build takes minutes)");
     let mut cargo = Command::new(workspace::cargo());
     command::output(
         cargo.args(["build", "--release", "--package", "bareblk"]).current_dir(workspace::root()),
