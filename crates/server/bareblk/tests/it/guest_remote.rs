@@ -65,8 +65,8 @@ fn verified_writes_go_on_while_an_nbd_server_is_killed_and_started() {
 #[test]
 fn verified_writes_go_on_while_a_clusters_storage_daemon_is_killed_and_started() {
     let Some(mut random) = long_run() else { return };
-    let Some((cluster, _folder)) = own_cluster(Store::Bluestore) else { return };
-    let image = CephImage::of(cluster.folder().to_owned(), 16 * MIB);
+    let Some(own) = own_cluster(Store::Bluestore) else { return };
+    let image = CephImage::of(own.cluster.folder().to_owned(), 16 * MIB);
     let conf = image.conf().display().to_string();
     let disk = Served::elsewhere(Place::new(), image.spec().into(), &["--rbd-conf", &conf]);
     goes_on(disk, &mut random, |random| Fault::OsdDies.happen(&image, random));

@@ -36,13 +36,19 @@ const AT_ONCE: u32 = 4;
 /// One of so many messages of the server to the cluster breaks its connection.
 const BROKEN_CONNECTIONS: u32 = 200;
 
+/// A running cluster. It must end before its folder is removed: without the folder, nothing knows its processes.
+pub struct OwnCluster {
+    pub cluster: RunningCluster,
+    _folder: TempDir,
+}
+
 /// A cluster that this test alone uses. Its programs are those of the other tests' cluster.
-pub fn own_cluster(store: Store) -> Option<(RunningCluster, TempDir)> {
+pub fn own_cluster(store: Store) -> Option<OwnCluster> {
     let programs = cluster()?;
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     symlink(programs.join("root"), folder.path().join("root")).unwrap();
     let own = Cluster::start(folder.path(), &programs, store, None, &mut |_| ()).unwrap();
-    Some((own.until_dropped(), folder))
+    Some(OwnCluster { cluster: own.until_dropped(), _folder: folder })
 }
 
 /// What happens to the cluster.
@@ -175,9 +181,9 @@ fn check_contents(load: &mut Load, image: &CephImage) {
 #[test]
 fn nothing_is_lost_while_a_clusters_daemons_die_and_connections_break() {
     let mut random = random();
-    let Some((cluster, _folder)) = own_cluster(Store::Bluestore) else { return };
-    survives(&cluster, Rings::Split, &mut random);
-    survives(&cluster, Rings::Packed, &mut random);
+    let Some(own) = own_cluster(Store::Bluestore) else { return };
+    survives(&own.cluster, Rings::Split, &mut random);
+    survives(&own.cluster, Rings::Packed, &mut random);
 }
 
 /// Sets whether the storage daemon says that its disk is full.
@@ -197,9 +203,9 @@ fn writes_to_a_full_cluster_are_parked_and_go_on_when_there_is_room() {
         return skip(Reason::NotLong, "a cluster starts for this test alone");
     }
     let mut random = random();
-    let Some((cluster, _folder)) = own_cluster(Store::Memstore) else { return };
+    let Some(own) = own_cluster(Store::Memstore) else { return };
     // A full cluster refuses only what needs more room. The load's write-zeroes remove small objects again and again.
-    let image = CephImage::with(cluster.folder().to_owned(), 4 * MIB, &["--object-size", "4K"]);
+    let image = CephImage::with(own.cluster.folder().to_owned(), 4 * MIB, &["--object-size", "4K"]);
     let place = Place::new();
     let mut command = place.serve(Path::new(&image.spec()), "s");
     command.args(["--name", "far", "--on-error", "hold-on-enospc", "--retry-after", "1", "--rbd-conf"]);
