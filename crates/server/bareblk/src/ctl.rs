@@ -92,6 +92,8 @@ fn carry_out(args: CtlArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let reply = ask(&mut server, &verb)?;
+    let started =
+        reply.answer.ok.as_ref().and_then(|ok| ok["disk"].as_str()).filter(|_| waits).map(str::to_owned);
     let stops = verb == Verb::Shutdown && reply.answer.error.is_none();
     let is_ill = matches!(verb, Verb::Health(_)) && is_ill(&reply);
     if json {
@@ -102,8 +104,8 @@ fn carry_out(args: CtlArgs) -> Result<ExitCode> {
     } else {
         print(&shown(&verb, reply.into_ok()?)?)?;
     }
-    if let (true, Verb::JobStart(started)) = (waits, &verb) {
-        let text = jobs::wait(&mut server, started)?;
+    if let Some(disk) = started {
+        let text = jobs::wait(&mut server, &disk)?;
         if !json {
             print(&text)?;
         }
@@ -230,7 +232,7 @@ fn table(settings: Vec<(String, Value)>) -> Result<Map<String, Value>> {
             {
                 Value::from(uri)
             }
-            ("image" | "socket", Value::String(path)) => {
+            ("image" | "socket" | "backing", Value::String(path)) => {
                 let path = std::path::absolute(path).with_context(|| format!("{key}="))?;
                 Value::from(path.to_string_lossy())
             }

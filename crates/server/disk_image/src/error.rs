@@ -122,7 +122,7 @@ pub enum ImageError {
     },
     /// The image's guest has gone on in the image below it.
     #[error(
-        "image {} was committed to {}, where its guest has gone on: serve that image, and delete this one",
+        "image {} was committed to {}, which its guest uses now: serve that image, and delete this one once the guest works",
         path.display(), below.display()
     )]
     Committed {
@@ -157,13 +157,30 @@ pub enum ImageError {
         /** The image's path. */
         path: PathBuf,
     },
-    /// `--create` for a qcow2 image.
+    /// A new image over a backing file that is longer.
     #[error(
-        "image {} cannot be made with --create, which makes raw images: use qemu-img create -f qcow2", path.display()
+        "image {} cannot be created with {size_bytes} bytes over {}, which has {least_bytes}: create it with that size or more",
+        path.display(), backing.display()
     )]
-    Qcow2Create {
+    CreateSmaller {
         /** The image's path. */
         path: PathBuf,
+        /** The requested size. */
+        size_bytes: u64,
+        /** The backing file. */
+        backing: PathBuf,
+        /** Its size. */
+        least_bytes: u64,
+    },
+    /// The tables of a new image cannot be written.
+    #[error("qcow2 image {} of {size_bytes} bytes cannot be created: check the file system's space and limits", path.display())]
+    CreateQcow2 {
+        /** The image's path. */
+        path: PathBuf,
+        /** The requested size. */
+        size_bytes: u64,
+        /** Why. */
+        source: Box<qcow2::WriteError>,
     },
     /// The guest's disk is not a multiple of its block size.
     #[error(
@@ -395,11 +412,11 @@ pub enum ResizeError {
     },
     /// A disk that is served read-only keeps its size.
     #[error(
-        "disk {} has {size_bytes} bytes, not {wanted_bytes}: a qcow2 image that is served read-only is not resized (qemu-img \
-         resize changes it)",
+        "disk {} has {size_bytes} bytes, not {wanted_bytes}: a read-only qcow2 disk cannot be resized: serve it without \
+         --readonly, or stop the server and use qemu-img resize",
         path.display()
     )]
-    Qcow2 {
+    Qcow2ReadOnly {
         /** The image's path. */
         path: PathBuf,
         /** The disk's size. */
@@ -409,8 +426,8 @@ pub enum ResizeError {
     },
     /// A qcow2 disk only grows while it is served.
     #[error(
-        "disk {} has {from_bytes} bytes, not {wanted_bytes}: a qcow2 disk that is served can only grow: stop the server, and use \
-         qemu-img resize --shrink",
+        "disk {} has {from_bytes} bytes, not {wanted_bytes}: a qcow2 disk cannot shrink while it is served: stop the server, and \
+         use qemu-img resize --shrink",
         path.display()
     )]
     Qcow2Smaller {
@@ -421,8 +438,21 @@ pub enum ResizeError {
         /** The requested size. */
         wanted_bytes: u64,
     },
+    /// What the backing file has behind the disk's end would have to be hidden.
+    #[error(
+        "disk {} has {from_bytes} bytes, and its backing file has {backing_bytes}: stop the server, and use qemu-img resize",
+        path.display()
+    )]
+    LongerBacking {
+        /** The image's path. */
+        path: PathBuf,
+        /** The disk's size. */
+        from_bytes: u64,
+        /** What the backing file describes. */
+        backing_bytes: u64,
+    },
     /// The tables of a qcow2 image cannot be changed.
-    #[error("image {} cannot be made {wanted_bytes} bytes long", path.display())]
+    #[error("the disk in image {} cannot be resized to {wanted_bytes} bytes", path.display())]
     Qcow2Write {
         /** The image's path. */
         path: PathBuf,

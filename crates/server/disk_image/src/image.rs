@@ -5,6 +5,7 @@
 //! If any step fails, a file that was created for the image is removed again.
 
 mod clone;
+pub mod create_qcow2;
 mod export;
 pub mod inspect;
 pub mod location;
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
+use self::create_qcow2::NewBacking;
 use self::location::{Location, RbdOptions};
 use crate::backing::Backing;
 use crate::cache_mode::CacheMode;
@@ -70,6 +72,8 @@ pub struct ImageOptions {
     pub backing_folders: Vec<PathBuf>,
     /// Create the image with this size. The file must not exist yet.
     pub create_bytes: Option<u64>,
+    /// What lies below a qcow2 image that is created.
+    pub new_backing: Option<NewBacking>,
     /// How long a request to an NBD server may stay without a reply.
     pub nbd_timeout: Duration,
     /// How to reach and open an RBD image.
@@ -91,6 +95,7 @@ impl ImageOptions {
             discard: true,
             backing_folders: Vec::new(),
             create_bytes: None,
+            new_backing: None,
             nbd_timeout: DEFAULT_NBD_TIMEOUT,
             rbd: RbdOptions::default(),
             lock_timeout: DEFAULT_LOCK_TIMEOUT,

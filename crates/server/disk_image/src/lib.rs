@@ -46,6 +46,7 @@ pub use error::{CloneError, ImageError, ResizeError};
 pub use file::{Access, FileId, FileKind, LockHolder};
 pub use geometry::{Alignment, Topology};
 pub use host_opener::HostOpener;
+pub use image::create_qcow2::NewBacking;
 pub use image::inspect::Inspection;
 pub use image::location::{Location, LocationError, RbdOptions};
 pub use image::{CapacityChange, Image, ImageOptions};

@@ -1,4 +1,4 @@
-//! Makes an image without data over a backing file, and separates an image from its backing file.
+//! Makes an image without data, also over a backing file, and removes the backing file's name from an image.
 //!
 //! `header, extensions, backing file's name │ refcount table │ refcount block │ L1 table`: each begins a cluster
 
@@ -23,15 +23,13 @@ const BACKING_NAME: Range<usize> = 8..20;
 const L1_CLUSTER: u64 = 3;
 const HEADER_BYTES: u32 = 112;
 
-/// What lies below the new image.
+/// A new image.
 #[derive(Debug, Clone, Copy)]
-pub struct NewOverlay<'a> {
+pub struct NewImage<'a> {
     /// The guest's disk.
     pub size_bytes: u64,
-    /// The backing file's name, as the image stores it.
-    pub backing_name: &'a [u8],
-    /// The backing file's format.
-    pub backing_format: DiskFormat,
+    /// The backing file's name, as the image stores it, and its format.
+    pub backing: Option<(&'a [u8], DiskFormat)>,
 }
 
 /// Makes an image of version 3 with clusters of 64 KiB in an empty file, and syncs it. The header is written last: before,
@@ -39,7 +37,7 @@ pub struct NewOverlay<'a> {
 ///
 /// # Errors
 /// The format cannot describe such an image; the file cannot be written.
-pub fn create_overlay(file: &impl WriteAt, new: &NewOverlay<'_>) -> Result<(), WriteError> {
+pub fn create(file: &impl WriteAt, new: &NewImage<'_>) -> Result<(), WriteError> {
     let l2_coverage = CLUSTER * (CLUSTER / 8);
     let l1_entries = new.size_bytes.div_ceil(l2_coverage);
     let header = header(new, l1_entries)?;
@@ -57,11 +55,11 @@ pub fn create_overlay(file: &impl WriteAt, new: &NewOverlay<'_>) -> Result<(), W
     file.sync_data().map_err(WriteError::Sync)
 }
 
-/// Lets an image name no backing file, and syncs it: what it has nothing of reads as zeroes from now on. No writer may have
-/// the image open. The file has the old or the new name at any instant, because both fields are in one sector.
+/// Removes the backing file's name from the header, and syncs the image. Unallocated clusters then read as zeroes. No writer
+/// may have the image open. At any instant the header has the name or none, because both fields are in one sector.
 ///
 /// # Errors
-/// The header cannot be read or written; the image has either name.
+/// The header cannot be read or written. It has the name, or none.
 pub fn remove_backing(file: &impl WriteAt) -> Result<(), WriteError> {
     let mut block = [0; BLOCK_BYTES];
     read_whole(file, "header", 0, &mut block)?;
@@ -71,14 +69,14 @@ pub fn remove_backing(file: &impl WriteAt) -> Result<(), WriteError> {
 }
 
 /// The first cluster.
-fn header(new: &NewOverlay<'_>, l1_entries: u64) -> Result<Vec<u8>, FormatError> {
+fn header(new: &NewImage<'_>, l1_entries: u64) -> Result<Vec<u8>, FormatError> {
     let l1_size = u32::try_from(l1_entries).map_err(|_| {
         let (field, value) = ("l1_size", l1_entries);
         FormatError::Field { field, value, limit: Limit::AtMost(u32::MAX.into()) }
     })?;
-    let format = new.backing_format.name().as_bytes();
-    let name_offset = u64::from(HEADER_BYTES) + 16 + 8;
-    let name_bytes = u32::try_from(new.backing_name.len()).unwrap_or(u32::MAX);
+    let (name, format) = new.backing.map_or((&[][..], ""), |(name, format)| (name, format.name()));
+    let name_offset = if new.backing.is_some() { u64::from(HEADER_BYTES) + 16 + 8 } else { 0 };
+    let name_bytes = u32::try_from(name.len()).unwrap_or(u32::MAX);
     let mut header = Vec::new();
     header.extend(b"QFI\xfb");
     header.extend(3_u32.to_be_bytes());
@@ -96,12 +94,14 @@ fn header(new: &NewOverlay<'_>, l1_entries: u64) -> Result<Vec<u8>, FormatError>
     header.extend(REFCOUNT_ORDER.to_be_bytes());
     header.extend(HEADER_BYTES.to_be_bytes());
     header.resize(HEADER_BYTES as usize, 0); // compression_type
-    header.extend(BACKING_FORMAT.to_be_bytes());
-    header.extend(u32::try_from(format.len()).unwrap_or(u32::MAX).to_be_bytes());
-    header.extend(format);
-    header.resize(HEADER_BYTES as usize + 16, 0);
+    if new.backing.is_some() {
+        header.extend(BACKING_FORMAT.to_be_bytes());
+        header.extend(u32::try_from(format.len()).unwrap_or(u32::MAX).to_be_bytes());
+        header.extend(format.as_bytes());
+        header.resize(HEADER_BYTES as usize + 16, 0);
+    }
     header.extend([0; 8]); // the last extension
-    header.extend(new.backing_name);
+    header.extend(name);
     let room = usize::try_from(CLUSTER).unwrap_or(usize::MAX);
     header.resize(header.len().max(room), 0);
     // Size and name have limits.
@@ -119,7 +119,7 @@ mod tests {
 
     fn made(size_bytes: u64, backing_name: &[u8]) -> Result<Plain, WriteError> {
         let file = Plain::default();
-        create_overlay(&file, &NewOverlay { size_bytes, backing_name, backing_format: DiskFormat::Qcow2 })?;
+        create(&file, &NewImage { size_bytes, backing: Some((backing_name, DiskFormat::Qcow2)) })?;
         Ok(file)
     }
 
@@ -144,6 +144,16 @@ mod tests {
         remove_backing(&file).unwrap();
         let image = Image::open(file).unwrap();
         assert_eq!(image.header().backing, None);
+        let report = check(&image, &mut |found| panic!("{found}")).unwrap();
+        assert_eq!((report.corruptions, report.leaks), (0, 0));
+    }
+
+    #[test]
+    fn image_without_a_backing_file_is_sound() {
+        let file = Plain::default();
+        create(&file, &NewImage { size_bytes: 5 << 30, backing: None }).unwrap();
+        let image = Image::open(file).unwrap();
+        assert_eq!((image.header().size_bytes, &image.header().backing), (5 << 30, &None));
         let report = check(&image, &mut |found| panic!("{found}")).unwrap();
         assert_eq!((report.corruptions, report.leaks), (0, 0));
     }

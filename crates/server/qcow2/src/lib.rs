@@ -4,7 +4,7 @@
 //! first cluster → header/ (Header, Geometry) → L1 table → L2 entries (tables/) → mapping.rs: runs of guest data
 //!                                                                             └ compressed.rs: one cluster
 //! image.rs: one file; chain.rs: a file and its backing files; check/: reference counts against references
-//! create.rs: a new image over another one, and its separation from it; write/: changes while a guest runs; repair/: corrections of what a check finds
+//! create.rs: a new image, also over a backing file; write/: changes while a guest runs; repair/: corrections of what a check finds
 //! ```
 //!
 //! - Each number of a file is checked before it is used; a file may be hostile.
@@ -37,7 +37,7 @@ pub use chain::{
     Chain, ChainError, DiskFormat, FileId, Layer, LayerParts, MAX_LAYERS, MappedParts, Opened, Opener, Role,
 };
 pub use compressed::Decompressor;
-pub use create::{NewOverlay, create_overlay, remove_backing};
+pub use create::{NewImage, create, remove_backing};
 pub use error::{DecompressError, FormatError, Limit};
 pub use geometry::Geometry;
 pub use header::extensions::{BitmapsExtension, Extensions, Feature, UnknownExtension};
@@ -51,4 +51,4 @@ pub use tables::refcounts::{RefcountTableEntry, refcount_at};
 pub use tables::{
     BadEntry, CompressedCluster, EntryProblem, L1Entry, L2Entry, RawL2Entry, StandardCluster, Table,
 };
-pub use write::{Below, Has, Unlinked, View, WriteAt, WriteError, Writer};
+pub use write::{Allocation, Below, Unlinked, View, WriteAt, WriteError, Writer};

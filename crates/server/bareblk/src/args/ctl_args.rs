@@ -50,9 +50,9 @@ Examples:
   bareblk ctl snapshot --overlay root=/images/root-2.qcow2
       the guest goes on in a new qcow2 image
   bareblk ctl commit root --wait
-      merges that image into the one below it, while the guest runs
+      merges that image into its backing file, while the guest runs
   bareblk ctl stream root --rate 100M
-      copies everything below the image into it, at most 100 MiB/s
+      copies all backing files into the image, at most 100 MiB/s
   bareblk ctl health && echo well
   bareblk ctl remove data
   bareblk ctl stats --json | jq .ok.workers
@@ -225,17 +225,17 @@ pub enum CtlCommand {
         #[command(flatten)]
         timeout: Timeout,
     },
-    /// Copy what lies below a disk's qcow2 image into the image, which then needs no backing file
+    /// Copy the data of all backing files into a disk's qcow2 image, which then needs none
     Stream {
         #[command(flatten)]
         job: JobArgs,
     },
-    /// Copy a disk's qcow2 image into its backing file, in which the guest goes on
+    /// Commit a disk's qcow2 image to its backing file, and switch the guest to that file; overwrites the snapshot
     Commit {
         #[command(flatten)]
         job: JobArgs,
     },
-    /// List the jobs of `stream` and `commit`
+    /// Show the last stream or commit job of each disk
     Jobs,
     /// Pause, resume or cancel a disk's job, or change its rate limit
     Job {
@@ -273,10 +273,11 @@ pub enum WorkersCommand {
 pub struct JobArgs {
     /// The disk's name
     pub disk: String,
-    /// The most that the job copies in a second (K, M, G: powers of 1024) [default: no limit]
+    /// Maximum copy rate in bytes per second (K, M, G, T: powers of 1024) [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = size_bytes)]
     pub rate: Option<u64>,
-    /// Wait until the job has ended, and show its progress; the job goes on if the wait is interrupted
+    /// Wait until the job has ended, and show its progress; Ctrl-C does not stop the job. Without --wait, exit code 0 only
+    /// means that the job has started
     #[arg(long)]
     pub wait: bool,
 }
@@ -284,16 +285,16 @@ pub struct JobArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct JobChangeArgs {
-    /// Copy nothing until --resume
+    /// Pause the job
     #[arg(long)]
     pub pause: bool,
-    /// Go on
+    /// Resume the job
     #[arg(long)]
     pub resume: bool,
-    /// End the job; the guest goes on with the image that it has
+    /// Cancel the job; the guest stays in its present image
     #[arg(long)]
     pub cancel: bool,
-    /// The most that the job copies in a second; off: no limit
+    /// Maximum copy rate in bytes per second; off: no limit
     #[arg(long, value_name = "BYTES|off", value_parser = rate)]
     pub rate: Option<u64>,
 }

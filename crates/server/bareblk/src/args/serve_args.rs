@@ -214,6 +214,14 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SIZE", value_parser = values::image_bytes)]
     pub create: Option<u64>,
 
+    /// With --create and --format qcow2: the new image's backing file, in one of --backing-folders
+    #[arg(long, value_name = "FILE")]
+    pub backing: Option<PathBuf>,
+
+    /// The format of --backing
+    #[arg(long, value_name = "raw|qcow2", value_enum, hide_possible_values = true)]
+    pub backing_format: Option<Format>,
+
     /// Permissions of the socket, in octal
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = values::socket_mode)]
     pub socket_mode: u32,

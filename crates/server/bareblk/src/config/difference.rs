@@ -15,7 +15,7 @@ use crate::config::configuration::ServerSettings;
 use crate::config::disk_settings::DiskSettings;
 
 /// Keys that matter only while a disk is opened.
-const FOR_OPENING: [&str; 4] = ["create", "format", "lock-timeout", "name"];
+const FOR_OPENING: [&str; 6] = ["backing", "backing-format", "create", "format", "lock-timeout", "name"];
 /// Keys that the server changes on the running disk, besides its limits.
 const IN_PLACE: [&str; 5] = ["slow-ms", "socket-group", "socket-mode", "socket-owner", "workers"];
 /// Keys of the process that a running server can change (`ServerSettings::follow`).

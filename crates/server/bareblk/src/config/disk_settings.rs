@@ -11,11 +11,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use blk_server::{DiskLimits, Placement, SocketConfig};
-use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Location, Opener, RbdOptions};
+use disk_image::{
+    Access, FileId, FileKind, ImageError, ImageOptions, Location, NewBacking, Opener, RbdOptions,
+};
 use io_engine::{EngineConfig, EngineOptions};
+use qcow2::DiskFormat;
 use rbd_client::ClusterOptions;
 
-use crate::args::serve_args::{DiskArgs, Switch, WceChoice};
+use crate::args::serve_args::{DiskArgs, Format, Switch, WceChoice};
 use crate::args::usage::Contradiction;
 use crate::args::values;
 use crate::config::config_words::KeyValues;
@@ -59,6 +62,7 @@ impl DiskSettings {
             discard: args.discard == Switch::On,
             backing_folders: args.backing_folders.clone().map(|folders| folders.0).unwrap_or_default(),
             create_bytes: args.create,
+            new_backing: new_backing(&args),
             nbd_timeout: Duration::from_secs(args.nbd_timeout),
             rbd: RbdOptions {
                 cluster: ClusterOptions {
@@ -76,6 +80,7 @@ impl DiskSettings {
         if args.is_qcow2() {
             check_qcow2(&image, placement)?;
         }
+        check_backing(&args)?;
         image.check().map_err(|error| match error {
             ImageError::BlockSize { .. } => anyhow::Error::from(error).context("--block-size"),
             other => other.into(),
@@ -180,11 +185,27 @@ impl DiskSettings {
     }
 }
 
+fn new_backing(args: &DiskArgs) -> Option<NewBacking> {
+    let (path, format) = args.backing.clone().zip(args.backing_format)?;
+    let format = if format == Format::Qcow2 { DiskFormat::Qcow2 } else { DiskFormat::Raw };
+    Some(NewBacking { path, format })
+}
+
+fn check_backing(args: &DiskArgs) -> Result<()> {
+    let refusal = match (&args.backing, args.backing_format) {
+        (None, None) => return Ok(()),
+        (None, Some(_)) => "--backing-format needs --backing",
+        (Some(_), None) => "--backing needs --backing-format",
+        (Some(_), Some(_)) if !args.is_qcow2() => "--backing needs --format qcow2",
+        (Some(_), Some(_)) if args.create.is_none() => "--backing is for new images: it needs --create",
+        _ => return Ok(()),
+    };
+    bail!(Contradiction(refusal))
+}
+
 /// Refuses what a qcow2 image cannot have.
 fn check_qcow2(image: &ImageOptions, placement: Placement) -> Result<()> {
-    let refusal = if image.create_bytes.is_some() {
-        "--create makes raw images: leave it out, or --format qcow2"
-    } else if image.location.is_remote() {
+    let refusal = if image.location.is_remote() {
         "--format qcow2 needs an image on this host"
     } else if placement != Placement::Queue {
         "--format qcow2 needs --placement queue"

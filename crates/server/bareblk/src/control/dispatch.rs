@@ -126,7 +126,7 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
             Ok(json!({}))
         }
         Verb::Snapshot(wanted) => snapshot(wanted, control),
-        Verb::JobStart(job) => control.start_job(job).map(|()| json!({})),
+        Verb::JobStart(job) => control.start_job(job).map(|()| json!({"disk": job.disk})),
         Verb::JobChange(change) => control.change_job(change).map(|()| json!({})),
         Verb::JobCancel(JobCancel { disk }) => control.cancel_job(disk).map(|()| json!({})),
         Verb::Reload => {
@@ -256,7 +256,7 @@ mod tests {
             (
                 r#"{"id":1,"do":"job-start","disk":"long.raw","kind":"commit","rate":5}"#,
                 r#"start_job JobStart { disk: "/images/long.raw", kind: Commit, rate: 5, paused: false }"#,
-                json!({}),
+                json!({"disk": "/images/long.raw"}),
             ),
             (
                 r#"{"id":1,"do":"job-change","disk":"long.raw","paused":true}"#,

@@ -206,7 +206,10 @@ fn tell_all(
             send(channel, &Message::Job(job.clone()), &[], left(deadline))?;
         } else {
             let (disk, job) = (&job.disk, job.kind.word());
-            warn!(disk, job, "the new server's version cannot go on with the job: start it there again");
+            warn!(
+                disk,
+                job, "the new server's version cannot resume the job: start it again in the new server"
+            );
         }
     }
     Ok(send(channel, &Message::StatesEnd, &[], left(deadline))?)

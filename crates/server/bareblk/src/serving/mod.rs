@@ -366,7 +366,7 @@ impl Serving {
     }
 
     fn unserve_disk(&self, name: &str, force: bool, timeout: Duration) -> Result<()> {
-        self.end_job(name, force)?;
+        self.cancel_or_refuse_job(name, force)?;
         let removed = self.with_server(|server| server.remove_disk(name, force, timeout))?;
         // A disk is removed although its last flush failed.
         if matches!(removed, Ok(()) | Err(AdminError::NotFlushed { .. })) {

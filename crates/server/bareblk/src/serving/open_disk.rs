@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use blk_server::{DiskConfig, EngineSource, LimitKind, Placement};
-use disk_image::{Image, ImageError, Location, NewImage, Opener, SECTOR_BYTES};
+use disk_image::{Image, ImageError, ImageOptions, Location, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{
     Chosen, EngineConfig, EngineKind, EngineOptions, FileSpec, IoUringOptions, PosixAioOptions, choose,
 };
@@ -140,7 +140,10 @@ fn open_any(
 /// Opens and locks an image of this host; waits for its lock as long as the settings allow.
 pub fn open_image(opener: &Arc<dyn Opener>, settings: &DiskSettings, origin: Origin) -> Result<OpenImage> {
     if settings.options.is_qcow2() {
-        return Ok(OpenImage { image: Image::open_qcow2(opener.as_ref(), &settings.image)?, new: None });
+        let options = ImageOptions { create_bytes: None, ..settings.image.clone() };
+        let makes = settings.image.create_bytes.is_some();
+        let new = makes.then(|| Image::create_qcow2(Arc::clone(opener), &settings.image)).transpose()?;
+        return Ok(OpenImage { image: Image::open_qcow2(opener.as_ref(), &options)?, new });
     }
     let image = Image::open(opener.as_ref(), &settings.image)?;
     check_format(&image, settings, origin)?;

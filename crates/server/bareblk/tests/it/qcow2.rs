@@ -171,9 +171,6 @@ fn images_that_cannot_be_served_are_refused_with_file_field_and_remedy() {
     let Some(image) = chain(&place) else { return };
     let folder = folders(&place);
     assert_says(&refusal(place.serve(&image, "s")), &["top.qcow2", "looks like", "--format qcow2, or"]);
-    let mut new = serve_writable(&place, &place.path("new.qcow2"), &[]);
-    new.args(["--create", "4M"]);
-    assert_says(&wrong_usage(new), &["--create makes raw images"]);
     // A name in an image allows nothing.
     assert_says(
         &refusal(serve(&place, &image, &[])),
@@ -315,4 +312,68 @@ fn images_that_cannot_be_written_are_refused_with_the_reason() {
     assert_says(&refusal(serve_writable(&place, &image, &[])), &["a.qcow2", "below 4 KiB", "--readonly"]);
     let server = Server::start(serve(&place, &image, &[]));
     assert!(server.stop(Signal::TERM).success());
+}
+
+/// Images that the server makes are images for QEMU, too.
+#[test]
+fn new_images_are_made_with_and_without_a_backing_file() {
+    let place = Place::new();
+    let (folder, words) =
+        (folder(&place), ["create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "middle.qcow2"]);
+    std::fs::write(place.path("base.raw"), vec![0x11; 1 << 20]).unwrap();
+    if tool(&place, "qemu-img", &words).is_none() {
+        return;
+    }
+    let folders = folder.display().to_string();
+    let server = Server::start(serve_writable(&place, &place.path("new.qcow2"), &["--create", "8M"]));
+    let write = |socket: &str| {
+        let (_device, mut queues) = Device::connect(&Options::new(place.socket(socket))).unwrap();
+        queues[0].write_blocking(8, &[7; 4096], Durability::Durable, DEADLINE).unwrap();
+    };
+    write("s");
+    // A clone, added while the server runs.
+    let clone = |name: &str, size: &str, backing: &str, format: &str| {
+        let words = [
+            format!("image={}", place.path(name).display()),
+            format!("socket={}", place.socket("s2").display()),
+            format!("create={size}"),
+            format!("backing={}", place.path(backing).display()),
+            format!("backing-format={format}"),
+            format!("backing-folders={folders}"),
+        ];
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        ctl(&place, &[&["add", "name=clone", "format=qcow2"], &words[..]].concat())
+    };
+    for (name, backing, format) in [("one.qcow2", "base.raw", "raw"), ("two.qcow2", "middle.qcow2", "qcow2")]
+    {
+        output(clone(name, "2M", backing, format));
+        write("s2");
+        output(ctl(&place, &["remove", "clone"]));
+        let bytes = content(&place, name);
+        assert!(
+            bytes[..4096].iter().all(|byte| *byte == 0x11) && bytes[4096..8192].iter().all(|byte| *byte == 7)
+        );
+        assert!(
+            bytes[8192..1 << 20].iter().all(|byte| *byte == 0x11)
+                && bytes[1 << 20..].iter().all(|byte| *byte == 0)
+        );
+        assert_consistent(&folder, name, false);
+    }
+    let refused = |command, says: &[&str]| {
+        assert_says(&refusal(command), says);
+        assert!(!place.path("no.qcow2").exists(), "a new image is left");
+    };
+    refused(
+        clone("no.qcow2", "512K", "base.raw", "raw"),
+        &["524288", "base.raw", "1048576", "that size or more"],
+    );
+    refused(clone("no.qcow2", "2M", "none.raw", "raw"), &["none.raw"]);
+    refused(clone("no.qcow2", "2M", "base.raw", "qcow2"), &["base.raw", "qcow2"]);
+    assert!(server.stop(Signal::TERM).success());
+    assert_consistent(&folder, "new.qcow2", false);
+    let new = serve_writable(&place, &place.path("new.qcow2"), &["--create", "8M"]);
+    assert_says(&refusal(new), &["new.qcow2", "exists"]);
+    let no = |words: &[&str]| wrong_usage(serve_writable(&place, &place.path("no.qcow2"), words));
+    assert_says(&no(&["--create", "8M", "--backing", "base.raw"]), &["needs --backing-format"]);
+    assert_says(&no(&["--backing", "base.raw", "--backing-format", "raw"]), &["needs --create"]);
 }

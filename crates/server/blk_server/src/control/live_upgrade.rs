@@ -250,7 +250,13 @@ impl Server {
         let (exports, workers) = self.parts();
         let changes = workers.hold_changes(timeout).inspect_err(|_| resume(exports))?;
         let disks = exports.pause_accepting();
-        freeze(exports, changes, disks, deadline)
+        let frozen = freeze(exports, changes, disks, deadline)?;
+        // Also the tables of a disk that no guest has used.
+        for export in &frozen.disks {
+            order_tables(&export.disk.image(), Use::Closes, deadline + LAST_ANSWERS)
+                .map_err(|why| LiveUpgradeError::Stays { disk: export.disk.name().to_owned(), why })?;
+        }
+        Ok(frozen)
     }
 
     /// The same for some disks. The others continue, and cannot be changed meanwhile.
@@ -302,9 +308,8 @@ fn freeze<'a>(
         }
     }
     for export in &frozen.disks {
-        wait_for_tables(&export.disk.image(), deadline + LAST_ANSWERS).map_err(|why| {
-            LiveUpgradeError::Stays { disk: export.disk.name().to_owned(), why: why.to_owned() }
-        })?;
+        wait_for_tables(&export.disk.image(), deadline + LAST_ANSWERS)
+            .map_err(|why| LiveUpgradeError::Stays { disk: export.disk.name().to_owned(), why })?;
     }
     frozen.parts = frozen
         .disks
@@ -317,15 +322,24 @@ fn freeze<'a>(
 
 /// Waits until the metadata thread has carried out all orders: a session that has ended may not have waited until it closed
 /// the tables.
-pub(crate) fn wait_for_tables(image: &Image, deadline: Instant) -> Result<(), &'static str> {
-    let answer = image.backing().volume().and_then(|volume| volume.order(Use::Continues));
+pub(crate) fn wait_for_tables(image: &Image, deadline: Instant) -> Result<(), String> {
+    order_tables(image, Use::Continues, deadline)
+}
+
+/// Gives the metadata thread an order, and waits until it has carried it out.
+fn order_tables(image: &Image, what: Use, deadline: Instant) -> Result<(), String> {
+    let answer = image.backing().volume().and_then(|volume| volume.order(what));
     let left = deadline.saturating_duration_since(Instant::now());
     match answer.map(|answer| answer.recv_timeout(left)) {
         Some(Err(RecvTimeoutError::Timeout)) => {
-            Err("its image's tables are still being read or closed: check whether its storage hangs")
+            Err("its image's tables are still being read or closed: check whether its storage hangs"
+                .to_owned())
         }
-        Some(Err(RecvTimeoutError::Disconnected)) => Err("its metadata thread has ended: restart the server"),
-        Some(Ok(_)) | None => Ok(()),
+        Some(Err(RecvTimeoutError::Disconnected)) => {
+            Err("its metadata thread has ended: restart the server".to_owned())
+        }
+        Some(Ok(outcome)) => outcome,
+        None => Ok(()),
     }
 }
 

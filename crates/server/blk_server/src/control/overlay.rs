@@ -83,10 +83,8 @@ impl Server {
                 source,
             };
             let storage = Storage::started(disk.name(), image, Some(engine)).map_err(system)?;
-            wait_for_tables(&storage.image, deadline_in(timeout)).map_err(|why| LiveUpgradeError::Stays {
-                disk: disk.name().to_owned(),
-                why: why.to_owned(),
-            })?;
+            wait_for_tables(&storage.image, deadline_in(timeout))
+                .map_err(|why| LiveUpgradeError::Stays { disk: disk.name().to_owned(), why })?;
             replacements.push((Arc::clone(disk), storage));
         }
         let images: Vec<Arc<Image>> =

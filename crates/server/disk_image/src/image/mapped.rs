@@ -123,9 +123,6 @@ fn open_chain(
     served: Option<Served<'_>>,
 ) -> Result<Image, ImageError> {
     refuse_impossible(options)?;
-    if options.create_bytes.is_some() {
-        return Err(ImageError::Qcow2Create { path: options.path.clone() });
-    }
     let top = OpenFile::open_top(opener, options, locks)?;
     let (adopted, top_alignment, top_file) = (top.adopted, top.alignment, Arc::clone(&top.file));
     let block_size_bytes = block_size(options, &top.file, top.alignment, None)?;

@@ -1,9 +1,9 @@
 //! Images after their layers were merged: the top without those below it, or the layer below without the top.
 //!
 //! ```text
-//! stream: Merge::pull … → without_backing (the image to serve) → separate: the header names no backing file
+//! stream: Merge::stream … → without_backing (the image to serve) → remove_backing: the header names no backing file
 //! commit: begin_commit: the image below is opened for writing → Merge::commit … → end_commit (the image to serve) →
-//!         give_up_for: marks │ or abandon_commit: nothing has changed for guests
+//!         mark_committed_to: marks │ or abandon_commit: nothing has changed for guests
 //! ```
 //!
 //! - The image below is opened for writing only if no other opener has a lock on it: other overlays of it would become
@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use qcow2::{DiskFormat, ReadAt, Writer, remove_backing};
 use tracing::warn;
@@ -27,6 +28,7 @@ use crate::lock;
 use crate::opener::Opener;
 use crate::range::Bounds;
 use crate::volume::commit_target::{CommitTarget, TargetKind};
+use crate::volume::link::Use;
 use crate::volume::merge::Merge;
 use crate::volume::table_file::TableFile;
 use crate::volume::{LayerFile, Volume};
@@ -60,6 +62,21 @@ impl Image {
         let below = volume.file_below_top().ok_or_else(|| self.not_merged("it has no backing file"))?;
         let format = if volume.is_mapped_below_top() { DiskFormat::Qcow2 } else { DiskFormat::Raw };
         Ok((below.path().to_owned(), format))
+    }
+
+    /// Closes the tables of a written qcow2 image, before another volume uses its file. No request may be in flight.
+    ///
+    /// # Errors
+    /// [`ImageError::NotMerged`]: a job still uses them, or the storage does not answer.
+    pub fn close_tables(&self, timeout: Duration) -> Result<(), ImageError> {
+        let answer = self.backing.volume().and_then(|volume| volume.order(Use::Closes));
+        match answer.map(|answer| answer.recv_timeout(timeout)) {
+            None | Some(Ok(Ok(()))) => Ok(()),
+            Some(Ok(Err(why))) => Err(self.not_merged(why)),
+            Some(Err(_)) => {
+                Err(self.not_merged("its tables are not closed: check the storage, and try again"))
+            }
+        }
     }
 
     /// This image without those below it, of which it needs nothing any more. The files below are closed with this image.
@@ -97,7 +114,7 @@ impl Image {
     ///
     /// # Errors
     /// [`ImageError::NotMerged`]: the header has either name, and both are right.
-    pub fn separate(&self) -> Result<(), ImageError> {
+    pub fn remove_backing(&self) -> Result<(), ImageError> {
         let volume = self.check_merge()?;
         let Some(file) = volume.files().first() else { return Err(self.not_merged("it has no file")) };
         remove_backing(&TableFile::new(Arc::clone(file.file()), file.alignment()))
@@ -123,10 +140,10 @@ impl Image {
         let Some(below) = volume.file_below_top() else {
             return Err(self.not_merged("it has no backing file"));
         };
-        if volume.size_below_top() != self.bounds.capacity_bytes() {
-            let (size_bytes, own_bytes) = (volume.size_below_top(), self.bounds.capacity_bytes());
+        let (size_bytes, own_bytes) = (volume.size_of_layer(1), self.bounds.capacity_bytes());
+        if size_bytes > own_bytes {
             return Err(self.not_merged(format!(
-                "its backing file {} has {size_bytes} bytes, and the disk has {own_bytes}",
+                "its backing file {} has {size_bytes} bytes, more than the {own_bytes} of the disk: use ctl stream",
                 below.path().display()
             )));
         }
@@ -143,7 +160,7 @@ impl Image {
             )));
         }
         if !metadata.is_file() {
-            return Err(self.not_merged("its backing file is a block device"));
+            return Err(self.not_merged("its backing file is a block device: use ctl stream"));
         }
         overlay_mark::check_committed(below.path(), &file)?;
         overlay_mark::check_other_overlay(opener, below.path(), &file, Some(&self.path))?;
@@ -195,18 +212,34 @@ impl Image {
         }
         let file = Arc::new(file);
         let table_file = TableFile::new(Arc::clone(&file), alignment);
+        let can_punch = limits::can_punch_holes(&file, metadata.len());
         let kind = if is_mapped {
             let unwritable = |source| ImageError::Qcow2Unwritable { path: path(), source: Box::new(source) };
             let writer = Writer::open(table_file).map_err(unwritable)?;
             // Workers read its tables meanwhile, and an entry of two words is not read in one piece.
             if writer.header().geometry.has_extended_l2() {
-                return Err(self.not_merged("its backing file has extended L2 entries: use qemu-img commit"));
+                return Err(self.not_merged(
+                    "its backing file has extended L2 entries: stop the server, and use qemu-img commit",
+                ));
             }
+            let has_zero_flag = writer.header().geometry.version() >= 3 || writer.header().backing.is_none();
+            self.check_discard(has_zero_flag && can_punch)?;
             TargetKind::Qcow2(Box::new(writer))
         } else {
-            TargetKind::Raw { file: table_file, frees: options.discard }
+            self.check_discard(can_punch)?;
+            TargetKind::Raw { file: table_file, punches_holes: options.discard }
         };
         Ok(CommitTarget { path: path(), file, alignment, kind })
+    }
+
+    fn check_discard(&self, can_discard: bool) -> Result<(), ImageError> {
+        match self.discard {
+            Some(_) if !can_discard => {
+                Err(self
+                    .not_merged("its backing file cannot discard, which its guest relies on: use ctl stream"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes the image below this one durable, and returns it. Nothing may be left to commit, and no request in flight.
@@ -240,7 +273,7 @@ impl Image {
                 let cluster_bytes = writer.header().geometry.cluster_bytes();
                 let layer = LayerFile::new(options.path.clone(), Arc::clone(&file), alignment, len_bytes);
                 let lower = volume.below_top(layer, writer);
-                let lower = lower.ok_or_else(|| self.not_merged("it has no backing file"))?;
+                let lower = lower.map_err(|error| self.not_merged(line(&error)))?;
                 let can_discard = options.discard && lower.can_zero(true);
                 let discard = (can_discard && limits::can_punch_holes(&file, len_bytes))
                     .then(|| DiscardLimits::of_file(self.block_size(), cluster_bytes));
@@ -254,11 +287,11 @@ impl Image {
         if let Some(Err(why)) = merge.end_commit().map(|mut target| target.close()) {
             warn!(image = %self.path.display(), "the image below has leaked clusters after a commit that did not end: {why}");
         }
-        self.free_below();
+        self.lower_lock_below();
     }
 
     /// Lets other programs read the image below this one again, after a commit that has ended without effect.
-    pub fn free_below(&self) {
+    pub fn lower_lock_below(&self) {
         if let Some(below) = self.backing.volume().and_then(|volume| volume.file_below_top())
             && let Err(error) = lock::lower(below.file())
         {
@@ -271,26 +304,21 @@ impl Image {
     ///
     /// # Errors
     /// [`ImageError::NotMerged`]: this image cannot be marked.
-    pub fn give_up_for(&self, successor: &Self) -> Result<(), ImageError> {
+    pub fn mark_committed_to(&self, successor: &Self) -> Result<(), ImageError> {
         let (Some(file), Some(below)) = (self.file_with_lock(), successor.file_with_lock()) else {
             return Err(self.not_merged("the images are not open for writing"));
         };
         if let Err(error) = overlay_mark::mark_committed(file, &successor.path) {
-            self.take_back();
+            Self::unmark_committed(file);
             return Err(self.cannot_mark(&error));
         }
         overlay_mark::unmark(below, &self.path);
         Ok(())
     }
 
-    /// Undoes [`Image::give_up_for`] for this image: its guest has not gone on elsewhere.
-    pub fn take_back(&self) {
-        let unmarked = self.file_with_lock().map_or(Ok(()), |file| overlay_mark::unmark_committed(file));
-        if let Err(error) = unmarked {
-            warn!(
-                image = %self.path.display(),
-                "cannot remove the mark with which no start serves the image (setfattr -x user.bareblk.committed does): {error}"
-            );
+    fn unmark_committed(file: &File) {
+        if let Err(error) = overlay_mark::unmark_committed(file) {
+            warn!("an image stays marked as committed, so the next start refuses it: {error}");
         }
     }
 

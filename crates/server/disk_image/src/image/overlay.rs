@@ -11,7 +11,7 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use qcow2::{DiskFormat, NewOverlay, create_overlay};
+use qcow2::{DiskFormat, NewImage, create};
 use tracing::warn;
 
 use super::mapped::{self, Served};
@@ -50,13 +50,10 @@ impl Image {
     /// # Errors
     /// [`ImageError::NoOverlay`], [`ImageError::Overlay`].
     pub fn write_overlay(&self, file: File) -> Result<(), ImageError> {
-        let new = NewOverlay {
-            size_bytes: self.bounds.capacity_bytes(),
-            backing_name: self.path.as_os_str().as_bytes(),
-            backing_format: self.check_overlay()?,
-        };
+        let backing = Some((self.path.as_os_str().as_bytes(), self.check_overlay()?));
+        let new = NewImage { size_bytes: self.bounds.capacity_bytes(), backing };
         let file = TableFile::new(Arc::new(file), Alignment::BUFFERED);
-        create_overlay(&file, &new)
+        create(&file, &new)
             .map_err(|source| ImageError::Overlay { path: self.path.clone(), source: Box::new(source) })
     }
 

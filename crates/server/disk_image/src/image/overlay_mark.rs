@@ -46,7 +46,7 @@ pub(super) fn unmark(file: &File, overlay: &Path) {
     {
         warn!(
             overlay = %overlay.display(),
-            "cannot remove the mark of the image that was below the overlay (setfattr -x {OVERLAY} does): {error}"
+            "the backing file of this image stays marked as one with an overlay: {error}; run: setfattr -x {OVERLAY} FILE"
         );
     }
 }
@@ -63,7 +63,8 @@ pub(super) fn mark_committed(file: &File, below: &Path) -> io::Result<()> {
 /// # Errors
 /// The file may have the mark.
 pub(super) fn unmark_committed(file: &File) -> io::Result<()> {
-    Ok(fremovexattr(file, COMMITTED)?)
+    fremovexattr(file, COMMITTED)?;
+    file.sync_all()
 }
 
 /// Refuses an image whose guest has gone on in the image below it.

@@ -23,7 +23,7 @@ impl Image {
     /// stays valid.
     ///
     /// # Errors
-    /// [`ResizeError`]; the disk may have the new size in the file.
+    /// [`ResizeError`]. The header may have the new size already, which the next start uses.
     pub fn grown(&self, wanted_bytes: u64) -> Result<Self, ResizeError> {
         let (path, from_bytes) = (self.path.clone(), self.bounds.capacity_bytes());
         let block_size_bytes = self.block_size();
@@ -36,6 +36,13 @@ impl Image {
         if wanted_bytes < from_bytes {
             return Err(ResizeError::Qcow2Smaller { path, from_bytes, wanted_bytes });
         }
+        if volume.size_of_layer(1) > from_bytes {
+            return Err(ResizeError::LongerBacking {
+                path,
+                from_bytes,
+                backing_bytes: volume.size_of_layer(1),
+            });
+        }
         let grown = volume.grown(wanted_bytes);
         let grown = grown.map_err(|source| ResizeError::Qcow2Write {
             path,
@@ -43,7 +50,7 @@ impl Image {
             source: Box::new(source),
         })?;
         Ok(Self {
-            bounds: Bounds::new(wanted_bytes, block_size_bytes),
+            bounds: Bounds::new(grown.size_bytes(), block_size_bytes),
             ..self.with_volume(&self.path, grown, self.discard)
         })
     }
@@ -93,7 +100,7 @@ impl Image {
         let stored_bytes = self.stored_bytes().map_err(system)?;
         let set_elsewhere = |size_bytes: u64| match self.backing {
             Backing::Nbd(_) => Some(ResizeError::Remote { path: path(), size_bytes, wanted_bytes }),
-            Backing::Mapped(_) => Some(ResizeError::Qcow2 { path: path(), size_bytes, wanted_bytes }),
+            Backing::Mapped(_) => Some(ResizeError::Qcow2ReadOnly { path: path(), size_bytes, wanted_bytes }),
             Backing::File(_) if self.kind == FileKind::BlockDevice => {
                 Some(ResizeError::BlockDevice { path: path(), size_bytes, wanted_bytes })
             }

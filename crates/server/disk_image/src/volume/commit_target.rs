@@ -31,7 +31,7 @@ pub(crate) enum TargetKind {
     Raw {
         file: TableFile,
         /** Space of zeroes is freed. */
-        frees: bool,
+        punches_holes: bool,
     },
     Qcow2(Box<Writer<TableFile>>),
 }
@@ -52,6 +52,31 @@ impl View for Length<'_> {
 }
 
 impl CommitTarget {
+    /// Gives the image's disk this size, if it is smaller.
+    ///
+    /// # Errors
+    /// For people.
+    pub fn grow(
+        &mut self,
+        size_bytes: u64,
+        known: Option<&LayerFile>,
+        below: &mut dyn Below,
+        below_bytes: u64,
+    ) -> Result<(), String> {
+        match &mut self.kind {
+            TargetKind::Raw { file, .. } => {
+                let grown = qcow2::ReadAt::len_bytes(file).and_then(|len_bytes| {
+                    if len_bytes < size_bytes { file.set_len(size_bytes) } else { Ok(()) }
+                });
+                grown.map_err(|error| failed(&self.path, &error))
+            }
+            TargetKind::Qcow2(writer) => {
+                let grown = writer.grow_disk(size_bytes, below, below_bytes, &mut Length(known));
+                grown.map_err(|error| failed(&self.path, &error))
+            }
+        }
+    }
+
     /// Writes guest data. `known`: the file, as the volume's workers know it. `data`: of the top's cluster size, with zeroes past the disk's end.
     ///
     /// # Errors
@@ -90,7 +115,7 @@ impl CommitTarget {
         known: Option<&LayerFile>,
         below: &mut dyn Below,
     ) -> Result<(), String> {
-        if let TargetKind::Raw { file, frees: true } = &self.kind {
+        if let TargetKind::Raw { file, punches_holes: true } = &self.kind {
             let punched = file.punch_hole(range.start, range.end - range.start);
             return punched.map_err(|error| failed(&self.path, &error));
         }

@@ -51,16 +51,16 @@ pub enum Change {
 /// A step of a job that merges layers (`merge.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeStep {
-    /// Copies what lies below the top into it.
-    Pull {
+    /// Copies clusters of the layers below into the top.
+    Stream {
         /** A guest's offset, from which the thread looks for clusters that the top lacks. */
         from: u64,
     },
-    /// Takes over the image that [`Link::give_target`] gave, into which the top is to be copied.
+    /// Takes over the image into which the top is to be copied.
     BeginCommit,
     /// Copies what the top has into that image.
     Commit,
-    /// Returns the image, for [`Link::take_target`]. Guests' writes need no more claims than without the job.
+    /// Returns the image. Guests' writes no longer need additional claims.
     EndCommit,
 }
 
@@ -93,20 +93,20 @@ pub enum Done {
     /// A sync.
     Synced,
     /// A step of a job. An error ends the job, and is for people.
-    Merged(Result<Merged, String>),
+    Merged(Result<Progress, String>),
 }
 
 /// How far a job has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Merged {
-    /// The guest's offset up to which the job has looked for what it must copy.
+pub struct Progress {
+    /// The guest's offset up to which the job has looked for clusters to copy.
     pub to: u64,
     /// What the step has copied.
     pub copied_bytes: u64,
-    /// What has been found, and must be copied before the job can end.
-    pub left_bytes: u64,
+    /// Clusters that a commit has found and not copied yet.
+    pub pending_bytes: u64,
     /// The step must wait for requests that began before: ask again soon.
-    pub must_wait: bool,
+    pub waits_for_requests: bool,
 }
 
 /// Why a change was not made.
@@ -194,6 +194,11 @@ pub enum Use {
     Ends,
     /// Only the answer matters: all earlier orders have been carried out.
     Continues,
+    /// Before another process, or another volume, uses the image: closes the tables, which a thread that has just started has
+    /// although no guest uses them. An error if the disk is in use.
+    Closes,
+    /// [`Use::Ends`] of a job that has ended early: what it copied to is closed.
+    Abandons,
 }
 
 /// A [`Use`] that the metadata thread must answer.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! begin: the thread reads the tables, unless it has them
-//! stream: pull from 0 to the end → end
+//! stream: steps from 0 to the end → end
 //! commit: begin_commit → commit until nothing is left → end_commit: the image below → end
 //! ```
 //!
@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Volume;
 use super::commit_target::CommitTarget;
-use super::link::{Change, Done, Member, MergeStep, Merged, Use};
+use super::link::{Change, Done, Member, MergeStep, Progress, Use};
 
 /// How often a job that waits for the thread looks whether the thread has ended.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -40,7 +40,9 @@ pub struct Merge {
 /// Why a step fails, for people.
 pub type MergeError = String;
 
-const CLOSED: &str = "the disk's metadata thread has ended";
+const CLOSED: &str = "the disk's metadata thread has ended: restart the server";
+const NO_ANSWER: &str =
+    "the disk's metadata thread does not answer: check the storage, or restart the server";
 
 impl Merge {
     /// Begins a job. Waits until the thread has the tables.
@@ -56,7 +58,7 @@ impl Merge {
         };
         match begun.recv_timeout(timeout) {
             Ok(outcome) => outcome?,
-            Err(_) => return Err(undo("its metadata thread does not answer, or has ended".to_owned())),
+            Err(_) => return Err(undo(NO_ANSWER.to_owned())),
         }
         let woken = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let woken = Arc::new(woken.map_err(|error| undo(io::Error::from(error).to_string()))?);
@@ -68,8 +70,8 @@ impl Merge {
     ///
     /// # Errors
     /// [`MergeError`].
-    pub fn pull(&mut self, from: u64) -> Result<Merged, MergeError> {
-        self.step(MergeStep::Pull { from })
+    pub fn stream(&mut self, from: u64) -> Result<Progress, MergeError> {
+        self.step(MergeStep::Stream { from })
     }
 
     pub(crate) fn begin_commit(&mut self, target: Box<CommitTarget>) -> Result<(), MergeError> {
@@ -83,7 +85,7 @@ impl Merge {
     ///
     /// # Errors
     /// [`MergeError`].
-    pub fn commit(&mut self) -> Result<Merged, MergeError> {
+    pub fn commit(&mut self) -> Result<Progress, MergeError> {
         self.step(MergeStep::Commit)
     }
 
@@ -110,12 +112,12 @@ impl Merge {
         self.has_ended = true;
         match self.volume.order(Use::Ends).map(|ended| ended.recv_timeout(timeout)) {
             Some(Ok(outcome)) => outcome,
-            Some(Err(_)) => Err("its metadata thread does not answer, or has ended".to_owned()),
+            Some(Err(_)) => Err(NO_ANSWER.to_owned()),
             None => Ok(()),
         }
     }
 
-    fn step(&mut self, step: MergeStep) -> Result<Merged, MergeError> {
+    fn step(&mut self, step: MergeStep) -> Result<Progress, MergeError> {
         self.next_token += 1;
         let closed = |_| CLOSED.to_owned();
         self.member.ask(self.next_token, Change::Merge(step)).map_err(closed)?;
@@ -124,7 +126,11 @@ impl Merge {
             match self.member.next_answer().map(|answer| answer.result) {
                 Some(Ok(Done::Merged(merged))) => return merged,
                 // The tables are closed.
-                Some(_) => return Err("the disk is not in use".to_owned()),
+                Some(_) => {
+                    return Err(
+                        "the disk's metadata thread has closed its tables: start the job again".to_owned()
+                    );
+                }
                 None if self.member.is_closed() => return Err(CLOSED.to_owned()),
                 None => self.wait(),
             }
@@ -140,7 +146,7 @@ impl Merge {
 impl Drop for Merge {
     fn drop(&mut self) {
         if !self.has_ended {
-            drop(self.volume.order(Use::Ends));
+            drop(self.volume.order(Use::Abandons));
         }
     }
 }

@@ -33,7 +33,7 @@ impl Volume {
         let mut parts = Parts::default();
         parts.copy(self, 0..self.layers.len(), &shares);
         if let (Some(top), Some(share)) = (parts.layers.first_mut(), shares.first()) {
-            top.size_bytes = size_bytes;
+            top.size_bytes = header.size_bytes;
             top.mapping = Some(Mapping::new(header.geometry, header.compression, &l1, *share));
         }
         Ok(Self::new(parts.files, parts.layers, Some((header, Tables::Theirs))))
@@ -41,8 +41,17 @@ impl Volume {
 
     /// The layers below the top. `writer` has the tables of the first of them, whose file is open for writing.
     /// What it has unlinked is freed when a guest begins to use the new volume: until then this one may be used again.
-    pub(crate) fn below_top(&self, file: LayerFile, mut writer: Box<Writer<TableFile>>) -> Option<Self> {
-        let (old, unlinked) = (self.layers.get(1)?, writer.take_unlinked());
+    ///
+    /// # Errors
+    /// The reserve cannot be returned to the image.
+    pub(crate) fn below_top(
+        &self,
+        file: LayerFile,
+        mut writer: Box<Writer<TableFile>>,
+    ) -> Result<Self, WriteError> {
+        let Some(old) = self.layers.get(1) else { unreachable!("a commit has two layers") };
+        let unlinked = writer.take_unlinked();
+        writer.close()?;
         let shares = self.shares(1);
         let share = shares.first().copied().unwrap_or_default();
         let header = writer.header().clone();
@@ -60,7 +69,7 @@ impl Volume {
         if let Some(writable) = &mut volume.writable {
             writable.unlinked = Mutex::new(unlinked);
         }
-        Some(volume)
+        Ok(volume)
     }
 
     /// For the metadata thread, when a guest begins to use the volume.
@@ -83,9 +92,9 @@ impl Volume {
         self.writable.as_ref().is_some_and(|writable| writable.header.snapshots.count > 0)
     }
 
-    /// What the layer below the top describes.
-    pub(crate) fn size_below_top(&self) -> u64 {
-        self.layers.get(1).map_or(0, |layer| layer.size_bytes)
+    /// What this layer describes. 0: there is no such layer.
+    pub(crate) fn size_of_layer(&self, layer: usize) -> u64 {
+        self.layers.get(layer).map_or(0, |layer| layer.size_bytes)
     }
 
     /// Memory for the tables of the layers from `first` on.

@@ -40,10 +40,12 @@ impl Volume {
         let Some(file) = self.top_file() else { unreachable!("each layer has a file") };
         let table_file = TableFile::new(Arc::clone(file.file()), file.alignment());
         let len_bytes = table_file.len_bytes().map_err(|error| error.to_string())?;
-        let writer = Writer::open(table_file).map_err(|error| line(&error))?;
+        let mut writer = Writer::open(table_file).map_err(|error| line(&error))?;
         if !writer.header().is_same_disk(&writable.header) || writer.l1().len() < top.l1.len() {
             return Err("the image is not the one that was opened: restart the server".to_owned());
         }
+        // A resize that has failed may have changed the header, and this guest does not know of it.
+        writer.limit_disk(self.size_bytes());
         file.grow(len_bytes);
         top.slices.clear();
         for (kept, entry) in top.l1.iter().zip(writer.l1()) {

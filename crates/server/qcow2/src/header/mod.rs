@@ -59,7 +59,8 @@ pub struct Header {
 
 impl Header {
     /// Whether `other`, a later header, has the same disk, made of the same files, which may have grown. A writer changes the
-    /// places of tables and the autoclear bits, too. An image that needs its backing file no more may have lost its name.
+    /// places of tables and the autoclear bits, too. The header of an image that no longer needs its backing file may no longer
+    /// name it.
     #[must_use]
     pub fn is_same_disk(&self, other: &Self) -> bool {
         let what = |header: &Self| (header.geometry, header.compression);

@@ -32,7 +32,7 @@ pub(crate) mod tests;
 mod writer;
 mod zero;
 
-pub use claim::merge::Has;
+pub use claim::merge::Allocation;
 pub use error::WriteError;
 pub use interface::{Below, View, WriteAt};
 pub use writer::{Unlinked, Writer};

@@ -19,16 +19,16 @@ pub struct JobReport {
     pub state: JobState,
     /// The disk's size.
     pub size_bytes: u64,
-    /// Up to which offset of the guest the job has looked for what it must copy.
-    pub looked_bytes: u64,
-    /// What it has found and not copied.
-    pub left_bytes: u64,
+    /// The guest's offset up to which the job has looked for clusters to copy.
+    pub scanned_bytes: u64,
+    /// Of a commit: what it has found and not copied yet, which is not all that remains.
+    pub pending_bytes: u64,
     /// What it has copied; a commit copies again what the guest overwrites.
     pub copied_bytes: u64,
     /// Bytes per second; missing: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<u64>,
-    /// Why it has failed, or that it was cancelled.
+    /// Why it has failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// The keys with which the disk's next start must serve it.
@@ -42,9 +42,9 @@ pub struct JobReport {
 pub enum JobState {
     Running,
     Paused,
-    Ended,
-    /// Also: cancelled.
+    Completed,
     Failed,
+    Cancelled,
 }
 
 impl JobState {
@@ -53,8 +53,9 @@ impl JobState {
         match self {
             Self::Running => "running",
             Self::Paused => "paused",
-            Self::Ended => "ended",
+            Self::Completed => "completed",
             Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
         }
     }
 }

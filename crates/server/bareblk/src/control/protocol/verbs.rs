@@ -279,9 +279,9 @@ pub struct SnapshotFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum JobKind {
-    /// Copies what the layers below have into the image, which then needs them no more.
+    /// Copies the data of all backing files into the image, which then no longer needs them.
     Stream,
-    /// Copies the image into the one below it, in which the guest goes on.
+    /// Copies the image into its backing file, and switches the guest to that file.
     Commit,
 }
 

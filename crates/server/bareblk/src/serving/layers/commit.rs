@@ -1,4 +1,4 @@
-//! `ctl commit`: copies the image into the one below it, in which the guest goes on.
+//! `ctl commit`: copies the image into its backing file, and switches the guest to that file.
 //!
 //! `the image below opened for writing → commit … until little is left → the guest pauses → the rest → synced → marks →
 //! the guest goes on in the image below → settings`
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::Replacement;
-use disk_image::volume::link::Merged;
+use disk_image::volume::link::Progress;
 use disk_image::volume::merge::Merge;
 use disk_image::{Image, ImageOptions, Opener};
 use qcow2::DiskFormat;
 use tracing::{info, warn};
 
 use super::job::{Job, LAST_STEP_TIMEOUT};
-use super::new_settings::{keys_of, within, words_of};
+use super::new_settings::{LateThreads, keys_of, words_of};
 use crate::args::serve_args::Format;
 use crate::serving::Serving;
 
@@ -32,13 +32,14 @@ pub(super) fn run(serving: &Arc<Serving>, job: &Job, image: &Arc<Image>) -> Resu
     let volume = image.check_merge()?;
     job.begin(volume.size_bytes());
     let mut options = serving.settings_of(&job.disk)?.image;
-    if !job.goes_on {
+    if !job.is_restarted {
         // Another user of the image below will not go away.
         options.lock_timeout = Duration::ZERO;
     }
     let mut merge = Merge::begin(volume, LAST_STEP_TIMEOUT).map_err(|why| anyhow!(why))?;
     image.begin_commit(serving.shared_opener().as_ref(), &options, &mut merge)?;
-    let mut running = Running { merge: Some(merge), image: Arc::clone(image), unsynced: 0 };
+    let mut running =
+        Running { merge: Some(merge), image: Arc::clone(image), unsynced: 0, late: LateThreads::default() };
     loop {
         running.copy(job)?;
         let _change = serving.begin_last_step(job)?;
@@ -55,6 +56,8 @@ struct Running {
     image: Arc<Image>,
     /// Bytes that were copied since the last sync.
     unsynced: u64,
+    /// The job has not ended before they have.
+    late: LateThreads,
 }
 
 impl Drop for Running {
@@ -73,9 +76,9 @@ fn abandon(image: &Image, mut merge: Merge) {
 }
 
 /// Whether the guest can pause for what is left. A step that must wait may hide more.
-fn is_little(step: &Merged, image: &Image) -> Result<bool> {
+fn is_little(step: &Progress, image: &Image) -> Result<bool> {
     let has_looked = step.to == image.check_merge()?.size_bytes();
-    Ok(has_looked && step.left_bytes <= LAST_BYTES && !step.must_wait)
+    Ok(has_looked && step.pending_bytes <= LAST_BYTES && !step.waits_for_requests)
 }
 
 impl Running {
@@ -83,7 +86,7 @@ impl Running {
         self.merge.as_mut().context("the last step has begun")
     }
 
-    fn step(&mut self) -> Result<Merged> {
+    fn step(&mut self) -> Result<Progress> {
         let step = self.merge()?.commit().map_err(|why| anyhow!(why))?;
         self.unsynced += step.copied_bytes;
         if self.unsynced >= SYNC_BYTES {
@@ -101,7 +104,7 @@ impl Running {
     fn copy(&mut self, job: &Job) -> Result<()> {
         loop {
             let step = self.step()?;
-            job.note(&step)?;
+            job.record_and_wait(&step)?;
             if is_little(&step, &self.image)? {
                 // So that little is left to sync while the guest pauses.
                 return self.sync();
@@ -109,13 +112,15 @@ impl Running {
         }
     }
 
-    /// Copies what the guest has written while the job waited for its last step. Returns whether little is left.
+    /// Copies what the guest has written while the job waited for its last step. Returns whether little is left. Other changes
+    /// of disks wait meanwhile, so the rate limit does not apply.
     fn catch_up(&mut self, job: &Job) -> Result<bool> {
         let end = Instant::now() + CATCH_UP;
         while Instant::now() < end {
             let step = self.step()?;
-            job.note(&step)?;
+            job.record(&step)?;
             if is_little(&step, &self.image)? {
+                self.sync()?;
                 return Ok(true);
             }
         }
@@ -123,13 +128,14 @@ impl Running {
     }
 
     /// The last step.
-    fn go_on_below(mut self, serving: &Serving, job: &Job) -> Result<String> {
+    fn go_on_below(&mut self, serving: &Serving, job: &Job) -> Result<String> {
         let settings = serving.settings_of(&job.disk)?;
         let (path, format) = self.image.image_below()?;
         let format = if format == DiskFormat::Qcow2 { Format::Qcow2 } else { Format::Raw };
         let changed = serving.settings_with(&job.disk, &path, format, &self.image)?;
         let (image, mut merge) = (Arc::clone(&self.image), self.merge.take());
-        let has_switched = Arc::new(AtomicBool::new(false));
+        let has_switched = AtomicBool::new(false);
+        let late = &mut self.late;
         let open = |_: usize, old: Arc<Image>| -> Result<Replacement> {
             let merge = merge.take().context("the disk's image is opened twice")?;
             if !Arc::ptr_eq(&old, &image) {
@@ -138,17 +144,17 @@ impl Running {
             }
             let (opener, sources) = (serving.shared_opener(), Arc::clone(&serving.sources));
             let (options, changed) = (settings.image.clone(), changed.clone());
-            let late = Arc::clone(&image);
+            let late_image = Arc::clone(&image);
             let open = move || match open_below(&old, opener.as_ref(), &options, merge) {
-                Ok(below) => sources.replacement(below, &changed).inspect_err(|_| old.free_below()),
+                Ok(below) => sources.replacement(below, &changed).inspect_err(|_| old.lower_lock_below()),
                 Err(why) => Err(why),
             };
-            within(LAST_STEP_TIMEOUT, open, move |_| late.free_below())
+            late.run(LAST_STEP_TIMEOUT, open, move |_| late_image.lower_lock_below())
         };
+        // Without a time limit: the guest must not go on before it is known which image the next start may serve.
         let settle = |new: &[Arc<Image>]| -> Result<()> {
             let [new] = new else { bail!("one image was expected") };
-            let (old, new, late) = (Arc::clone(&image), Arc::clone(new), Arc::clone(&image));
-            within(LAST_STEP_TIMEOUT, move || Ok(old.give_up_for(&new)?), move |()| late.take_back())?;
+            image.mark_committed_to(new)?;
             has_switched.store(true, Ordering::Relaxed);
             Ok(())
         };
@@ -162,7 +168,7 @@ impl Running {
             match merge.take() {
                 // The guest did not pause.
                 Some(merge) => abandon(&image, merge),
-                None => image.free_below(),
+                None => image.lower_lock_below(),
             }
         }
         let paused = replaced??;
@@ -181,8 +187,9 @@ fn open_below(image: &Image, opener: &dyn Opener, options: &ImageOptions, mut me
         abandon(image, merge);
         return opened;
     }
-    // These tables are not needed any more if the guest goes on below; if not, they must be closed.
+    // These tables are no longer needed if the guest goes on below; if not, they must be closed.
     merge.end(LAST_STEP_TIMEOUT).map_err(|why| anyhow!(why))?;
+    image.close_tables(LAST_STEP_TIMEOUT)?;
     opened
 }
 
@@ -190,13 +197,13 @@ fn copy_rest(image: &Image, merge: &mut Merge) -> Result<()> {
     let (size_bytes, end) = (image.check_merge()?.size_bytes(), Instant::now() + LAST_STEP_TIMEOUT);
     loop {
         let step = merge.commit().map_err(|why| anyhow!(why))?;
-        if step.to == size_bytes && step.left_bytes == 0 {
+        if step.to == size_bytes && step.pending_bytes == 0 {
             return Ok(());
         }
         if Instant::now() > end {
             bail!(
                 "the last {} bytes could not be copied within {} s: check the storage, and try again",
-                step.left_bytes,
+                step.pending_bytes,
                 LAST_STEP_TIMEOUT.as_secs()
             );
         }

@@ -5,8 +5,7 @@
 //!            ▲ change, cancel, suspend (live upgrade: the new server starts the job again)
 //! ```
 //!
-//! - What a job has done stays in the image. So a job that was cancelled, or whose server was killed, goes on from there when
-//!   it is started again; a commit copies again.
+//! - What a job has copied stays in the image. A stream that is started again skips it; a commit starts from the beginning.
 //! - The outcome of a disk's last job is kept until the next one.
 
 use std::collections::BTreeMap;
@@ -14,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use disk_image::volume::link::Merged;
+use disk_image::volume::link::Progress;
 use tracing::{error, info};
 
 use crate::control::answers::jobs::{JobReport, JobState};
@@ -39,7 +38,7 @@ pub struct Job {
     pub disk: String,
     pub kind: JobKind,
     /// It ran in another server, which may hold locks for a moment.
-    pub goes_on: bool,
+    pub is_restarted: bool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -51,10 +50,18 @@ struct State {
     is_paused: bool,
     is_cancelled: bool,
     size_bytes: u64,
-    progress: Merged,
+    progress: Progress,
     copied_bytes: u64,
     /// What the disk's next start needs, or why the job has failed.
-    outcome: Option<Result<Option<String>, String>>,
+    outcome: Option<Result<Option<String>, Ended>>,
+}
+
+/// How a job has ended that has not done its work.
+#[derive(Clone, Debug)]
+enum Ended {
+    Cancelled,
+    /// For people.
+    Failed(String),
 }
 
 /// The job was cancelled.
@@ -63,18 +70,18 @@ struct State {
 pub(super) struct Cancelled;
 
 impl Job {
-    pub(super) fn new(new: &JobStart, goes_on: bool) -> Self {
+    pub(super) fn new(new: &JobStart, is_restarted: bool) -> Self {
         let state = State {
             rate: new.rate,
             is_paused: new.paused,
             is_cancelled: false,
             size_bytes: 0,
-            progress: Merged::default(),
+            progress: Progress::default(),
             copied_bytes: 0,
             outcome: None,
         };
         let (disk, kind) = (new.disk.clone(), new.kind);
-        Self { disk, kind, goes_on, state: Mutex::new(state), changed: Condvar::new() }
+        Self { disk, kind, is_restarted, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -85,16 +92,23 @@ impl Job {
         self.state().size_bytes = size_bytes;
     }
 
-    /// Notes a step, and waits until the next one may begin.
-    pub(super) fn note(&self, step: &Merged) -> Result<(), Cancelled> {
+    /// Records a step, and waits until the next one may begin.
+    pub(super) fn record_and_wait(&self, step: &Progress) -> Result<(), Cancelled> {
+        self.record(step)?;
+        self.wait(step.copied_bytes)
+    }
+
+    /// Records a step.
+    pub(super) fn record(&self, step: &Progress) -> Result<(), Cancelled> {
         let mut state = self.state();
         state.progress = *step;
         state.copied_bytes += step.copied_bytes;
+        let is_cancelled = state.is_cancelled;
         drop(state);
-        if step.must_wait {
+        if step.waits_for_requests {
             std::thread::sleep(SOON);
         }
-        self.wait(step.copied_bytes)
+        if is_cancelled { Err(Cancelled) } else { Ok(()) }
     }
 
     /// Waits as long as the rate limit requires after this many bytes, and while the job is paused.
@@ -129,16 +143,16 @@ impl Job {
         let (disk, kind) = (&self.disk, self.kind.word());
         let outcome = match outcome {
             Ok(keys) => {
-                info!(disk, job = kind, "the job has ended");
+                info!(disk, job = kind, "the job has completed");
                 Ok(keys)
             }
             Err(why) if why.is::<Cancelled>() => {
                 info!(disk, job = kind, "the job was cancelled");
-                Err("cancelled".to_owned())
+                Err(Ended::Cancelled)
             }
             Err(why) => {
-                error!(disk, job = kind, "the job has failed, and the disk goes on as before: {why:#}");
-                Err(format!("{why:#}"))
+                error!(disk, job = kind, "the job has failed, and the guest stays in its image: {why:#}");
+                Err(Ended::Failed(format!("{why:#}")))
             }
         };
         self.state().outcome = Some(outcome);
@@ -174,31 +188,35 @@ impl Job {
 
     pub(super) fn report(&self) -> JobReport {
         let state = self.state();
-        let (progress, state_word) = (
-            state.progress,
-            match &state.outcome {
-                None if state.is_paused => JobState::Paused,
-                None => JobState::Running,
-                Some(Ok(_)) => JobState::Ended,
-                Some(Err(_)) => JobState::Failed,
-            },
-        );
+        let progress = state.progress;
+        let state_word = match &state.outcome {
+            None if state.is_paused => JobState::Paused,
+            None => JobState::Running,
+            Some(Ok(_)) => JobState::Completed,
+            Some(Err(Ended::Cancelled)) => JobState::Cancelled,
+            Some(Err(Ended::Failed(_))) => JobState::Failed,
+        };
+        let (error, keys) = match &state.outcome {
+            Some(Err(Ended::Failed(why))) => (Some(why.clone()), None),
+            Some(Ok(keys)) => (None, keys.clone()),
+            _ => (None, None),
+        };
         JobReport {
             disk: self.disk.clone(),
             kind: self.kind,
             state: state_word,
             size_bytes: state.size_bytes,
-            looked_bytes: progress.to,
-            left_bytes: progress.left_bytes,
+            scanned_bytes: progress.to,
+            pending_bytes: progress.pending_bytes,
             copied_bytes: state.copied_bytes,
             rate: Some(state.rate).filter(|rate| *rate > 0),
-            error: state.outcome.as_ref().and_then(|outcome| outcome.clone().err()),
-            keys: state.outcome.as_ref().and_then(|outcome| outcome.clone().ok().flatten()),
+            error,
+            keys,
         }
     }
 
     /// The same job, to be started again.
-    pub(super) fn again(&self) -> JobStart {
+    pub(super) fn restart_request(&self) -> JobStart {
         let state = self.state();
         let (disk, kind, rate) = (self.disk.clone(), self.kind, state.rate);
         JobStart { disk, kind, rate, paused: state.is_paused }

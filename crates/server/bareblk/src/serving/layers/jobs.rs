@@ -26,12 +26,12 @@ impl Serving {
         self.start(new, false)
     }
 
-    fn start(self: &Arc<Self>, new: &JobStart, goes_on: bool) -> Result<()> {
+    fn start(self: &Arc<Self>, new: &JobStart, is_restarted: bool) -> Result<()> {
         let _change = self.begin_change()?;
         self.refuse_job(&new.disk)?;
         let image = self.with_server(|server| server.image(&new.disk))??;
         image.check_merge()?;
-        let job = Arc::new(Job::new(new, goes_on));
+        let job = Arc::new(Job::new(new, is_restarted));
         let (serving, own) = (Arc::clone(self), Arc::clone(&job));
         let run = move || {
             let end = EndOnPanic(&own);
@@ -85,18 +85,21 @@ impl Serving {
     pub fn cancel_job(&self, disk: &str) -> Result<()> {
         let job = self.running_job(disk)?;
         if job.cancel()? {
-            bail!("the {} of disk {disk} had ended already: see bareblk ctl jobs", job.kind.word());
+            bail!(
+                "the {} of disk {disk} had completed already: bareblk ctl jobs shows what the next start needs",
+                job.kind.word()
+            );
         }
         Ok(())
     }
 
     fn running_job(&self, disk: &str) -> Result<Arc<Job>> {
         let running = self.jobs.find(disk).filter(|job| job.is_running());
-        running.ok_or_else(|| anyhow!("disk {disk} has no running job: bareblk ctl jobs shows all"))
+        running.ok_or_else(|| anyhow!("disk {disk} has no running job: bareblk ctl jobs lists the jobs"))
     }
 
     /// Before a disk is removed: ends its job if that must be, else refuses.
-    pub(in crate::serving) fn end_job(&self, disk: &str, force: bool) -> Result<()> {
+    pub(in crate::serving) fn cancel_or_refuse_job(&self, disk: &str, force: bool) -> Result<()> {
         match self.jobs.find(disk).filter(|job| force && job.is_running()) {
             Some(job) => job.cancel().map(drop),
             None => self.refuse_job(disk),
@@ -124,7 +127,7 @@ impl Serving {
                 Ok(false) => {}
                 Err(why) => ended = Err(why),
             }
-            jobs.push(job.again());
+            jobs.push(job.restart_request());
         }
         ended
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{SendError, sync_channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -97,23 +98,38 @@ pub(super) fn words_of(keys: &[(&str, String)]) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Runs `work`, which may hang in a file system, on a thread. If it ends too late, `undo` gets what it has made.
-pub(super) fn within<T: Send + 'static>(
-    timeout: Duration,
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-    undo: impl FnOnce(T) + Send + 'static,
-) -> Result<T> {
-    // Without room: the thread learns whether its result was taken.
-    let (done, ready) = sync_channel(0);
-    let run = move || {
-        if let Err(SendError(Ok(late))) = done.send(work()) {
-            undo(late);
+/// Threads that run calls with time limits. Waits for those that are late when it is dropped.
+#[derive(Default)]
+pub(super) struct LateThreads(Vec<JoinHandle<()>>);
+
+impl Drop for LateThreads {
+    fn drop(&mut self) {
+        for thread in self.0.drain(..) {
+            let _ = thread.join();
         }
-    };
-    let thread = std::thread::Builder::new().name("bareblk-open".into()).spawn(run);
-    thread.context("cannot start the thread that opens the image")?;
-    let seconds = timeout.as_secs_f64();
-    ready.recv_timeout(timeout).unwrap_or_else(|_| {
-        bail!("the images could not be opened and closed within {seconds} s: check their file systems")
-    })
+    }
+}
+
+impl LateThreads {
+    /// Runs `work`, which may hang in a file system, on a thread. If it ends too late, `undo` gets what it has made.
+    pub fn run<T: Send + 'static>(
+        &mut self,
+        timeout: Duration,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+        undo: impl FnOnce(T) + Send + 'static,
+    ) -> Result<T> {
+        // Without room: the thread learns whether its result was taken.
+        let (done, ready) = sync_channel(0);
+        let run = move || {
+            if let Err(SendError(Ok(late))) = done.send(work()) {
+                undo(late);
+            }
+        };
+        let thread = std::thread::Builder::new().name("bareblk-open".into()).spawn(run);
+        self.0.push(thread.context("cannot start the thread that opens the image")?);
+        let seconds = timeout.as_secs_f64();
+        ready.recv_timeout(timeout).unwrap_or_else(|_| {
+            bail!("the storage of the images has not answered within {seconds} s: check it, and start the command again")
+        })
+    }
 }

@@ -14,7 +14,7 @@ impl Serving {
     /// Makes a written qcow2 disk larger. The caller has begun a change.
     ///
     /// # Errors
-    /// The disk has its old size.
+    /// The served disk keeps its size; the header may have the new one already, which the next start uses.
     pub(in crate::serving) fn grow_qcow2(&self, name: &str, bytes: u64) -> Result<()> {
         self.refuse_job(name)?;
         let settings = self.settings_of(name)?;
@@ -28,6 +28,7 @@ impl Serving {
             return Ok(());
         }
         let open = |_: usize, old: Arc<Image>| -> Result<Replacement> {
+            old.close_tables(LAST_STEP_TIMEOUT)?;
             self.sources.replacement(old.grown(bytes)?, &settings)
         };
         let _fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);

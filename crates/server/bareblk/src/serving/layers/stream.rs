@@ -1,4 +1,4 @@
-//! `ctl stream`: copies what the layers below have into the image, which then needs them no more.
+//! `ctl stream`: copies the data of all backing files into the image, which then no longer needs them.
 //!
 //! `pull … → the guest pauses → tables closed → the image alone → header without a backing file → the guest goes on`
 
@@ -11,7 +11,7 @@ use disk_image::volume::merge::Merge;
 use tracing::info;
 
 use super::job::{Job, LAST_STEP_TIMEOUT};
-use super::new_settings::within;
+use super::new_settings::LateThreads;
 use crate::serving::Serving;
 
 /// Runs the job.
@@ -21,14 +21,16 @@ pub(super) fn run(serving: &Serving, job: &Job, image: &Arc<Image>) -> Result<()
     let mut merge = Merge::begin(volume, LAST_STEP_TIMEOUT).map_err(|why| anyhow!(why))?;
     let mut at = 0;
     while at < volume.size_bytes() {
-        let step = merge.pull(at).map_err(|why| anyhow!(why))?;
+        let step = merge.stream(at).map_err(|why| anyhow!(why))?;
         at = step.to;
-        job.note(&step)?;
+        job.record_and_wait(&step)?;
     }
     separate(serving, job, image, merge)
 }
 
 fn separate(serving: &Serving, job: &Job, image: &Arc<Image>, merge: Merge) -> Result<()> {
+    // The job has not ended before its late threads have. Dropped after the change, for which others wait.
+    let mut late = LateThreads::default();
     let _change = serving.begin_last_step(job)?;
     let settings = serving.settings_of(&job.disk)?;
     let mut merge = Some(merge);
@@ -38,20 +40,18 @@ fn separate(serving: &Serving, job: &Job, image: &Arc<Image>, merge: Merge) -> R
         let (sources, settings) = (Arc::clone(&serving.sources), settings.clone());
         let open = move || {
             merge.end(LAST_STEP_TIMEOUT).map_err(|why| anyhow!(why))?;
+            old.close_tables(LAST_STEP_TIMEOUT)?;
             sources.replacement(old.without_backing()?, &settings)
         };
-        within(LAST_STEP_TIMEOUT, open, drop)
+        late.run(LAST_STEP_TIMEOUT, open, drop)
     };
-    let settle = |_: &[Arc<Image>]| {
-        let old = Arc::clone(image);
-        // If it ends late, the old image goes on, which needs the name no more.
-        within(LAST_STEP_TIMEOUT, move || Ok(old.separate()?), drop)
-    };
+    // Without a time limit: while the header is written, no guest may use the image.
+    let settle = |_: &[Arc<Image>]| Ok(image.remove_backing()?);
     // A stop waits until the outcome is known.
     let _fate = serving.fate.lock().unwrap_or_else(PoisonError::into_inner);
     let names = [job.disk.clone()];
     let paused =
         serving.with_server(|server| server.replace_images(&names, LAST_STEP_TIMEOUT, open, settle))??;
-    info!(disk = job.disk, ?paused, "the image needs no backing file any more");
+    info!(disk = job.disk, ?paused, "the image no longer needs a backing file");
     Ok(())
 }

@@ -71,7 +71,7 @@ fn disk_grows_under_load_and_goes_from_server_to_server() {
         assert_eq!(shown["disks"][0]["size_bytes"], (9_u64 << 20) + (5 << 30), "{shown}");
         assert_says(
             &refusal(ctl(&disk.place, &["resize", "root", "1M", "--force"])),
-            &["can only grow", "--shrink"],
+            &["cannot shrink", "--shrink"],
         );
         // Its L1 table would have more than 32 MiB.
         assert_says(&refusal(ctl(&disk.place, &["resize", "root", "9T"])), &["a.qcow2", "L1 table"]);

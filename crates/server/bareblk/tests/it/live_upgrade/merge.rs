@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blk_driver::{Device, Options};
+use blk_driver::{Device, Durability, Options};
 use rustix::fs::XattrFlags;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -56,7 +56,7 @@ fn ended(place: &Place) -> Value {
     eventually("the job's end", || {
         let job = job(place);
         assert_ne!(job["state"], "failed", "{job}");
-        (job["state"] == "ended").then_some(job)
+        (job["state"] == "completed").then_some(job)
     })
 }
 
@@ -167,6 +167,76 @@ fn image_gets_all_that_lies_below_it_under_load() {
     });
 }
 
+/// The backing file gets the size of the disk.
+#[test]
+fn disk_that_has_grown_is_committed() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let words = ["create", "-q", "-f", "qcow2", "-b", "disk.raw", "-F", "raw", "a.qcow2"];
+    if tool(&place, "qemu-img", &words).is_none() {
+        return;
+    }
+    let folder = folder(&place);
+    for name in ["disk.raw", "a.qcow2"] {
+        let mut command = place.serve(&place.path(name), "s");
+        command.args(["--name", "root", "--control"]).arg(place.socket("c"));
+        if name == "a.qcow2" {
+            command.args(["--format", "qcow2", "--backing-folders"]).arg(&folder);
+        }
+        let server = Server::start(command);
+        let top = place.path(&format!("top-of-{name}.qcow2"));
+        output(ctl(&place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+        output(ctl(&place, &["resize", "root", "3M"]));
+        let (_device, mut queues) = Device::connect(&Options::new(place.socket("s"))).unwrap();
+        queues[0].write_blocking(5000, &[7; 4096], Durability::Durable, DEADLINE).unwrap();
+        // The end of the image's path names the disk, too.
+        output(ctl(&place, &["commit", top.file_name().unwrap().to_str().unwrap(), "--wait"]));
+        let disk = ok(&place, &["list"])["disks"][0].clone();
+        assert_eq!(
+            (&disk["size_bytes"], &disk["image"]),
+            (&(3 * MIB).into(), &place.path(name).to_str().unwrap().into())
+        );
+        let mut read = [0; 8192];
+        queues[0].read_blocking(4992, &mut read, DEADLINE).unwrap();
+        assert!(read[..4096].iter().all(|byte| *byte == 0) && read[4096..].iter().all(|byte| *byte == 7));
+        assert!(server.stop(Signal::TERM).success());
+    }
+    assert_eq!(std::fs::metadata(&image).unwrap().len(), 3 * MIB);
+    assert_consistent(&folder, "a.qcow2", false);
+}
+
+/// Without a guest, no session opens and closes the tables.
+#[test]
+fn image_is_committed_resized_and_handed_on_without_a_guest() {
+    let place = Place::new();
+    let words = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k", "a.qcow2", "1M"];
+    if tool(&place, "qemu-img", &words).is_none() {
+        return;
+    }
+    let folder = folder(&place);
+    let words =
+        ["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k", "-b", "a.qcow2", "-F", "qcow2", "top.qcow2"];
+    tool(&place, "qemu-img", &words).unwrap();
+    tool(&place, "qemu-io", &["-c", "write -q -P 0x22 64k 512k", "top.qcow2"]).unwrap();
+    let folders = folder.display().to_string();
+    let args = ["--workers", "1", "--format", "qcow2", "--backing-folders", &folders];
+    let (mut disk, top) = disk(place, folder.join("top.qcow2"), &args);
+    commit(&mut disk, &top);
+    // Beyond the L1 table.
+    output(ctl(&disk.place, &["resize", "root", "+4G"]));
+    disk.hand_on();
+    output(ctl(&disk.place, &["resize", "root", "+4G"]));
+    let (device, mut queues) = Device::connect(&Options::new(disk.socket())).unwrap();
+    assert_eq!(device.info().capacity_sectors, (8 << 21) + 2048);
+    let mut read = [0; 4096];
+    queues[0].read_blocking(256, &mut read, DEADLINE).unwrap();
+    assert_eq!(read, [0x22; 4096]);
+    queues[0].write_blocking(7 << 21, &[7; 4096], Durability::Durable, DEADLINE).unwrap();
+    drop((device, queues));
+    disk.stop();
+    assert_consistent(&folder, "a.qcow2", false);
+}
+
 /// The image below has larger clusters: when a commit writes a part of one, guests go on reading the rest of it.
 #[test]
 fn rest_of_a_larger_cluster_stays_while_a_part_of_it_is_committed() {
@@ -225,7 +295,7 @@ fn committed_image_is_not_served_again() {
         &output(ctl(&place, &["commit", "root", "--wait"])),
         &["before the next start", "disk.raw format=raw"],
     );
-    assert_says(&output(ctl(&place, &["jobs"])), &["root", "commit", "ended", "100%", "disk.raw"]);
+    assert_says(&output(ctl(&place, &["jobs"])), &["root", "commit", "completed", "100%", "disk.raw"]);
     server.kill();
     let folder = folder(&place).display().to_string();
     let old = refusal(serve(&top, &["--format", "qcow2", "--backing-folders", &folder]));
@@ -257,7 +327,7 @@ fn jobs_that_cannot_be_done_are_refused_and_change_nothing() {
     refused(&["snapshot", "--overlay", &format!("root={folder}/x.qcow2")], &["has a running job"]);
     refused(&["remove", "root"], &["has a running job"]);
     output(ctl(&place, &["job", "root", "--cancel"]));
-    assert_eq!(job(&place)["error"], "cancelled");
+    assert_eq!(job(&place)["state"], "cancelled");
     assert_eq!(ok(&place, &["list"])["disks"][0]["layers"], 2);
     assert!(server.stop(Signal::TERM).success());
 }

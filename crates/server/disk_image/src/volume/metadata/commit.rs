@@ -1,26 +1,27 @@
 //! The metadata thread's part of a job that copies the top into the layer below it, while guests write.
 //!
 //! ```text
-//! look for what the top has → dirty ─▶ window: protected → grace: ops that began before have ended → copied → clean
+//! scan what is allocated in the top → dirty ─▶ window: protected → grace: ops that began before have ended → copied → clean
 //!                              ▲ a guest's claim or zeroes ends the protection ─┘
 //! ```
 //!
 //! - To protect a cluster is to show workers an entry that is not written in place. So a guest's next write to it claims it
-//!   first, as any first write does, and this thread notes the change. Nothing of this is in the file.
-//! - This thread copies, so no claim is made in between. After the grace no write from before the protection is in flight.
+//!   first, as any first write does, and this thread notes the change. The file does not change.
+//! - This thread copies, so no claim is made in between. After the grace period no write from before the protection is in
+//!   flight.
 //! - The layer below changes only where the top hides it. So guests read the same at any time, and the job may end at any
 //!   time; what was copied is then copied again by the next one.
-//! - A step copies at least as much as guests have made dirty since the last one. So the job comes to an end, unless guests
-//!   write to more clusters in one round than [`WINDOW_BYTES`] have.
+//! - A step copies at least as much as guests have made dirty since the last one. So the job catches up, unless it pauses
+//!   between steps while guests rewrite clusters faster than it copies them.
 
-use qcow2::{Has, RawL2Entry, Writer};
+use qcow2::{Allocation, RawL2Entry, Writer};
 
 use super::below::{Lower, Memory};
-use super::pull::{STEP_BYTES, STEP_CLUSTERS};
+use super::stream::{STEP_BYTES, STEP_CLUSTERS};
 use crate::error::line;
 use crate::volume::Volume;
 use crate::volume::commit_target::CommitTarget;
-use crate::volume::link::{Link, Merged, Peer};
+use crate::volume::link::{Link, Peer, Progress};
 use crate::volume::table_file::TableFile;
 
 /// What is protected at a time before it is copied.
@@ -110,7 +111,7 @@ impl Commit {
         link: &Link,
         peers: &mut Vec<Peer>,
         memory: &mut Memory,
-    ) -> Result<Merged, String> {
+    ) -> Result<Progress, String> {
         self.look(writer).map_err(|error| line(&error))?;
         if self.window.is_empty() {
             self.protect(writer, volume).map_err(|error| line(&error))?;
@@ -118,13 +119,14 @@ impl Commit {
             // An engine that has joined before may have an op that began before.
             link.add_new(peers);
         }
-        let must_wait = !self.window.is_empty() && !peers.iter().all(|peer| peer.is_since(self.since));
-        let copied = if must_wait { 0 } else { self.copy(writer, volume, memory)? };
-        Ok(Merged {
+        let waits_for_requests =
+            !self.window.is_empty() && !peers.iter().all(|peer| peer.is_since(self.since));
+        let copied = if waits_for_requests { 0 } else { self.copy(writer, volume, memory)? };
+        Ok(Progress {
             to: (self.next * self.cluster_bytes).min(self.size_bytes),
             copied_bytes: copied * self.cluster_bytes,
-            left_bytes: self.dirty.count * self.cluster_bytes,
-            must_wait,
+            pending_bytes: self.dirty.count * self.cluster_bytes,
+            waits_for_requests,
         })
     }
 
@@ -139,7 +141,7 @@ impl Commit {
     fn look(&mut self, writer: &mut Writer<TableFile>) -> Result<(), qcow2::WriteError> {
         let end = self.clusters().min(self.next + STEP_CLUSTERS);
         while self.next < end && self.dirty.count < self.window_clusters() {
-            if writer.has(self.next)?.0 != Has::Nothing {
+            if writer.allocation(self.next)?.0 != Allocation::Unallocated {
                 self.dirty.insert(self.next);
             }
             self.next += 1;
@@ -153,7 +155,7 @@ impl Commit {
             let found = self.dirty.next(self.cursor).or_else(|| self.dirty.next(0));
             // Dirty and protected: it is in the window already.
             let Some(cluster) = found.filter(|cluster| !self.protected.contains(*cluster)) else { break };
-            volume.set_l2(cluster, writer.has(cluster)?.1.shared());
+            volume.set_l2(cluster, writer.allocation(cluster)?.1.shared());
             self.protected.insert(cluster);
             self.window.push(cluster);
             self.cursor = cluster + 1;
@@ -192,13 +194,13 @@ impl Commit {
         memory: &mut Memory,
     ) -> Result<(), String> {
         let offset = cluster * self.cluster_bytes;
-        match writer.has(cluster).map_err(|error| line(&error))?.0 {
-            Has::Nothing => Ok(()),
-            Has::Zeroes => {
+        match writer.allocation(cluster).map_err(|error| line(&error))?.0 {
+            Allocation::Unallocated => Ok(()),
+            Allocation::Zero => {
                 let range = offset..(offset + self.cluster_bytes).min(self.size_bytes);
                 self.target.zero(range, volume.file_below_top(), &mut Lower { volume, first: 2, memory })
             }
-            Has::Data { .. } => {
+            Allocation::Data { .. } => {
                 let mut lower = Lower { volume, first: 1, memory };
                 let read = writer.read_cluster(cluster, &mut lower, &mut self.content);
                 read.map_err(|error| line(&error))?;

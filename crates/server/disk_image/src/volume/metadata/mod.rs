@@ -18,8 +18,8 @@
 
 mod below;
 mod commit;
-mod pull;
 pub(super) mod resize;
+mod stream;
 
 use std::io;
 use std::ops::Range;
@@ -32,8 +32,8 @@ use tracing::{debug, error};
 
 use self::below::{Lower, Memory};
 use self::commit::Commit;
-use self::pull::joined;
-use super::link::{Asked, Change, ChangeError, Done, Link, MergeStep, Merged, Peer, Use};
+use self::stream::joined;
+use super::link::{Asked, Change, ChangeError, Done, Link, MergeStep, Peer, Progress, Use};
 use super::table_file::TableFile;
 use super::{Tables, Volume};
 use crate::error::line;
@@ -235,6 +235,20 @@ impl Metadata {
                 if self.users == 0 { self.close_tables() } else { Ok(()) }
             }
             Use::Continues => Ok(()),
+            Use::Closes if self.users == 0 => self.close_tables(),
+            Use::Closes => Err("an earlier job has not ended yet: try again".to_owned()),
+            Use::Abandons => {
+                self.abandon_commit();
+                self.carry_out(Use::Ends, volume)
+            }
+        }
+    }
+
+    fn abandon_commit(&mut self) {
+        if let Some(commit) = self.commit.take()
+            && let Err(why) = commit.into_target().close()
+        {
+            debug!("a commit has ended early, and its image has leaks: {why}");
         }
     }
 
@@ -399,20 +413,27 @@ impl Metadata {
         writer: &mut Writer<TableFile>,
         volume: &Volume,
         step: MergeStep,
-    ) -> Result<Merged, String> {
+    ) -> Result<Progress, String> {
         match step {
-            MergeStep::Pull { from } => {
+            MergeStep::Stream { from } => {
                 let mut lower = Lower { volume, first: 1, memory: &mut self.below };
                 let mut view = Shown { volume, link: &self.link, commit: None };
-                let pulled = pull::pull(writer, &mut lower, &mut view, from);
-                pulled.inspect_err(|error| self.note_failed_sync(error)).map_err(|error| line(&error))
+                let streamed = stream::stream(writer, &mut lower, &mut view, from);
+                streamed.inspect_err(|error| self.note_failed_sync(error)).map_err(|error| line(&error))
             }
             MergeStep::BeginCommit => {
-                let target = self.link.take_target().ok_or("there is no image to commit to")?;
+                let mut target = self.link.take_target().ok_or("there is no image to commit to")?;
+                let mut lower = Lower { volume, first: 2, memory: &mut self.below };
+                let (size_bytes, below_bytes) = (volume.size_bytes(), volume.size_of_layer(2));
+                let known = volume.file_below_top();
+                if let Err(why) = target.grow(size_bytes, known, &mut lower, below_bytes) {
+                    let _ = target.close();
+                    return Err(why);
+                }
                 self.commit = Commit::new(target, writer);
                 self.commit
                     .as_ref()
-                    .map(|_| Merged::default())
+                    .map(|_| Progress::default())
                     .ok_or("there is no memory for so large a disk".to_owned())
             }
             MergeStep::Commit => {
@@ -423,7 +444,7 @@ impl Metadata {
                 if let Some(commit) = self.commit.take() {
                     self.link.give_target(commit.into_target());
                 }
-                Ok(Merged::default())
+                Ok(Progress::default())
             }
         }
     }
@@ -486,11 +507,7 @@ impl Metadata {
     fn close(mut self) {
         // No op looks anything up any more that a change could free.
         self.link.refuse();
-        if let Some(commit) = self.commit.take()
-            && let Err(why) = commit.into_target().close()
-        {
-            debug!("a commit has ended early, and its image has leaks: {why}");
-        }
+        self.abandon_commit();
         let closed = self.close_tables();
         let link = Arc::clone(&self.link);
         // Releases the file's lock before waiters learn that the thread has ended.

@@ -27,7 +27,7 @@ pub(in crate::volume) fn grow(volume: &Volume, size_bytes: u64) -> Result<(Heade
     let mut writer = Writer::open(TableFile::new(Arc::clone(file.file()), file.alignment()))?;
     let mut memory = Memory::default();
     let mut lower = Lower { volume, first: 1, memory: &mut memory };
-    writer.grow_disk(size_bytes, &mut lower, volume.size_below_top(), &mut NoView)?;
+    writer.grow_disk(size_bytes, &mut lower, volume.size_of_layer(1), &mut NoView)?;
     let grown = (writer.header().clone(), writer.l1().to_vec());
     writer.close()?;
     Ok(grown)

@@ -1,8 +1,8 @@
-//! What jobs need that merge an image with those below it: what the image itself has, and whole clusters of content.
+//! For jobs that merge an image with its backing file: what is allocated in the image, and whole clusters of content.
 //!
 //! ```text
-//! stream: clusters that need what lies below → claim
-//! commit: has → read_cluster ─▶ the image below: overwrite | zero
+//! stream: clusters that need the backing file → claim
+//! commit: allocation → read_cluster ─▶ the backing file: overwrite | zero
 //! ```
 
 use std::ops::Range;
@@ -15,34 +15,36 @@ use crate::write::error::WriteError;
 use crate::write::interface::{Below, View, WriteAt};
 use crate::write::writer::Writer;
 
-/// What an image itself has of a guest's cluster.
+/// What is allocated in an image for a guest's cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Has {
-    /// All of it comes from below.
-    Nothing,
+pub enum Allocation {
+    /// All of it comes from the backing file.
+    Unallocated,
     /// All of it reads as zeroes.
-    Zeroes,
+    Zero,
     /// Data; of extended L2 entries perhaps only a part.
     Data {
-        /** A part comes from below. */
+        /** A part comes from the backing file. */
         needs_below: bool,
     },
 }
 
 impl<F: WriteAt> Writer<F> {
-    /// What the image itself has of a guest's cluster, and the entry for the view.
+    /// What is allocated for a guest's cluster, and its entry for the view.
     ///
     /// # Errors
     /// A table cannot be read, or breaks the format.
-    pub fn has(&mut self, cluster_index: u64) -> Result<(Has, RawL2Entry), WriteError> {
+    pub fn allocation(&mut self, cluster_index: u64) -> Result<(Allocation, RawL2Entry), WriteError> {
         // An entry that no guest has asked for must not end all changes.
         let (raw, entry) = self.entry(cluster_index)?;
         let all = u32::MAX >> (u32::BITS - self.geometry().subclusters());
         let has = match entry {
-            L2Entry::Standard(StandardCluster { allocated: 0, zero: 0, .. }) => Has::Nothing,
-            L2Entry::Standard(cluster) if cluster.zero == all => Has::Zeroes,
-            L2Entry::Standard(cluster) => Has::Data { needs_below: cluster.allocated | cluster.zero != all },
-            L2Entry::Compressed(_) => Has::Data { needs_below: false },
+            L2Entry::Standard(StandardCluster { allocated: 0, zero: 0, .. }) => Allocation::Unallocated,
+            L2Entry::Standard(cluster) if cluster.zero == all => Allocation::Zero,
+            L2Entry::Standard(cluster) => {
+                Allocation::Data { needs_below: cluster.allocated | cluster.zero != all }
+            }
+            L2Entry::Compressed(_) => Allocation::Data { needs_below: false },
         };
         Ok((has, raw))
     }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use crate::error::Limit;
 use crate::header::TableAt;
 use crate::write::blocks::in_memory;
+use crate::write::claim::merge::Allocation;
 use crate::write::error::{WriteError, full};
 use crate::write::interface::{Below, View, WriteAt};
 use crate::write::writer::Writer;
@@ -21,6 +22,12 @@ const MAX_L1_BYTES: u64 = 32 << 20;
 const MAX_ROUNDS: u32 = 1 << 16;
 
 impl<F: WriteAt> Writer<F> {
+    /// Uses only so much of the disk that the header describes.
+    pub fn limit_disk(&mut self, size_bytes: u64) {
+        self.header.size_bytes = self.header.size_bytes.min(size_bytes);
+        self.l1.truncate(in_memory(self.geometry().l1_entries_for(self.header.size_bytes)));
+    }
+
     /// Makes the guest's disk larger. The new part reads as zeroes, also where the backing file is longer than the disk was.
     ///
     /// # Errors
@@ -38,6 +45,12 @@ impl<F: WriteAt> Writer<F> {
         }
         self.change(|writer| {
             writer.prepare(view)?;
+            // Its snapshots do not say how large the disk was.
+            if writer.geometry().version() < 3 && writer.header.snapshots.count > 0 {
+                return Err(WriteError::Unsupported {
+                    feature: "version 2 and snapshots, and another size,",
+                });
+            }
             let needed = writer.geometry().l1_entries_for(size_bytes);
             if needed * 8 > MAX_L1_BYTES {
                 return Err(full("L1 table"));
@@ -72,12 +85,15 @@ impl<F: WriteAt> Writer<F> {
         view: &mut dyn View,
     ) -> Result<(), WriteError> {
         let cluster_bytes = self.geometry().cluster_bytes();
-        if from >= to || below.is_zero() {
-            return Ok(());
-        }
-        // The rest of the last cluster.
         let whole = from.next_multiple_of(cluster_bytes);
-        if from < whole {
+        // The rest of the last cluster, of which a claim may have copied more than the disk had.
+        let has_rest = from < whole
+            && match self.allocation(from / cluster_bytes)?.0 {
+                Allocation::Zero => false,
+                Allocation::Unallocated => from < to && !below.is_zero(),
+                Allocation::Data { .. } => true,
+            };
+        if has_rest {
             self.claim(std::slice::from_ref(&(from..whole)), below, view)?;
             let (_, entry) = self.entry(from / cluster_bytes)?;
             let mut content = vec![0; in_memory(cluster_bytes)];
@@ -85,6 +101,9 @@ impl<F: WriteAt> Writer<F> {
             content[in_memory(from % cluster_bytes)..].fill(0);
             let host = self.host_clusters(&entry).start << self.geometry().cluster_bits;
             self.change(|writer| writer.blocks.write("data", host, &content))?;
+        }
+        if below.is_zero() {
+            return Ok(());
         }
         let (mut at, end) = (whole, to.next_multiple_of(cluster_bytes).min(self.header.size_bytes));
         while at < end {
@@ -140,7 +159,8 @@ impl<F: WriteAt> Writer<F> {
             }
             match taken {
                 None => {
-                    self.grow(start + clusters, view)?;
+                    // A longer refcount table may lie behind.
+                    self.grow(self.file_clusters().max(start + clusters), view)?;
                     return Ok(start..start + clusters);
                 }
                 Some(taken) => start = self.file_clusters().max(taken + 1),

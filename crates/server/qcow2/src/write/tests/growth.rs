@@ -59,7 +59,7 @@ fn disk_grows_and_what_is_new_reads_as_zeroes() {
         (Kind::PLAIN, 3 << 20),
         (Kind { extended: true, ..Kind::PLAIN }, 3 << 20),
         (Kind { backing: false, ..Kind::PLAIN }, 0),
-        (Kind { version: 2, backing: false, ..Kind::PLAIN }, 0),
+        (Kind { version: 2, backing: false, snapshot: false, ..Kind::PLAIN }, 0),
     ] {
         for more in [4096 + 512, 5 << 20, 3 << 30] {
             let mut world = World::new(&make(kind), 1);
@@ -96,6 +96,8 @@ fn sizes_beyond_the_format_and_smaller_ones_change_nothing() {
     let mut world = World::new(&make(Kind::PLAIN), 1);
     let before = world.header().clone();
     assert!(world.grow(u64::MAX / 2, 0).is_err());
+    let mut old = World::new(&make(Kind { version: 2, ..Kind::PLAIN }), 1);
+    assert!(old.grow(before.size_bytes * 2, 0).is_err(), "version 2 with a snapshot");
     world.grow(before.size_bytes, 0).unwrap();
     world.grow(512, 0).unwrap();
     assert_eq!((world.header().size_bytes, world.header().l1), (before.size_bytes, before.l1));

@@ -3,10 +3,10 @@
 use super::plain::Plain;
 use crate::DiskFormat;
 use crate::check::check;
-use crate::create::{NewOverlay, create_overlay, remove_backing};
+use crate::create::{NewImage, create, remove_backing};
 use crate::image::Image;
 use crate::tables::RawL2Entry;
-use crate::write::{Below, Has, View, Writer};
+use crate::write::{Allocation, Below, View, Writer};
 
 const CLUSTER: u64 = 64 << 10;
 /// The last cluster ends inside of a block.
@@ -37,8 +37,7 @@ impl Below for All {
 
 fn new_image() -> Writer<Plain> {
     let file = Plain::default();
-    let new = NewOverlay { size_bytes: SIZE, backing_name: b"below", backing_format: DiskFormat::Raw };
-    create_overlay(&file, &new).unwrap();
+    create(&file, &NewImage { size_bytes: SIZE, backing: Some((b"below", DiskFormat::Raw)) }).unwrap();
     Writer::open(file).unwrap()
 }
 
@@ -65,14 +64,14 @@ fn each_kind_of_cluster_arrives_in_the_image_below() {
     top.zero(4 * CLUSTER..5 * CLUSTER, true, &mut All(5), &mut NoView).unwrap();
     base.overwrite(2 * CLUSTER, &[7; 4096], &mut All(9), &mut NoView).unwrap();
     for cluster in 0..10 {
-        match top.has(cluster).unwrap().0 {
-            Has::Nothing => assert!([0, 3, 5, 6, 7, 8].contains(&cluster), "{cluster}"),
-            Has::Zeroes => {
+        match top.allocation(cluster).unwrap().0 {
+            Allocation::Unallocated => assert!([0, 3, 5, 6, 7, 8].contains(&cluster), "{cluster}"),
+            Allocation::Zero => {
                 assert_eq!(cluster, 4);
                 let range = cluster * CLUSTER..(cluster + 1) * CLUSTER;
                 base.zero(range, false, &mut All(9), &mut NoView).unwrap();
             }
-            Has::Data { needs_below } => {
+            Allocation::Data { needs_below } => {
                 assert!(!needs_below && [1, 2, 9].contains(&cluster), "{cluster}");
                 let content = read(&mut top, cluster, 5);
                 base.overwrite(cluster * CLUSTER, &content, &mut All(9), &mut NoView).unwrap();
@@ -114,7 +113,24 @@ fn damaged_entry_fails_the_job_and_nothing_else() {
     let at = usize::try_from(table).unwrap() + 3 * 8;
     file.bytes.borrow_mut()[at..at + 8].copy_from_slice(&entry);
     let mut image = Writer::open(file).unwrap();
-    assert!(image.has(3).is_err());
+    assert!(image.allocation(3).is_err());
     assert!(image.read_cluster(3, &mut All(5), &mut vec![0; CLUSTER as usize]).is_err());
     image.overwrite(CLUSTER, &[1; 4096], &mut All(5), &mut NoView).unwrap();
+}
+
+/// A claim has copied more of the backing file than the disk had.
+#[test]
+fn what_lies_behind_the_end_does_not_show_when_the_disk_grows() {
+    let mut image = new_image();
+    image.overwrite(9 * CLUSTER, &[1; 4096], &mut All(5), &mut NoView).unwrap();
+    image.grow_disk(SIZE + CLUSTER, &mut All(0), 0, &mut NoView).unwrap();
+    let content = read(&mut image, 9, 0);
+    assert!(content[..512].iter().all(|byte| *byte == 1) && content[512..].iter().all(|byte| *byte == 0));
+    let file = sound(image);
+    // A resize of which the guest does not know.
+    let mut image = Writer::open(file).unwrap();
+    image.limit_disk(SIZE);
+    assert_eq!(image.header().size_bytes, SIZE);
+    image.zero(9 * CLUSTER..SIZE, true, &mut All(0), &mut NoView).unwrap();
+    assert_eq!(read(&mut image, 9, 0), vec![0; CLUSTER as usize]);
 }

@@ -1,17 +1,17 @@
 //! A step of a job that makes the top independent of the layers below it.
 //!
-//! `clusters that the top lacks → is there data below? → claimed`; what reads as zeroes stays unallocated
+//! `clusters that the top lacks → is there data below? → claimed`; what the tables below call zeroes stays unallocated
 //!
 //! A cluster that the top has keeps what it has. So the job needs no second look at what guests change meanwhile.
 
 use std::io;
 use std::ops::Range;
 
-use qcow2::{Has, View, WriteError, Writer};
+use qcow2::{Allocation, View, WriteError, Writer};
 
 use super::below::Lower;
 use crate::volume::Place;
-use crate::volume::link::Merged;
+use crate::volume::link::Progress;
 use crate::volume::table_file::TableFile;
 
 /// What one step copies. A guest's request waits for at most one step.
@@ -20,21 +20,21 @@ pub(super) const STEP_BYTES: u64 = 1 << 20;
 pub(super) const STEP_CLUSTERS: u64 = 4096;
 
 /// Copies the first clusters from `from` on that the top lacks.
-pub(super) fn pull(
+pub(super) fn stream(
     writer: &mut Writer<TableFile>,
     lower: &mut Lower<'_>,
     view: &mut dyn View,
     from: u64,
-) -> Result<Merged, WriteError> {
+) -> Result<Progress, WriteError> {
     let (cluster_bytes, size_bytes) = (writer.header().geometry.cluster_bytes(), writer.header().size_bytes);
     let (mut at, mut found, mut zero_to) = (from, Vec::new(), from);
     let last = from.saturating_add(STEP_CLUSTERS * cluster_bytes).min(size_bytes);
     let mut copied_bytes = 0;
     while at < last && copied_bytes < STEP_BYTES {
         let end = (at - at % cluster_bytes + cluster_bytes).min(size_bytes);
-        let (has, _) = writer.has(at / cluster_bytes)?;
-        if matches!(has, Has::Nothing | Has::Data { needs_below: true })
-            && (matches!(has, Has::Data { .. }) || has_data(lower, at..end, &mut zero_to)?)
+        let (has, _) = writer.allocation(at / cluster_bytes)?;
+        if matches!(has, Allocation::Unallocated | Allocation::Data { needs_below: true })
+            && (matches!(has, Allocation::Data { .. }) || has_data(lower, at..end, &mut zero_to)?)
         {
             found.push(at..end);
             copied_bytes += end - at;
@@ -44,7 +44,7 @@ pub(super) fn pull(
     if !found.is_empty() {
         writer.claim(&joined(found), lower, view)?;
     }
-    Ok(Merged { to: at, copied_bytes, ..Merged::default() })
+    Ok(Progress { to: at, copied_bytes, ..Progress::default() })
 }
 
 /// Whether the layers below have more than zeroes in a range. `zero_to`: up to here they have nothing else.
