@@ -5,7 +5,7 @@
 //! If any step fails, a file that was created for the image is removed again.
 
 mod clone;
-pub mod create_qcow2;
+mod create_qcow2;
 mod export;
 pub mod inspect;
 pub mod location;
@@ -27,7 +27,6 @@ use std::time::{Duration, Instant};
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
-use self::create_qcow2::NewBacking;
 use self::location::{Location, RbdOptions};
 use crate::backing::Backing;
 use crate::cache_mode::CacheMode;
@@ -37,7 +36,7 @@ use crate::foreign;
 use crate::geometry::{self, Alignment, MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, Topology};
 use crate::limits::{self, DiscardLimits, WriteZeroesLimits};
 use crate::lock::{self, HolderList};
-use crate::new_image::NewImage;
+use crate::new_image::{NewBacking, NewImage};
 use crate::opener::{OpenRequest, Opener};
 use crate::range::{Bounds, CheckedRange, RangeError, SECTOR_BYTES};
 use crate::sysfs_queue::QueueAttributes;

@@ -1,11 +1,23 @@
-//! Guards a file created for an image until the image is in use: if creation is abandoned, the file is removed.
+//! Guards a file created for an image until the image is in use: if creation is abandoned, the file is removed. What a new
+//! image is made over.
 
 use std::fs::File;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use qcow2::DiskFormat;
+
 use crate::opener::Opener;
+
+/// What lies below a new qcow2 image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewBacking {
+    /// The backing file.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: DiskFormat,
+}
 
 /// Removes a new file when dropped, unless it is kept.
 #[derive(Debug)]

@@ -371,6 +371,12 @@ fn new_images_are_made_with_and_without_a_backing_file() {
     refused(clone("no.qcow2", "2M", "base.raw", "qcow2"), &["base.raw", "qcow2"]);
     assert!(server.stop(Signal::TERM).success());
     assert_consistent(&folder, "new.qcow2", false);
+}
+
+#[test]
+fn new_image_that_cannot_be_as_wanted_is_refused() {
+    let place = Place::new();
+    std::fs::write(place.path("new.qcow2"), "").unwrap();
     let new = serve_writable(&place, &place.path("new.qcow2"), &["--create", "8M"]);
     assert_says(&refusal(new), &["new.qcow2", "exists"]);
     let no = |words: &[&str]| wrong_usage(serve_writable(&place, &place.path("no.qcow2"), words));

@@ -13,18 +13,9 @@ use crate::cache_mode::CacheMode;
 use crate::error::ImageError;
 use crate::file::Access;
 use crate::geometry::Alignment;
-use crate::new_image::NewImage;
+use crate::new_image::{NewBacking, NewImage};
 use crate::opener::Opener;
 use crate::volume::table_file::TableFile;
-
-/// What lies below a new qcow2 image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewBacking {
-    /// The backing file.
-    pub path: PathBuf,
-    /// Its format.
-    pub format: DiskFormat,
-}
 
 impl Image {
     /// Makes the qcow2 image of `options.create_bytes` at `options.path`, with the backing file of `options.new_backing`. The

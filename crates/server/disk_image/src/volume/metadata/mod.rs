@@ -14,7 +14,7 @@
 //! - System calls: `pread64`, `pwrite64`, `fdatasync`, `fallocate`, `ftruncate`, `fstat`, `lseek`, `futex`, and `write` to
 //!   engines' sockets. `thread.rs` in `blk_server` chooses the role.
 //!
-//! See also: jobs (`pull.rs`, `commit.rs`), what engines ask (`link.rs`), the changes themselves (`qcow2::Writer`).
+//! See also: jobs (`stream.rs`, `commit.rs`), what engines ask (`link.rs`), the changes themselves (`qcow2::Writer`).
 
 mod below;
 mod commit;
