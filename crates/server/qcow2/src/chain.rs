@@ -371,10 +371,12 @@ fn backing_file(image: &Path, backing: &Backing) -> Result<(PathBuf, DiskFormat)
     Ok((resolve(image, &backing.name)?, DiskFormat::of_name(format).ok_or_else(unknown)?))
 }
 
-/// A name is relative to the folder of the image. QEMU takes `word:rest` for a protocol, and so this is refused.
+/// A name is relative to the folder of the image. QEMU takes `word:rest` for a protocol, and so this is refused, as are names
+/// of folders.
 fn resolve(image: &Path, name: &[u8]) -> Result<PathBuf, ChainError> {
-    let before_slash = name.split(|byte| *byte == b'/').next().unwrap_or_default();
-    if before_slash.contains(&b':') {
+    let mut parts = name.split(|byte| *byte == b'/');
+    let is_folder = matches!(parts.clone().next_back(), None | Some(b"" | b"." | b".."));
+    if is_folder || parts.next().is_some_and(|part| part.contains(&b':')) {
         let name = name.escape_ascii().to_string();
         return Err(ChainError::NotAPath { image: image.to_owned(), name });
     }
