@@ -105,6 +105,8 @@ pub const TAKE_OVERS: Size<u64> = size(5, 30);
 pub const CEPH_FAULTS: Size<u32> = size(2, 60);
 /// Whether a Ceph cluster is filled and emptied.
 pub const CEPH_FILLS: Size<bool> = size(false, true);
+/// Whether a guest installs Debian, and boots from it.
+pub const INSTALLS_DEBIAN: Size<bool> = size(false, true);
 /// Times that the server of a disk elsewhere is killed under a running guest. 0: there is no such guest.
 pub const REMOTE_GUEST_FAULTS: Size<u64> = size(0, 20);
 /// Stock clients: this machine's QEMU with its defaults, or all QEMUs, firmwares, guest kernels, queue sizes and ring

@@ -496,6 +496,10 @@ fn take_lock(opener: &dyn Opener, options: &ImageOptions, file: &File, id: FileI
         );
     };
     match lock::acquire(file, options.access, waited, on_wait) {
+        // A new image that was not wanted in the end, and was removed during the wait.
+        Ok(true) if file.metadata().is_ok_and(|metadata| metadata.nlink() == 0) => {
+            Err(ImageError::Missing { path: path() })
+        }
         Ok(true) => Ok(()),
         Ok(false) => Err(ImageError::Locked { path: path(), holders: opener.lock_holders(id), waited }),
         Err(source) => Err(ImageError::Lock { path: path(), source }),

@@ -57,7 +57,7 @@ impl<F: ReadAt> Image<F> {
     }
 
     /// File, header and L1 table.
-    pub(crate) fn into_parts(self) -> (F, Header, Vec<u64>) {
+    pub fn into_parts(self) -> (F, Header, Vec<u64>) {
         (self.file, self.header, self.l1)
     }
 

@@ -13,6 +13,7 @@ mod ctl;
 mod engines;
 mod guest;
 mod guest_clients;
+mod guest_debian;
 mod guest_device;
 mod guest_engines;
 mod guest_errors;

@@ -7,6 +7,7 @@
 //! - Until all new images are open, an error changes no disk. Afterwards a queue fails only if its worker has no descriptors
 //!   or memory for another engine.
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,9 +42,9 @@ impl Server {
         Ok(self.parts().0.find(disk)?.disk.image())
     }
 
-    /// Replaces the images of these disks, all at one instant. `open` is called with a disk's index and image when no
-    /// write is in flight, and all are durable (with `--cache unsafe`, only complete). `settle` is called with all new images
-    /// when only it can still fail. Returns how long the disks were paused.
+    /// Replaces the images of these disks, all at one instant. `open` gets their images when no write is in flight, and all are
+    /// durable (with `--cache unsafe`, only complete), and returns an image for each. `settle` is called with all new images when
+    /// only it can still fail. Returns how long the disks were paused.
     ///
     /// # Errors
     /// [`AdminError`], [`LiveUpgradeError`], and those of `open` and `settle`. No disk has changed.
@@ -51,7 +52,7 @@ impl Server {
         &self,
         names: &[String],
         timeout: Duration,
-        mut open: impl FnMut(usize, Arc<Image>) -> Result<Replacement, E>,
+        open: impl FnOnce(Vec<Arc<Image>>) -> Result<Vec<Replacement>, E>,
         settle: impl FnOnce(&[Arc<Image>]) -> Result<(), E>,
     ) -> Result<Duration, E> {
         let (exports, _) = self.parts();
@@ -69,14 +70,11 @@ impl Server {
         flushed().try_for_each(|disk| flush_now(disk, deadline))?;
         let begin = Instant::now();
         let frozen = self.freeze_these(found.clone(), timeout)?;
-        for disk in flushed() {
-            let failed = |source| AdminError::FlushFailed { disk: disk.name().to_owned(), source };
-            last_flush(disk, deadline).map_err(failed)?;
-        }
+        flush_all(flushed(), deadline)?;
+        let opened = open(found.iter().map(|export| export.disk.image()).collect())?;
         let mut replacements = Vec::new();
-        for (index, export) in found.iter().enumerate() {
+        for (export, Replacement { image, engine }) in found.iter().zip(opened) {
             let disk = &export.disk;
-            let Replacement { image, engine } = open(index, disk.image())?;
             check_same(disk, &image)?;
             let system = |source| AdminError::System {
                 action: format!("start a thread for disk `{}`", disk.name().escape_debug()),
@@ -87,6 +85,7 @@ impl Server {
                 .map_err(|why| LiveUpgradeError::Stays { disk: disk.name().to_owned(), why })?;
             replacements.push((Arc::clone(disk), storage));
         }
+        debug_assert_eq!(replacements.len(), found.len(), "an image for each disk");
         let images: Vec<Arc<Image>> =
             replacements.iter().map(|(_, storage)| Arc::clone(&storage.image)).collect();
         settle(&images)?;
@@ -101,6 +100,20 @@ impl Server {
         info!(disks = names.join(", "), ?paused, "the disks resume with other images");
         Ok(paused)
     }
+}
+
+/// Makes the disks' writes durable, all at the same time, because guests wait.
+fn flush_all<'a>(disks: impl Iterator<Item = &'a Arc<Disk>>, deadline: Instant) -> Result<(), AdminError> {
+    let flush = |disk: &Arc<Disk>| {
+        let failed = |source| AdminError::FlushFailed { disk: disk.name().to_owned(), source };
+        last_flush(disk, deadline).map_err(failed)
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = disks.map(|disk| scope.spawn(move || flush(disk))).collect();
+        let panicked =
+            |_| Err(AdminError::System { action: "flush".to_owned(), source: io::ErrorKind::Other.into() });
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(panicked))
+    })
 }
 
 fn replace(replacements: Vec<(Arc<Disk>, Storage)>, frozen: Frozen<'_>, begin: Instant) -> Duration {

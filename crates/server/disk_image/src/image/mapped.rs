@@ -12,11 +12,14 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use qcow2::{Chain, ChainError, DiskFormat, Header, LayerParts, MappedParts, Opened, ReadAt, Role, Writer};
+use qcow2::{
+    Chain, ChainError, DiskFormat, Header, LayerParts, MAX_LAYERS, MappedParts, Opened, ReadAt, Role, Writer,
+};
 
 use super::{
     Image, ImageOptions, accept_kind, alignment, block_size, device_under, open_file, overlay_mark,
@@ -30,7 +33,7 @@ use crate::limits::{self, DiscardLimits, WriteZeroesLimits};
 use crate::lock;
 use crate::opener::Opener;
 use crate::range::Bounds;
-use crate::volume::parts::divide;
+use crate::volume::parts::{Parts, divide};
 use crate::volume::table_file::TableFile;
 use crate::volume::{
     LEAST_WRITABLE_CACHE_BYTES, Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Tables, Volume,
@@ -85,17 +88,6 @@ pub(super) struct Served<'a> {
     pub volume: Option<&'a Volume>,
 }
 
-impl Served<'_> {
-    /// One of the files below the image, which is open for reading already.
-    fn below(&self, path: &Path) -> Option<io::Result<OpenFile>> {
-        let volume = self.volume?;
-        let written =
-            |file: &LayerFile| volume.writable_file().is_some_and(|top| Arc::ptr_eq(top, file.file()));
-        let found = volume.files().iter().find(|file| file.path() == path && !written(file))?;
-        Some(OpenFile::again(found))
-    }
-}
-
 /// Opens an image over one that this process serves, whose writes have ended.
 pub(super) fn open_over(
     opener: &dyn Opener,
@@ -130,9 +122,8 @@ fn open_chain(
     let unreal = |source| ImageError::Inspect { path: options.path.clone(), what: "the real path", source };
     let real = opener.canonical_path(&options.path).map_err(unreal)?;
     let mut files = ChainFiles { opener, options, locks, served, top: Some(top) };
-    let chain = Chain::open(&options.path, DiskFormat::Qcow2, &mut files)
-        .map_err(|source| chain_error(options, source))?;
-    let size_bytes = chain.size_bytes();
+    let (parts, lower) = files.layers()?;
+    let size_bytes = parts.first().map_or(0, |top| top.size_bytes);
     let is_writable = options.access == Access::ReadWrite;
     let block_size_bytes = match options.block_size {
         // If the size is not a multiple of the block size, the smallest possible block is used. A write must consist of
@@ -149,7 +140,7 @@ fn open_chain(
         let path = options.path.clone();
         return Err(ImageError::Qcow2Ragged { path, size_bytes, block_size_bytes });
     }
-    let volume = volume(chain.into_parts(), options, table_cache_bytes, adopted)?;
+    let volume = volume(parts, lower, options, table_cache_bytes, adopted)?;
     let cluster_bytes = volume.compression(0).map_or(0, |(_, cluster_bytes)| cluster_bytes);
     let can_discard = is_writable && options.discard && volume.can_zero(true);
     // The previous server still writes a file that it hands over, so it is not probed; that server made the same offer.
@@ -193,17 +184,50 @@ impl qcow2::Opener for ChainFiles<'_> {
     fn open(&mut self, path: &Path, role: Role) -> io::Result<Opened<OpenFile>> {
         let file = match self.top.take() {
             Some(top) if role == Role::Top => top,
-            _ => match self.served.and_then(|served| served.below(path)) {
-                Some(open) => open?,
-                None => self.open_named(path)?,
-            },
+            _ => self.open_named(path)?,
         };
         let id = qcow2::FileId { device: file.id.dev, inode: file.id.ino };
         Ok(Opened { file, id })
     }
 }
 
-impl ChainFiles<'_> {
+impl<'a> ChainFiles<'a> {
+    /// The layers that had to be opened, and those that are known.
+    fn layers(&mut self) -> Result<(Vec<LayerParts<OpenFile>>, Option<Lower<'a>>), ImageError> {
+        if let Some(volume) = self.served.and_then(|served| served.volume) {
+            let (top, image) = self.top_and_served()?;
+            return Ok((vec![top], Some(Lower { volume, image: image.into_layer_file() })));
+        }
+        let options = self.options;
+        let chain = Chain::open(&options.path, DiskFormat::Qcow2, self);
+        Ok((chain.map_err(|source| chain_error(options, source))?.into_parts(), None))
+    }
+
+    /// The top layer, and the served image below it, whose layers are known. So what the pause of a guest takes does not depend
+    /// on their number.
+    fn top_and_served(&mut self) -> Result<(LayerParts<OpenFile>, OpenFile), ImageError> {
+        let path = &self.options.path;
+        let (Some(top), Some(served)) = (self.top.take(), self.served) else {
+            unreachable!("the top is opened over a served image")
+        };
+        let failed = |source| chain_error(self.options, ChainError::Image { image: path.clone(), source });
+        let (file, header, l1) = qcow2::Image::open(top).map_err(failed)?.into_parts();
+        let name = header.backing.as_ref().map(|backing| backing.name.as_slice());
+        if name != Some(served.path.as_os_str().as_bytes()) {
+            return Err(ImageError::NoOverlay { path: path.clone(), why: "another program has changed it" });
+        }
+        if served.volume.is_some_and(|volume| volume.layers() >= MAX_LAYERS) {
+            return Err(chain_error(self.options, ChainError::TooDeep { path: served.path.to_owned() }));
+        }
+        let below = self.open_named(served.path).map_err(|source| {
+            let (path, by) = (served.path.to_owned(), Some(path.clone()));
+            chain_error(self.options, ChainError::Open { path, by, source })
+        })?;
+        let (path, size_bytes) = (path.clone(), header.size_bytes);
+        let mapped = Some(MappedParts { header, l1, data_file: None });
+        Ok((LayerParts { path, size_bytes, file, mapped }, below))
+    }
+
     /// Opens a file that an image names.
     fn open_named(&self, path: &Path) -> io::Result<OpenFile> {
         let real = self.opener.canonical_path(path)?;
@@ -263,20 +287,6 @@ impl OpenFile {
         Ok(top)
     }
 
-    /// A file that is open already.
-    fn again(file: &LayerFile) -> io::Result<Self> {
-        let metadata = file.file().metadata()?;
-        Ok(Self {
-            path: file.path().to_owned(),
-            file: Arc::clone(file.file()),
-            id: FileId::from(&metadata),
-            alignment: file.alignment(),
-            len_bytes: file.len_bytes(),
-            is_regular: metadata.is_file(),
-            adopted: false,
-        })
-    }
-
     fn table_file(&self) -> TableFile {
         TableFile::new(Arc::clone(&self.file), self.alignment)
     }
@@ -325,8 +335,16 @@ impl ReadAt for OpenFile {
     }
 }
 
+/// The layers below the top, which another volume has.
+struct Lower<'a> {
+    volume: &'a Volume,
+    /// Its top, open for reading.
+    image: LayerFile,
+}
+
 fn volume(
     parts: Vec<LayerParts<OpenFile>>,
+    lower: Option<Lower<'_>>,
     options: &ImageOptions,
     table_cache_bytes: u64,
     adopted: bool,
@@ -337,7 +355,8 @@ fn volume(
             header.geometry.l1_entries_for(header.size_bytes).saturating_mul(header.geometry.cluster_bytes())
         })
     };
-    let needs: Vec<u64> = parts.iter().map(need).collect();
+    let known = lower.iter().flat_map(|lower| lower.volume.needs());
+    let needs: Vec<u64> = parts.iter().map(need).chain(known).collect();
     let mut shares = divide(table_cache_bytes, &needs);
     let writable = match parts.first() {
         Some(top) if options.access == Access::ReadWrite => Some(tables(top, adopted)?),
@@ -346,11 +365,15 @@ fn volume(
     if let (Some(_), Some(share)) = (&writable, shares.first_mut()) {
         *share = (*share).max(LEAST_WRITABLE_CACHE_BYTES);
     }
-    let (mut files, mut layers) = (Vec::new(), Vec::new());
-    for (part, share) in parts.into_iter().zip(shares) {
-        add_layer(part, share, &mut files, &mut layers);
+    let mut new = Parts::default();
+    let mut shares = shares.into_iter();
+    for (part, share) in parts.into_iter().zip(shares.by_ref()) {
+        add_layer(part, share, &mut new.files, &mut new.layers);
     }
-    Ok(Volume::new(files, layers, writable))
+    if let Some(Lower { volume, image }) = lower {
+        new.copy_below(volume, image, shares.as_slice());
+    }
+    Ok(Volume::new(new.files, new.layers, writable))
 }
 
 /// Checks that the image can be written, unless the previous server still writes it.

@@ -147,6 +147,12 @@ impl Image {
                 below.path().display()
             )));
         }
+        if volume.has_lost_commit() {
+            return Err(self.not_merged(format!(
+                "a sync of its backing file {} has failed: check the storage, and restart the server",
+                below.path().display()
+            )));
+        }
         let options = self.options_below(below, options);
         let inspect =
             |source| ImageError::Inspect { path: options.path.clone(), what: "the identity", source };
@@ -229,7 +235,7 @@ impl Image {
             self.check_discard(can_punch)?;
             TargetKind::Raw { file: table_file, punches_holes: options.discard }
         };
-        Ok(CommitTarget { path: path(), file, alignment, kind })
+        Ok(CommitTarget { path: path(), file, alignment, kind, has_sync_failed: false })
     }
 
     fn check_discard(&self, can_discard: bool) -> Result<(), ImageError> {
@@ -260,6 +266,7 @@ impl Image {
             return Err(self.not_merged("it has no backing file"));
         };
         synced.map_err(|why| {
+            volume.note_lost_commit();
             let _ = target.close();
             self.not_merged(why)
         })?;
@@ -284,7 +291,13 @@ impl Image {
 
     /// Ends a commit before its end. For guests, nothing has changed.
     pub fn abandon_commit(&self, merge: &mut Merge) {
-        if let Some(Err(why)) = merge.end_commit().map(|mut target| target.close()) {
+        let target = merge.end_commit();
+        if target.as_ref().is_some_and(|target| target.has_sync_failed)
+            && let Some(volume) = self.backing.volume()
+        {
+            volume.note_lost_commit();
+        }
+        if let Some(Err(why)) = target.map(|mut target| target.close()) {
             warn!(image = %self.path.display(), "the image below has leaked clusters after a commit that did not end: {why}");
         }
         self.lower_lock_below();

@@ -23,6 +23,8 @@ pub(crate) struct CommitTarget {
     pub file: Arc<File>,
     pub alignment: Alignment,
     pub kind: TargetKind,
+    /// What was copied may be lost, although the page cache has it.
+    pub has_sync_failed: bool,
 }
 
 /// Its format.
@@ -99,7 +101,7 @@ impl CommitTarget {
             }
             TargetKind::Qcow2(writer) => {
                 let written = writer.overwrite(offset, data, below, &mut Length(known));
-                return written.map_err(|error| failed(&self.path, &error));
+                return written.map_err(|error| self.failed(&error));
             }
         };
         written.map_err(|error| failed(&self.path, &error))
@@ -158,7 +160,7 @@ impl CommitTarget {
             TargetKind::Raw { file, .. } => file.sync_data().map_err(WriteError::Sync),
             TargetKind::Qcow2(writer) => writer.sync(),
         };
-        synced.map_err(|error| failed(&self.path, &error))
+        synced.map_err(|error| self.failed(&error))
     }
 
     /// Ends the job without a result. Clusters that entries have lost are leaks: a worker may still read them.
@@ -173,6 +175,13 @@ impl CommitTarget {
                 writer.close().map_err(|error| failed(&self.path, &error))
             }
         }
+    }
+}
+
+impl CommitTarget {
+    fn failed(&mut self, error: &WriteError) -> String {
+        self.has_sync_failed |= matches!(error, WriteError::Sync(_));
+        failed(&self.path, error)
     }
 }
 

@@ -197,6 +197,8 @@ pub enum Use {
     /// Before another process, or another volume, uses the image: closes the tables, which a thread that has just started has
     /// although no guest uses them. An error if the disk is in use.
     Closes,
+    /// Undoes the [`Use::Begins`] with this number, if it has succeeded: its caller has not waited for the answer.
+    Undoes(u64),
     /// [`Use::Ends`] of a job that has ended early: what it copied to is closed.
     Abandons,
 }
@@ -205,6 +207,7 @@ pub enum Use {
 #[derive(Debug)]
 pub(crate) struct Order {
     pub what: Use,
+    pub number: u64,
     done: SyncSender<Result<(), String>>,
 }
 
@@ -221,6 +224,8 @@ struct Engines {
     new: Vec<Peer>,
     all: Vec<Arc<Shared>>,
     orders: VecDeque<Order>,
+    /// How many orders there have been.
+    ordered: u64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -321,16 +326,27 @@ impl Link {
 
     /// Gives the metadata thread an order. Returns where its answer arrives; nothing arrives if it has ended.
     pub(crate) fn order(&self, what: Use) -> Receiver<Result<(), String>> {
+        self.numbered_order(what).1
+    }
+
+    /// [`Use::Begins`], with its number.
+    pub(crate) fn begin(&self) -> (u64, Receiver<Result<(), String>>) {
+        self.numbered_order(Use::Begins)
+    }
+
+    fn numbered_order(&self, what: Use) -> (u64, Receiver<Result<(), String>>) {
         let (done, answer) = sync_channel(1);
         let mut engines = lock(&self.engines);
+        engines.ordered += 1;
+        let number = engines.ordered;
         // If it is closed later, `refuse` takes the lock afterwards, and drops the order.
         match self.is_closed.load(Ordering::SeqCst) {
             true => drop(done),
-            false => engines.orders.push_back(Order { what, done }),
+            false => engines.orders.push_back(Order { what, number, done }),
         }
         drop(engines);
         self.wake_thread();
-        answer
+        (number, answer)
     }
 
     /// Gives the metadata thread the image into which it is to copy the top.

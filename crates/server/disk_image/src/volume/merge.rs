@@ -50,10 +50,9 @@ impl Merge {
     /// # Errors
     /// The disk is read-only; the tables cannot be read.
     pub fn begin(volume: &Arc<Volume>, timeout: Duration) -> Result<Self, MergeError> {
-        let begun = volume.order(Use::Begins).ok_or("the disk is read-only")?;
+        let (number, begun) = volume.begin().ok_or("the disk is read-only")?;
         let undo = |why: String| {
-            // If the thread carries out the first order later, this one undoes it.
-            drop(volume.order(Use::Ends));
+            volume.undo_begin(number);
             why
         };
         match begun.recv_timeout(timeout) {
@@ -95,7 +94,10 @@ impl Merge {
     /// Copies may be lost.
     pub fn sync_commit(&self) -> Result<(), MergeError> {
         let synced = self.target.as_ref().map_or(Ok(()), |file| file.sync_data());
-        synced.map_err(|error| format!("cannot sync the image below: {error}"))
+        synced.map_err(|error| {
+            self.volume.note_lost_commit();
+            format!("cannot sync the backing file: {error}")
+        })
     }
 
     /// `None`: there is no such image, or the thread has ended without returning it.

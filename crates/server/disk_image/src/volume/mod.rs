@@ -70,6 +70,7 @@ pub(crate) struct Writable {
     tables: Mutex<Option<Tables>>,
     /// What a commit unlinked in this image. It is freed once a guest has gone on here.
     unlinked: Mutex<Option<Unlinked>>,
+    has_lost_commit: AtomicBool,
 }
 
 /// The tables of a writable disk, before its metadata thread takes them.
@@ -209,7 +210,13 @@ impl Volume {
     pub(crate) fn new(files: Vec<LayerFile>, layers: Vec<Layer>, writable: Option<(Header, Tables)>) -> Self {
         let writable = writable.map(|(header, tables)| {
             let (link, tables) = (Arc::new(Link::new()), Mutex::new(Some(tables)));
-            Writable { link, header, tables, unlinked: Mutex::default() }
+            Writable {
+                link,
+                header,
+                tables,
+                unlinked: Mutex::default(),
+                has_lost_commit: AtomicBool::new(false),
+            }
         });
         Self { files, layers, writable }
     }

@@ -11,9 +11,9 @@ use super::{Layer, LayerFile, Mapping, TABLE_CACHE_BYTES, Tables, Volume};
 
 /// The layers of a new volume.
 #[derive(Default)]
-struct Parts {
-    files: Vec<LayerFile>,
-    layers: Vec<Layer>,
+pub(crate) struct Parts {
+    pub files: Vec<LayerFile>,
+    pub layers: Vec<Layer>,
 }
 
 impl Volume {
@@ -72,6 +72,18 @@ impl Volume {
         Ok(volume)
     }
 
+    /// A sync of the backing file has failed during a commit. The page cache may have what the storage has lost, so later
+    /// commits would not write it again.
+    pub(crate) fn note_lost_commit(&self) {
+        if let Some(writable) = &self.writable {
+            writable.has_lost_commit.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn has_lost_commit(&self) -> bool {
+        self.writable.as_ref().is_some_and(|writable| writable.has_lost_commit.load(Ordering::Relaxed))
+    }
+
     /// For the metadata thread, when a guest begins to use the volume.
     pub(crate) fn take_unlinked(&self) -> Option<Unlinked> {
         self.writable.as_ref()?.unlinked.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -97,15 +109,19 @@ impl Volume {
         self.layers.get(layer).map_or(0, |layer| layer.size_bytes)
     }
 
-    /// Memory for the tables of the layers from `first` on.
-    fn shares(&self, first: usize) -> Vec<u64> {
-        let need = |layer: &Layer| {
+    /// The most memory that the tables of each layer need.
+    pub(crate) fn needs(&self) -> impl Iterator<Item = u64> {
+        self.layers.iter().map(|layer| {
             let mapping = layer.mapping.as_ref();
             mapping.map_or(0, |mapping| {
                 (mapping.l1.len() as u64).saturating_mul(mapping.geometry.cluster_bytes())
             })
-        };
-        let needs: Vec<u64> = self.layers.iter().skip(first).map(need).collect();
+        })
+    }
+
+    /// Memory for the tables of the layers from `first` on.
+    fn shares(&self, first: usize) -> Vec<u64> {
+        let needs: Vec<u64> = self.needs().skip(first).collect();
         let mut shares = divide(TABLE_CACHE_BYTES, &needs);
         if let Some(share) = shares.first_mut() {
             *share = (*share).max(super::LEAST_WRITABLE_CACHE_BYTES);
@@ -115,6 +131,16 @@ impl Volume {
 }
 
 impl Parts {
+    /// Adds all layers of a volume whose tables are closed. `image`: the file of its top.
+    pub fn copy_below(&mut self, from: &Volume, image: LayerFile, shares: &[u64]) {
+        let at = self.files.len();
+        self.copy(from, 0..from.layers.len(), shares);
+        // The copy has the file of the top first.
+        if let Some(file) = self.files.get_mut(at) {
+            *file = image;
+        }
+    }
+
     fn copy(&mut self, from: &Volume, range: Range<usize>, shares: &[u64]) {
         let layers = from.layers.get(range).unwrap_or_default();
         for (layer, share) in layers.iter().zip(shares) {

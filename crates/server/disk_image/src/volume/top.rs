@@ -31,6 +31,19 @@ impl Volume {
         self.link().map(|link| link.order(what))
     }
 
+    /// [`Use::Begins`], with a number for [`Volume::undo_begin`].
+    #[must_use]
+    pub fn begin(&self) -> Option<(u64, Receiver<Result<(), String>>)> {
+        self.link().map(|link| link.begin())
+    }
+
+    /// For a caller of [`Volume::begin`] that waits no longer. It has no effect if the tables could not be read.
+    pub fn undo_begin(&self, number: u64) {
+        if let Some(link) = self.link() {
+            drop(link.order(Use::Undoes(number)));
+        }
+    }
+
     /// For the metadata thread: reads the top layer's tables, which another server may have changed, again. No op is in
     /// flight.
     pub(crate) fn read_tables(&self) -> Result<Writer<TableFile>, String> {
@@ -41,7 +54,7 @@ impl Volume {
         let table_file = TableFile::new(Arc::clone(file.file()), file.alignment());
         let len_bytes = table_file.len_bytes().map_err(|error| error.to_string())?;
         let mut writer = Writer::open(table_file).map_err(|error| line(&error))?;
-        if !writer.header().is_same_disk(&writable.header) || writer.l1().len() < top.l1.len() {
+        if !writable.header.is_same_disk(writer.header()) || writer.l1().len() < top.l1.len() {
             return Err("the image is not the one that was opened: restart the server".to_owned());
         }
         // A resize that has failed may have changed the header, and this guest does not know of it.
@@ -114,5 +127,60 @@ impl Volume {
     pub(crate) fn has_slice(&self, number: u64) -> bool {
         let (first, _) = self.clusters_of_slice(number);
         self.top().is_some_and(|top| first < self.size_bytes().div_ceil(top.geometry.cluster_bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use qcow2::{Below, NewImage, View};
+
+    use super::*;
+    use crate::geometry::Alignment;
+    use crate::{CacheMode, HostOpener, Image, ImageOptions};
+
+    struct Nothing;
+
+    impl Below for Nothing {
+        fn read_at(&mut self, _: u64, buffer: &mut [u8]) -> io::Result<()> {
+            buffer.fill(0);
+            Ok(())
+        }
+
+        fn is_zero(&mut self) -> bool {
+            true
+        }
+    }
+
+    impl View for Nothing {
+        fn file_grew(&mut self, _: u64) {}
+
+        fn l1_changed(&mut self, _: u64, _: u64) {}
+
+        fn l2_changed(&mut self, _: u64, _: RawL2Entry) {}
+
+        fn l2_unknown(&mut self, _: u64) {}
+    }
+
+    /// A resize that failed late has changed the header, and another program may have cut the disk.
+    #[test]
+    fn guest_goes_on_with_a_header_that_has_a_larger_disk_and_not_with_a_smaller_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.qcow2");
+        let file = Arc::new(File::options().read(true).write(true).create_new(true).open(&path).unwrap());
+        let table_file = TableFile::new(Arc::clone(&file), Alignment::BUFFERED);
+        qcow2::create(&table_file, &NewImage { size_bytes: 1 << 20, backing: None }).unwrap();
+        let options = ImageOptions { cache: CacheMode::Writeback, ..ImageOptions::new(&path) };
+        let image = Image::open_qcow2(&HostOpener, &options).unwrap();
+        let volume = image.backing().volume().unwrap();
+        let mut writer = Writer::open(table_file).unwrap();
+        // Beyond the L1 table.
+        writer.grow_disk(8 << 40, &mut Nothing, 0, &mut Nothing).unwrap();
+        writer.close().unwrap();
+        let again = volume.read_tables().unwrap();
+        assert_eq!(again.header().size_bytes, 1 << 20);
+        file.write_all_at(&512_u64.to_be_bytes(), 24).unwrap();
+        assert!(volume.read_tables().unwrap_err().contains("restart the server"));
     }
 }

@@ -136,12 +136,10 @@ impl Running {
         let (image, mut merge) = (Arc::clone(&self.image), self.merge.take());
         let has_switched = AtomicBool::new(false);
         let late = &mut self.late;
-        let open = |_: usize, old: Arc<Image>| -> Result<Replacement> {
-            let merge = merge.take().context("the disk's image is opened twice")?;
-            if !Arc::ptr_eq(&old, &image) {
-                abandon(&image, merge);
-                bail!("the disk has another image now");
-            }
+        let open = |old: Vec<Arc<Image>>| -> Result<Vec<Replacement>> {
+            let old = old.into_iter().find(|old| Arc::ptr_eq(old, &image));
+            let old = old.context("the disk has another image now")?;
+            let merge = merge.take().context("the last step has begun")?;
             let (opener, sources) = (serving.shared_opener(), Arc::clone(&serving.sources));
             let (options, changed) = (settings.image.clone(), changed.clone());
             let late_image = Arc::clone(&image);
@@ -149,7 +147,7 @@ impl Running {
                 Ok(below) => sources.replacement(below, &changed).inspect_err(|_| old.lower_lock_below()),
                 Err(why) => Err(why),
             };
-            late.run(LAST_STEP_TIMEOUT, open, move |_| late_image.lower_lock_below())
+            Ok(vec![late.run(LAST_STEP_TIMEOUT, open, move |_| late_image.lower_lock_below())?])
         };
         // Without a time limit: the guest must not go on before it is known which image the next start may serve.
         let settle = |new: &[Arc<Image>]| -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{SendError, sync_channel};
+use std::sync::mpsc::{Receiver, SendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -118,6 +118,15 @@ impl LateThreads {
         work: impl FnOnce() -> Result<T> + Send + 'static,
         undo: impl FnOnce(T) + Send + 'static,
     ) -> Result<T> {
+        self.start(work, undo)?.wait(timeout)
+    }
+
+    /// The same, without the wait.
+    pub fn start<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+        undo: impl FnOnce(T) + Send + 'static,
+    ) -> Result<Started<T>> {
         // Without room: the thread learns whether its result was taken.
         let (done, ready) = sync_channel(0);
         let run = move || {
@@ -127,8 +136,17 @@ impl LateThreads {
         };
         let thread = std::thread::Builder::new().name("bareblk-open".into()).spawn(run);
         self.0.push(thread.context("cannot start the thread that opens the image")?);
+        Ok(Started(ready))
+    }
+}
+
+/// Work that runs on a thread.
+pub(super) struct Started<T>(Receiver<Result<T>>);
+
+impl<T> Started<T> {
+    pub fn wait(self, timeout: Duration) -> Result<T> {
         let seconds = timeout.as_secs_f64();
-        ready.recv_timeout(timeout).unwrap_or_else(|_| {
+        self.0.recv_timeout(timeout).unwrap_or_else(|_| {
             bail!("the storage of the images has not answered within {seconds} s: check it, and start the command again")
         })
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use blk_server::Replacement;
 use disk_image::{Image, NewImage};
 use tracing::info;
@@ -41,16 +41,23 @@ impl Serving {
             names.push(name.clone());
             all_settings.push(settings);
         }
-        let open = |index: usize, below: Arc<Image>| -> Result<Replacement> {
-            let Some(settings) = all_settings.get(index).cloned() else { bail!("a disk without settings") };
-            let (opener, sources) = (Arc::clone(&opener), Arc::clone(&self.sources));
-            // The guests are paused, and a stop waits.
-            let open = move || {
-                below.close_tables(timeout)?;
-                let image = below.open_overlay(opener.as_ref(), &settings.image)?;
-                sources.replacement(image, &settings)
-            };
-            late.run(timeout, open, drop)
+        // All at the same time: the guests are paused, and a stop waits.
+        let open = |images: Vec<Arc<Image>>| -> Result<Vec<Replacement>> {
+            let started: Vec<_> = images
+                .into_iter()
+                .zip(&all_settings)
+                .map(|(below, settings)| {
+                    let (opener, sources) = (Arc::clone(&opener), Arc::clone(&self.sources));
+                    let settings = settings.clone();
+                    let open = move || {
+                        below.close_tables(timeout)?;
+                        let image = below.open_overlay(opener.as_ref(), &settings.image)?;
+                        sources.replacement(image, &settings)
+                    };
+                    late.start(open, drop)
+                })
+                .collect::<Result<_>>()?;
+            started.into_iter().map(|started| started.wait(timeout)).collect()
         };
         // A stop waits until the outcome is known.
         let fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);

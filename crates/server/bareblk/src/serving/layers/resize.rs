@@ -27,9 +27,10 @@ impl Serving {
         if self.with_server(|server| server.capacity_sectors(name))? * SECTOR_BYTES == bytes {
             return Ok(());
         }
-        let open = |_: usize, old: Arc<Image>| -> Result<Replacement> {
+        let open = |old: Vec<Arc<Image>>| -> Result<Vec<Replacement>> {
+            let [old] = &old[..] else { bail!("one image was expected") };
             old.close_tables(LAST_STEP_TIMEOUT)?;
-            self.sources.replacement(old.grown(bytes)?, &settings)
+            Ok(vec![self.sources.replacement(old.grown(bytes)?, &settings)?])
         };
         let _fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
         let names = [name.to_owned()];

@@ -33,17 +33,16 @@ fn separate(serving: &Serving, job: &Job, image: &Arc<Image>, merge: Merge) -> R
     let mut late = LateThreads::default();
     let _change = serving.begin_last_step(job)?;
     let settings = serving.settings_of(&job.disk)?;
-    let mut merge = Some(merge);
-    let open = |_: usize, old: Arc<Image>| -> Result<Replacement> {
-        let merge = merge.take().filter(|_| Arc::ptr_eq(&old, image));
-        let merge = merge.context("the disk has another image now")?;
+    let open = |old: Vec<Arc<Image>>| -> Result<Vec<Replacement>> {
+        let old = old.into_iter().find(|old| Arc::ptr_eq(old, image));
+        let old = old.context("the disk has another image now")?;
         let (sources, settings) = (Arc::clone(&serving.sources), settings.clone());
         let open = move || {
             merge.end(LAST_STEP_TIMEOUT).map_err(|why| anyhow!(why))?;
             old.close_tables(LAST_STEP_TIMEOUT)?;
             sources.replacement(old.without_backing()?, &settings)
         };
-        late.run(LAST_STEP_TIMEOUT, open, drop)
+        Ok(vec![late.run(LAST_STEP_TIMEOUT, open, drop)?])
     };
     // Without a time limit: while the header is written, no guest may use the image.
     let settle = |_: &[Arc<Image>]| Ok(image.remove_backing()?);

@@ -105,11 +105,10 @@ impl RingLease {
         }
         // Another image may have replaced that of the last use.
         let volume = self.disk.image().backing().volume().cloned();
-        if let Some((volume, begun)) =
-            volume.and_then(|volume| Some((volume.clone(), volume.order(Use::Begins)?)))
-        {
-            // The metadata thread carries out the first order even if the session waits no longer, so a second one undoes it.
-            let give_up = || _ = volume.order(Use::Ends);
+        if let Some((volume, begun)) = volume.and_then(|volume| Some((volume.clone(), volume.begin()?))) {
+            let (number, begun) = begun;
+            // The metadata thread carries out the order even if the session waits no longer.
+            let give_up = || volume.undo_begin(number);
             wait_begun(&begun, session, front_end, limit, give_up)?;
             self.volume = Some(volume);
         }

@@ -21,6 +21,7 @@ mod commit;
 pub(super) mod resize;
 mod stream;
 
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -44,6 +45,8 @@ const BATCH: usize = 64;
 const BUSY_BATCHES: u32 = 8;
 const EIO: i32 = Errno::IO.raw_os_error();
 const ENOSPC: i32 = Errno::NOSPC.raw_os_error();
+/// Callers undo what they began within seconds.
+const MOST_NOT_BEGUN: usize = 256;
 /// How often to check whether the ops that may use unlinked clusters have ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -123,6 +126,8 @@ struct Metadata {
     /// `None`: the disk is not in use, and another server may change its tables.
     writer: Option<Writer<TableFile>>,
     users: usize,
+    /// Uses that could not begin, and that their callers may still undo.
+    not_begun: VecDeque<u64>,
     below: Memory,
     /// A job that copies the top into the layer below it.
     commit: Option<Commit>,
@@ -177,6 +182,7 @@ impl Metadata {
             link,
             writer,
             users: 0,
+            not_begun: VecDeque::new(),
             below: Memory::default(),
             commit: None,
             peers: Vec::new(),
@@ -195,6 +201,9 @@ impl Metadata {
             self.link.update(&mut self.peers);
             if let Some(order) = self.link.next_order() {
                 let outcome = self.carry_out(order.what, &volume);
+                if outcome.is_err() && order.what == Use::Begins {
+                    self.note_not_begun(order.number);
+                }
                 order.answer(outcome);
                 continue;
             }
@@ -235,6 +244,8 @@ impl Metadata {
                 if self.users == 0 { self.close_tables() } else { Ok(()) }
             }
             Use::Continues => Ok(()),
+            Use::Undoes(number) if self.not_begun.contains(&number) => Ok(()),
+            Use::Undoes(_) => self.carry_out(Use::Ends, volume),
             Use::Closes if self.users == 0 => self.close_tables(),
             Use::Closes => Err("an earlier job has not ended yet: try again".to_owned()),
             Use::Abandons => {
@@ -242,6 +253,13 @@ impl Metadata {
                 self.carry_out(Use::Ends, volume)
             }
         }
+    }
+
+    fn note_not_begun(&mut self, number: u64) {
+        if self.not_begun.len() == MOST_NOT_BEGUN {
+            self.not_begun.pop_front();
+        }
+        self.not_begun.push_back(number);
     }
 
     fn abandon_commit(&mut self) {
