@@ -20,8 +20,11 @@ use super::new_settings::{LateThreads, keys_of, words_of};
 use crate::args::serve_args::Format;
 use crate::serving::Serving;
 
-/// What may be left when the guest pauses.
+/// What may be left when the guest pauses: this little, or more if the guest writes so much that the job does not get there.
+const LITTLE_BYTES: u64 = 1 << 20;
 const LAST_BYTES: u64 = 16 << 20;
+/// How long the job tries to get there.
+const TRY_FOR: Duration = Duration::from_millis(500);
 /// How much is copied before it is synced, so that no sync takes long.
 const SYNC_BYTES: u64 = 256 << 20;
 /// How long other changes of disks wait while the job catches up with the guest.
@@ -75,10 +78,10 @@ fn abandon(image: &Image, mut merge: Merge) {
     }
 }
 
-/// Whether the guest can pause for what is left. A step that must wait may hide more.
-fn is_little(step: &Progress, image: &Image) -> Result<bool> {
+/// Whether no more than `bytes` are left. A step that must wait may hide more.
+fn has_left(bytes: u64, step: &Progress, image: &Image) -> Result<bool> {
     let has_looked = step.to == image.check_merge()?.size_bytes();
-    Ok(has_looked && step.pending_bytes <= LAST_BYTES && !step.waits_for_requests)
+    Ok(has_looked && step.pending_bytes <= bytes && !step.waits_for_requests)
 }
 
 impl Running {
@@ -105,7 +108,7 @@ impl Running {
         loop {
             let step = self.step()?;
             job.record_and_wait(&step)?;
-            if is_little(&step, &self.image)? {
+            if has_left(LAST_BYTES, &step, &self.image)? {
                 // So that little is left to sync while the guest pauses.
                 return self.sync();
             }
@@ -115,12 +118,12 @@ impl Running {
     /// Copies what the guest has written while the job waited for its last step. Returns whether little is left. Other changes
     /// of disks wait meanwhile, so the rate limit does not apply.
     fn catch_up(&mut self, job: &Job) -> Result<bool> {
-        let end = Instant::now() + CATCH_UP;
-        while Instant::now() < end {
+        let begin = Instant::now();
+        while begin.elapsed() < CATCH_UP {
             let step = self.step()?;
             job.record(&step)?;
-            if is_little(&step, &self.image)? {
-                self.sync()?;
+            let enough = if begin.elapsed() < TRY_FOR { LITTLE_BYTES } else { LAST_BYTES };
+            if has_left(enough, &step, &self.image)? {
                 return Ok(true);
             }
         }
