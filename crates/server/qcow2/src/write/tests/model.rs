@@ -27,6 +27,8 @@ pub struct Model {
     /// As long as the autoclear bits are set, nothing else has changed.
     before: Option<Content>,
     crashes: Cell<u64>,
+    /// The disk's end before it grew. What is behind reads as zeroes until the guest writes there.
+    pub grown_from: Option<u64>,
 }
 
 impl Model {
@@ -41,6 +43,7 @@ impl Model {
             snapshot: made.snapshot.clone().map(|numbers| (made.snapshot_l1.clone(), numbers)),
             before: (made.kind.autoclear != 0).then(|| Content::of(&made.bytes)),
             crashes: Cell::new(0),
+            grown_from: None,
         }
     }
 
@@ -110,12 +113,23 @@ impl Model {
                 assert_eq!(numbers[..], expected[..numbers.len()], "the snapshot's cluster {cell}");
             }
         }
+        self.check_grown(content);
         if let Some(before) = &self.before {
             let autoclear = Header::read(content).unwrap().autoclear.unknown;
             assert!(
                 autoclear == 0 || content.bytes() == before.bytes(),
                 "changed before autoclear was cleared"
             );
+        }
+    }
+
+    fn check_grown(&self, content: &Content) {
+        let (Some(from), header) = (self.grown_from, Header::read(content).unwrap()) else { return };
+        let first = from.div_ceil(header.geometry.cluster_bytes());
+        let l1 = read_l1(content, header.l1).unwrap();
+        for cluster in first..first + 3 {
+            let numbers = read_cell(content, &header, &l1, self.kind, cluster);
+            assert!(numbers.iter().all(|number| *number == 0), "new cluster {cluster}: {numbers:?}");
         }
     }
 

@@ -203,6 +203,10 @@ impl World {
             .flat_map(|cell| (self.sectors(cell)..whole).map(move |sector| (cell, sector)))
             .collect();
         new.iter().for_each(|(cell, sector)| self.model.borrow_mut().begin(*cell, *sector, 0));
+        // The backing file reaches so far, and more.
+        if self.kind.backing && below_bytes > self.header().size_bytes + (16 << 10) {
+            self.model.borrow_mut().grown_from = Some(self.header().size_bytes);
+        }
         let grown = self.writer.grow_disk(size_bytes, &mut Under(self.kind), below_bytes, &mut self.seen);
         self.wait();
         new.iter().for_each(|(cell, sector)| self.model.borrow_mut().end(*cell, *sector, 0));
