@@ -7,7 +7,6 @@
 //! - Until all new images are open, an error changes no disk. Afterwards a queue fails only if its worker has no descriptors
 //!   or memory for another engine.
 
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,7 @@ use crate::control::pause::flush_now;
 use crate::control::server::Server;
 use crate::data_path::assignment::deadline::deadline_in;
 use crate::data_path::disk::engine_source::EngineSource;
-use crate::data_path::disk::flush::last_flush;
+use crate::data_path::disk::flush::start_last_flush;
 use crate::data_path::disk::{Disk, Storage};
 use crate::error::AdminError;
 
@@ -72,6 +71,7 @@ impl Server {
         let frozen = self.freeze_these(found.clone(), timeout)?;
         flush_all(flushed(), deadline)?;
         let opened = open(found.iter().map(|export| export.disk.image()).collect())?;
+        assert_eq!(opened.len(), found.len(), "`open` returns an image for each disk");
         let mut replacements = Vec::new();
         for (export, Replacement { image, engine }) in found.iter().zip(opened) {
             let disk = &export.disk;
@@ -85,7 +85,6 @@ impl Server {
                 .map_err(|why| LiveUpgradeError::Stays { disk: disk.name().to_owned(), why })?;
             replacements.push((Arc::clone(disk), storage));
         }
-        debug_assert_eq!(replacements.len(), found.len(), "an image for each disk");
         let images: Vec<Arc<Image>> =
             replacements.iter().map(|(_, storage)| Arc::clone(&storage.image)).collect();
         settle(&images)?;
@@ -104,16 +103,13 @@ impl Server {
 
 /// Makes the disks' writes durable, all at the same time, because guests wait.
 fn flush_all<'a>(disks: impl Iterator<Item = &'a Arc<Disk>>, deadline: Instant) -> Result<(), AdminError> {
-    let flush = |disk: &Arc<Disk>| {
-        let failed = |source| AdminError::FlushFailed { disk: disk.name().to_owned(), source };
-        last_flush(disk, deadline).map_err(failed)
+    let failed = |disk: &Disk| {
+        let disk = disk.name().to_owned();
+        |source| AdminError::FlushFailed { disk, source }
     };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = disks.map(|disk| scope.spawn(move || flush(disk))).collect();
-        let panicked =
-            |_| Err(AdminError::System { action: "flush".to_owned(), source: io::ErrorKind::Other.into() });
-        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(panicked))
-    })
+    let started = disks.map(|disk| Ok((disk, start_last_flush(disk, deadline).map_err(failed(disk))?)));
+    let started: Vec<_> = started.collect::<Result<_, AdminError>>()?;
+    started.into_iter().try_for_each(|(disk, flush)| flush.wait().map_err(failed(disk)))
 }
 
 fn replace(replacements: Vec<(Arc<Disk>, Storage)>, frozen: Frozen<'_>, begin: Instant) -> Duration {

@@ -113,7 +113,7 @@ impl Image {
     /// Removes the backing file's name from the header, and the mark from that file. No metadata thread may have the tables.
     ///
     /// # Errors
-    /// [`ImageError::NotMerged`]: the header has either name, and both are right.
+    /// [`ImageError::NotMerged`]: the header has the name, or none, and both are right.
     pub fn remove_backing(&self) -> Result<(), ImageError> {
         let volume = self.check_merge()?;
         let Some(file) = volume.files().first() else { return Err(self.not_merged("it has no file")) };
@@ -259,13 +259,9 @@ impl Image {
         merge: &mut Merge,
     ) -> Result<Self, ImageError> {
         let volume = self.check_merge()?;
-        let Some(mut target) = merge.end_commit() else {
-            return Err(self.not_merged("the commit has ended"));
-        };
-        let (Some(below), synced) = (volume.file_below_top(), target.sync()) else {
-            return Err(self.not_merged("it has no backing file"));
-        };
-        synced.map_err(|why| {
+        let below = volume.file_below_top().ok_or_else(|| self.not_merged("it has no backing file"))?;
+        let mut target = merge.end_commit().ok_or_else(|| self.not_merged("the commit has ended"))?;
+        target.sync().map_err(|why| {
             volume.note_lost_commit();
             let _ = target.close();
             self.not_merged(why)
@@ -298,7 +294,7 @@ impl Image {
             volume.note_lost_commit();
         }
         if let Some(Err(why)) = target.map(|mut target| target.close()) {
-            warn!(image = %self.path.display(), "the image below has leaked clusters after a commit that did not end: {why}");
+            warn!(image = %self.path.display(), "the commit did not complete, and its backing file has leaked clusters: {why}");
         }
         self.lower_lock_below();
     }

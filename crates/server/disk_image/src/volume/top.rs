@@ -134,7 +134,7 @@ impl Volume {
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use qcow2::{Below, NewImage, View};
+    use qcow2::{Below, NewImage};
 
     use super::*;
     use crate::geometry::Alignment;
@@ -153,16 +153,6 @@ mod tests {
         }
     }
 
-    impl View for Nothing {
-        fn file_grew(&mut self, _: u64) {}
-
-        fn l1_changed(&mut self, _: u64, _: u64) {}
-
-        fn l2_changed(&mut self, _: u64, _: RawL2Entry) {}
-
-        fn l2_unknown(&mut self, _: u64) {}
-    }
-
     /// A resize that failed late has changed the header, and another program may have cut the disk.
     #[test]
     fn guest_goes_on_with_a_header_that_has_a_larger_disk_and_not_with_a_smaller_one() {
@@ -176,7 +166,7 @@ mod tests {
         let volume = image.backing().volume().unwrap();
         let mut writer = Writer::open(table_file).unwrap();
         // Beyond the L1 table.
-        writer.grow_disk(8 << 40, &mut Nothing, 0, &mut Nothing).unwrap();
+        writer.grow_disk(8 << 40, &mut Nothing, 0, &mut ()).unwrap();
         writer.close().unwrap();
         let again = volume.read_tables().unwrap();
         assert_eq!(again.header().size_bytes, 1 << 20);

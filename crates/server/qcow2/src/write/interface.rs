@@ -81,3 +81,14 @@ pub trait View {
     /// The file has an entry for the guest's cluster that cannot be read now: it must be asked for again.
     fn l2_unknown(&mut self, cluster_index: u64);
 }
+
+/// No other thread reads the mapping.
+impl View for () {
+    fn file_grew(&mut self, _: u64) {}
+
+    fn l1_changed(&mut self, _: u64, _: u64) {}
+
+    fn l2_changed(&mut self, _: u64, _: RawL2Entry) {}
+
+    fn l2_unknown(&mut self, _: u64) {}
+}

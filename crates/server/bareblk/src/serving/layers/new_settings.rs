@@ -50,6 +50,8 @@ impl Serving {
         changed.image.path = path.to_owned();
         changed.image.create_bytes = None;
         changed.options.create = None;
+        (changed.image.new_backing, changed.options.backing, changed.options.backing_format) =
+            (None, None, None);
         changed.options.format = Some(format);
         changed.options.name = Some(name.to_owned());
         changed.options.serial = changed.options.serial.or(serial);
@@ -98,7 +100,8 @@ pub(super) fn words_of(keys: &[(&str, String)]) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Threads that run calls with time limits. Waits for those that are late when it is dropped.
+/// Threads of a job that run calls with time limits. Waits for those that are late when it is dropped, because they may still
+/// use the job's images.
 #[derive(Default)]
 pub(super) struct LateThreads(Vec<JoinHandle<()>>);
 
@@ -111,43 +114,52 @@ impl Drop for LateThreads {
 }
 
 impl LateThreads {
-    /// Runs `work`, which may hang in a file system, on a thread. If it ends too late, `undo` gets what it has made.
+    /// [`start`], and the wait for the end.
     pub fn run<T: Send + 'static>(
         &mut self,
         timeout: Duration,
         work: impl FnOnce() -> Result<T> + Send + 'static,
         undo: impl FnOnce(T) + Send + 'static,
     ) -> Result<T> {
-        self.start(work, undo)?.wait(timeout)
-    }
-
-    /// The same, without the wait.
-    pub fn start<T: Send + 'static>(
-        &mut self,
-        work: impl FnOnce() -> Result<T> + Send + 'static,
-        undo: impl FnOnce(T) + Send + 'static,
-    ) -> Result<Started<T>> {
-        // Without room: the thread learns whether its result was taken.
-        let (done, ready) = sync_channel(0);
-        let run = move || {
-            if let Err(SendError(Ok(late))) = done.send(work()) {
-                undo(late);
-            }
-        };
-        let thread = std::thread::Builder::new().name("bareblk-open".into()).spawn(run);
-        self.0.push(thread.context("cannot start the thread that opens the image")?);
-        Ok(Started(ready))
+        let Started { thread, ready } = start(work, undo)?;
+        self.0.push(thread);
+        wait(&ready, timeout)
     }
 }
 
 /// Work that runs on a thread.
-pub(super) struct Started<T>(Receiver<Result<T>>);
+pub(super) struct Started<T> {
+    thread: JoinHandle<()>,
+    ready: Receiver<Result<T>>,
+}
 
 impl<T> Started<T> {
+    /// Waits for the work, and lets go of a thread that is late.
     pub fn wait(self, timeout: Duration) -> Result<T> {
-        let seconds = timeout.as_secs_f64();
-        self.0.recv_timeout(timeout).unwrap_or_else(|_| {
-            bail!("the storage of the images has not answered within {seconds} s: check it, and start the command again")
-        })
+        wait(&self.ready, timeout)
     }
+}
+
+fn wait<T>(ready: &Receiver<Result<T>>, timeout: Duration) -> Result<T> {
+    let seconds = timeout.as_secs_f64();
+    ready.recv_timeout(timeout).unwrap_or_else(|_| {
+        bail!("the storage of the images has not answered within {seconds} s: check it, and start the command again")
+    })
+}
+
+/// Starts `work`, which may hang in a file system, on a thread. If it ends too late, `undo` gets what it has made.
+pub(super) fn start<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+    undo: impl FnOnce(T) + Send + 'static,
+) -> Result<Started<T>> {
+    // Without room: the thread learns whether its result was taken.
+    let (done, ready) = sync_channel(0);
+    let run = move || {
+        if let Err(SendError(Ok(late))) = done.send(work()) {
+            undo(late);
+        }
+    };
+    let thread = std::thread::Builder::new().name("bareblk-open".into()).spawn(run);
+    let thread = thread.context("cannot start the thread that opens the image")?;
+    Ok(Started { thread, ready })
 }

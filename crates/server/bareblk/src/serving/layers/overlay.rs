@@ -11,7 +11,7 @@ use blk_server::Replacement;
 use disk_image::{Image, NewImage};
 use tracing::info;
 
-use super::new_settings::{LateThreads, keys_of, words_of};
+use super::new_settings::{keys_of, start, words_of};
 use super::snapshot::{check, create};
 use crate::args::serve_args::Format;
 use crate::config::disk_settings::DiskSettings;
@@ -25,8 +25,6 @@ impl Serving {
     /// After an error no file remains, and no disk has changed.
     pub fn overlay(&self, wanted: &[(String, PathBuf)], timeout: Duration) -> Result<Overlaid> {
         check(wanted)?;
-        // Dropped after the change: late threads do not hold up others.
-        let mut late = LateThreads::default();
         let _change = self.begin_change()?;
         let opener = self.shared_opener();
         let (mut names, mut all_settings, mut made) = (Vec::new(), Vec::new(), Vec::new());
@@ -54,7 +52,7 @@ impl Serving {
                         let image = below.open_overlay(opener.as_ref(), &settings.image)?;
                         sources.replacement(image, &settings)
                     };
-                    late.start(open, drop)
+                    start(open, drop)
                 })
                 .collect::<Result<_>>()?;
             started.into_iter().map(|started| started.wait(timeout)).collect()

@@ -1,6 +1,6 @@
 //! `ctl stream`: copies the data of all backing files into the image, which then no longer needs them.
 //!
-//! `pull … → the guest pauses → tables closed → the image alone → header without a backing file → the guest goes on`
+//! `steps … → the guest pauses → tables closed → the image alone → header without a backing file → the guest goes on`
 
 use std::sync::{Arc, PoisonError};
 

@@ -1,6 +1,7 @@
 //! Jobs that merge the layers of a disk (`ctl stream`, `ctl commit`): guests notice nothing.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -45,6 +46,13 @@ fn overlay(disk: &mut Disk, top: &Mutex<PathBuf>, name: &str) {
     let file = format!("root={}", disk.place.path(name).display());
     let answer = ok(&disk.place, &["snapshot", "--overlay", &file]);
     configure(disk, top, answer["keys"][0].as_str().unwrap());
+}
+
+/// Serves a disk `root` that clients of the control socket change.
+fn command(place: &Place, image: &Path, words: &[&str]) -> Command {
+    let mut command = place.serve(image, "s");
+    command.args(["--name", "root", "--control"]).arg(place.socket("c")).args(words);
+    command
 }
 
 fn job(place: &Place) -> Value {
@@ -283,11 +291,7 @@ fn rest_of_a_larger_cluster_stays_while_a_part_of_it_is_committed() {
 fn committed_image_is_not_served_again() {
     let place = Place::new();
     let image = place.image("disk.raw", MIB);
-    let serve = |image: &Path, words: &[&str]| {
-        let mut command = place.serve(image, "s");
-        command.args(["--name", "root", "--control"]).arg(place.socket("c")).args(words);
-        command
-    };
+    let serve = |image: &Path, words: &[&str]| command(&place, image, words);
     let server = Server::start(serve(&image, &[]));
     let top = place.path("top.qcow2");
     output(ctl(&place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
@@ -308,11 +312,7 @@ fn jobs_that_cannot_be_done_are_refused_and_change_nothing() {
     let place = Place::new();
     let image = place.image("disk.raw", MIB);
     let folder = folder(&place).display().to_string();
-    let serve = |image: &Path, words: &[&str]| {
-        let mut command = place.serve(image, "s");
-        command.args(["--name", "root", "--control"]).arg(place.socket("c")).args(words);
-        Server::start(command)
-    };
+    let serve = |image: &Path, words: &[&str]| Server::start(command(&place, image, words));
     let refused = |words: &[&str], says: &[&str]| assert_says(&refusal(ctl(&place, words)), says);
     let server = serve(&image, &[]);
     refused(&["commit", "root"], &["disk.raw", "no backing file"]);
@@ -337,11 +337,7 @@ fn image_below_that_others_need_is_not_changed() {
     let place = Place::new();
     let image = place.image("disk.raw", MIB);
     let folder = folder(&place).display().to_string();
-    let serve = |image: &Path, words: &[&str]| {
-        let mut command = place.serve(image, "s");
-        command.args(["--name", "root", "--control"]).arg(place.socket("c")).args(words);
-        Server::start(command)
-    };
+    let serve = |image: &Path, words: &[&str]| Server::start(command(&place, image, words));
     let refused = |words: &[&str], says: &[&str]| assert_says(&refusal(ctl(&place, words)), says);
     let server = serve(&image, &[]);
     let top = place.path("top.qcow2");

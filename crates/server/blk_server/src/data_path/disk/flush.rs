@@ -8,7 +8,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use disk_image::Backing;
@@ -22,22 +22,44 @@ const LAST_FLUSH_AT_LEAST: Duration = Duration::from_secs(5);
 /// Syncs the image while workers use it, unless it is read-only. Uses a separate file description, because the kernel
 /// reports lost pages once to each: the guest's next flush must get the report as well.
 pub(crate) fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
-    sync_on_a_thread(disk, deadline, Disk::reopen_image)
+    start_sync(disk, deadline, Disk::reopen_image)?.wait()
 }
 
 /// As [`flush`], after the last request of the disk.
 pub(crate) fn last_flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
-    let deadline = deadline.max(Instant::now() + LAST_FLUSH_AT_LEAST);
-    sync_on_a_thread(disk, deadline, |disk| Ok(disk.image().backing().clone()))
+    start_last_flush(disk, deadline)?.wait()
 }
 
-fn sync_on_a_thread(
+/// [`last_flush`] without the wait, for several disks at the same time.
+pub(crate) fn start_last_flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<Flush> {
+    let deadline = deadline.max(Instant::now() + LAST_FLUSH_AT_LEAST);
+    start_sync(disk, deadline, |disk| Ok(disk.image().backing().clone()))
+}
+
+/// A flush that runs on its thread.
+#[derive(Debug)]
+pub(crate) struct Flush {
+    /// `None`: a read-only disk needs none.
+    synced: Option<Receiver<io::Result<()>>>,
+    deadline: Instant,
+}
+
+impl Flush {
+    /// Waits for the result until the deadline.
+    pub fn wait(self) -> io::Result<()> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let synced = self.synced.map(|synced| synced.recv_timeout(left));
+        synced.map_or(Ok(()), |synced| synced.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())))
+    }
+}
+
+fn start_sync(
     disk: &Arc<Disk>,
     deadline: Instant,
     backing: fn(&Disk) -> io::Result<Backing>,
-) -> io::Result<()> {
+) -> io::Result<Flush> {
     if disk.image().read_only() {
-        return Ok(());
+        return Ok(Flush { synced: None, deadline });
     }
     let turn = FlushTurns::take(disk.flush_turns(), deadline)?;
     let (done, synced) = sync_channel(1);
@@ -49,8 +71,7 @@ fn sync_on_a_thread(
         let _ = done.send(result);
     };
     std::thread::Builder::new().name("bareblk-flush".into()).spawn(thread)?;
-    let left = deadline.saturating_duration_since(Instant::now());
-    synced.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    Ok(Flush { synced: Some(synced), deadline })
 }
 
 fn sync(disk: &Disk, backing: fn(&Disk) -> io::Result<Backing>) -> io::Result<()> {

@@ -11,6 +11,7 @@
 //!   flight.
 //! - The layer below changes only where the top hides it. So guests read the same at any time, and the job may end at any
 //!   time; what was copied is then copied again by the next one.
+//! - Memory: two bits for each cluster of the disk, the window, and one cluster.
 //! - A step copies at least as much as guests have made dirty since the last one. So the job catches up, unless it pauses
 //!   between steps while guests rewrite clusters faster than it copies them.
 

@@ -2,24 +2,11 @@
 
 use std::sync::Arc;
 
-use qcow2::{Header, RawL2Entry, View, WriteError, Writer};
+use qcow2::{Header, WriteError, Writer};
 
 use super::below::{Lower, Memory};
 use crate::volume::Volume;
 use crate::volume::table_file::TableFile;
-
-/// No worker looks anything up.
-struct NoView;
-
-impl View for NoView {
-    fn file_grew(&mut self, _: u64) {}
-
-    fn l1_changed(&mut self, _: u64, _: u64) {}
-
-    fn l2_changed(&mut self, _: u64, _: RawL2Entry) {}
-
-    fn l2_unknown(&mut self, _: u64) {}
-}
 
 /// Returns the header and the L1 table of the larger disk.
 pub(in crate::volume) fn grow(volume: &Volume, size_bytes: u64) -> Result<(Header, Vec<u64>), WriteError> {
@@ -27,7 +14,7 @@ pub(in crate::volume) fn grow(volume: &Volume, size_bytes: u64) -> Result<(Heade
     let mut writer = Writer::open(TableFile::new(Arc::clone(file.file()), file.alignment()))?;
     let mut memory = Memory::default();
     let mut lower = Lower { volume, first: 1, memory: &mut memory };
-    writer.grow_disk(size_bytes, &mut lower, volume.size_of_layer(1), &mut NoView)?;
+    writer.grow_disk(size_bytes, &mut lower, volume.size_of_layer(1), &mut ())?;
     let grown = (writer.header().clone(), writer.l1().to_vec());
     writer.close()?;
     Ok(grown)
