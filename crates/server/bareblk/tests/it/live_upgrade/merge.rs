@@ -55,6 +55,14 @@ fn command(place: &Place, image: &Path, words: &[&str]) -> Command {
     command
 }
 
+fn take_snapshot(place: &Place, top: &Path) {
+    output(ctl(place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+}
+
+fn refused(place: &Place, words: &[&str], says: &[&str]) {
+    assert_says(&refusal(ctl(place, words)), says);
+}
+
 fn job(place: &Place) -> Value {
     ok(place, &["jobs"])["jobs"][0].clone()
 }
@@ -193,7 +201,7 @@ fn disk_that_has_grown_is_committed() {
         }
         let server = Server::start(command);
         let top = place.path(&format!("top-of-{name}.qcow2"));
-        output(ctl(&place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+        take_snapshot(&place, &top);
         output(ctl(&place, &["resize", "root", "3M"]));
         let (_device, mut queues) = Device::connect(&Options::new(place.socket("s"))).unwrap();
         queues[0].write_blocking(5000, &[7; 4096], Durability::Durable, DEADLINE).unwrap();
@@ -294,7 +302,7 @@ fn committed_image_is_not_served_again() {
     let serve = |image: &Path, words: &[&str]| command(&place, image, words);
     let server = Server::start(serve(&image, &[]));
     let top = place.path("top.qcow2");
-    output(ctl(&place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+    take_snapshot(&place, &top);
     assert_says(
         &output(ctl(&place, &["commit", "root", "--wait"])),
         &["before the next start", "disk.raw format=raw"],
@@ -313,19 +321,18 @@ fn jobs_that_cannot_be_done_are_refused_and_change_nothing() {
     let image = place.image("disk.raw", MIB);
     let folder = folder(&place).display().to_string();
     let serve = |image: &Path, words: &[&str]| Server::start(command(&place, image, words));
-    let refused = |words: &[&str], says: &[&str]| assert_says(&refusal(ctl(&place, words)), says);
     let server = serve(&image, &[]);
-    refused(&["commit", "root"], &["disk.raw", "no backing file"]);
-    refused(&["stream", "root"], &["disk.raw", "no backing file"]);
-    refused(&["stream", "other"], &["other"]);
-    refused(&["job", "root", "--cancel"], &["root", "no running job"]);
+    refused(&place, &["commit", "root"], &["disk.raw", "no backing file"]);
+    refused(&place, &["stream", "root"], &["disk.raw", "no backing file"]);
+    refused(&place, &["stream", "other"], &["other"]);
+    refused(&place, &["job", "root", "--cancel"], &["root", "no running job"]);
     let top = place.path("top.qcow2");
-    output(ctl(&place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+    take_snapshot(&place, &top);
     output(ctl(&place, &["stream", "root", "--rate", "1"]));
     output(ctl(&place, &["job", "root", "--pause"]));
-    refused(&["commit", "root"], &["root", "has a running job (stream)", "--cancel"]);
-    refused(&["snapshot", "--overlay", &format!("root={folder}/x.qcow2")], &["has a running job"]);
-    refused(&["remove", "root"], &["has a running job"]);
+    refused(&place, &["commit", "root"], &["root", "has a running job (stream)", "--cancel"]);
+    refused(&place, &["snapshot", "--overlay", &format!("root={folder}/x.qcow2")], &["has a running job"]);
+    refused(&place, &["remove", "root"], &["has a running job"]);
     output(ctl(&place, &["job", "root", "--cancel"]));
     assert_eq!(job(&place)["state"], "cancelled");
     assert_eq!(ok(&place, &["list"])["disks"][0]["layers"], 2);
@@ -338,10 +345,9 @@ fn image_below_that_others_need_is_not_changed() {
     let image = place.image("disk.raw", MIB);
     let folder = folder(&place).display().to_string();
     let serve = |image: &Path, words: &[&str]| Server::start(command(&place, image, words));
-    let refused = |words: &[&str], says: &[&str]| assert_says(&refusal(ctl(&place, words)), says);
     let server = serve(&image, &[]);
     let top = place.path("top.qcow2");
-    output(ctl(&place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+    take_snapshot(&place, &top);
     assert!(server.stop(Signal::TERM).success());
     // Another disk needs the image below as it is.
     let server = serve(&top, &["--format", "qcow2", "--backing-folders", &folder]);
@@ -353,7 +359,7 @@ fn image_below_that_others_need_is_not_changed() {
         let format = ["name=clone", "format=qcow2", &format!("backing-folders={folder}")].map(str::to_owned);
         let words: Vec<&str> = words.iter().chain(&format).map(String::as_str).collect();
         output(ctl(&place, &[&["add"], &words[..]].concat()));
-        refused(&["commit", "root", "--wait"], &["disk.raw is locked by"]);
+        refused(&place, &["commit", "root", "--wait"], &["disk.raw is locked by"]);
         assert_eq!(job(&place)["state"], "failed");
         output(ctl(&place, &["remove", "clone"]));
         output(ctl(&place, &["commit", "root", "--wait"]));
@@ -362,12 +368,12 @@ fn image_below_that_others_need_is_not_changed() {
     // Another overlay, which no program has open, needs the image below as it is.
     let server = serve(&image, &[]);
     let top = place.path("top-2.qcow2");
-    output(ctl(&place, &["snapshot", "--overlay", &format!("root={}", top.display())]));
+    take_snapshot(&place, &top);
     let other = place.path("other.qcow2");
     std::fs::write(&other, "").unwrap();
     let mark = other.as_os_str().as_encoded_bytes();
     rustix::fs::setxattr(&image, "user.bareblk.overlay", mark, XattrFlags::empty()).unwrap();
-    refused(&["commit", "root", "--wait"], &["disk.raw", "the overlay", "other.qcow2 depends on it"]);
+    refused(&place, &["commit", "root", "--wait"], &["disk.raw", "the overlay", "other.qcow2 depends on it"]);
     std::fs::remove_file(&other).unwrap();
     output(ctl(&place, &["commit", "root", "--wait"]));
     assert!(server.stop(Signal::TERM).success());
@@ -376,7 +382,7 @@ fn image_below_that_others_need_is_not_changed() {
     if tool(&place, "qemu-img", &words).is_some() {
         tool(&place, "qemu-img", &["snapshot", "-c", "one", "kept.qcow2"]).unwrap();
         let server = serve(&place.path("kept.qcow2"), &["--format", "qcow2", "--backing-folders", &folder]);
-        refused(&["stream", "root"], &["kept.qcow2", "internal snapshots", "qemu-img snapshot -d"]);
+        refused(&place, &["stream", "root"], &["kept.qcow2", "internal snapshots", "qemu-img snapshot -d"]);
         assert!(server.stop(Signal::TERM).success());
     }
 }
