@@ -118,14 +118,14 @@ impl Backing {
     }
 
     /// Starts the thread that changes the tables of a writable mapped disk: once, before the guest's first request. `enter`
-    /// runs on the thread first, to take its role; false: it could not. `None`: the disk needs no such thread. The thread
+    /// runs first on it and on its readers, to take their role; false: it could not. `None`: the disk needs no such thread. The thread
     /// ends when the storage has no users, or with what is returned.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub fn start_metadata_thread(
         &self,
-        enter: impl FnOnce() -> bool + Send + 'static,
+        enter: impl Fn() -> bool + Clone + Send + 'static,
     ) -> io::Result<Option<MetadataThread>> {
         match self {
             Self::Mapped(volume) => MetadataThread::start(volume, enter),

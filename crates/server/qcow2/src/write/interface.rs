@@ -1,6 +1,7 @@
 //! What the writer needs: the image's file, what lies below the image, and whom it tells about changes.
 
 use std::io;
+use std::ops::Range;
 
 use crate::read_at::ReadAt;
 use crate::tables::RawL2Entry;
@@ -60,6 +61,11 @@ pub trait Below {
     /// # Errors
     /// The bytes cannot be read.
     fn read_at(&mut self, guest_offset: u64, buffer: &mut [u8]) -> io::Result<()>;
+
+    /// These bytes will be read soon. Up to 4 MiB are announced at once, or one cluster.
+    fn will_read(&mut self, guest_bytes: Range<u64>) {
+        let _ = guest_bytes;
+    }
 
     /// There is no backing file: all bytes are zeroes.
     fn is_zero(&mut self) -> bool;

@@ -3,10 +3,13 @@
 //! `extent → data of a file | a decompressed cluster | zeroes | a slice to read, and again`
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use qcow2::{Below, Decompressor, ReadAt};
 
+use super::read_ahead::{ReadAhead, Source};
 use crate::volume::table_file::TableFile;
 use crate::volume::{CompressedPlace, Extent, LoadedSlice, Lookup, NoExtent, Place, SliceId, Volume};
 
@@ -18,6 +21,14 @@ pub(super) struct Memory {
     cluster: Vec<u8>,
     /// By layer.
     decompressors: Vec<Option<Decompressor>>,
+    /// `None`: nothing is read ahead.
+    ahead: Option<ReadAhead>,
+}
+
+impl Memory {
+    pub(super) fn with(ahead: Option<ReadAhead>) -> Self {
+        Self { ahead, ..Self::default() }
+    }
 }
 
 /// The layers from `first` on.
@@ -33,17 +44,41 @@ impl Below for Lower<'_> {
     fn read_at(&mut self, guest_offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         let (mut at, mut rest) = (guest_offset, buffer);
         while !rest.is_empty() {
+            let ahead = self.memory.ahead.as_mut().map_or(0, |ahead| ahead.take(at, rest));
+            if ahead > 0 {
+                (at, rest) = (at + ahead as u64, &mut rest[ahead..]);
+                continue;
+            }
             let extent = self.extent(at, rest.len() as u64)?;
             let len = usize::try_from(extent.len_bytes).unwrap_or(usize::MAX).min(rest.len());
             let (part, after) = rest.split_at_mut(len);
             match extent.place {
                 Place::Zeroes => part.fill(0),
-                Place::Data { file, offset_bytes } => self.read(file, offset_bytes, part)?,
+                Place::Data { file, offset_bytes } => {
+                    let start = Instant::now();
+                    self.read(file, offset_bytes, part)?;
+                    if let Some(ahead) = &mut self.memory.ahead {
+                        ahead.note_read(len, start.elapsed());
+                    }
+                }
                 Place::Compressed(place) => self.decompress(&place, part)?,
             }
             (at, rest) = (at + len as u64, after);
         }
         Ok(())
+    }
+
+    fn will_read(&mut self, guest_bytes: Range<u64>) {
+        let mut at = guest_bytes.start;
+        while at < guest_bytes.end && self.memory.ahead.is_some() {
+            // The read itself tells of errors.
+            let Ok(extent) = self.extent(at, guest_bytes.end - at) else { break };
+            let len_bytes = extent.len_bytes.min(guest_bytes.end - at);
+            if let Place::Data { file, offset_bytes } = extent.place {
+                self.announce(at, len_bytes, file, offset_bytes);
+            }
+            at += len_bytes;
+        }
     }
 
     fn is_zero(&mut self) -> bool {
@@ -84,12 +119,32 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// Reads from a file. What it had not when it was opened is zeroes.
-    fn read(&self, file: usize, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+    /// A part of a file. What the file had not when it was opened is zeroes.
+    fn source(&self, file: usize, offset: u64, len: usize) -> Source {
         let Some(layer_file) = self.volume.files().get(file) else { unreachable!("a layer names its files") };
-        let table_file = TableFile::new(Arc::clone(layer_file.file()), layer_file.alignment());
         let had = usize::try_from(layer_file.len_bytes().saturating_sub(offset)).unwrap_or(usize::MAX);
-        let (inside, past) = buffer.split_at_mut(had.min(buffer.len()));
+        let file = TableFile::new(Arc::clone(layer_file.file()), layer_file.alignment());
+        Source { file, offset, has_bytes: had.min(len) }
+    }
+
+    /// Forgets what was read ahead. To be called at the end of a batch: later, other data may be there.
+    pub(super) fn forget(&mut self) {
+        if let Some(ahead) = &mut self.memory.ahead {
+            ahead.forget();
+        }
+    }
+
+    fn announce(&mut self, guest_offset: u64, len_bytes: u64, file: usize, offset: u64) {
+        let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+        let source = self.source(file, offset, len);
+        if let Some(ahead) = &mut self.memory.ahead {
+            ahead.announce(guest_offset, len, source);
+        }
+    }
+
+    fn read(&self, file: usize, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let Source { file: table_file, has_bytes, .. } = self.source(file, offset, buffer.len());
+        let (inside, past) = buffer.split_at_mut(has_bytes);
         past.fill(0);
         if table_file.read_at(offset, inside)? < inside.len() {
             self.volume.tell_of_file(file, offset, &"another process has cut it off");

@@ -18,6 +18,7 @@
 
 mod below;
 mod commit;
+mod read_ahead;
 pub(super) mod resize;
 mod stream;
 
@@ -33,6 +34,7 @@ use tracing::{debug, error};
 
 use self::below::{Lower, Memory};
 use self::commit::Commit;
+use self::read_ahead::ReadAhead;
 use self::stream::joined;
 use super::link::{Asked, Change, ChangeError, Done, Link, MergeStep, Peer, Progress, Use};
 use super::table_file::TableFile;
@@ -57,25 +59,27 @@ pub struct MetadataThread {
 }
 
 impl MetadataThread {
-    /// Starts the thread. `enter` runs on it first; false: the thread must not run. `None`: the disk is read-only, or has
+    /// Starts the thread, and its readers if there are lower layers. `enter` runs on each of them first; false: the thread
+    /// must not run. `None`: the disk is read-only, or has
     /// had its thread.
     ///
     /// # Errors
     /// The thread cannot be started; all changes fail then.
     pub(crate) fn start(
         volume: &Arc<Volume>,
-        enter: impl FnOnce() -> bool + Send + 'static,
+        enter: impl Fn() -> bool + Clone + Send + 'static,
     ) -> io::Result<Option<Self>> {
         let Some((link, tables)) = volume.take_tables() else { return Ok(None) };
         let writer = match tables {
             Tables::Read(writer) => Some(*writer),
             Tables::Theirs => None,
         };
+        let ahead = (volume.layers() > 1).then(|| ReadAhead::start(enter.clone()));
         let (weak, own) = (Arc::downgrade(volume), Arc::clone(&link));
         let run = move || {
             let guard = CloseOnDrop(Arc::clone(&own));
             if enter() {
-                Metadata::new(weak, own, writer).run();
+                Metadata::new(weak, own, writer, ahead).run();
             } else {
                 own.close(Err("the thread could not take its role".to_owned()));
             }
@@ -176,14 +180,19 @@ impl View for Shown<'_> {
 }
 
 impl Metadata {
-    fn new(volume: Weak<Volume>, link: Arc<Link>, writer: Option<Writer<TableFile>>) -> Self {
+    fn new(
+        volume: Weak<Volume>,
+        link: Arc<Link>,
+        writer: Option<Writer<TableFile>>,
+        ahead: Option<ReadAhead>,
+    ) -> Self {
         Self {
             volume,
             link,
             writer,
             users: 0,
             not_begun: VecDeque::new(),
-            below: Memory::default(),
+            below: Memory::with(ahead),
             commit: None,
             peers: Vec::new(),
             first_peer: 0,
@@ -382,6 +391,7 @@ impl Metadata {
         let mut lower = Lower { volume, first: 1, memory: &mut self.below };
         let mut view = Shown { volume, link: &self.link, commit: self.commit.as_mut() };
         let claimed = writer.claim(ranges, &mut lower, &mut view);
+        lower.forget();
         claimed.map_err(|error| self.failed(volume, &error))
     }
 

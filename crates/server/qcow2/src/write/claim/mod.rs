@@ -21,6 +21,9 @@ use crate::write::writer::Writer;
 /// Clusters of one batch.
 pub(super) const MAX_BATCH: usize = 1024;
 
+/// Reads that are announced at once.
+const ANNOUNCED_BYTES: usize = 4 << 20;
+
 /// A cluster whose content is wanted.
 pub(super) struct Wanted {
     pub(super) cluster_index: u64,
@@ -89,8 +92,11 @@ impl<F: WriteAt> Writer<F> {
         let batch = self.prepared(|writer, batch| {
             writer.new_tables(&tables, batch)?;
             let mut must_sync = batch.tables_have_data();
-            for wanted in &wanted {
-                must_sync |= writer.place_content(wanted, below, batch, &mut run)?;
+            for some in wanted.chunks(writer.most_announced()) {
+                writer.announce(some, below);
+                for wanted in some {
+                    must_sync |= writer.place_content(wanted, below, batch, &mut run)?;
+                }
             }
             run.write(&mut writer.blocks)?;
             if must_sync { writer.blocks.sync() } else { Ok(()) }
@@ -98,6 +104,22 @@ impl<F: WriteAt> Writer<F> {
         run.clear();
         self.run = run;
         self.publish(batch?, view)
+    }
+
+    fn most_announced(&self) -> usize {
+        (ANNOUNCED_BYTES >> self.geometry().cluster_bits).max(1)
+    }
+
+    /// Announces the reads of clusters of which the image has nothing.
+    fn announce(&self, some: &[Wanted], below: &mut dyn Below) {
+        let is_below = |entry: &L2Entry| match entry {
+            L2Entry::Standard(cluster) => cluster.allocated == 0 && cluster.zero == 0,
+            L2Entry::Compressed(_) => false,
+        };
+        for wanted in some.iter().filter(|wanted| is_below(&wanted.entry)) {
+            let start = self.guest_offset(wanted.cluster_index);
+            below.will_read(start..start + self.geometry().cluster_bytes());
+        }
     }
 
     /// Adds the change of one cluster, and its data to the run. Returns whether a sync must come before the entry changes.
