@@ -52,6 +52,8 @@ struct vblk_queue {
 	struct work_struct rescue;
 	unsigned int in_flight;
 	unsigned int pages;
+	/* There are used entries that the driver has not been told about. */
+	bool signal;
 	/* The queue has left requests in the ring because of a limit. */
 	bool starved;
 	/* The ring is faulty.  The queue is idle until it is started again. */

@@ -50,7 +50,16 @@ int vblk_return(struct vblk_queue *q, u16 head, u8 __user *status, u8 value,
 			return -EINTR;
 		vblk_break(q);
 	}
+	q->signal = true;
 	return 0;
+}
+
+/* Signals the driver if there are new used entries and it wants to know. */
+static void vblk_signal(struct vblk_queue *q)
+{
+	if (q->signal)
+		vhost_signal(&q->disk->dev, &q->vq);
+	q->signal = false;
 }
 
 /* Describes the chain that vhost_get_vq_desc has put into vq->iov. */
@@ -136,7 +145,7 @@ static void vblk_kick(struct vhost_work *work)
 		vblk_take(q);
 		blk_finish_plug(&plug);
 		/* Requests that needed no bio have been returned. */
-		vhost_signal(&q->disk->dev, vq);
+		vblk_signal(q);
 	}
 	mutex_unlock(&vq->mutex);
 }
@@ -189,14 +198,14 @@ static unsigned int vblk_reap(struct vblk_queue *q)
 			vblk_defer(q, req);
 			continue;
 		}
-		q->in_flight--;
+		WRITE_ONCE(q->in_flight, q->in_flight - 1);
 		q->pages -= req->max_pages;
 		vblk_request_free(req);
 		ended++;
 	}
 	blk_finish_plug(&plug);
+	vblk_signal(q);
 	if (ended) {
-		vhost_signal(&q->disk->dev, vq);
 		if (!q->in_flight)
 			wake_up_all(&q->disk->drained);
 		if (q->starved && !vblk_full(q)) {

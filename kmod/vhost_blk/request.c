@@ -219,7 +219,8 @@ static int vblk_bounce(struct vblk_request *req, struct bio *bio, size_t bytes)
 {
 	while (bytes) {
 		unsigned int len = min_t(size_t, bytes, PAGE_SIZE);
-		struct page *page = alloc_page(GFP_KERNEL_ACCOUNT);
+		/* A disk may claim to have read and leave the page as it is. */
+		struct page *page = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
 
 		if (!page)
 			return -ENOMEM;
@@ -427,7 +428,7 @@ static int vblk_launch(struct vblk_request *req)
 	struct vblk_queue *q = req->queue;
 	int ret;
 
-	q->in_flight++;
+	WRITE_ONCE(q->in_flight, q->in_flight + 1);
 	q->pages += req->max_pages;
 	ret = vblk_next_window(req);
 	if (ret != -EINPROGRESS) {
