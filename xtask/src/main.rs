@@ -7,6 +7,7 @@ mod deb;
 mod demo;
 mod docs;
 mod fuzz;
+mod kmod;
 mod layers;
 mod man;
 mod mutants;
@@ -54,6 +55,8 @@ enum Chore {
     Man(man::Args),
     /// Starts or stops a Ceph cluster of one node below a folder, from Debian's packages, without installing them
     Ceph(ceph::Args),
+    /// Builds the kernel module vhost_blk and tests it in an emulated guest
+    Kmod(kmod::Args),
     /// Checks the crates' dependencies against the table in ARCHITECTURE.md
     Layers,
     /// Checks the rules for source files that a program can check
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Chore::Release(args) => release::run(&args).map(done),
         Chore::Man(args) => man::run(&args).map(done),
         Chore::Ceph(args) => ceph::run(&args).map(done),
+        Chore::Kmod(args) => kmod::run(&args).map(done),
         Chore::Layers => layers::run().map(done),
         Chore::Tidy(args) => tidy::run(&args).map(done),
     };

@@ -51,10 +51,23 @@ impl GuestImage {
         Self::prepare_in(folder.cache(), Source::Folder(folder), progress)
     }
 
+    /// An image below `cache` with the kernel and exactly these modules of an unpacked package.
+    ///
+    /// # Errors
+    /// The package lacks the kernel, or a program is missing.
+    pub fn of_unpacked(cache: &Path, package: &str, unpacked: &Path, modules: &[&str]) -> Result<Self> {
+        let _ = fs::remove_dir_all(cache.join(package));
+        Self::pack(cache, Kernel::pick(cache, package, unpacked, modules)?, &mut |_| ())
+    }
+
     fn prepare_in(cache: &Path, from: Source, progress: &mut dyn FnMut(&str)) -> Result<Self> {
         fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
         let _held_until_return = workspace::lock(cache)?;
         let kernel = Kernel::prepare(cache, from, progress)?;
+        Self::pack(cache, kernel, progress)
+    }
+
+    fn pack(cache: &Path, kernel: Kernel, progress: &mut dyn FnMut(&str)) -> Result<Self> {
         let archives = cache.join(key(&kernel)?);
         if !archives.is_dir() {
             progress("packing the guest's file system");
@@ -83,17 +96,18 @@ impl GuestImage {
     /// # Errors
     /// `to` cannot be written.
     pub fn write_initrd(&self, script: &str, to: &Path) -> Result<()> {
-        self.write_initrd_with(script, &[], to)
+        self.write_initrd_with(script, &[], &[], to)
     }
 
     pub(super) fn write_initrd_with(
         &self,
         script: &str,
         programs: &[(PathBuf, PathBuf)],
+        files: &[(PathBuf, PathBuf)],
         to: &Path,
     ) -> Result<()> {
         let script_cpio = to.with_extension("script");
-        initramfs::run_archive(script, programs, &script_cpio)?;
+        initramfs::run_archive(script, programs, files, &script_cpio)?;
         initramfs::join(&[&self.base(), &self.tools(), &script_cpio], to)?;
         Ok(fs::remove_file(script_cpio)?)
     }

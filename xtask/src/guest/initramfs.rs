@@ -59,13 +59,22 @@ pub(super) fn write_tools(archive: &Path) -> Result<()> {
 
 /// Writes an archive with one run's `/script.sh`.
 pub(super) fn script_archive(script: &str, archive: &Path) -> Result<()> {
-    run_archive(script, &[], archive)
+    run_archive(script, &[], &[], archive)
 }
 
-/// Writes an archive with one run's `/script.sh`, and programs with their paths on this machine and in the guest.
-pub(super) fn run_archive(script: &str, programs: &[(PathBuf, PathBuf)], archive: &Path) -> Result<()> {
+/// Writes an archive with one run's `/script.sh`, and programs and files with their paths on this machine and in the
+/// guest.
+pub(super) fn run_archive(
+    script: &str,
+    programs: &[(PathBuf, PathBuf)],
+    files: &[(PathBuf, PathBuf)],
+    archive: &Path,
+) -> Result<()> {
     let root = tempfile::tempdir()?;
     fs::write(root.path().join("script.sh"), script)?;
+    for (path, inside) in files {
+        place(path, &below(root.path(), inside)?)?;
+    }
     place_programs(programs, root.path())?;
     pack(root.path(), archive)
 }

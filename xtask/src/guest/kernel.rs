@@ -36,14 +36,20 @@ impl Kernel {
         }
         from.make_available(META_PACKAGE)?;
         let package = package_with_kernel(from)?;
-        let dir = cache.join(&package);
         progress(&format!("fetching the guest's kernel ({package})"));
         let unpacked = unpack_package_from(cache, from, &package)?;
         progress("picking the guest's kernel modules");
-        let staged = cache.join(format!("{package}.new"));
-        pick(&unpacked, &staged)?;
-        fs::rename(&staged, &dir).with_context(|| format!("cannot rename to {}", dir.display()))?;
+        let kernel = Self::pick(cache, &package, &unpacked, MODULES)?;
         fs::remove_dir_all(&unpacked)?;
+        Ok(kernel)
+    }
+
+    /// The kernel and these modules of an unpacked package, copied to the folder `package` in `cache`.
+    pub(super) fn pick(cache: &Path, package: &str, unpacked: &Path, modules: &[&str]) -> Result<Self> {
+        let dir = cache.join(package);
+        let staged = cache.join(format!("{package}.new"));
+        pick(unpacked, &staged, modules)?;
+        fs::rename(&staged, &dir).with_context(|| format!("cannot rename to {}", dir.display()))?;
         Ok(Self { dir })
     }
 
@@ -156,7 +162,7 @@ fn download(dir: &Path, from: Source, package: &str) -> Result<()> {
 }
 
 /// Copies the kernel image and the wanted modules from an unpacked package to `to`.
-fn pick(unpacked: &Path, to: &Path) -> Result<()> {
+fn pick(unpacked: &Path, to: &Path, wanted: &[&str]) -> Result<()> {
     let _ = fs::remove_dir_all(to);
     fs::create_dir_all(to.join("modules"))?;
     let image = files_below(&unpacked.join("boot"))?;
@@ -165,7 +171,7 @@ fn pick(unpacked: &Path, to: &Path) -> Result<()> {
 
     let modules = module_files(unpacked)?;
     let mut order = String::new();
-    for name in load_order(&modules, to)? {
+    for name in load_order(&modules, to, wanted)? {
         order.push_str(&name);
         order.push_str(".ko\n");
     }
@@ -187,10 +193,10 @@ fn module_name(file: &str) -> Option<String> {
 }
 
 /// Unpacks the wanted modules to `to/modules`, and returns their names, dependencies first.
-fn load_order(modules: &BTreeMap<String, PathBuf>, to: &Path) -> Result<Vec<String>> {
+fn load_order(modules: &BTreeMap<String, PathBuf>, to: &Path, wanted: &[&str]) -> Result<Vec<String>> {
     let mut order = Vec::new();
     let mut waiting: Vec<(String, bool)> =
-        MODULES.iter().rev().map(|name| ((*name).to_owned(), false)).collect();
+        wanted.iter().rev().map(|name| ((*name).to_owned(), false)).collect();
     while let Some((name, dependencies_done)) = waiting.pop() {
         let Some(path) = modules.get(&name).filter(|_| !order.contains(&name)) else { continue };
         if dependencies_done {
@@ -267,7 +273,7 @@ mod tests {
             module(dir.path(), "unwanted", ""),
         ]);
 
-        let order = load_order(&modules, dir.path()).unwrap();
+        let order = load_order(&modules, dir.path(), MODULES).unwrap();
 
         assert_eq!(order, ["virtio_ring", "virtio", "virtio_pci", "virtio_blk"]);
         assert!(dir.path().join("modules/virtio.ko").exists());
@@ -280,7 +286,7 @@ mod tests {
         fs::create_dir(dir.path().join("modules")).unwrap();
         let modules = BTreeMap::from([module(dir.path(), "virtio_blk", "virtio,virtio_ring")]);
 
-        assert_eq!(load_order(&modules, dir.path()).unwrap(), ["virtio_blk"]);
+        assert_eq!(load_order(&modules, dir.path(), MODULES).unwrap(), ["virtio_blk"]);
     }
 
     #[test]

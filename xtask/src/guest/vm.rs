@@ -49,6 +49,7 @@ pub struct Vm {
     kernel_args: String,
     qemu_args: Vec<OsString>,
     programs: Vec<(PathBuf, PathBuf)>,
+    files: Vec<(PathBuf, PathBuf)>,
     script: String,
     timeout: Duration,
 }
@@ -80,6 +81,7 @@ impl Vm {
             kernel_args: String::new(),
             qemu_args: Vec::new(),
             programs: Vec::new(),
+            files: Vec::new(),
             script: String::new(),
             timeout: DEFAULT_TIMEOUT,
         }
@@ -200,6 +202,13 @@ impl Vm {
         self
     }
 
+    /// Like [`program`](Self::program), for a file that needs no libraries.
+    #[must_use]
+    pub fn file(mut self, file: impl Into<PathBuf>, inside: impl Into<PathBuf>) -> Self {
+        self.files.push((file.into(), inside.into()));
+        self
+    }
+
     /// Sets the script, which the guest's busybox shell runs.
     #[must_use]
     pub fn script(mut self, text: &str) -> Self {
@@ -312,7 +321,7 @@ impl Vm {
 
     fn write_initrd(&self, dir: &Path) -> Result<PathBuf> {
         let initrd = dir.join("initrd");
-        self.image.write_initrd_with(&self.script, &self.programs, &initrd)?;
+        self.image.write_initrd_with(&self.script, &self.programs, &self.files, &initrd)?;
         Ok(initrd)
     }
 
