@@ -4,7 +4,11 @@
 result=0
 complain() { echo "FAIL $*"; result=1; }
 
-free_pins() { awk '/^nr_foll_pin_acquired/ { a = $2 } /^nr_foll_pin_released/ { print a - $2 }' /proc/vmstat; }
+# stat_refresh makes the counters exact.
+held_pins() {
+    echo 1 > /proc/sys/vm/stat_refresh
+    awk '/^nr_foll_pin_acquired/ { a = $2 } /^nr_foll_pin_released/ { print a - $2 }' /proc/vmstat
+}
 
 # disk NAME SIZE_MIB ATTRIBUTE=VALUE...
 disk() {
@@ -36,7 +40,7 @@ rmmod vhost 2> /dev/null && complain "vhost can be removed under vhost_blk"
 
 "$TEST" -d /dev/nb-fast -d /dev/ram0 -d /dev/loop0 $ONLY || result=1
 
-[ "$(free_pins)" = 0 ] && echo "ok no-pins-left" || complain "$(free_pins) pages are still pinned"
+[ "$(held_pins)" = 0 ] && echo "ok no-pins-left" || complain "$(held_pins) pages are still pinned"
 rmmod vhost_blk && echo "ok unload" || complain "unload"
 dmesg | grep -E 'BUG|WARNING|Oops|general protection|refcount|hung task|blocked for more|rcu:.*stall|Call Trace' &&
     complain "the kernel complains" || echo "ok no-complaint"

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -76,6 +77,7 @@ static pid_t spawn_owner(struct front *f, uint8_t task_mode, const char *disk)
 		struct front own = *f;
 		uint32_t ids[2];
 
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		start_again(&own, task_mode, disk);
 		if (task_mode)
 			front_workers(&own, 2, ids);
