@@ -568,9 +568,8 @@ int vblk_request_start(struct vblk_queue *q, struct vblk_chain *chain)
 
 	iov_iter_init(&from, ITER_SOURCE, chain->out, chain->nr_out,
 		      chain->out_bytes);
-	if (chain->out_bytes < sizeof(header)) {
-		ret = VIRTIO_BLK_S_IOERR;
-	} else if (!copy_from_iter_full(&header, sizeof(header), &from)) {
+	/* This also fails if the readable part is shorter than a header. */
+	if (!copy_from_iter_full(&header, sizeof(header), &from)) {
 		ret = vblk_dying() ? -EINTR : VIRTIO_BLK_S_IOERR;
 	} else {
 		u32 type = vhost32_to_cpu(&q->vq, header.type);

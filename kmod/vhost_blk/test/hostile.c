@@ -117,6 +117,25 @@ static void rings(void)
 	expect_stopped(&f, "an available index that goes back");
 }
 
+/* A stopped queue ignores good requests, too. */
+static void stays_stopped(void)
+{
+	struct part no_status = { at(HDR), 16, 0 };
+	struct front f;
+
+	front_new(&f, 2, USUAL_FEATURES, DISK);
+	header(&f, VIRTIO_BLK_T_FLUSH, 0);
+	CHECK(put_chain(&f, 0, &no_status, 1, false) >= 0, "no room");
+	kick_always(&f, 0);
+	CHECK(event_within(f.rings[0].err, 5000), "no error event");
+	CHECK(start(&f, 0, VIRTIO_BLK_T_IN, 0, DATA_AT, 4096) >= 0, "no room");
+	kick_always(&f, 0);
+	CHECK(request(&f, 1, VIRTIO_BLK_T_IN, 0, DATA_AT, 4096) == VIRTIO_BLK_S_OK,
+	      "the other queue does not work");
+	usleep(100000);
+	CHECK(f.rings[0].v.used->idx == 0, "a stopped queue serves");
+}
+
 static void many(struct front *f, unsigned int n, uint32_t len, struct part *parts)
 {
 	for (unsigned int i = 0; i < n; i++)
@@ -362,6 +381,7 @@ static void racing_rings(void)
 
 const struct test hostile_tests[] = {
 	{ "hostile-rings", rings },
+	{ "hostile-stays-stopped", stays_stopped },
 	{ "hostile-requests", requests },
 	{ "hostile-memory", memory },
 	{ "hostile-ioctls", ioctls },

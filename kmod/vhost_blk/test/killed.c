@@ -248,6 +248,116 @@ static void under_load(uint8_t task_mode)
 	CHECK(served > 1000, "%lu requests", served);
 }
 
+#define LARGE	60U
+#define LARGE_BYTES 65536U
+
+static void prepare_large(const char *disk)
+{
+	static uint8_t all[LARGE * LARGE_BYTES] __attribute__((aligned(4096)));
+	int fd = open_disk(disk, O_RDWR | O_DIRECT);
+
+	fill(all, 0, sizeof(all), 9);
+	CHECK(pwrite(fd, all, sizeof(all), 0) == sizeof(all), "pwrite: %m");
+	close(fd);
+}
+
+/*
+ * Kills the owner while its worker takes many requests.  The worker has not
+ * touched the buffers yet, and Linux pins no new pages for a process that is
+ * being killed.  What was taken ends well; the next owner takes the rest.
+ */
+static void while_taking(void)
+{
+	struct front f = { .mem = front_memory(), .nq = QUEUES };
+	unsigned int cut = 0;
+
+	prepare_large(FAST);
+	front_fds(&f, QUEUES);
+	front_rings(&f, true);
+	for (int round = 0; round < 15; round++) {
+		volatile uint16_t *flags = &f.rings[0].v.used->flags;
+		volatile uint16_t *used = &f.rings[0].v.used->idx;
+		uint16_t before = *used;
+		pid_t pid = spawn_owner(&f, 1, FAST);
+		unsigned int i, ended = 0;
+		int head;
+
+		for (i = 0; *flags && i < 5000; i++)
+			usleep(1000);
+		CHECK(!*flags, "the owner does not look at its ring");
+		memset(f.mem + DATA_AT, 0, LARGE * LARGE_BYTES);
+		for (i = 0; i < LARGE; i++)
+			CHECK(start(&f, 0, VIRTIO_BLK_T_IN, i * 128,
+				    DATA_AT + i * LARGE_BYTES, LARGE_BYTES) >= 0, "no room");
+		kick_always(&f, 0);
+		/* The worker asks for no kicks while it takes requests. */
+		while (!*flags && *used == before)
+			;
+		usleep(round * 100);
+		kill_owner(pid);
+		while ((head = reap(&f, 0, NULL)) >= 0) {
+			CHECK(*status_of(&f, 0, head) == OK, "round %d: status %u", round,
+			      *status_of(&f, 0, head));
+			ended++;
+		}
+		cut += ended < LARGE;
+		pid = spawn_owner(&f, 1, FAST);
+		for (; ended < LARGE; ended++) {
+			head = reap_wait(&f, 0, NULL);
+			CHECK(*status_of(&f, 0, head) == OK, "round %d, later: status %u", round,
+			      *status_of(&f, 0, head));
+		}
+		CHECK(holds(f.mem + DATA_AT, 0, LARGE * LARGE_BYTES, 9), "round %d: data", round);
+		kill_owner(pid);
+	}
+	CHECK(cut, "each kill came too late");
+}
+
+/*
+ * Kills the owner while its worker returns many requests at once.  The worker
+ * has not touched the buffers yet, so each needs page faults, which fail while
+ * the signal is pending.
+ */
+static void while_returning(void)
+{
+	const unsigned int n = LARGE, bytes = LARGE_BYTES;
+	struct front f = { .mem = front_memory(), .nq = QUEUES };
+	int late = 0;
+
+	prepare_large(SLOW);
+	front_fds(&f, QUEUES);
+	front_rings(&f, true);
+	for (int round = 0; round < 4; round++) {
+		volatile uint16_t *used = &f.rings[0].v.used->idx;
+		uint16_t before = *used;
+		pid_t pid = spawn_owner(&f, 1, SLOW);
+
+		for (unsigned int i = 0; i < n; i++) {
+			memset(f.mem + DATA_AT + i * (bytes + 4096), 0, bytes + 8);
+			CHECK(start(&f, 0, VIRTIO_BLK_T_IN, i * 128,
+				    DATA_AT + i * (bytes + 4096) + 5, bytes) >= 0, "no room");
+		}
+		kick_always(&f, 0);
+		while (*used == before)
+			;
+		CHECK(!kill(pid, SIGKILL), "kill: %m");
+		late += (uint16_t)(before + n - *used);
+		kill_owner(pid);
+		CHECK((uint16_t)(*used - before) == n, "round %d: %u of %u requests ended",
+		      round, (uint16_t)(*used - before), n);
+		for (unsigned int i = 0; i < n; i++) {
+			uint32_t len;
+			int head = reap(&f, 0, &len);
+
+			CHECK(*status_of(&f, 0, head) == OK && len == bytes + 1,
+			      "round %d: status %u, len %u", round, *status_of(&f, 0, head), len);
+			CHECK(holds(f.mem + DATA_AT + i * (bytes + 4096) + 5, i * 128, bytes, 9),
+			      "round %d: wrong data", round);
+		}
+	}
+	CHECK(late, "each kill came too late");
+}
+
 static void load_tasks(void)
 {
 	under_load(1);
@@ -296,6 +406,8 @@ const struct test kill_tests[] = {
 	{ "killed-in-flight-kthreads", in_flight_kthreads },
 	{ "killed-under-load", load_tasks },
 	{ "killed-under-load-kthreads", load_kthreads },
+	{ "killed-while-taking", while_taking },
+	{ "killed-while-returning", while_returning },
 	{ "killed-half-way", half_way },
 	{ NULL, NULL },
 };
