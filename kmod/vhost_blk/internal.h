@@ -4,7 +4,8 @@
  *
  * main.c: the character device and its ioctls.
  * queue.c: rings; takes requests, returns them, starts, stops and drains.
- * request.c: one request; checks it and turns it into bios.
+ * start.c: checks a chain and starts its request.
+ * request.c: turns a request into bios, one after the other.
  *
  * Locks: vhost_dev.mutex, then vhost_worker.mutex, then vhost_virtqueue.mutex.
  * A queue's mutex protects the ring and everything in struct vblk_queue except
@@ -15,6 +16,7 @@
 
 #include <linux/blkdev.h>
 #include <linux/llist.h>
+#include <linux/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/uio.h>
 #include <linux/virtio_blk.h>
@@ -133,7 +135,7 @@ void vblk_ended(struct vblk_request *req);
 int vblk_return(struct vblk_queue *q, u16 head, u8 __user *status, u8 value,
 		u32 written);
 
-/* request.c */
+/* start.c */
 struct vblk_chain {
 	struct iovec *out;
 	struct iovec *in;
@@ -146,8 +148,28 @@ struct vblk_chain {
 };
 
 int vblk_request_start(struct vblk_queue *q, struct vblk_chain *chain);
+
+/* request.c */
+int vblk_next_window(struct vblk_request *req);
 int vblk_request_go_on(struct vblk_request *req);
 u8 vblk_request_status(const struct vblk_request *req);
 void vblk_request_free(struct vblk_request *req);
+
+static inline size_t vblk_pages_of(const struct iovec *iov)
+{
+	size_t offset = offset_in_page(iov->iov_base);
+
+	return DIV_ROUND_UP(offset + iov->iov_len, PAGE_SIZE);
+}
+
+/* Makes the range with the number @range the current one. */
+static inline void vblk_load_range(struct vblk_request *req)
+{
+	const struct virtio_blk_discard_write_zeroes *range =
+		&req->ranges[req->range];
+
+	req->sector = le64_to_cpu(range->sector);
+	req->left = (u64)le32_to_cpu(range->num_sectors) << SECTOR_SHIFT;
+}
 
 #endif

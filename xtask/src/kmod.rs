@@ -110,9 +110,15 @@ fn script(args: &Args) -> Result<String> {
 fn report(kernel: &Kernel, output: &GuestOutput, cache: &Path) -> Result<()> {
     let log = cache.join("console.log");
     fs::write(&log, &output.console)?;
-    let shown = |line: &&str| line.starts_with("ok ") || line.starts_with("FAIL ") || line.contains(" passed, ");
+    let shown =
+        |line: &&str| line.starts_with("ok ") || line.starts_with("FAIL ") || line.contains(" passed, ");
     output.console.lines().filter(shown).for_each(|line| println!("{line}"));
-    println!("kernel {}, guest {:.0} s, console in {}", kernel.release, output.wall.as_secs_f64(), log.display());
+    println!(
+        "kernel {}, guest {:.0} s, console in {}",
+        kernel.release,
+        output.wall.as_secs_f64(),
+        log.display()
+    );
     if output.exit_code != Some(0) {
         bail!("the module's tests failed (exit status of the guest: {:?})", output.exit_code);
     }

@@ -338,7 +338,7 @@ static void *race(void *arg)
 
 static void random_rings(bool with_race)
 {
-	int rounds = getenv("LONG") ? 5000 : 300;
+	int rounds = getenv("LONG") ? 3000 : 300;
 	struct front f;
 	pthread_t thread;
 

@@ -53,7 +53,8 @@ impl Kernel {
             text.push(path);
             text
         };
-        let modules = ["lib/modules", "usr/lib/modules"].map(|place| self.tree().join(place).join(&self.release));
+        let modules =
+            ["lib/modules", "usr/lib/modules"].map(|place| self.tree().join(place).join(&self.release));
         let modules = modules.into_iter().find(|place| place.is_dir()).unwrap_or_default();
         let vhost = modules.join("kernel/drivers/vhost/vhost.ko");
         let compressed = vhost.with_extension("ko.xz");
@@ -156,9 +157,7 @@ fn fetch(kernel: &Kernel, headers: &str) -> Result<()> {
     fs::create_dir_all(&debs)?;
     let mut wanted = vec![headers.to_owned(), format!("linux-image-{}", kernel.release)];
     let of_headers = dependencies(headers).into_iter();
-    wanted.extend(
-        of_headers.filter(|name| name.ends_with("-common") || name.starts_with("linux-kbuild-")),
-    );
+    wanted.extend(of_headers.filter(|name| name.ends_with("-common") || name.starts_with("linux-kbuild-")));
     if packages::find_program("pahole").is_none() {
         wanted.extend(PAHOLE.iter().map(|name| (*name).to_owned()));
     }
@@ -199,7 +198,8 @@ fn files_in(dir: &Path) -> Result<Vec<PathBuf>> {
 /// The headers' Makefile includes another one by its installed path.
 fn relocate(kernel: &Kernel) -> Result<()> {
     let makefile = kernel.headers().join("Makefile");
-    let text = fs::read_to_string(&makefile).with_context(|| format!("cannot read {}", makefile.display()))?;
+    let text =
+        fs::read_to_string(&makefile).with_context(|| format!("cannot read {}", makefile.display()))?;
     let inside = format!("include {}/usr/src/", kernel.tree().display());
     Ok(fs::write(&makefile, text.replace("include /usr/src/", &inside))?)
 }
