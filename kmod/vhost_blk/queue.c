@@ -120,12 +120,10 @@ static void vblk_take(struct vblk_queue *q)
 			vblk_break(q);
 			break;
 		}
+		/* The next owner starts at the used index, so it takes this one. */
 		ret = vblk_request_start(q, &chain);
-		if (ret == -EINTR) {
-			/* The chain goes back: the next owner takes it. */
-			vq->last_avail_idx--;
+		if (ret == -EINTR)
 			break;
-		}
 		bytes += chain.out_bytes + chain.in_bytes;
 		if (vhost_exceeds_weight(vq, ++taken, min_t(u64, bytes, INT_MAX)))
 			break;
