@@ -51,4 +51,4 @@ pub use tables::refcounts::{RefcountTableEntry, refcount_at};
 pub use tables::{
     BadEntry, CompressedCluster, EntryProblem, L1Entry, L2Entry, RawL2Entry, StandardCluster, Table,
 };
-pub use write::{Allocation, Below, Unlinked, View, WriteAt, WriteError, Writer};
+pub use write::{Allocation, Below, ReclaimError, Reclaimed, Unlinked, View, WriteAt, WriteError, Writer};

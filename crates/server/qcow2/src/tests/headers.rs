@@ -159,7 +159,7 @@ fn features_must_fit_to_each_other() {
     assert_eq!((flags.compatible.unknown, flags.autoclear.unknown), (4, 4));
 }
 
-fn extension(kind: u32, data: &[u8]) -> Vec<u8> {
+pub fn extension(kind: u32, data: &[u8]) -> Vec<u8> {
     let mut bytes = [&kind.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat();
     bytes.resize(bytes.len().next_multiple_of(8), 0);
     bytes

@@ -129,6 +129,7 @@ impl<F: WriteAt> Writer<F> {
         let cluster = self.reserve.take().ok_or_else(|| WriteError::Stopped {
             reason: "the reserve is smaller than a change needs".into(),
         })?;
+        self.note_taken(std::iter::once(cluster));
         Ok(Host { cluster, has_data: false })
     }
 

@@ -18,12 +18,14 @@ pub(super) struct Metadata {
     /// How many entries of the active L1 table and of the snapshots' lead to each L2 table.
     l2_tables: HashMap<u64, u32>,
     others: HashSet<u64>,
+    /// Two entries of the active L1 table led to one L2 table when the image was opened.
+    pub(super) has_doubled_l2: bool,
 }
 
 impl Metadata {
     pub(super) fn new(geometry: &Geometry) -> Self {
         let (l2_tables, others) = (HashMap::new(), HashSet::new());
-        Self { cluster_bits: geometry.cluster_bits, l2_tables, others }
+        Self { cluster_bits: geometry.cluster_bits, l2_tables, others, has_doubled_l2: false }
     }
 
     pub(super) fn contains(&self, cluster: u64) -> bool {
@@ -58,6 +60,11 @@ impl Metadata {
         }
         self.l2_tables.insert(cluster, 1);
         Ok(())
+    }
+
+    /// Looks for L2 tables with two references, before those of snapshots are added.
+    pub(super) fn note_doubled_l2(&mut self) {
+        self.has_doubled_l2 = self.l2_tables.values().any(|references| *references > 1);
     }
 
     /// Takes back a reference to an L2 table, which stays in the set.

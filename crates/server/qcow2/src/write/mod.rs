@@ -4,6 +4,7 @@
 //! claim/  ─┐ space/: host clusters with durable counts, which read as zeroes
 //! zero.rs ─┴▶ link.rs: L1 and L2 entries, then the view ─▶ unlinked ─▶ space/release.rs: sync, punch, counts
 //! claim/merge.rs: whole clusters for jobs that merge layers
+//! space/reclaim/: what an earlier life leaked ─▶ space/release.rs
 //! space/counts.rs: refcounts; space/grow.rs: a larger disk; metadata.rs: what is a table; blocks.rs: the file in blocks of 4 KiB
 //! ```
 //!
@@ -17,7 +18,7 @@
 //!   is not the active table's own ends all changes ([`WriteError::Damaged`]). What a wrong copied bit of the guest's
 //!   data harms is that image's data.
 //! - Memory: the L1 table (32 MiB), the refcount table (8 MiB), the numbers of all clusters with tables (64 MiB at the
-//!   limit), 2 MiB of kept blocks, 1,024 entries of a batch, four clusters.
+//!   limit), 2 MiB of kept blocks, 1,024 entries of a batch, four clusters; during a reclaim two bits for each cluster of the file.
 
 mod blocks;
 mod claim;
@@ -35,4 +36,5 @@ mod zero;
 pub use claim::merge::Allocation;
 pub use error::WriteError;
 pub use interface::{Below, View, WriteAt};
+pub use space::reclaim::{ReclaimError, Reclaimed};
 pub use writer::{Unlinked, Writer};

@@ -45,6 +45,7 @@ pub(super) fn metadata<F: WriteAt>(
         found.add("refcount block", *block, 1)?;
     }
     found.l1_table(header.l1)?;
+    found.metadata.note_doubled_l2();
     found.snapshots(header)?;
     Ok(found.metadata)
 }

@@ -15,6 +15,7 @@ use crate::write::interface::{View, WriteAt};
 use crate::write::metadata::Metadata;
 use crate::write::open;
 use crate::write::space::counts::Counts;
+use crate::write::space::reclaim::Reclaim;
 use crate::write::space::reserve::Reserve;
 
 /// The only owner of an image's tables and reference counts. Synchronous: one thread calls it.
@@ -27,6 +28,10 @@ pub struct Writer<F> {
     pub(super) metadata: Metadata,
     pub(super) reserve: Reserve,
     pub(super) unlinked: Unlinked,
+    /// A search for leaked clusters.
+    pub(super) reclaim: Option<Box<Reclaim>>,
+    /// A write has failed although there was room. Its change may be in the file or not, and what it leaked may be in use.
+    pub(super) has_failed_write: bool,
     /// The autoclear bits are clear, and the file ends with a cluster.
     pub(super) is_prepared: bool,
     pub(super) decompressor: Decompressor,
@@ -73,6 +78,10 @@ impl Unlinked {
     pub(super) fn is_empty(&self) -> bool {
         self.data.is_empty() && self.tables.is_empty()
     }
+
+    pub(super) fn clusters(&self) -> impl Iterator<Item = u64> {
+        self.data.iter().chain(&self.tables).copied()
+    }
 }
 
 impl<F: WriteAt> Writer<F> {
@@ -104,6 +113,8 @@ impl<F: WriteAt> Writer<F> {
             metadata,
             reserve,
             unlinked: Unlinked::default(),
+            reclaim: None,
+            has_failed_write: false,
             is_prepared: false,
             decompressor,
             compressed: Vec::new(),
@@ -184,15 +195,19 @@ impl<F: WriteAt> Writer<F> {
         }
     }
 
+    /// Whether an earlier error ended all changes.
+    pub(super) fn check_goes_on(&self) -> Result<(), WriteError> {
+        self.stopped.as_ref().map_or(Ok(()), |stop| Err(stop.error()))
+    }
+
     /// Runs a change, unless an earlier error ended them all.
     pub(super) fn change<T>(
         &mut self,
         change: impl FnOnce(&mut Self) -> Result<T, WriteError>,
     ) -> Result<T, WriteError> {
-        if let Some(stop) = &self.stopped {
-            return Err(stop.error());
-        }
+        self.check_goes_on()?;
         let result = change(self);
+        self.has_failed_write |= matches!(&result, Err(error @ WriteError::Io { .. }) if !error.is_full());
         self.stopped = result.as_ref().err().and_then(Stop::after);
         result
     }
@@ -275,7 +290,7 @@ impl<F: WriteAt> Writer<F> {
         }
     }
 
-    fn is_misplaced(&self, clusters: &Range<u64>) -> bool {
+    pub(super) fn is_misplaced(&self, clusters: &Range<u64>) -> bool {
         clusters.end > self.file_clusters()
             || clusters
                 .clone()

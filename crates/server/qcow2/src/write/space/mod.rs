@@ -2,6 +2,7 @@
 
 pub(super) mod counts;
 pub(super) mod grow;
+pub(super) mod reclaim;
 mod refill;
 mod release;
 pub(super) mod reserve;

@@ -15,6 +15,7 @@ impl<F: WriteAt> Writer<F> {
     /// nothing else bounds their number. `None`: nothing new.
     pub fn take_unlinked(&mut self) -> Option<Unlinked> {
         let unlinked = std::mem::take(&mut self.unlinked);
+        self.note_taken(unlinked.clusters());
         (!unlinked.is_empty()).then_some(unlinked)
     }
 
@@ -38,6 +39,11 @@ impl<F: WriteAt> Writer<F> {
             *references.entry(*cluster).or_insert(0) += 1;
         }
         let counts = self.counts.lowered(&mut self.blocks, references.into_iter())?;
+        self.store_lowered(&counts)
+    }
+
+    /// Stores lower counts, ascending by cluster. Those that become 0 are punched first, once no durable entry leads there.
+    pub(super) fn store_lowered(&mut self, counts: &[(u64, u64)]) -> Result<(), WriteError> {
         let free = |(cluster, count): &(u64, u64)| (*count == 0).then_some(*cluster);
         self.check_tables(counts.iter().filter_map(free))?;
         self.blocks.sync()?;
@@ -49,7 +55,7 @@ impl<F: WriteAt> Writer<F> {
             self.metadata.remove_l2(cluster);
             self.reserve.lowest_free = self.reserve.lowest_free.min(cluster);
         }
-        self.counts.store(&mut self.blocks, &counts)
+        self.counts.store(&mut self.blocks, counts)
     }
 
     /// A table that is to be freed must not be in use.
@@ -67,11 +73,12 @@ impl<F: WriteAt> Writer<F> {
     }
 
     /// Frees the reserve and all that was not taken to be released, and cuts off what is free at the file's end. What
-    /// was taken must have been released. The writer may go on afterwards.
+    /// was taken must have been released. The writer may go on afterwards; a reclaim ends.
     ///
     /// # Errors
     /// The image fails. What was not freed is leaked.
     pub fn close(&mut self) -> Result<(), WriteError> {
+        self.end_reclaim();
         self.change(|writer| {
             let unlinked = std::mem::take(&mut writer.unlinked);
             writer.release_now(&unlinked)?;

@@ -52,11 +52,11 @@ fn changed(change: impl FnOnce(&mut Vec<u8>)) -> Result<(), WriteError> {
     use_it(&made, bytes)
 }
 
-fn word(bytes: &mut [u8], at: usize, word: u64) {
+pub fn word(bytes: &mut [u8], at: usize, word: u64) {
     bytes[at..at + 8].copy_from_slice(&word.to_be_bytes());
 }
 
-fn count(bytes: &mut [u8], cluster: usize, count: u64) {
+pub fn count(bytes: &mut [u8], cluster: usize, count: u64) {
     let geometry = make(Kind::PLAIN).header.geometry;
     store_refcount(&mut bytes[BLOCK..], cluster, &geometry, count);
 }
@@ -110,7 +110,7 @@ fn count_of_a_table_that_is_0_ends_all_changes() {
 }
 
 /// The host cluster of a cell of the first table.
-fn host(bytes: &[u8], cell: usize) -> usize {
+pub fn host(bytes: &[u8], cell: usize) -> usize {
     let entry = u64::from_be_bytes(bytes[L2 + cell * 8..][..8].try_into().unwrap());
     let is_compressed = entry & 1 << 62 != 0;
     let offset = entry & if is_compressed { (1 << 58) - 1 } else { !(1 << 63) };
@@ -215,16 +215,26 @@ fn features_with_which_images_are_only_read() {
 
 const CASES: Size<u32> = Size { smoke: 300, full: 20_000 };
 
-fn place() -> impl Strategy<Value = usize> {
+pub fn place() -> impl Strategy<Value = usize> {
     let tables = (1..9_usize, 0..96_usize).prop_map(|(cluster, at)| (cluster << 12) + at);
     prop_oneof![1 => 0..112_usize, 8 => tables, 1 => 0..24_usize << 12]
 }
 
-fn value() -> impl Strategy<Value = u64> {
+pub fn value() -> impl Strategy<Value = u64> {
     let edge = (0..64_u32, -1..=1_i64).prop_map(|(bit, more)| (1_u64 << bit).wrapping_add_signed(more));
     let cluster =
         (0..32_u64, any::<bool>()).prop_map(|(cluster, copied)| cluster << 12 | u64::from(copied) << 63);
     prop_oneof![2 => edge, 4 => cluster, 1 => any::<u64>(), 1 => Just(u64::MAX), 1 => Just(0)]
+}
+
+/// Puts values at places of an image.
+pub fn apply(bytes: &mut [u8], extended: bool, changes: Vec<(usize, u64, usize)>) {
+    let shift = Kind { extended, ..Kind::PLAIN }.cluster_bits() - 12;
+    for (at, value, len) in changes {
+        let at = (((at >> 12) << 12 << shift) + (at & 4095)) % (bytes.len() - 8);
+        let at = at - at % len;
+        bytes[at..at + len].copy_from_slice(&value.to_be_bytes()[8 - len..]);
+    }
 }
 
 proptest! {
@@ -239,12 +249,7 @@ proptest! {
         let refcount_order = if version == 2 { 4 } else { refcount_order };
         let made = make(Kind { version, extended, refcount_order, ..Kind::PLAIN });
         let mut bytes = made.bytes.clone();
-        let shift = made.kind.cluster_bits() - 12;
-        for (at, value, len) in changes {
-            let at = (((at >> 12) << 12 << shift) + (at & 4095)) % (bytes.len() - 8);
-            let at = at - at % len;
-            bytes[at..at + len].copy_from_slice(&value.to_be_bytes()[8 - len..]);
-        }
+        apply(&mut bytes, extended, changes);
         let _ = use_it(&made, bytes);
     }
 }

@@ -17,5 +17,6 @@ mod merge;
 mod model;
 pub(crate) mod plain;
 mod qemu;
+mod reclaim;
 mod steps;
 mod world;

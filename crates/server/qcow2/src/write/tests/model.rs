@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::check::{Severity, check};
+use crate::check::{Finding, Severity, check};
 use crate::compressed::Decompressor;
 use crate::geometry::Geometry;
 use crate::header::Header;
@@ -65,6 +65,11 @@ impl Model {
     /// A write arrives that nobody reads unless power is lost.
     pub fn begin_late(&mut self, cell: usize, sector: usize, number: u64) {
         self.durable[cell][sector].push(number);
+    }
+
+    /// A cell may read as zeroes from now on.
+    pub fn allow_zeroes(&mut self, cell: usize) {
+        (0..self.now[cell].len()).for_each(|sector| self.begin(cell, sector, 0));
     }
 
     /// The write was answered.
@@ -173,6 +178,16 @@ pub fn assert_sound(content: &Content) {
 pub fn leaks(content: &Content) -> u64 {
     let image = Image::open(content).unwrap();
     check(&image, &mut |_| {}).unwrap().leaks
+}
+
+/// The number of clusters that have a count and no reference.
+pub fn unreferenced(content: &Content) -> u64 {
+    let mut count = 0;
+    check(&Image::open(content).unwrap(), &mut |finding| {
+        count += u64::from(matches!(finding, Finding::Refcount { references: 0, .. }));
+    })
+    .unwrap();
+    count
 }
 
 struct Tables<'a>(&'a Content, Geometry);

@@ -101,6 +101,13 @@ impl World {
         Self::open(content, self.kind, &self.cells, self.model, seed)
     }
 
+    /// The process is killed. What it wrote and did not sync may still be lost.
+    pub fn kill(&mut self) {
+        self.waiting.clear();
+        self.writer = Self::writer(&self.disk);
+        self.seen = Seen::default();
+    }
+
     pub fn header(&self) -> &Header {
         self.writer.header()
     }
@@ -226,6 +233,11 @@ impl World {
             self.release()?;
         }
         self.writer.close()
+    }
+
+    pub fn begin_reclaim(&mut self) {
+        let waiting: Vec<&Unlinked> = self.waiting.iter().collect();
+        self.writer.begin_reclaim(&waiting).unwrap();
     }
 
     /// Closes the image, and opens it again.
