@@ -75,7 +75,8 @@ fn carry_out(args: CtlArgs) -> Result<ExitCode> {
         CtlCommand::Stats { watch, .. } => watch,
         _ => None,
     };
-    let waits = matches!(&args.command, CtlCommand::Stream { job } | CtlCommand::Commit { job } if job.wait);
+    let waits = matches!(&args.command, CtlCommand::Stream { job } | CtlCommand::Commit { job } if job.wait)
+        || matches!(args.command, CtlCommand::Reclaim { wait: true, .. });
     let grows = matches!(args.command, CtlCommand::Resize { size: NewSize { is_growth: true, .. }, .. });
     let mut verb = verb(args.command, json)?;
     let mut server = Connection::open(&socket)?;
@@ -167,6 +168,7 @@ fn verb(command: CtlCommand, json: bool) -> Result<Verb> {
         }),
         CtlCommand::Stream { job } => job_start(job, JobKind::Stream),
         CtlCommand::Commit { job } => job_start(job, JobKind::Commit),
+        CtlCommand::Reclaim { disk, wait } => job_start(JobArgs { disk, rate: None, wait }, JobKind::Reclaim),
         CtlCommand::Jobs => Verb::Jobs,
         CtlCommand::Job { disk, change: JobChangeArgs { cancel: true, .. } } => {
             Verb::JobCancel(JobCancel { disk })

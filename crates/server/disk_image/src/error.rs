@@ -139,6 +139,14 @@ pub enum ImageError {
         /** The reason, for people. */
         why: String,
     },
+    /// Leaked clusters cannot be freed while the disk is served.
+    #[error("leaked clusters of image {} are not freed: {why}", path.display())]
+    NotReclaimed {
+        /** The image's path. */
+        path: PathBuf,
+        /** The reason, for people. */
+        why: &'static str,
+    },
     /// An overlay cannot be written.
     #[error("the overlay of image {} cannot be written", path.display())]
     Overlay {

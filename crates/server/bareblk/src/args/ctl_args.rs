@@ -53,6 +53,8 @@ Examples:
       merges that image into its backing file, while the guest runs
   bareblk ctl stream root --rate 100M
       copies all backing files into the image, at most 100 MiB/s
+  bareblk ctl reclaim root --wait
+      frees the clusters that a killed server has leaked, while the guest runs
   bareblk ctl health && echo well
   bareblk ctl remove data
   bareblk ctl stats --json | jq .ok.workers
@@ -235,7 +237,16 @@ pub enum CtlCommand {
         #[command(flatten)]
         job: JobArgs,
     },
-    /// Show the last stream or commit job of each disk
+    /// Free the leaked clusters of a disk's qcow2 image, which a killed server has left
+    Reclaim {
+        /// The disk's name
+        disk: String,
+        /// Wait until the job has ended, and say what it has freed; Ctrl-C does not stop the job. Without --wait, exit code 0
+        /// only means that the job has started
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Show the last stream, commit or reclaim job of each disk
     Jobs,
     /// Pause, resume or cancel a disk's job, or change its rate limit
     Job {

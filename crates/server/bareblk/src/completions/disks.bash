@@ -18,7 +18,7 @@ _bareblk_with_disks() {
     [[ $i -eq $COMP_CWORD ]] || return 0
     case "$verb" in
         stats) ;;
-        attach | commit | flush | job | pause | placement | remove | resize | resume | show | stream) [[ $disks -eq 0 ]] || return 0 ;;
+        attach | commit | flush | job | pause | placement | reclaim | remove | resize | resume | show | stream) [[ $disks -eq 0 ]] || return 0 ;;
         *) return 0 ;;
     esac
     local names

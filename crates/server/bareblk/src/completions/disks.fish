@@ -8,4 +8,4 @@ function __bareblk_disks
     end
     bareblk ctl names $control 2>/dev/null
 end
-complete -c bareblk -n "__fish_seen_subcommand_from ctl; and __fish_seen_subcommand_from attach commit flush job pause placement remove resize resume show stats stream" -f -a "(__bareblk_disks)"
+complete -c bareblk -n "__fish_seen_subcommand_from ctl; and __fish_seen_subcommand_from attach commit flush job pause placement reclaim remove resize resume show stats stream" -f -a "(__bareblk_disks)"

@@ -1,4 +1,4 @@
-//! `bareblk ctl stream`, `commit` and `jobs`: what jobs do, as a table or as a bar that waits for the end.
+//! `bareblk ctl stream`, `commit`, `reclaim` and `jobs`: what jobs do, as a table or as a bar that waits for the end.
 
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 
 pub fn shown(answer: &JobsAnswer) -> String {
     if answer.jobs.is_empty() {
-        return "there are no jobs: start one with `bareblk ctl stream` or `bareblk ctl commit`\n".to_owned();
+        return "there are no jobs: start one with `bareblk ctl stream`, `bareblk ctl commit` or `bareblk ctl reclaim`\n".to_owned();
     }
     let row = |job: &JobReport| {
         vec![
@@ -37,11 +37,24 @@ pub fn shown(answer: &JobsAnswer) -> String {
         if let Some(error) = &job.error {
             let _ = writeln!(text, "disk {disk}: {}", plain(error));
         }
+        if let Some(freed) = freed(job) {
+            let _ = writeln!(text, "disk {disk}: {freed}");
+        }
         if let Some(keys) = &job.keys {
             let _ = writeln!(text, "disk {disk}: before the next start, configure: {}", plain(keys));
         }
     }
     text
+}
+
+/// What a reclaim has done.
+fn freed(job: &JobReport) -> Option<String> {
+    let (clusters, bytes) = (job.freed_clusters?, size(job.freed_bytes?));
+    match (clusters, job.state) {
+        (0, JobState::Completed) => Some("no leaks".to_owned()),
+        (0, _) => None,
+        _ => Some(format!("reclaimed {clusters} clusters ({bytes})")),
+    }
 }
 
 fn percent(job: &JobReport) -> u128 {
@@ -63,14 +76,19 @@ pub fn wait(server: &mut Connection, disk: &str) -> Result<String> {
         let (kind, state) = (job.kind.word(), job.state.word());
         bar.set_length(job.size_bytes.max(1));
         bar.set_position(job.scanned_bytes);
-        bar.set_message(format!("{kind} {state}, {} copied", size(job.copied_bytes)));
+        let done = job.freed_bytes.map_or_else(
+            || format!("{} copied", size(job.copied_bytes)),
+            |bytes| format!("{} freed", size(bytes)),
+        );
+        bar.set_message(format!("{kind} {state}, {done}"));
         match job.state {
             JobState::Running | JobState::Paused => std::thread::sleep(PAUSE),
             JobState::Completed => {
                 bar.finish_and_clear();
+                let freed = freed(&job).map(|freed| format!("{freed}\n"));
                 let keys =
                     job.keys.map(|keys| format!("before the next start, configure: {}\n", plain(&keys)));
-                return Ok(keys.unwrap_or_default());
+                return Ok(freed.or(keys).unwrap_or_default());
             }
             JobState::Failed | JobState::Cancelled => {
                 bar.finish_and_clear();

@@ -14,10 +14,10 @@ use tracing::{info, warn};
 use super::messages::{Listener, Message, OfferedDisk};
 use super::terms::{
     AT_ONCE, CLOSE_TIMEOUT, CUT_TIMEOUT, DRAIN_TIMEOUT, JOBS, MONITOR, PREPARE_TIMEOUT, QCOW2, QCOW2_WRITTEN,
-    READY_TIMEOUT, REMOTE, TOTALS, with_cure,
+    READY_TIMEOUT, RECLAIM, REMOTE, TOTALS, with_cure,
 };
 use super::wire::{receive, send};
-use crate::control::protocol::verbs::JobStart;
+use crate::control::protocol::verbs::{JobKind, JobStart};
 use crate::serving::Serving;
 
 /// A control socket or monitor socket, which is handed over with the disks.
@@ -202,7 +202,8 @@ fn tell_all(
         }
     }
     for job in jobs {
-        if extras.iter().any(|extra| extra == JOBS) {
+        let wanted = if job.kind == JobKind::Reclaim { RECLAIM } else { JOBS };
+        if extras.iter().any(|extra| extra == wanted) {
             send(channel, &Message::Job(job.clone()), &[], left(deadline))?;
         } else {
             let (disk, job) = (&job.disk, job.kind.word());

@@ -13,7 +13,7 @@ pub const VERSION: u32 = 2;
 
 /// Data that an old server also sends if the new one knows it and asks for it. Either server may have a version
 /// without it.
-pub const EXTRAS: [&str; 6] = [TOTALS, MONITOR, REMOTE, QCOW2, QCOW2_WRITTEN, JOBS];
+pub const EXTRAS: [&str; 7] = [TOTALS, MONITOR, REMOTE, QCOW2, QCOW2_WRITTEN, JOBS, RECLAIM];
 /// The disks' totals.
 pub const TOTALS: &str = "totals";
 /// The monitor socket, if both servers have one.
@@ -26,6 +26,8 @@ pub const QCOW2: &str = "qcow2";
 pub const QCOW2_WRITTEN: &str = "qcow2-written";
 /// Jobs that merge the layers of disks. The new server starts them again.
 pub const JOBS: &str = "jobs";
+/// The same for jobs that free leaked clusters.
+pub const RECLAIM: &str = "jobs-reclaim";
 
 /// Time limit for a message that the other server sends or reads at once.
 pub const AT_ONCE: Duration = Duration::from_secs(5);

@@ -49,6 +49,19 @@ impl Image {
         }
     }
 
+    /// The volume whose leaked clusters can be freed.
+    ///
+    /// # Errors
+    /// [`ImageError::NotReclaimed`]: the image has no tables that this disk writes.
+    pub fn check_reclaim(&self) -> Result<&Arc<Volume>, ImageError> {
+        let why = match &self.backing {
+            Backing::Mapped(_) if self.read_only() => "it is served read-only",
+            Backing::Mapped(volume) => return Ok(volume),
+            _ => "it is no qcow2 image",
+        };
+        Err(ImageError::NotReclaimed { path: self.path.clone(), why })
+    }
+
     fn not_merged(&self, why: impl Into<String>) -> ImageError {
         ImageError::NotMerged { path: self.path.clone(), why: why.into() }
     }

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use super::commit_target::CommitTarget;
 use super::epochs::{Begun, Epochs, Oldest};
+pub use super::job_step::{MergeStep, Progress};
 
 /// Changes of one engine that are not answered yet.
 pub const MOST_CHANGES: usize = 64;
@@ -44,24 +45,8 @@ pub enum Change {
     },
     /// All changes that were answered are made durable.
     Sync,
-    /// A step of a job that merges layers. No guest waits for it.
+    /// A step of a job. No guest waits for it.
     Merge(MergeStep),
-}
-
-/// A step of a job that merges layers (`merge.rs`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MergeStep {
-    /// Copies clusters of the layers below into the top.
-    Stream {
-        /** A guest's offset, from which the thread looks for clusters that the top lacks. */
-        from: u64,
-    },
-    /// Takes over the image into which the top is to be copied.
-    BeginCommit,
-    /// Copies what the top has into that image.
-    Commit,
-    /// Returns the image. Guests' writes no longer need additional claims.
-    EndCommit,
 }
 
 /// The answer to a change.
@@ -94,19 +79,6 @@ pub enum Done {
     Synced,
     /// A step of a job. An error ends the job, and is for people.
     Merged(Result<Progress, String>),
-}
-
-/// How far a job has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// The guest's offset up to which the job has looked for clusters to copy.
-    pub to: u64,
-    /// What the step has copied.
-    pub copied_bytes: u64,
-    /// Clusters that a commit has found and not copied yet.
-    pub pending_bytes: u64,
-    /// The step must wait for requests that began before: ask again soon.
-    pub waits_for_requests: bool,
 }
 
 /// Why a change was not made.

@@ -1,8 +1,9 @@
-//! A job's end of the link to the metadata thread: jobs merge a disk's layers while guests use the disk.
+//! A job's end of the link to the metadata thread: jobs merge a disk's layers, or free leaked clusters, while guests use the disk.
 //!
 //! ```text
 //! begin: the thread reads the tables, unless it has them
 //! stream: steps from 0 to the end → end
+//! reclaim: begin_reclaim → reclaim until it has ended → end
 //! commit: begin_commit → commit until nothing is left → end_commit: the image below → end
 //! ```
 //!
@@ -25,7 +26,7 @@ use super::link::{Change, Done, Member, MergeStep, Progress, Use};
 /// How often a job that waits for the thread looks whether the thread has ended.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// A job that merges a disk's layers.
+/// A job that merges a disk's layers, or frees leaked clusters of its top.
 #[derive(Debug)]
 pub struct Merge {
     volume: Arc<Volume>,
@@ -104,6 +105,22 @@ impl Merge {
     pub(crate) fn end_commit(&mut self) -> Option<Box<CommitTarget>> {
         let _ = self.step(MergeStep::EndCommit);
         self.volume.link()?.take_target()
+    }
+
+    /// Begins to look for leaked clusters.
+    ///
+    /// # Errors
+    /// [`MergeError`]: the image does not allow it.
+    pub fn begin_reclaim(&mut self) -> Result<(), MergeError> {
+        self.step(MergeStep::BeginReclaim).map(drop)
+    }
+
+    /// Looks for leaked clusters, or frees some, until the result says that the reclaim has ended.
+    ///
+    /// # Errors
+    /// [`MergeError`].
+    pub fn reclaim(&mut self) -> Result<Progress, MergeError> {
+        self.step(MergeStep::Reclaim)
     }
 
     /// Ends the job. The thread closes the tables, unless a guest's requests need them.

@@ -5,16 +5,16 @@
 //! - Nothing here does I/O. A slice that is not in memory is named, and the caller reads it (`io_engine`); of a writable top
 //!   layer the metadata thread reads it, so that no worker keeps old entries.
 //! - The tables of a writable top layer are changed by the metadata thread alone (`metadata/`), which workers ask (`link.rs`).
-//! - The files may change at any time. Each entry is read once, checked, and only then used, and a range that it names
-//!   is checked against its own file. So a bad entry is an error of one request, and leads to no other file.
+//! - The files may change at any time. Each entry is read once, checked, and only then used, and a range that it names is
+//!   checked against its own file. So a bad entry is an error of one request, and leads to no other file.
 //! - All workers of a disk share one volume. A lookup takes no lock and does not allocate.
-//!
-//! See also: opening (`image/mapped.rs`), the format (`qcow2`).
+//! - See also: opening (`image/mapped.rs`), the format (`qcow2`).
 
 pub(crate) mod commit_target;
 mod epochs;
 #[cfg(all(test, loom))]
 mod epochs_model;
+mod job_step;
 mod layer_file;
 pub mod link;
 pub mod merge;

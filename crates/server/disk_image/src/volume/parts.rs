@@ -89,6 +89,14 @@ impl Volume {
         self.writable.as_ref()?.unlinked.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// For the metadata thread: what [`Volume::take_unlinked`] would return.
+    pub(crate) fn with_unlinked<T>(&self, see: impl FnOnce(Option<&Unlinked>) -> T) -> T {
+        match &self.writable {
+            Some(writable) => see(writable.unlinked.lock().unwrap_or_else(PoisonError::into_inner).as_ref()),
+            None => see(None),
+        }
+    }
+
     /// The file of the layer below the top. `None`: there is none.
     pub(crate) fn file_below_top(&self) -> Option<&LayerFile> {
         self.files.get(self.layers.get(1)?.file)

@@ -11,7 +11,7 @@ pub struct JobsAnswer {
     pub jobs: Vec<JobReport>,
 }
 
-/// A job that merges a disk's layers.
+/// A job that merges a disk's layers, or frees leaked clusters.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JobReport {
     pub disk: String,
@@ -19,12 +19,19 @@ pub struct JobReport {
     pub state: JobState,
     /// The disk's size.
     pub size_bytes: u64,
-    /// The guest's offset up to which the job has looked for clusters to copy.
+    /// The guest's offset up to which the job has looked for clusters to copy. Of a reclaim: its progress, as a part of
+    /// `size_bytes`.
     pub scanned_bytes: u64,
     /// Of a commit: what it has found and not copied yet, which is not all that remains.
     pub pending_bytes: u64,
     /// What it has copied; a commit copies again what the guest overwrites.
     pub copied_bytes: u64,
+    /// Leaked clusters that a reclaim has freed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freed_clusters: Option<u64>,
+    /// Their bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freed_bytes: Option<u64>,
     /// Bytes per second; missing: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<u64>,

@@ -283,6 +283,8 @@ pub enum JobKind {
     Stream,
     /// Copies the image into its backing file, and switches the guest to that file.
     Commit,
+    /// Frees leaked clusters of the image.
+    Reclaim,
 }
 
 impl JobKind {
@@ -291,6 +293,7 @@ impl JobKind {
         match self {
             Self::Stream => "stream",
             Self::Commit => "commit",
+            Self::Reclaim => "reclaim",
         }
     }
 }
@@ -301,7 +304,7 @@ impl JobKind {
 pub struct JobStart {
     pub disk: String,
     pub kind: JobKind,
-    /// The most bytes that it copies in a second; 0: no limit.
+    /// The most bytes that it copies in a second; 0: no limit. A reclaim copies nothing, and has none.
     #[serde(default)]
     pub rate: u64,
     #[serde(default)]

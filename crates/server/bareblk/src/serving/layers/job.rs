@@ -1,11 +1,11 @@
-//! Jobs that merge a disk's layers: at most one for each disk, on a thread of its own.
+//! Jobs that merge a disk's layers, or free leaked clusters: at most one for each disk, on a thread of its own.
 //!
 //! ```text
 //! start → thread: step, pause or rate limit, step, … → the last step, with the guest paused → outcome
 //!            ▲ change, cancel, suspend (live upgrade: the new server starts the job again)
 //! ```
 //!
-//! - What a job has copied stays in the image. A stream that is started again skips it; a commit starts from the beginning.
+//! - What a job has copied stays in the image. A stream that is started again skips it; a commit or a reclaim starts from the beginning.
 //! - The outcome of a disk's last job is kept until the next one.
 
 use std::collections::BTreeMap;
@@ -188,7 +188,7 @@ impl Job {
 
     pub(super) fn report(&self) -> JobReport {
         let state = self.state();
-        let progress = state.progress;
+        let (progress, is_reclaim) = (state.progress, self.kind == JobKind::Reclaim);
         let state_word = match &state.outcome {
             None if state.is_paused => JobState::Paused,
             None => JobState::Running,
@@ -209,6 +209,8 @@ impl Job {
             scanned_bytes: progress.to,
             pending_bytes: progress.pending_bytes,
             copied_bytes: state.copied_bytes,
+            freed_clusters: is_reclaim.then_some(progress.freed_clusters),
+            freed_bytes: is_reclaim.then_some(progress.freed_bytes),
             rate: Some(state.rate).filter(|rate| *rate > 0),
             error,
             keys,

@@ -1,6 +1,6 @@
 //! Starts, changes and ends jobs.
 //!
-//! `start → thread: stream.rs | commit.rs → outcome`
+//! `start → thread: stream.rs | commit.rs | reclaim.rs → outcome`
 
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use tracing::error;
 
 use super::job::{CANCEL_TIMEOUT, Cancelled, EndOnPanic, Job};
-use super::{commit, stream};
+use super::{commit, reclaim, stream};
 use crate::control::answers::jobs::JobReport;
 use crate::control::protocol::verbs::{JobChange, JobKind, JobStart};
 use crate::serving::Serving;
@@ -17,11 +17,21 @@ use crate::serving::Serving;
 /// How often a waiting job looks whether it was cancelled.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
+/// A reclaim copies nothing.
+fn refuse_rate(kind: JobKind, rate: u64) -> Result<()> {
+    if kind == JobKind::Reclaim && rate > 0 {
+        bail!(
+            "a reclaim copies nothing, so it has no rate limit: pause it instead (bareblk ctl job DISK --pause)"
+        );
+    }
+    Ok(())
+}
+
 impl Serving {
     /// Starts a job. `self`: the job's thread uses the server until the job's end.
     ///
     /// # Errors
-    /// The disk has nothing to merge, or a job already.
+    /// The disk has nothing to merge or no tables, or a job already.
     pub fn start_job(self: &Arc<Self>, new: &JobStart) -> Result<()> {
         self.start(new, false)
     }
@@ -30,7 +40,11 @@ impl Serving {
         let _change = self.begin_change()?;
         self.refuse_job(&new.disk)?;
         let image = self.with_server(|server| server.image(&new.disk))??;
-        image.check_merge()?;
+        refuse_rate(new.kind, new.rate)?;
+        match new.kind {
+            JobKind::Stream | JobKind::Commit => image.check_merge()?,
+            JobKind::Reclaim => image.check_reclaim()?,
+        };
         let job = Arc::new(Job::new(new, is_restarted));
         let (serving, own) = (Arc::clone(self), Arc::clone(&job));
         let run = move || {
@@ -38,6 +52,7 @@ impl Serving {
             let outcome = match own.kind {
                 JobKind::Stream => stream::run(&serving, &own, &image).map(|()| None),
                 JobKind::Commit => commit::run(&serving, &own, &image).map(Some),
+                JobKind::Reclaim => reclaim::run(&own, &image).map(|()| None),
             };
             // Its lock must be free when the job counts as ended.
             drop(image);
@@ -72,9 +87,11 @@ impl Serving {
     /// Changes a running job.
     ///
     /// # Errors
-    /// The disk has none.
+    /// The disk has none, or it has no rate.
     pub fn change_job(&self, change: &JobChange) -> Result<()> {
-        self.running_job(&change.disk)?.change(change);
+        let job = self.running_job(&change.disk)?;
+        refuse_rate(job.kind, change.rate.unwrap_or_default())?;
+        job.change(change);
         Ok(())
     }
 

@@ -128,6 +128,7 @@ impl Commit {
             copied_bytes: copied * self.cluster_bytes,
             pending_bytes: self.dirty.count * self.cluster_bytes,
             waits_for_requests,
+            ..Progress::default()
         })
     }
 

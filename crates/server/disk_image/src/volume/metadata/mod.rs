@@ -14,11 +14,13 @@
 //! - System calls: `pread64`, `pwrite64`, `fdatasync`, `fallocate`, `ftruncate`, `fstat`, `lseek`, `futex`, and `write` to
 //!   engines' sockets. `thread.rs` in `blk_server` chooses the role.
 //!
-//! See also: jobs (`stream.rs`, `commit.rs`), what engines ask (`link.rs`), the changes themselves (`qcow2::Writer`).
+//! See also: jobs (`stream.rs`, `commit.rs`, `reclaim.rs`), what engines ask (`link.rs`), the changes themselves (`qcow2::Writer`).
 
 mod below;
+mod change_error;
 mod commit;
 mod read_ahead;
+mod reclaim;
 pub(super) mod resize;
 mod stream;
 
@@ -33,6 +35,7 @@ use rustix::io::Errno;
 use tracing::{debug, error};
 
 use self::below::{Lower, Memory};
+use self::change_error::change_error;
 use self::commit::Commit;
 use self::read_ahead::ReadAhead;
 use self::stream::joined;
@@ -46,7 +49,6 @@ const BATCH: usize = 64;
 /// Batches after which unlinked clusters are released although changes wait.
 const BUSY_BATCHES: u32 = 8;
 const EIO: i32 = Errno::IO.raw_os_error();
-const ENOSPC: i32 = Errno::NOSPC.raw_os_error();
 /// Callers undo what they began within seconds.
 const MOST_NOT_BEGUN: usize = 256;
 /// How often to check whether the ops that may use unlinked clusters have ended.
@@ -258,7 +260,7 @@ impl Metadata {
             Use::Closes if self.users == 0 => self.close_tables(),
             Use::Closes => Err("an earlier job has not ended yet: try again".to_owned()),
             Use::Abandons => {
-                self.abandon_commit();
+                self.abandon_job();
                 self.carry_out(Use::Ends, volume)
             }
         }
@@ -271,7 +273,8 @@ impl Metadata {
         self.not_begun.push_back(number);
     }
 
-    fn abandon_commit(&mut self) {
+    fn abandon_job(&mut self) {
+        self.writer.iter_mut().for_each(Writer::end_reclaim);
         if let Some(commit) = self.commit.take()
             && let Err(why) = commit.into_target().close()
         {
@@ -474,6 +477,13 @@ impl Metadata {
                 }
                 Ok(Progress::default())
             }
+            MergeStep::BeginReclaim => {
+                reclaim::begin(writer, volume, self.unlinked.as_ref().map(|(_, unlinked)| unlinked))
+            }
+            MergeStep::Reclaim => {
+                let mut view = Shown { volume, link: &self.link, commit: None };
+                reclaim::step(writer, volume, &mut view, &self.link)
+            }
         }
     }
 
@@ -535,7 +545,7 @@ impl Metadata {
     fn close(mut self) {
         // No op looks anything up any more that a change could free.
         self.link.refuse();
-        self.abandon_commit();
+        self.abandon_job();
         let closed = self.close_tables();
         let link = Arc::clone(&self.link);
         // Releases the file's lock before waiters learn that the thread has ended.
@@ -564,37 +574,5 @@ impl Metadata {
         if self.peers.iter().all(|peer| peer.is_since(epoch)) {
             self.release_now(writer, unlinked);
         }
-    }
-}
-
-fn change_error(error: &WriteError) -> ChangeError {
-    let errno = error.io_error().and_then(|error| match error.kind() {
-        io::ErrorKind::StorageFull => Some(ENOSPC),
-        _ => error.raw_os_error(),
-    });
-    let is_damaged = error.io_error().is_some_and(|error| error.kind() == io::ErrorKind::InvalidData);
-    match error {
-        WriteError::Sync(_) => ChangeError::SyncFailed(errno.unwrap_or(EIO)),
-        WriteError::Damaged { .. } => ChangeError::Damaged,
-        WriteError::Format(_) if errno.is_none() => ChangeError::Damaged,
-        _ if is_damaged => ChangeError::Damaged,
-        _ => ChangeError::Errno(errno.unwrap_or(EIO)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn full_file_system_reaches_the_guest_as_what_it_is() {
-        let source = || io::Error::from_raw_os_error(28);
-        let full = WriteError::Io { action: "write", what: "L2 table", offset: 0, source: source() };
-        assert_eq!(change_error(&full), ChangeError::Errno(28));
-        let source = || io::ErrorKind::StorageFull.into();
-        let full = WriteError::Io { action: "grow", what: "refcount table", offset: 0, source: source() };
-        assert_eq!(change_error(&full), ChangeError::Errno(28), "no room in the format");
-        assert_eq!(change_error(&WriteError::Sync(source())), ChangeError::SyncFailed(28));
-        assert_eq!(change_error(&WriteError::Stopped { reason: String::new() }), ChangeError::Errno(5));
     }
 }
