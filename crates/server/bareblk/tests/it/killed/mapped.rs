@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use xtask::sizes;
 
-use super::{Copies, Disk, MIB, kills, random, survives};
+use super::{Ask, Copies, Disk, MIB, kills, random, survives};
 use crate::killed::load::{Load, Overlap, Rings};
 use crate::qcow2::{assert_consistent, content_in, folder, tool};
 use crate::rig::{Place, ctl, ok, output};
@@ -136,6 +136,45 @@ fn nothing_is_lost_with_servers_that_are_killed_while_layers_are_merged() {
                 load.verify();
             }
             println!("  {job}: {switched} of {kills} had switched");
+        });
+    }
+}
+
+/// What killed servers leak is freed while the guest goes on. Afterwards the image has no leaks and the guest's data.
+#[test]
+fn leaks_of_killed_servers_are_reclaimed_under_load() {
+    let mut random = random();
+    for (rings, overlap, words) in
+        [(Rings::Split, Overlap::No, &["-o", "cluster_size=4k"][..]), (Rings::Packed, Overlap::Yes, &[])]
+    {
+        let place = Place::new();
+        let (image, folder) = (place.path("a.qcow2"), folder(&place));
+        let words = [&["create", "-q", "-f", "qcow2"], words, &["a.qcow2", "4M"]].concat();
+        if tool(&place, "qemu-img", &words).is_none() {
+            return;
+        }
+        let control = place.socket("c").display().to_string();
+        let contents = move || {
+            assert_consistent(&folder, "a.qcow2", false);
+            content_in(&folder, "a.qcow2")
+        };
+        let words = ["--format", "qcow2", "--workers", "2", "--control", &control];
+        let mut disk = Disk::with(place, image, &words, Some(Box::new(contents)));
+        let load = Load::connect(disk.socket(), rings, overlap, random.u64(..));
+        survives(load, &mut disk, |disk, load| {
+            let mut reclaimed = 0;
+            let kills = sizes::OTHER_KILLS.now();
+            for _ in 0..kills {
+                load.ask(Ask::Work);
+                disk.kill();
+                disk.start();
+                load.live(&mut random);
+                let said = output(ctl(&disk.place, &["reclaim", "root", "--wait"]));
+                assert!(said.contains("no leaks") || said.contains("reclaimed "), "{said}");
+                reclaimed += u32::from(said.contains("reclaimed "));
+            }
+            println!("  {reclaimed} of {kills} servers had leaked");
+            assert!(reclaimed > 0);
         });
     }
 }

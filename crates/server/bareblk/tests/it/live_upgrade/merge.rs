@@ -324,6 +324,7 @@ fn jobs_that_cannot_be_done_are_refused_and_change_nothing() {
     let server = serve(&image, &[]);
     refused(&place, &["commit", "root"], &["disk.raw", "no backing file"]);
     refused(&place, &["stream", "root"], &["disk.raw", "no backing file"]);
+    refused(&place, &["reclaim", "root"], &["disk.raw", "no qcow2 image"]);
     refused(&place, &["stream", "other"], &["other"]);
     refused(&place, &["job", "root", "--cancel"], &["root", "no running job"]);
     let top = place.path("top.qcow2");
