@@ -71,8 +71,8 @@ mod tests {
     #[test]
     fn every_argument_that_is_a_disk_gets_its_action_in_zsh() {
         let script = script(crate::command_line::command(), Shell::Zsh);
-        // attach, placement, remove, resize, resume, show, slow, flush, pause, stream, commit, job; stats.
-        assert_eq!(script.matches(":_bareblk_disks").count(), 13, "{script}");
+        // attach, placement, remove, resize, resume, show, slow, flush, pause, stream, commit, reclaim, job; stats.
+        assert_eq!(script.matches(":_bareblk_disks").count(), 14, "{script}");
         assert!(script.starts_with("#compdef bareblk\n"));
     }
 }

@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(
             lines[2..],
             [
-                serde_json::json!({"id": 2, "ok": {"extras": ["totals", "monitor", "remote", "qcow2", "qcow2-written", "jobs"]}})
+                serde_json::json!({"id": 2, "ok": {"extras": ["totals", "monitor", "remote", "qcow2", "qcow2-written", "jobs", "jobs-reclaim"]}})
             ]
         );
         assert_eq!(told.calls(), ["live_upgrade 0", "live_upgrade 1"]);

@@ -15,7 +15,7 @@ use crate::write::interface::{View, WriteAt};
 use crate::write::metadata::Metadata;
 use crate::write::open;
 use crate::write::space::counts::Counts;
-use crate::write::space::reclaim::Reclaim;
+use crate::write::space::reclaim::state::Reclaim;
 use crate::write::space::reserve::Reserve;
 
 /// The only owner of an image's tables and reference counts. Synchronous: one thread calls it.

@@ -25,7 +25,7 @@ impl Hand {
         lines.read_line(&mut line).unwrap();
         assert_eq!(
             line,
-            "{\"id\":1,\"ok\":{\"extras\":[\"totals\",\"monitor\",\"remote\",\"qcow2\",\"qcow2-written\",\"jobs\"]}}\n"
+            "{\"id\":1,\"ok\":{\"extras\":[\"totals\",\"monitor\",\"remote\",\"qcow2\",\"qcow2-written\",\"jobs\",\"jobs-reclaim\"]}}\n"
         );
         assert!(lines.buffer().is_empty());
         Self(stream)

@@ -1,5 +1,6 @@
 //! Why leaked clusters are not freed.
 
+use crate::error::FormatError;
 use crate::tables::BadEntry;
 use crate::write::error::WriteError;
 
@@ -69,4 +70,10 @@ pub enum ReclaimError {
 
 pub(super) fn damaged(field: &'static str, place: u64, value: u64, allowed: &'static str) -> ReclaimError {
     ReclaimError::Damaged { field, place, value, allowed }
+}
+
+impl From<FormatError> for ReclaimError {
+    fn from(error: FormatError) -> Self {
+        Self::Write(WriteError::Format(error))
+    }
 }

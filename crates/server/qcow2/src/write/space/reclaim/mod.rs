@@ -26,12 +26,12 @@
 mod clusters;
 mod error;
 mod scan;
+pub(in crate::write) mod state;
 
 use crate::write::blocks::{AnyOffset, in_memory};
-use crate::write::error::WriteError;
 use crate::write::interface::{View, WriteAt};
 use crate::write::space::reclaim::clusters::Clusters;
-use crate::write::space::reclaim::scan::Scan;
+use crate::write::space::reclaim::state::{Phase, Reclaim, Scan, StepSize};
 use crate::write::writer::{Unlinked, Writer};
 
 pub use error::ReclaimError;
@@ -54,43 +54,6 @@ pub struct Reclaimed {
     pub freed_clusters: u64,
     /// The reclaim has ended.
     pub has_ended: bool,
-}
-
-/// The most that one step does.
-#[derive(Debug)]
-pub(in crate::write) struct StepSize {
-    /// Entries that it looks at: an L2 table of 64 KiB.
-    pub(in crate::write) entries: u64,
-    /// Counts that it looks at.
-    pub(in crate::write) counts: u64,
-    /// Leaks that it frees.
-    pub(in crate::write) leaks: usize,
-}
-
-/// What a reclaim does next.
-#[derive(Debug, Clone, Copy)]
-enum Phase {
-    /// Looks at L2 entries.
-    Scan,
-    /// Looks at the counts of all clusters from this one on.
-    Check(u64),
-    /// Frees leaks from this cluster on.
-    Free(u64),
-}
-
-#[derive(Debug)]
-pub(in crate::write) struct Reclaim {
-    scan: Scan,
-    /// Clusters to which an entry led when the scan passed it.
-    used: Clusters,
-    /// Clusters that changes took or unlinked since the beginning, or that wait to be released.
-    taken: Clusters,
-    /// Clusters that the file had at the beginning.
-    end: u64,
-    phase: Phase,
-    first_leak: Option<u64>,
-    freed: u64,
-    pub(in crate::write) step: StepSize,
 }
 
 impl<F: WriteAt> Writer<F> {
@@ -235,11 +198,5 @@ impl<F: WriteAt> Writer<F> {
         reclaim.freed += leaks.len() as u64;
         reclaim.phase = Phase::Free(at);
         Ok(at == reclaim.end)
-    }
-}
-
-impl From<crate::error::FormatError> for ReclaimError {
-    fn from(error: crate::error::FormatError) -> Self {
-        Self::Write(WriteError::Format(error))
     }
 }

@@ -4,67 +4,14 @@
 //!   when the next piece is read.
 //! - Nothing changes a table that a snapshot has. So it is visited once.
 
-use std::collections::HashSet;
-
 use crate::big_endian::u64_at;
-use crate::header::{Header, TableAt};
-use crate::read_at::ReadAt;
-use crate::snapshots::Snapshots;
+use crate::header::TableAt;
 use crate::tables::{BadEntry, L1Entry, L2Entry, RawL2Entry, Table};
 use crate::write::blocks::{block_of, in_memory};
 use crate::write::interface::WriteAt;
-use crate::write::space::reclaim::error::damaged;
-use crate::write::space::reclaim::{Reclaim, ReclaimError};
+use crate::write::space::reclaim::error::{ReclaimError, damaged};
+use crate::write::space::reclaim::state::{Reclaim, Scan};
 use crate::write::writer::Writer;
-
-/// Where a scan is.
-#[derive(Debug)]
-pub(super) struct Scan {
-    /// Those of the snapshots.
-    l1_tables: Vec<TableAt>,
-    /// 0: the active one; then those of the snapshots.
-    table: usize,
-    l1_index: u64,
-    l2_index: u64,
-    /// Clusters of L2 tables that were visited. Empty if there are no snapshots.
-    visited: HashSet<u64>,
-    /// L1 entries of the tables before.
-    before: u64,
-}
-
-impl Scan {
-    pub(super) fn new(file: &impl ReadAt, header: &Header) -> Result<Self, ReclaimError> {
-        let l1_tables: Result<Vec<TableAt>, _> =
-            Snapshots::new(file, header).map(|snapshot| snapshot.map(|snapshot| snapshot.l1)).collect();
-        let (l1_tables, visited) = (l1_tables?, HashSet::new());
-        Ok(Self { l1_tables, table: 0, l1_index: 0, l2_index: 0, visited, before: 0 })
-    }
-
-    /// The L1 table at which the scan is. `None`: it has visited all.
-    fn l1(&self, header: &Header) -> Option<TableAt> {
-        match self.table.checked_sub(1) {
-            None => Some(header.l1),
-            Some(snapshot) => self.l1_tables.get(snapshot).copied(),
-        }
-    }
-
-    fn next_entry(&mut self) {
-        (self.l1_index, self.l2_index) = (self.l1_index + 1, 0);
-    }
-
-    fn next_table(&mut self) {
-        self.before += self.l1_index;
-        (self.table, self.l1_index, self.l2_index) = (self.table + 1, 0, 0);
-    }
-
-    /// Entries that were passed, and all. Each L1 entry counts as a whole L2 table.
-    pub(super) fn progress(&self, header: &Header) -> (u64, u64) {
-        let all =
-            self.l1_tables.iter().map(|at| u64::from(at.count)).sum::<u64>() + u64::from(header.l1.count);
-        let entries = u64::from(header.geometry.l2_entries());
-        ((self.before + self.l1_index) * entries + self.l2_index, all * entries)
-    }
-}
 
 impl<F: WriteAt> Writer<F> {
     /// Visits the next entries. Returns whether all were visited.
