@@ -169,3 +169,14 @@ impl Serving {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_reclaim_has_no_rate() {
+        assert!(refuse_rate(JobKind::Reclaim, 1).unwrap_err().to_string().contains("--pause"));
+        assert!(refuse_rate(JobKind::Reclaim, 0).is_ok() && refuse_rate(JobKind::Stream, 1).is_ok());
+    }
+}
