@@ -73,6 +73,13 @@ impl Volume {
         self.link().is_some_and(|link| link.has_sync_failed())
     }
 
+    /// Another thread's sync of the file has failed.
+    pub fn note_failed_sync(&self) {
+        if let Some(link) = self.link() {
+            link.note_failed_sync();
+        }
+    }
+
     fn top_file(&self) -> Option<&LayerFile> {
         self.layers.first().and_then(|layer| self.files.get(layer.file))
     }

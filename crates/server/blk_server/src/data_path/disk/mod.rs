@@ -532,6 +532,7 @@ impl Disk {
     /// The disk refuses all writes until an operator restarts the server (docs/decisions/0012).
     #[cold]
     pub(crate) fn mark_failed(&self) {
+        self.tell_volume();
         // Storage that refuses this server has logged that, and the remedy is another one.
         if !self.is_refused() && !self.failed.swap(true, Ordering::Relaxed) {
             error!(
@@ -543,8 +544,16 @@ impl Disk {
         }
     }
 
+    /// Jobs of a mapped disk then free nothing.
+    fn tell_volume(&self) {
+        if let Some(volume) = self.image().backing().volume() {
+            volume.note_failed_sync();
+        }
+    }
+
     /// Records that a sync of the previous server failed; see [`Disk::mark_failed`].
     pub(crate) fn was_failed(&self) {
+        self.tell_volume();
         self.failed.store(true, Ordering::Relaxed);
         warn!(
             disk = self.name,

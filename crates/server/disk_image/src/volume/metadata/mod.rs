@@ -137,6 +137,8 @@ struct Metadata {
     below: Memory,
     /// A job that copies the top into the layer below it.
     commit: Option<Commit>,
+    /// Of a job that frees leaked clusters.
+    scanned: Option<reclaim::Scanned>,
     peers: Vec<Peer>,
     /// The engine whose changes are taken first.
     first_peer: usize,
@@ -196,6 +198,7 @@ impl Metadata {
             not_begun: VecDeque::new(),
             below: Memory::with(ahead),
             commit: None,
+            scanned: None,
             peers: Vec::new(),
             first_peer: 0,
             batch: Vec::with_capacity(BATCH),
@@ -478,11 +481,13 @@ impl Metadata {
                 Ok(Progress::default())
             }
             MergeStep::BeginReclaim => {
-                reclaim::begin(writer, volume, self.unlinked.as_ref().map(|(_, unlinked)| unlinked))
+                self.scanned = None;
+                let waiting = self.unlinked.as_ref().map(|(_, unlinked)| unlinked);
+                reclaim::begin(writer, volume, &self.link, waiting)
             }
             MergeStep::Reclaim => {
                 let mut view = Shown { volume, link: &self.link, commit: None };
-                reclaim::step(writer, volume, &mut view, &self.link)
+                reclaim::step(writer, volume, &mut view, &self.link, &mut self.peers, &mut self.scanned)
             }
         }
     }

@@ -81,7 +81,7 @@ impl<F: WriteAt> Writer<F> {
             let past = next_free.max(end.min(writer.reserve.tail));
             match writer.find_past_the_end(past, wanted, found, view) {
                 Ok(at) if next_free == end => next_free = at,
-                Err(_) if inside >= need => found.truncate(inside),
+                Err(error) if inside >= need && error.is_full() => found.truncate(inside),
                 result => _ = result?,
             }
             Ok(())

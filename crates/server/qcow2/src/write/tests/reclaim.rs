@@ -269,6 +269,36 @@ fn table_of_two_active_entries_is_refused() {
     assert!(matches!(error, ReclaimError::DoubledTable), "{error:?}");
 }
 
+/// L1 entries without the copied bit although only the active L1 table leads there: a change copies their tables. The first
+/// one's place is then the third one's.
+#[test]
+fn table_in_the_place_of_one_that_was_scanned_is_scanned_too() {
+    let mut bytes = make(Kind::PLAIN).bytes;
+    let end = bytes.len().next_multiple_of(4096);
+    bytes.resize(end + 2 * 4096, 0);
+    let (table, data) = (end / 4096, end / 4096 + 1);
+    word(&mut bytes, end, 1 << 63 | (data as u64) << 12);
+    [table, data].into_iter().for_each(|cluster| count(&mut bytes, cluster, 1));
+    word(&mut bytes, L1, L2 as u64);
+    word(&mut bytes, L1 + 16, end as u64);
+    let mut writer = open(bytes).unwrap();
+    let third = 2 * 512 * 4096;
+    writer.begin_reclaim(&[]).unwrap();
+    writer.reclaim.as_mut().unwrap().step = SMALL;
+    writer.reclaim(&mut ()).unwrap();
+    writer.claim(&[0..1], &mut Under(Kind::PLAIN), &mut ()).unwrap();
+    let unlinked = writer.take_unlinked().unwrap();
+    writer.release(unlinked).unwrap();
+    writer.refill(200, &mut ()).unwrap();
+    writer.claim(&[third + 4096..third + 4097], &mut Under(Kind::PLAIN), &mut ()).unwrap();
+    assert_eq!(writer.l1_entry(2).unwrap().l2_table, Some(L2 as u64), "the test's own assumption");
+    while !writer.reclaim(&mut ()).unwrap().has_ended {}
+    let unlinked = writer.take_unlinked().unwrap();
+    writer.release(unlinked).unwrap();
+    writer.close().unwrap();
+    assert_eq!(report(&writer.file().bytes.borrow()).0, 0);
+}
+
 #[test]
 fn image_with_bitmaps_is_refused() {
     let mut bytes = make(Kind { backing: false, ..Kind::PLAIN }).bytes;

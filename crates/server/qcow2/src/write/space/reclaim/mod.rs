@@ -52,6 +52,9 @@ pub struct Reclaimed {
     pub total: u64,
     /// Leaked clusters that were freed.
     pub freed_clusters: u64,
+    /// All tables were scanned. Ops that began before may use clusters to which no entry leads: their end must be awaited
+    /// before the next step.
+    pub has_scanned: bool,
     /// The reclaim has ended.
     pub has_ended: bool,
 }
@@ -123,11 +126,12 @@ impl<F: WriteAt> Writer<F> {
                 Phase::Check(at) => at,
                 Phase::Free(at) => reclaim.end + at,
             };
+        let has_scanned = !matches!(reclaim.phase, Phase::Scan);
         let (total, freed_clusters) = (entries + 2 * reclaim.end, reclaim.freed);
         if !has_ended {
             self.reclaim = Some(reclaim);
         }
-        Ok(Reclaimed { done, total, freed_clusters, has_ended })
+        Ok(Reclaimed { done, total, freed_clusters, has_scanned, has_ended })
     }
 
     /// Ends a reclaim. What it has freed stays free.

@@ -2,7 +2,8 @@
 //!
 //! - The place in a table is an L1 entry and an L2 entry, not a table: the active L1 entry may lead to a copy of the table
 //!   when the next piece is read.
-//! - Nothing changes a table that a snapshot has. So it is visited once.
+//! - Nothing changes or frees a table that a snapshot has. So, in the snapshots' L1 tables, it is visited once. Under the
+//!   active L1 table, the place of a table that was visited may have another one later.
 
 use crate::big_endian::u64_at;
 use crate::header::TableAt;
@@ -70,7 +71,7 @@ impl<F: WriteAt> Writer<F> {
         }
         reclaim.scan.l2_index = end;
         if end == entries {
-            if !reclaim.scan.l1_tables.is_empty() {
+            if reclaim.scan.is_snapshots() {
                 reclaim.scan.visited.insert(table);
             }
             reclaim.scan.next_entry();

@@ -54,7 +54,7 @@ pub(super) struct Scan {
     table: usize,
     pub(super) l1_index: u64,
     pub(super) l2_index: u64,
-    /// Clusters of L2 tables that were visited. Empty if there are no snapshots.
+    /// Offsets of the snapshots' L2 tables that were visited.
     pub(super) visited: HashSet<u64>,
     /// L1 entries of the tables before.
     before: u64,
@@ -74,6 +74,11 @@ impl Scan {
             None => Some(header.l1),
             Some(snapshot) => self.l1_tables.get(snapshot).copied(),
         }
+    }
+
+    /// Whether the L1 table is a snapshot's.
+    pub(super) fn is_snapshots(&self) -> bool {
+        self.table > 0
     }
 
     pub(super) fn next_entry(&mut self) {
