@@ -119,7 +119,7 @@ mod tests {
             let file = Arc::new(File::options().read(true).write(true).create_new(true).open(&path).unwrap());
             let table_file = TableFile::new(Arc::clone(&file), Alignment::BUFFERED);
             qcow2::create(&table_file, &qcow2::NewImage { size_bytes: 1 << 20, backing: None }).unwrap();
-            file.write_all_at(&[7; CLUSTER as usize], 9 * CLUSTER).unwrap();
+            file.write_all_at(&[7; 64 << 10], 9 * CLUSTER).unwrap();
             file.write_all_at(&1_u16.to_be_bytes(), 2 * CLUSTER + 2 * 9).unwrap();
             let options = ImageOptions { cache: CacheMode::Writeback, ..ImageOptions::new(&path) };
             let image = Image::open_qcow2(&HostOpener, &options).unwrap();

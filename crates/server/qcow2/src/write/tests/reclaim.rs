@@ -286,11 +286,12 @@ fn table_in_the_place_of_one_that_was_scanned_is_scanned_too() {
     writer.begin_reclaim(&[]).unwrap();
     writer.reclaim.as_mut().unwrap().step = SMALL;
     writer.reclaim(&mut ()).unwrap();
-    writer.claim(&[0..1], &mut Under(Kind::PLAIN), &mut ()).unwrap();
+    let (first, third) = (0..1, third + 4096..third + 4097);
+    writer.claim(std::slice::from_ref(&first), &mut Under(Kind::PLAIN), &mut ()).unwrap();
     let unlinked = writer.take_unlinked().unwrap();
     writer.release(unlinked).unwrap();
     writer.refill(200, &mut ()).unwrap();
-    writer.claim(&[third + 4096..third + 4097], &mut Under(Kind::PLAIN), &mut ()).unwrap();
+    writer.claim(std::slice::from_ref(&third), &mut Under(Kind::PLAIN), &mut ()).unwrap();
     assert_eq!(writer.l1_entry(2).unwrap().l2_table, Some(L2 as u64), "the test's own assumption");
     while !writer.reclaim(&mut ()).unwrap().has_ended {}
     let unlinked = writer.take_unlinked().unwrap();
