@@ -181,8 +181,8 @@ static long vblk_set_memory(struct vblk_disk *disk, void __user *argp)
 }
 
 /*
- * The last eventfd may have received signals that nobody saw, so the new one
- * of a running queue gets one signal.
+ * The driver may have missed signals on the last eventfd, so the new one of a
+ * running queue gets one signal.
  */
 static long vblk_set_call(struct vblk_disk *disk, void __user *argp)
 {
@@ -249,7 +249,7 @@ static long vblk_own_ioctl(struct vblk_disk *disk, unsigned int cmd,
 		return vblk_set_memory(disk, argp);
 	case VHOST_SET_VRING_CALL:
 		return vblk_set_call(disk, argp);
-	/* Nothing is logged, so nobody may rely on a log. */
+	/* Nothing is logged, so a log would be wrong. */
 	case VHOST_SET_LOG_BASE:
 	case VHOST_SET_LOG_FD:
 		return -EOPNOTSUPP;

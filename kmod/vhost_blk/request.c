@@ -278,7 +278,7 @@ static int vblk_copy_out(struct vblk_request *req)
 /*
  * Handles the end of a request's bio.  Returns 0 if the request has ended,
  * -EINPROGRESS if another bio is in flight, -EINTR if the caller is a killed
- * worker and somebody else has to call this function again.
+ * worker: then the workqueue has to call this function again.
  */
 int vblk_request_go_on(struct vblk_request *req)
 {

@@ -19,7 +19,7 @@
  * earlier one back; -1 only gives back.  Running queues finish their requests
  * first.  With a new device they then go on; with -1 they stop.
  *
- * EBUSY: somebody else has claimed the device.  EACCES: the descriptor does
+ * EBUSY: another user has claimed the device.  EACCES: the descriptor does
  * not allow what the disk needs.  ENOTBLK: it is no block device.
  */
 #define VHOST_BLK_SET_BACKEND	_IOW(VHOST_VIRTIO, 0xE0, __s32)

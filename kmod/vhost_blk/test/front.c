@@ -259,7 +259,7 @@ int reap(struct front *f, unsigned int q, uint32_t *len)
 	if (len)
 		*len = e->len;
 	r->used++;
-	CHECK(r->in_flight, "a used entry that nobody asked for");
+	CHECK(r->in_flight, "a used entry without a request");
 	r->in_flight--;
 	if (f->event_idx) {
 		*(volatile uint16_t *)&vring_used_event(&r->v) = r->used;

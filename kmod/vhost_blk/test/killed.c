@@ -162,7 +162,7 @@ static void in_flight(uint8_t task_mode)
 		CHECK(after == before, "the workqueue ended %llu requests",
 		      (unsigned long long)(after - before));
 
-	/* A request that nobody has taken; the new owner's base is stale. */
+	/* A request that no owner has taken; the new owner's base is stale. */
 	while (reap(&f, 0, NULL) >= 0)
 		;
 	memset(f.mem + place(0, 0), 0, BYTES);

@@ -5,7 +5,8 @@
 //!            ▲ change, cancel, suspend (live upgrade: the new server starts the job again)
 //! ```
 //!
-//! - What a job has copied stays in the image. A stream that is started again skips it; a commit or a reclaim starts from the beginning.
+//! - What a job has copied stays in the image. A stream that is started again skips it; a commit or a reclaim starts from
+//!   the beginning.
 //! - The outcome of a disk's last job is kept until the next one.
 
 use std::collections::BTreeMap;

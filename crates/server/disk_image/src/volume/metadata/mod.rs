@@ -14,7 +14,8 @@
 //! - System calls: `pread64`, `pwrite64`, `fdatasync`, `fallocate`, `ftruncate`, `fstat`, `lseek`, `futex`, and `write` to
 //!   engines' sockets. `thread.rs` in `blk_server` chooses the role.
 //!
-//! See also: jobs (`stream.rs`, `commit.rs`, `reclaim.rs`), what engines ask (`link.rs`), the changes themselves (`qcow2::Writer`).
+//! See also: jobs (`stream.rs`, `commit.rs`, `reclaim.rs`), what engines ask (`link.rs`), the changes themselves
+//! (`qcow2::Writer`).
 
 mod below;
 mod change_error;
@@ -62,8 +63,7 @@ pub struct MetadataThread {
 
 impl MetadataThread {
     /// Starts the thread, and its readers if there are lower layers. `enter` runs on each of them first; false: the thread
-    /// must not run. `None`: the disk is read-only, or has
-    /// had its thread.
+    /// must not run. `None`: the disk is read-only, or has had its thread.
     ///
     /// # Errors
     /// The thread cannot be started; all changes fail then.

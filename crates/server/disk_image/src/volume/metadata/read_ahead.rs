@@ -73,7 +73,7 @@ struct Content {
 }
 
 impl Job {
-    /// Reads, and closes the file before anyone learns of it.
+    /// Reads, and closes the file before the metadata thread gets the content.
     fn run(mut self) -> Content {
         let (inside, past) = self.buffer.content().split_at_mut(self.source.has_bytes);
         past.fill(0);
@@ -95,7 +95,7 @@ pub(super) struct ReadAhead {
     over: Receiver<Content>,
     /// Guest offsets of reads that are not known to be over.
     awaited: HashSet<u64>,
-    /// How the last read of the caller was.
+    /// Whether the last read of the caller was slow.
     is_slow: bool,
     /// The batch has announced a read.
     has_begun: bool,
